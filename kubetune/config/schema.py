@@ -1,0 +1,220 @@
+"""The config as frozen data: every key a run file may hold, with its type, range, default and meaning.
+
+Nothing here reads files (load.py), accepts other spellings (aliases.py) or looks at the machine (plan.py).
+The descriptions are the documentation: docs/config.md and the JSON Schema are generated from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from kubetune.config.cluster import ComputeConfig, KubernetesConfig
+
+
+class Section(BaseModel):
+    """A part of the config: immutable, and a key it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+
+class ModelConfig(Section):
+    path: str = Field(min_length=1, description="Hub id (`Qwen/Qwen3-8B`) or a folder that holds the model.")
+    revision: str | None = Field(None, description="Branch, tag or commit on the hub.")
+    tokenizer: str | None = Field(None, description="Hub id or folder of the tokenizer, when it is not the model's.")
+    chat_template: str | None = Field(None, description="File with a Jinja chat template that replaces the tokenizer's.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto",
+        description="Dtype of frozen weights and of the arithmetic. `auto`: bfloat16 where the GPU supports it, else "
+        "float16; float32 on CPU. Trained parameters and optimizer state are always float32.",
+    )
+    attention: Literal["auto", "flat", "eager", "sdpa"] = Field(
+        "auto",
+        description="`auto`: padding-free attention over many sequences where the self-check proves it exact, else one "
+        "sequence at a time.",
+    )
+    local_files_only: bool = Field(False, description="Never ask the hub; the model must be on disk or in the cache.")
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with the model. Needs `revision` pinned to a commit."
+    )
+
+    @model_validator(mode="after")
+    def _pinned_code(self) -> ModelConfig:
+        commit = self.revision or ""
+        if self.trust_remote_code and not (len(commit) == 40 and all(c in "0123456789abcdef" for c in commit)):
+            raise ValueError(
+                "trust_remote_code runs code from the model's repository: pin `revision` to a full commit (40 hex digits)"
+            )
+        return self
+
+
+class SourceConfig(Section):
+    path: str = Field(min_length=1, description="File, folder or hub data set; `path#500` takes 500 seeded samples.")
+    weight: float = Field(
+        1.0, gt=0, le=1000, description="How often this source appears in each epoch: 0.5 is a seeded half, 2 is twice."
+    )
+    format: Literal["auto", "messages", "prompt_completion", "text", "sharegpt", "alpaca", "labelled"] = Field(
+        "auto", description="Shape of the records; `auto` looks at the first one."
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="Names in the file for the names expected, such as `{prompt: question}`."
+    )
+    subset: str | None = Field(None, description="Configuration name of a hub data set, such as `sst2` of `glue`.")
+    split: str = Field("train", description="Split of a hub data set; slices such as `train[:1%]` work.")
+    range: tuple[int, int] | None = Field(
+        None, description="Rows `[first, end)` of the source after shuffling with the data seed."
+    )
+
+
+def _as_source(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+def _as_sources(value: Any) -> Any:
+    if isinstance(value, (str, dict)):
+        value = [value]
+    return [_as_source(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _as_eval(value: Any) -> Any:
+    return value if value is None or isinstance(value, (int, float)) else _as_sources(value)
+
+
+Sources = Annotated[tuple[SourceConfig, ...], BeforeValidator(_as_sources), Field(min_length=1)]
+
+
+class DataConfig(Section):
+    train: Sources = Field(description="One source or a list of sources.")
+    eval: Annotated[
+        Annotated[float, Field(ge=0, lt=1)] | tuple[SourceConfig, ...] | None, BeforeValidator(_as_eval)
+    ] = Field(None, description="Share of `train` to hold out (`0.05`, seeded), or sources of its own.")
+    max_length: int = Field(2048, ge=8, le=10_000_000, description="Longest sequence in tokens.")
+    overlong: Literal["drop", "truncate", "error"] = Field(
+        "drop", description="What happens to rows longer than `max_length`. They are counted and shown in any case."
+    )
+    max_lost_share: float = Field(
+        0.1, ge=0, le=1, description="Stop before training when more than this share of the rows would be left out."
+    )
+    packing: bool = Field(
+        True,
+        description="Fill micro-batches with whole sequences up to `per_device_train_batch_size × max_length` tokens. "
+        "The sequences stay isolated, so the loss is the same; `false`: a fixed number of sequences each.",
+    )
+    train_on: Literal["assistant", "all"] = Field(
+        "assistant", description="`assistant`: loss on answers only. `all`: loss on every token."
+    )
+    add_special_tokens: bool = Field(
+        True, description="Let the tokenizer add its own BOS (and the like) to `text` and `prompt`+`completion` rows."
+    )
+    num_proc: int | None = Field(None, ge=1, description="Processes that tokenise; left out: all cores.")
+    cache: str | None = Field(None, description="Folder of the prepared data; left out: `~/.cache/kubetune`.")
+
+
+class LoraConfig(Section):
+    r: int = Field(16, ge=1, le=4096, description="Rank.")
+    alpha: float | None = Field(None, gt=0, description="Scale; left out: twice the rank.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
+    target_modules: Literal["all-linear"] | tuple[str, ...] | str = Field(
+        "all-linear", description="`all-linear`, a list of module names, or one regular expression."
+    )
+    modules_to_save: tuple[str, ...] = Field((), description="Modules trained in full and saved with the adapter.")
+    use_dora: bool = Field(False, description="DoRA: magnitude and direction apart (arXiv 2402.09353).")
+    use_rslora: bool = Field(False, description="Scale by alpha/√r instead of alpha/r (arXiv 2312.03732).")
+
+    @property
+    def lora_alpha(self) -> float:
+        """Alpha with its default filled in."""
+        return self.alpha if self.alpha is not None else 2.0 * self.r
+
+
+Interval = Annotated[int, Field(ge=1)] | Literal["epoch"]
+
+
+class TrainingConfig(Section):
+    num_train_epochs: float = Field(1.0, gt=0, le=10_000, description="Epochs; may be a fraction.")
+    max_steps: int | None = Field(None, ge=1, description="Optimizer steps; takes precedence over epochs.")
+    global_batch_size: int | None = Field(
+        None, ge=1, description="Samples per optimizer step over all ranks, whatever their number. Left out: "
+        "`per_device_train_batch_size × gradient_accumulation_steps × world`."
+    )
+    per_device_train_batch_size: int = Field(
+        1, ge=1, description="Samples per micro-batch; with packing, full-length sequences' worth of tokens."
+    )
+    gradient_accumulation_steps: int | None = Field(
+        None, ge=1, description="Micro-batches per step and rank. Derived when `global_batch_size` is given."
+    )
+    per_device_eval_batch_size: int | None = Field(None, ge=1, description="Left out: as in training.")
+    learning_rate: float | None = Field(None, gt=0, lt=10, description="Left out: 2e-4 for LoRA, 1e-5 for full.")
+    lr_scheduler_type: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape after warm-up.")
+    warmup_ratio: float = Field(0.03, ge=0, lt=1, description="Share of the steps spent warming up.")
+    warmup_steps: int | None = Field(None, ge=0, description="Steps spent warming up; takes precedence over the ratio.")
+    weight_decay: float = Field(0.0, ge=0, lt=1, description="AdamW's decay; never on norms and biases.")
+    max_grad_norm: float = Field(1.0, ge=0, description="Gradient norm is clipped to this; 0 switches clipping off.")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first decay rate.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's second decay rate.")
+    adam_epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
+    optim: Literal["adamw", "adamw_8bit"] = Field("adamw", description="Fused AdamW, or bitsandbytes' 8-bit AdamW.")
+    logging_steps: int = Field(1, ge=1, description="Steps between log lines; metrics.jsonl holds every step.")
+    eval_steps: Interval = Field("epoch", description="Steps between evaluations, or `epoch`.")
+    save_steps: Interval = Field("epoch", description="Steps between checkpoints, or `epoch`.")
+    save_total_limit: int = Field(3, ge=1, description="Checkpoints kept, besides `best` and `last`.")
+    metric_for_best_model: str = Field("eval_loss", description="Evaluation metric that chooses `best`.")
+    greater_is_better: bool | None = Field(None, description="Left out: false for losses and perplexity, else true.")
+    early_stopping_patience: int | None = Field(
+        None, ge=1, description="Stop after this many evaluations without improvement."
+    )
+    gradient_checkpointing: Literal["auto"] | bool = Field(
+        "auto", description="Recompute activations to save memory; `auto`: only where the memory plan asks for it."
+    )
+    parallelism: Literal["ddp", "fsdp"] = Field("ddp", description="Copies of the model, or shards of it.")
+    compile: Literal["auto"] | bool = Field("auto", description="torch.compile of pointwise parts; `auto`: long runs.")
+    resume: Literal["auto", "must", "never"] = Field(
+        "auto", description="`auto`: go on from the newest good checkpoint. `must`: fail without one. `never`: refuse to "
+        "touch a run that has one."
+    )
+    seed: int = Field(42, ge=0, lt=2**63, description="Decides data order, splits, initial weights and dropout.")
+
+
+class MlflowConfig(Section):
+    uri: str = Field("./mlruns", description="Folder, `sqlite:///…` or address of a tracking server.")
+    experiment: str = Field("kubetune", description="Name of the experiment.")
+
+
+class TrackingConfig(Section):
+    tensorboard: bool = Field(False, description="Write TensorBoard events into the run directory.")
+    mlflow: MlflowConfig | None = Field(None, description="Log to MLflow.")
+
+
+class LoggingConfig(Section):
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least important line shown.")
+    batches: Literal["all", "first-last", "none"] = Field(
+        "first-last", description="Which batches get a `[BATCH]` line at DEBUG."
+    )
+    report_json: str | None = Field(None, description="Where to copy the report JSON besides the run directory.")
+
+
+class Config(Section):
+    """One run, whole. `load_config` is the way to make one."""
+
+    name: str | None = Field(
+        None, pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$", description="Name of the run: a DNS label of at most 40."
+    )
+    task: Literal["causal_lm", "sequence_classification", "vision_language"] = Field(
+        "causal_lm", description="What is learnt."
+    )
+    model: Annotated[ModelConfig, BeforeValidator(_as_source)] = Field(description="The model, or just its path.")
+    data: DataConfig = Field(description="What it learns from.")
+    lora: LoraConfig | None = Field(None, description="Left out: every parameter is trained.")
+    quantization: Literal["none", "4bit", "8bit", "auto"] = Field("none", description="Quantised frozen base.")
+    training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides the run.")
+    logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is printed.")
+    output: str | None = Field(None, description="Run directory; left out: `outputs/MODEL/METHOD-lenN-TIME`.")
+    compute: ComputeConfig = Field(default_factory=ComputeConfig, description="Processes, nodes and their size.")
+    kubernetes: KubernetesConfig | None = Field(None, description="How it runs on a cluster.")
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate with the default of the method filled in."""
+        return self.training.learning_rate or (2e-4 if self.lora else 1e-5)

@@ -1,0 +1,78 @@
+"""The errors a user can meet, each with the exit code the process ends with.
+
+Exit codes are part of the interface: Kubernetes' podFailurePolicy and the launcher read them.
+0 done · 1 our bug · 2 the user's config or data · 3 the environment · 4 diverged ·
+143 stopped early with a good checkpoint · 145 lost a peer. Codes of 128 and above mean "start me again".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+OK = 0
+BUG = 1
+USER = 2
+ENVIRONMENT = 3
+DIVERGED = 4
+PREEMPTED = 143
+LOST_PEER = 145
+
+
+class KubetuneError(Exception):
+    """Any error that is explained to the user instead of shown as a traceback."""
+
+    exit_code = BUG
+
+
+class ConfigError(KubetuneError):
+    """The YAML file, a flag, an override or an environment variable is wrong. Holds every problem found."""
+
+    exit_code = USER
+
+    def __init__(self, problems: Sequence[str] | str) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class DataError(KubetuneError):
+    """A data file or record is wrong. Holds every problem found, each starting with `file:line`."""
+
+    exit_code = USER
+
+    def __init__(self, problems: Sequence[str] | str) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class ModelError(KubetuneError):
+    """The model or tokenizer cannot be found, is not permitted, or does not fit the task."""
+
+    exit_code = USER
+
+
+class EnvironmentFault(KubetuneError):
+    """Disk, device, network or cluster: nothing the config or the data could mend."""
+
+    exit_code = ENVIRONMENT
+
+
+class Diverged(KubetuneError):
+    """Loss or gradient stopped being finite; the weights were not touched by it."""
+
+    exit_code = DIVERGED
+
+
+class Preempted(KubetuneError):
+    """Asked to stop (SIGTERM, Ctrl-C); a checkpoint of this step was committed."""
+
+    exit_code = PREEMPTED
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        super().__init__(f"stopped after step {step}; run the same command again to continue from there")
+
+
+class LostPeer(KubetuneError):
+    """Another rank died or hung; this one could do no more."""
+
+    exit_code = LOST_PEER
