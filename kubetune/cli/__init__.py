@@ -1,0 +1,48 @@
+"""The command line: one module per verb, imported only when that verb is used.
+
+A verb module has `add_arguments(parser)` and `run(args) -> int` (the exit code).
+Adding a verb is one file and one line in VERBS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from kubetune import errors
+
+VERBS: dict[str, str] = {
+    "init": "write a commented starter file",
+    "plan": "batch arithmetic, steps, tokens and resources of a run, before anything is held",
+    "data": "check, convert or prepare data",
+    "train": "fine-tune, here",
+    "evaluate": "evaluate a run on its own or on other data",
+    "generate": "answer prompts with the result of a run",
+    "chat": "talk to the result of a run",
+    "demo": "fine-tune the embedded model on the embedded data, offline",
+    "render": "write the Kubernetes manifests of a run",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code; errors are explained, never shown as a traceback."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    verb = argv[0] if argv and argv[0] in VERBS else None
+    parser = argparse.ArgumentParser(prog="kubetune", description="Fine-tune language models from one YAML file.")
+    commands = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, help_line in VERBS.items():
+        sub = commands.add_parser(name, help=help_line, description=help_line)
+        if name == verb:
+            module = import_module(f"kubetune.cli.{name}")
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except errors.KubetuneError as error:
+        print(f"kubetune: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
