@@ -1,0 +1,141 @@
+"""Files that appear whole or not at all: atomic writes, durable folders, checksums, locks, paths that stay inside.
+
+Floor 0: knows nothing of runs or checkpoints, and imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from kubetune.errors import EnvironmentFault
+
+log = logging.getLogger(__name__)
+
+StrPath = str | os.PathLike[str]
+
+
+def temporary_sibling(path: StrPath) -> Path:
+    """A hidden name beside `path`, on the same file system, that no other process uses."""
+    path = Path(path)
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+
+
+def fsync_folder(path: StrPath) -> None:
+    """Make the names in a folder durable: without it a rename can be lost in a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def explained_writes(path: StrPath) -> Iterator[None]:
+    """Turn an OSError while writing under `path` into an EnvironmentFault that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason += f" ({free_bytes(path):,} bytes free); free some space and run the same command again"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            reason += "; choose a folder you may write to"
+        raise EnvironmentFault(f"cannot write {error.filename or path}: {reason}") from error
+
+
+def free_bytes(path: StrPath) -> int:
+    """Free bytes on the file system that holds `path`, or would hold it once it exists."""
+    existing = Path(path).absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
+
+
+def write_atomic(path: StrPath, content: bytes | str) -> None:
+    """Write a file so that readers, and a crash at any moment, see the old content or the new, never a part.
+
+    Creates missing parent folders. Raises EnvironmentFault when the disk is full or the folder not writable.
+    """
+    path = Path(path)
+    temporary = temporary_sibling(path)
+    with explained_writes(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        fsync_folder(path.parent)
+
+
+def sha256_file(path: StrPath) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove_tree_atomically(path: StrPath) -> None:
+    """Delete a folder so that no moment shows it half deleted: it is renamed out of sight first."""
+    path = Path(path)
+    doomed = temporary_sibling(path)
+    with contextlib.suppress(FileNotFoundError), explained_writes(path):
+        os.rename(path, doomed)
+        shutil.rmtree(doomed)
+
+
+@contextlib.contextmanager
+def lock(path: StrPath, *, wait: bool) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`, which is created and left behind.
+
+    The kernel frees the lock when its holder dies, so a stale lock cannot exist. With `wait` a held lock is waited
+    for; without, EnvironmentFault names the holder.
+    """
+    with explained_writes(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+            if not wait:
+                raise EnvironmentFault(
+                    f"{path} is locked by {holder}; wait until it ends, or stop it, and run the same command again"
+                ) from None
+            log.info("waiting for %s, which holds %s", holder, path)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def join_inside(folder: StrPath, relative: str) -> Path:
+    """`folder / relative`, resolved, for a relative path that came from data.
+
+    Raises ValueError, saying why, when it is absolute, has a NUL, or leads outside the folder (also by a symlink).
+    """
+    if "\0" in relative:
+        raise ValueError(f"path {relative!r} holds a NUL byte")
+    if os.path.isabs(relative) or "://" in relative:
+        raise ValueError(f"path {relative!r} must be relative to {folder}")
+    root = Path(folder).resolve()
+    joined = (root / relative).resolve()
+    if not joined.is_relative_to(root):
+        raise ValueError(f"path {relative!r} leads outside {folder}")
+    return joined
