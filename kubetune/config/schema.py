@@ -158,7 +158,7 @@ class TrainingConfig(Section):
     logging_steps: int = Field(1, ge=1, description="Steps between log lines; metrics.jsonl holds every step.")
     eval_steps: Interval = Field("epoch", description="Steps between evaluations, or `epoch`.")
     save_steps: Interval = Field("epoch", description="Steps between checkpoints, or `epoch`.")
-    save_total_limit: int = Field(3, ge=1, description="Checkpoints kept, besides `best` and `last`.")
+    save_total_limit: int = Field(3, ge=1, description="Newest checkpoints kept, besides the best one.")
     metric_for_best_model: str = Field("eval_loss", description="Evaluation metric that chooses `best`.")
     greater_is_better: bool | None = Field(None, description="Left out: false for losses and perplexity, else true.")
     early_stopping_patience: int | None = Field(

@@ -1,0 +1,61 @@
+"""LoRA by PEFT, in PEFT's own format: what is trained here, PeftModel.from_pretrained loads."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from kubetune import errors
+from kubetune.config.schema import LoraConfig
+
+
+def add_lora(model: nn.Module, lora: LoraConfig, *, task_type: str, seed: int) -> nn.Module:
+    """Freeze `model` and put fp32 adapters into it. Initial weights depend on `seed` alone.
+
+    Raises ConfigError when no module matches `target_modules`.
+    """
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import get_peft_model
+
+    targets: Any = lora.target_modules
+    if not isinstance(targets, str):
+        targets = list(targets)
+        _require_targets(model, targets)
+    settings = PeftLoraConfig(
+        r=lora.r,
+        lora_alpha=lora.lora_alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        modules_to_save=list(lora.modules_to_save) or None,
+        use_dora=lora.use_dora,
+        use_rslora=lora.use_rslora,
+        task_type=task_type,
+    )
+    torch.manual_seed(seed)
+    try:
+        adapted = get_peft_model(model, settings)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise errors.ConfigError(f"lora.target_modules: {' '.join(str(error).split())}") from error
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return adapted
+
+
+def _require_targets(model: nn.Module, targets: list[str]) -> None:
+    """PEFT accepts a list as soon as one name matches; a misspelt one would be left out silently."""
+    linear = [name for name, module in model.named_modules() if name and _has_matrix(module)]
+    lost = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n in linear)]
+    if lost:
+        endings = sorted({re.sub(r".*\.", "", name) for name in linear})
+        raise errors.ConfigError(
+            f"lora.target_modules: this model has no module named {', '.join(lost)}; it has {', '.join(endings)}"
+        )
+
+
+def _has_matrix(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, nn.Parameter) and weight.dim() > 1

@@ -1,0 +1,165 @@
+"""Checkpoints that are whole or not there: written aside, checksummed, renamed; found only when every byte is right.
+
+This file knows folders and files, not models. A checkpoint is a folder `step-000120` whose `manifest.json` names the
+sha256 of every other file and is written last; the folder gets its name by rename after everything is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kubetune import errors, files, logs
+
+STEP_FOLDER = re.compile(r"step-(\d{6,})")
+MANIFEST = "manifest.json"
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything the loop cannot recompute. `step` counts completed optimizer steps."""
+
+    step: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    seconds: float = 0.0
+    evaluated_step: int = 0
+    best_step: int | None = None
+    best_value: float | None = None
+    evaluations_without_improvement: int = 0
+    data_fingerprint: str = ""
+    global_batch_size: int = 0
+
+
+def folder_of(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step:06d}"
+
+
+def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
+    """Write one checkpoint: `write(folder)` puts the files in place, then it is sealed and named.
+
+    A damaged checkpoint of the same step is set aside. Raises EnvironmentFault when the disk is full; whatever was
+    there before stays good.
+    """
+    final = folder_of(run_dir, state.step)
+    partial = files.temporary_sibling(final)
+    try:
+        with files.explained_writes(final):
+            partial.mkdir(parents=True)
+            write(partial)
+            (partial / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
+            _seal(partial)
+            if final.exists():
+                set_aside(final)
+            os.rename(partial, final)
+            files.fsync_folder(final.parent)
+    except BaseException:
+        if partial.exists():
+            files.remove_tree_atomically(partial)
+        raise
+    return final
+
+
+def _seal(folder: Path) -> None:
+    """Make every file durable and write the manifest last."""
+    sums = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        sums[str(path.relative_to(folder))] = {"sha256": files.sha256_file(path), "bytes": path.stat().st_size}
+    files.write_atomic(folder / MANIFEST, json.dumps({"version": 1, "files": sums}, indent=1) + "\n")
+
+
+def verify(folder: Path) -> str | None:
+    """None for a whole checkpoint, else what is wrong with it."""
+    try:
+        listed: dict[str, Any] = json.loads((folder / MANIFEST).read_text())["files"]
+    except FileNotFoundError:
+        return "has no manifest"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "has an unreadable manifest"
+    present = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {MANIFEST}
+    if missing := sorted(listed.keys() - present):
+        return f"lacks {', '.join(missing)}"
+    if foreign := sorted(present - listed.keys()):
+        return f"holds {', '.join(foreign)}, which its manifest does not name"
+    for name, facts in listed.items():
+        if (folder / name).stat().st_size != facts["bytes"]:
+            return f"{name} has {(folder / name).stat().st_size} bytes instead of {facts['bytes']}"
+        if files.sha256_file(folder / name) != facts["sha256"]:
+            return f"{name} is damaged (checksum differs)"
+    return None
+
+
+def steps(run_dir: Path) -> list[int]:
+    """Steps that have a checkpoint folder, good or not, in order."""
+    root = run_dir / "checkpoints"
+    names = os.listdir(root) if root.is_dir() else []
+    return sorted(int(m.group(1)) for name in names if (m := STEP_FOLDER.fullmatch(name)))
+
+
+def set_aside(folder: Path) -> Path:
+    """Take a damaged checkpoint out of the way without losing it, so that its step can be committed again."""
+    number = 1
+    while (target := folder.with_name(f"damaged-{folder.name}-{number}")).exists():
+        number += 1
+    os.rename(folder, target)
+    return target
+
+
+def find(run_dir: Path) -> Path | None:
+    """The newest checkpoint whose every byte is right; damaged newer ones are set aside.
+
+    Raises ConfigError when there are checkpoints and none is whole: starting over silently would lose the work.
+    """
+    found = steps(run_dir)
+    wrong = []
+    for step in reversed(found):
+        folder = folder_of(run_dir, step)
+        problem = verify(folder)
+        if problem is None:
+            return folder
+        wrong.append(f"{folder.name} {problem}")
+        logs.STEP.warning("checkpoint %s %s; set aside as %s", folder.name, problem, set_aside(folder).name)
+    if wrong:
+        raise errors.ConfigError(
+            f"{run_dir / 'checkpoints'}: no checkpoint is whole: {'; '.join(wrong)}. Restore one, or start over with "
+            "another `output` (or training.resume=never after moving this one)."
+        )
+    return None
+
+
+def load_state(folder: Path) -> State:
+    """The state a checkpoint holds."""
+    return State(**json.loads((folder / STATE).read_text()))
+
+
+def link(run_dir: Path, name: str, step: int) -> None:
+    """Point `checkpoints/best` or `checkpoints/last` at a step, without a moment in which it is missing."""
+    path = run_dir / "checkpoints" / name
+    temporary = files.temporary_sibling(path)
+    os.symlink(folder_of(run_dir, step).name, temporary)
+    os.replace(temporary, path)
+    files.fsync_folder(path.parent)
+
+
+def prune(run_dir: Path, keep: int, protected: set[int]) -> None:
+    """Delete all but the newest `keep` checkpoints, never a protected one (the best)."""
+    for step in set(steps(run_dir)[:-keep]) - protected:
+        files.remove_tree_atomically(folder_of(run_dir, step))
+
+
+def clean(run_dir: Path) -> None:
+    """Remove what killed processes left half-written or half-deleted. Only for the holder of the run's lock."""
+    for leftover in (run_dir / "checkpoints").glob(".*.tmp"):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()

@@ -1,0 +1,107 @@
+"""Which samples make up which step: pure functions of the seed, the epoch and the prepared lengths.
+
+Nothing here is state, so nothing has to be saved to resume a run, and another world size sees the same global
+batches. The hash is spelled out (splitmix64) because library generators may change their streams between versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+
+def hash_ids(ids: Ids, *salt: int | str) -> NDArray[np.uint64]:
+    """A 64-bit hash of every id under a salt (splitmix64 of the id, offset by the salt's digest)."""
+    digest = hashlib.blake2b(repr(salt).encode(), digest_size=8).digest()
+    x = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.frombuffer(digest, np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+def epoch_size(rows_per_source: Sequence[int], weights: Sequence[float]) -> int:
+    """Samples in one epoch: each source counted `weight` times, a fraction rounded to whole rows (never to none)."""
+    return sum(max(1, round(rows * weight)) for rows, weight in zip(rows_per_source, weights, strict=True) if rows)
+
+
+def epoch_order(seed: int, epoch: int, source: NDArray[np.integer], weights: Sequence[float]) -> Ids:
+    """The samples of one epoch, in order.
+
+    `source[i]` is the source of row i. A source of weight 2.5 appears twice whole and once as a half that is drawn
+    anew each epoch. Returns row ids, `[epoch_size]`.
+    """
+    parts: list[Ids] = []
+    for index, weight in enumerate(weights):
+        rows = np.flatnonzero(source == index).astype(np.int64)
+        if not len(rows):
+            continue
+        copies, rest = divmod(max(1, round(len(rows) * weight)), len(rows))
+        parts += [rows] * copies
+        if rest:
+            drawn = np.argsort(hash_ids(rows, seed, epoch, "draw"), kind="stable")[:rest]
+            parts.append(rows[np.sort(drawn)])
+    ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return ids[np.argsort(hash_ids(np.arange(len(ids)), seed, epoch, "order"), kind="stable")]
+
+
+def global_batch(order: Ids, step_in_epoch: int, global_batch_size: int) -> Ids:
+    """The samples of one optimizer step; the last step of an epoch may have fewer."""
+    return order[step_in_epoch * global_batch_size : (step_in_epoch + 1) * global_batch_size]
+
+
+def balance_ranks(ids: Ids, lengths: Ids, world_size: int, max_per_rank: int | None = None) -> list[Ids]:
+    """Deal one global batch to the ranks so that they hold about equally many tokens.
+
+    Longest first to the rank with the fewest tokens so far. `max_per_rank` caps the number of samples, for
+    micro-batches of a fixed size.
+    """
+    cap = len(ids) if max_per_rank is None else max_per_rank
+    if cap * world_size < len(ids):
+        raise ValueError(f"{len(ids)} samples do not fit {world_size} ranks of at most {cap}")
+    shares: list[list[int]] = [[] for _ in range(world_size)]
+    loads = [(0, rank) for rank in range(world_size)]
+    for i in np.argsort(-lengths[ids], kind="stable"):
+        load, rank = heapq.heappop(loads)
+        shares[rank].append(int(ids[i]))
+        if len(shares[rank]) < cap:
+            heapq.heappush(loads, (load + int(lengths[ids[i]]), rank))
+    return [np.array(share, np.int64) for share in shares]
+
+
+def pack(ids: Ids, lengths: Ids, token_budget: int) -> list[Ids]:
+    """Micro-batches of whole sequences within a token budget, first fit decreasing.
+
+    A sequence longer than the budget gets a micro-batch of its own. Which sequences share one never changes the
+    gradient, because the loss has one divisor for the whole global batch.
+    """
+    bins: list[tuple[int, list[int]]] = []
+    for i in ids[np.argsort(-lengths[ids], kind="stable")]:
+        length = int(lengths[i])
+        slot = next((n for n, (used, _) in enumerate(bins) if used + length <= token_budget), None)
+        if slot is None:
+            bins.append((length, [int(i)]))
+        else:
+            used, members = bins[slot]
+            bins[slot] = (used + length, [*members, int(i)])
+    return [np.array(members, np.int64) for _, members in bins]
+
+
+def split_batch(
+    ids: Ids, lengths: Ids, world_size: int, *, token_budget: int | None, sequences: int
+) -> list[list[Ids]]:
+    """The micro-batches of every rank for one global batch: `[rank][micro] -> sample ids`.
+
+    With a token budget they are packed; without one each holds `sequences` samples. Ranks may differ in the number
+    of micro-batches, since gradients meet once per optimizer step.
+    """
+    if token_budget is not None:
+        return [pack(share, lengths, token_budget) for share in balance_ranks(ids, lengths, world_size)]
+    shares = balance_ranks(ids, lengths, world_size, max_per_rank=-(-len(ids) // world_size))
+    return [[share[i : i + sequences] for i in range(0, len(share), sequences)] for share in shares]

@@ -1,0 +1,69 @@
+"""Is this run still sound: the wish to stop, seen by all ranks, and numbers that must be finite.
+
+Imports no torch at module level: the signal handler has to be in place before the slow imports begin.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from kubetune import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kubetune.parallel import World
+
+
+class StopRequest:
+    """SIGTERM or Ctrl-C, remembered until the loop reaches the end of a step.
+
+    Before the loop runs there is nothing to save, so the request ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._deferred = False
+
+    def install(self) -> StopRequest:
+        """Catch the signals from now on (a no-op outside the main thread, where Python forbids it)."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_signal)
+            signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def defer(self) -> None:
+        """From now on the loop looks at `requested` itself; a request that came before is honoured now."""
+        self._deferred = True
+        if self.requested:
+            raise errors.Preempted(0)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.requested = True
+        if not self._deferred:
+            raise errors.Preempted(0)
+
+
+def require_finite(
+    loss: float, gradient_norm: float, step: int, micro_losses: Sequence[tuple[tuple[int, ...], float]], world: World
+) -> None:
+    """Raise Diverged, on every rank and before weights move, unless loss and gradient are finite.
+
+    Both numbers are sums over all ranks, so all ranks decide alike. `micro_losses`: this rank's (samples, loss).
+    """
+    if math.isfinite(loss) and math.isfinite(gradient_norm):
+        return
+    from kubetune.parallel import gather
+
+    mine = sorted({sample for samples, value in micro_losses if not math.isfinite(value) for sample in samples})
+    suspects = {rank: found for rank, found in enumerate(gather(mine, world)) if found}
+    where = "; ".join(f"rank {rank}: prepared rows {found[:20]}" for rank, found in suspects.items())
+    raise errors.Diverged(
+        f"step {step + 1}: loss {loss}, gradient norm {gradient_norm}; the weights were not touched. "
+        + (f"Non-finite loss on {where}. " if where else "Every loss was finite, the gradient was not. ")
+        + "Lower training.learning_rate, or look at these rows, and run again from the last checkpoint."
+    )

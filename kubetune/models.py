@@ -1,0 +1,141 @@
+"""Loading a causal LM from the hub, the cache or a folder, with an error for each way it can fail.
+
+Weights are read from safetensors only, and code that comes with a model runs only when the config says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kubetune import errors
+from kubetune.config.schema import Config, ModelConfig
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """`model.dtype` for a device: auto is bf16 or fp16 on a GPU, fp32 on a CPU."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def load_pretrained(auto_class: Any, config: Config, device: torch.device, **settings: Any) -> nn.Module:
+    """`auto_class.from_pretrained` of the config's model, on `device`, in its dtype, quantised if asked.
+
+    Raises ModelError when the model is missing, gated, of another architecture, or not in safetensors.
+    """
+    model = config.model
+    check_folder(model)
+    if (quantization := quantize(config, device)) is not None:
+        settings |= {"quantization_config": quantization, "device_map": {"": str(device)}}
+    with explain(model):
+        loaded = auto_class.from_pretrained(
+            model.path,
+            revision=model.revision,
+            dtype=choose_dtype(model.dtype, device),
+            local_files_only=model.local_files_only,
+            trust_remote_code=model.trust_remote_code,
+            use_safetensors=True,
+            **settings,
+        )
+    return loaded if quantization is not None else loaded.to(device)  # type: ignore[no-any-return]
+
+
+def quantize(config: Config, device: torch.device) -> Any:
+    """bitsandbytes' settings for a quantised frozen base, or None."""
+    if config.quantization in ("none", "auto"):
+        return None
+    if config.lora is None:
+        raise errors.ConfigError(f"quantization: {config.quantization} freezes the base: add a `lora` section")
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        raise errors.ConfigError(
+            f"quantization: {config.quantization} needs bitsandbytes: pip install 'kubetune[quantization]'"
+        ) from None
+    from transformers import BitsAndBytesConfig
+
+    if config.quantization == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=choose_dtype(config.model.dtype, device),
+    )
+
+
+def check_folder(model: ModelConfig) -> None:
+    """Look into a local folder before transformers does: its own message would send the user to the hub."""
+    folder = Path(model.path)
+    if not folder.is_dir():
+        if folder.is_absolute() or model.path.startswith(("./", "../", "~")):
+            raise errors.ModelError(f"model {model.path}: there is no such folder")
+        return
+    if not (folder / "config.json").is_file():
+        raise errors.ModelError(f"model {folder}: has no config.json; expected a folder in Hugging Face form")
+    if list(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt*"))
+    if pickled:
+        raise errors.ModelError(
+            f"model {folder}: has only {pickled[0]}, a pickle that could run code when it is read; convert it to "
+            "safetensors (model.save_pretrained with transformers does)"
+        )
+    raise errors.ModelError(f"model {folder}: has no *.safetensors file")
+
+
+@contextmanager
+def explain(model: ModelConfig) -> Iterator[None]:
+    """Turn what huggingface_hub and transformers raise into one sentence that says what to do."""
+    from huggingface_hub import errors as hub
+
+    name = model.path + (f"@{model.revision}" if model.revision else "")
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        causes = list(_chain(error))
+        if _any(causes, hub.GatedRepoError):
+            raise errors.ModelError(
+                f"model {name} is gated: accept its licence on its page on the hub, then set HF_TOKEN to a token "
+                "of that account"
+            ) from error
+        if _any(causes, hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) or _any(causes, ConnectionError):
+            raise errors.ModelError(
+                f"model {name} is not in the cache and the hub cannot be reached"
+                + (" (offline mode is on)" if os.environ.get("HF_HUB_OFFLINE") or model.local_files_only else "")
+                + "; download it first, or set model.path to a folder"
+            ) from error
+        if _any(causes, hub.RevisionNotFoundError):
+            raise errors.ModelError(f"model {model.path} has no revision {model.revision!r}") from error
+        if _any(causes, hub.RepositoryNotFoundError):
+            raise errors.ModelError(
+                f"model {name}: the hub has no such repository, or it is private and HF_TOKEN is not set or not allowed"
+            ) from error
+        if "trust_remote_code" in str(error):
+            raise errors.ModelError(
+                f"model {name} needs code from its repository: set model.trust_remote_code and pin model.revision "
+                "to a commit you have read"
+            ) from error
+        raise errors.ModelError(f"model {name}: {' '.join(str(error).split())}") from error
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def _any(causes: list[BaseException], *kinds: type[BaseException]) -> bool:
+    return any(isinstance(cause, kinds) for cause in causes)

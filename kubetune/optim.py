@@ -1,0 +1,120 @@
+"""The optimizer: every trained parameter, its gradient and AdamW's state in flat fp32 buffers.
+
+Parameters stay what they are (names, shapes, modules); only their storage moves. One norm, one all-reduce and one
+fused update per step, and updates that bf16 weights would round away are kept by the fp32 master copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class AdamSettings:
+    """AdamW's constants, with the names of the config."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay applies: not to biases and norms, which are vectors."""
+    return parameter.dim() > 1 and not name.endswith("bias")
+
+
+class FlatAdamW:
+    """AdamW (arXiv 1711.05101) over flat buffers.
+
+    `master`, `gradient`, `exp_avg`, `exp_avg_sq`: fp32 `[parameters]`, ordered by `layout`. Parameters that are fp32
+    themselves are views of `master`; others (bf16 full fine-tuning) are refreshed from it after each update, and
+    their gradients are collected into `gradient` in fp32 as soon as autograd has them.
+    """
+
+    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings) -> None:
+        named = sorted(
+            ((name, p) for name, p in named_parameters if p.requires_grad), key=lambda pair: not decays(*pair)
+        )
+        if not named:
+            raise ValueError("no trainable parameters")
+        self.settings = settings
+        self.layout = {name: tuple(p.shape) for name, p in named}
+        size = sum(p.numel() for _, p in named)
+        device = named[0][1].device
+        self.master, self.gradient, self.exp_avg, self.exp_avg_sq = (torch.zeros(size, device=device) for _ in range(4))
+        self.step_count = torch.zeros((), device=device)
+        self._mirrors: list[tuple[nn.Parameter, Tensor]] = []
+        self._decayed = sum(p.numel() for name, p in named if decays(name, p))
+        start = 0
+        for _, parameter in named:
+            span = slice(start, start + parameter.numel())
+            self._adopt(parameter, self.master[span].view_as(parameter), self.gradient[span].view_as(parameter))
+            start = span.stop
+
+    def _adopt(self, parameter: nn.Parameter, value: Tensor, gradient: Tensor) -> None:
+        value.copy_(parameter.data)
+        if parameter.dtype == torch.float32:
+            parameter.data, parameter.grad = value, gradient
+            return
+
+        def collect(p: Tensor) -> None:
+            if p.grad is not None:
+                gradient.add_(p.grad)
+                p.grad = None
+
+        parameter.register_post_accumulate_grad_hook(collect)
+        self._mirrors.append((parameter, value))
+
+    def gradient_norm(self) -> Tensor:
+        """L2 norm of the whole gradient, an fp32 scalar."""
+        return torch.linalg.vector_norm(self.gradient)
+
+    def update(self, learning_rate: float) -> None:
+        """One AdamW step from `gradient`, which is zeroed afterwards."""
+        self.step_count += 1
+        for span, decay in ((slice(0, self._decayed), self.settings.weight_decay), (slice(self._decayed, None), 0.0)):
+            if len(self.master[span]):
+                # The fused kernel itself: torch.optim.AdamW imports torch._dynamo, which costs a second of start-up.
+                torch._fused_adamw_(
+                    [self.master[span]],
+                    [self.gradient[span]],
+                    [self.exp_avg[span]],
+                    [self.exp_avg_sq[span]],
+                    [],
+                    [self.step_count],
+                    lr=learning_rate,
+                    beta1=self.settings.beta1,
+                    beta2=self.settings.beta2,
+                    weight_decay=decay,
+                    eps=self.settings.epsilon,
+                    amsgrad=False,
+                    maximize=False,
+                )
+        self.gradient.zero_()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if self._mirrors:
+            torch._foreach_copy_([p.data for p, _ in self._mirrors], [value for _, value in self._mirrors])
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint needs to go on bit by bit."""
+        return {
+            "master": self.master,
+            "exp_avg": self.exp_avg,
+            "exp_avg_sq": self.exp_avg_sq,
+            "step_count": self.step_count,
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over a checkpoint's state; parameters follow. Raises ValueError when sizes differ."""
+        for name, tensor in self.state().items():
+            if name not in state or state[name].shape != tensor.shape:
+                raise ValueError(f"optimizer state {name!r} does not fit this model")
+            tensor.copy_(state[name])
+        self._refresh()

@@ -1,0 +1,86 @@
+"""Causal language modelling: build the model, loss of a micro-batch, sums of an evaluation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from kubetune import adapters, models
+from kubetune.attention import stream
+from kubetune.data.batches import Batch
+from kubetune.flat import Route, choose_attention, hidden_states, logit_rule, unwrap
+from kubetune.losses import Head, linear_cross_entropy, score
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import Config
+    from kubetune.parallel import World
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """A model ready to train, and how sequences go through it."""
+
+    model: nn.Module
+    route: Route
+
+
+def build(config: Config, world: World) -> CausalLM:
+    """Load the model, add adapters, choose the attention, set gradient checkpointing."""
+    from transformers import AutoModelForCausalLM
+
+    model = models.load_pretrained(AutoModelForCausalLM, config, world.device)
+    if config.lora is not None:
+        model = adapters.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
+    model.train()
+    route = choose_attention(model, config.model.attention)
+    if config.training.gradient_checkpointing is True:
+        lm = unwrap(model)
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return CausalLM(model, route)
+
+
+def head_of(model: nn.Module) -> Head:
+    lm = unwrap(model)
+    layer = lm.get_output_embeddings()
+    return Head(layer.weight, getattr(layer, "bias", None), logit_rule(lm))
+
+
+def loss(task: CausalLM, batch: Batch, scale: float) -> Tensor:
+    """`scale × Σ cross-entropy` over the labels of one micro-batch. Call it, and `.backward()`, inside `stream`."""
+    hidden = hidden_states(unwrap(task.model), batch)[batch.rows]
+    return linear_cross_entropy(hidden, batch.labels, head_of(task.model), scale)
+
+
+def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
+    """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
+    with stream(batch.borders):
+        value = loss(task, batch, scale)
+        value.backward()  # type: ignore[no-untyped-call]
+    return value.detach()
+
+
+SUMS = ("loss", "right", "labels")
+
+
+@torch.no_grad()
+def evaluate(task: CausalLM, batch: Batch) -> tuple[float, float, float]:
+    """Sums over one micro-batch, in the order of SUMS; they add up over batches and ranks."""
+    with stream(batch.borders):
+        hidden = hidden_states(unwrap(task.model), batch)[batch.rows]
+    total, right = score(hidden, batch.labels, head_of(task.model))
+    return float(total), float(right), float(batch.num_labels)
+
+
+def metrics(sums: tuple[float, ...]) -> dict[str, float]:
+    """Evaluation metrics from the sums over all samples of all ranks."""
+    total, right, labels = sums
+    mean = total / max(labels, 1.0)
+    return {
+        "eval_loss": mean,
+        "eval_perplexity": math.exp(min(mean, 700.0)),
+        "eval_token_accuracy": right / max(labels, 1.0),
+    }
