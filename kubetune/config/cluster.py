@@ -1,30 +1,258 @@
 """The sections of the config that speak of machines: `compute` (what is asked for) and `kubernetes` (where it runs).
 
-A leaf of schema.py, kept apart so that manifests and their settings can grow without it.
+A leaf of schema.py, kept apart so that manifests and their settings can grow without it. What the manifests say that
+no key here sets (rank from index, shared memory, grace, failure policy) is decided in kubetune/manifests.
 """
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+QUANTITY = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+DNS_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
+ABSOLUTE_PATH = r"^/[^:\x00]*$"
+
+
+def _number_as_text(value: Any) -> Any:
+    """`4` and `2e-5` are meant as the texts an environment variable holds; `true` is not clear enough to guess."""
+    return repr(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+Quantity = Annotated[str, Field(pattern=QUANTITY)]
+Label = Annotated[str, Field(pattern=DNS_LABEL)]
+Name = Annotated[str, Field(pattern=DNS_NAME, max_length=253)]
+EnvName = Annotated[str, Field(pattern=ENV_NAME)]
+EnvValue = Annotated[str, BeforeValidator(_number_as_text)]
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY, max_length=317)]
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
+AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH)]
 
 
 class ClusterSection(BaseModel):
     """Like schema.Section: immutable, and a key it does not know is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, populate_by_name=True)
 
 
 class ComputeConfig(ClusterSection):
     nodes: int = Field(1, ge=1, le=4096, description="Machines (pods on a cluster).")
     gpus_per_node: int | None = Field(
-        None, ge=0, le=64, description="GPUs, and so processes, on each node. Left out: all that are there."
+        None,
+        ge=0,
+        le=64,
+        description="GPUs, and so processes, on each node. Left out: all that are there. "
+        "Kubernetes has to be told: 0 for CPU.",
     )
     processes: int | None = Field(
         None, ge=1, le=512, description="Processes on each node without GPUs. Left out: 1 on a laptop."
     )
     cpu: int | None = Field(None, ge=1, description="CPU cores per node.")
-    memory: str | None = Field(None, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$", description="Memory per node.")
+    memory: Quantity | None = Field(None, description="Memory per node, such as `200Gi`.")
+
+
+class CsiConfig(ClusterSection):
+    driver: str = Field(
+        min_length=1, description="Name of the CSI driver, such as `csi-mounted-fs-path.csi.nebius.ai`."
+    )
+    attributes: dict[str, str] = Field(default_factory=dict, description="The driver's `volumeAttributes`.")
+    fs_type: str | None = Field(None, description="File system, where the driver wants one.")
+    secret: Name | None = Field(None, description="Secret that the driver reads on mounting.")
+
+
+def _one_source(section: ClusterSection, names: tuple[str, ...], *, needed: bool) -> None:
+    given = [name for name in names if getattr(section, name) is not None]
+    if len(given) > 1 or (needed and not given):
+        found = " and ".join(given) or "none"
+        raise ValueError(f"give exactly one of {', '.join(names)}; found {found}")
+
+
+class VolumeConfig(ClusterSection):
+    size: Quantity | None = Field(None, description="Size of a new claim, such as `200Gi`.")
+    storage_class: Name | None = Field(
+        None, alias="class", description="Storage class; left out: the cluster's default."
+    )
+    access: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] | None = Field(
+        None,
+        description="Left out: a cache belongs to one pod (`ReadWriteOnce`); outputs are shared "
+        "(`ReadWriteMany`) where several pods use them. A cache with `ReadWriteMany` is one claim for all pods.",
+    )
+    claim: Name | None = Field(None, description="An existing claim instead of a new one.")
+    host_path: AbsolutePath | None = Field(None, description="A folder of the node instead; not with `restricted`.")
+    csi: CsiConfig | None = Field(None, description="An inline CSI volume instead.")
+
+    @model_validator(mode="after")
+    def _one_kind_of_volume(self) -> VolumeConfig:
+        _one_source(self, ("size", "claim", "host_path", "csi"), needed=True)
+        if self.size is None and (self.storage_class or self.access):
+            raise ValueError("class and access belong to a new claim: give its size too, or leave them out")
+        return self
+
+
+class StorageConfig(ClusterSection):
+    cache: VolumeConfig = Field(
+        default_factory=lambda: VolumeConfig(size="100Gi"),
+        description="Models, downloads and prepared data, at /cache. Can be lost without loss of work.",
+    )
+    outputs: VolumeConfig = Field(
+        default_factory=lambda: VolumeConfig(size="100Gi"), description="Run directories, at /outputs."
+    )
+
+
+class MountConfig(ClusterSection):
+    path: AbsolutePath = Field(description="Where the container sees it.")
+    claim: Name | None = Field(None, description="An existing claim.")
+    host_path: AbsolutePath | None = Field(None, description="A folder of the node; not with `restricted`.")
+    csi: CsiConfig | None = Field(None, description="An inline CSI volume.")
+    config_map: Name | None = Field(None, description="An existing ConfigMap.")
+    secret: Name | None = Field(None, description="An existing Secret, each key a file.")
+    sub_path: str | None = Field(None, pattern=r"^[^/].*$", description="Only this folder of the volume.")
+    read_only: bool = Field(True, description="Whether the run may only read it.")
+
+    @model_validator(mode="after")
+    def _one_source_of_files(self) -> MountConfig:
+        _one_source(self, ("claim", "host_path", "csi", "config_map", "secret"), needed=True)
+        return self
+
+
+class SecretKey(ClusterSection):
+    secret: Name = Field(description="Name of the Secret.")
+    key: str | None = Field(None, pattern=r"^[-._a-zA-Z0-9]+$", description="Key in it; left out: the variable's name.")
+
+
+def _as_secret(value: Any) -> Any:
+    return {"secret": value} if isinstance(value, str) else value
+
+
+class TolerationConfig(ClusterSection):
+    key: LabelKey | None = Field(None, description="Taint's key; left out with `Exists`: every taint.")
+    operator: Literal["Exists", "Equal"] = Field("Exists", description="How the taint's value is compared.")
+    value: LabelValue | None = Field(None, description="Taint's value, with `Equal`.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="Left out: all.")
+
+    @model_validator(mode="after")
+    def _value_with_equal(self) -> TolerationConfig:
+        if (self.operator == "Equal") != (self.value is not None) or (self.operator == "Equal" and self.key is None):
+            raise ValueError("operator Equal needs key and value; Exists takes no value")
+        return self
+
+
+class RdmaConfig(ClusterSection):
+    resource: str | None = Field(
+        None,
+        description="Device-plugin resource such as `rdma/hca`; left out: /dev/infiniband of the node is mounted "
+        "into a privileged container.",
+    )
+    devices: int = Field(1, ge=1, le=64, description="How many of the resource each pod gets.")
+    hca: str = Field("mlx5", description="NCCL_IB_HCA: the adapters that NCCL uses.")
+
+
+class PreprocessConfig(ClusterSection):
+    cpu: int = Field(8, ge=1, description="CPU cores of the job.")
+    memory: Quantity = Field("32Gi", description="Memory of the job.")
+    command: tuple[str, ...] | None = Field(
+        None, min_length=1, description="What it runs; left out: `kubetune data prepare` with this config."
+    )
+
+
+class JupyterConfig(ClusterSection):
+    cpu: int = Field(4, ge=1, description="CPU cores.")
+    memory: Quantity = Field("16Gi", description="Memory.")
+    gpus: int = Field(0, ge=0, le=64, description="GPUs it holds while it lives.")
+    hours: int = Field(8, ge=1, le=720, description="The pod ends after this time, so that it cannot be forgotten.")
+
+
+class OperatorConfig(ClusterSection):
+    kind: Literal["User", "Group", "ServiceAccount"] = Field("User", description="What the name is.")
+    name: str = Field(min_length=1, description="Name as the cluster knows it.")
 
 
 class KubernetesConfig(ClusterSection):
-    namespace: str = Field("default", description="Namespace of every object.")
+    image: str = Field(min_length=1, description="Container image with kubetune in it; pin a tag or a digest.")
+    kind: Literal["job", "statefulset", "jobset", "pytorchjob", "trainjob"] = Field(
+        "job", description="What runs the pods. `job` needs nothing installed; `jobset` restarts gangs best."
+    )
+    namespace: Label = Field("default", description="Namespace of every object.")
+    profile: Literal["restricted", "rdma"] = Field(
+        "restricted",
+        description="Pod security. `restricted` passes the strictest standard; `rdma` gives what "
+        "InfiniBand needs and no more.",
+    )
+    rdma: RdmaConfig = Field(default_factory=RdmaConfig, description="InfiniBand, with `profile: rdma`.")
+    run_as_user: int = Field(
+        10001, ge=0, description="User and group of every process and of new files; not 0 with `restricted`."
+    )
+
+    storage: StorageConfig = Field(default_factory=StorageConfig, description="The two volumes of a run.")
+    mounts: tuple[MountConfig, ...] = Field((), description="More volumes: data sets, local models, shared caches.")
+    shm_size: Quantity | None = Field(None, description="/dev/shm; left out: a quarter of `compute.memory`.")
+
+    env: dict[EnvName, EnvValue] = Field(default_factory=dict, description="More environment variables; no secrets.")
+    secrets: dict[EnvName, Annotated[SecretKey, BeforeValidator(_as_secret)]] = Field(
+        default_factory=dict, description="Environment variables from Secrets: `{HF_TOKEN: {secret: hf-token}}`."
+    )
+    image_pull_secrets: tuple[Name, ...] = Field((), description="Secrets of private registries.")
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        None, description="Left out: Kubernetes' own choice (`Always` for `latest`, else `IfNotPresent`)."
+    )
+    network_interface: str | None = Field(
+        None,
+        pattern=r"^[^\s]+$",
+        description="NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, such as `eth0`. Left out: they find it themselves.",
+    )
+
+    queue: Label | None = Field(None, description="Kueue's LocalQueue that the run waits in.")
+    queue_priority: Name | None = Field(None, description="Kueue's WorkloadPriorityClass.")
+    priority_class: Name | None = Field(None, description="PriorityClass of the pods.")
+    scheduler: Name | None = Field(None, description="Scheduler of the pods; left out: the default one.")
+    gpu_resource: str = Field(
+        "nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$", description="Resource name of a GPU."
+    )
+    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="Labels a node must have.")
+    tolerations: tuple[TolerationConfig, ...] = Field(
+        (), description="Taints to bear, besides the usual one of GPU nodes, which is always borne by runs with GPUs."
+    )
+    spread: Literal["required", "preferred", "none"] = Field(
+        "required", description="Whether each pod must have a machine of its own."
+    )
+    pack: LabelKey | None = Field(
+        None, description="Node label, such as `topology.kubernetes.io/zone`, within which the pods prefer to be."
+    )
+
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="More labels on every object.")
+    annotations: dict[LabelKey, str] = Field(
+        default_factory=dict, description="More annotations on every object and pod."
+    )
+    service_account: Name | None = Field(None, description="An existing ServiceAccount instead of one without rights.")
+    operators: tuple[OperatorConfig, ...] = Field(
+        (),
+        description="Who may watch, enter, copy from, stop and delete this namespace's runs: a Role and a RoleBinding.",
+    )
+
+    max_restarts: int = Field(
+        3,
+        ge=0,
+        le=1000,
+        description="How often the whole gang may start again after a failure. Preemptions and drains do not count.",
+    )
+    max_runtime_seconds: int | None = Field(None, ge=60, description="The run is ended after this time.")
+    ttl_seconds: int | None = Field(
+        604800, ge=0, description="A finished run's pods are removed after this time; null: never. Volumes stay."
+    )
+    grace_seconds: int = Field(
+        120, ge=10, le=86400, description="Time to save when a pod must go; the pod's own grace period is 30 s longer."
+    )
+
+    initialisers: tuple[Literal["model", "data"], ...] = Field(
+        (), description="What init containers download and prepare before training, which then needs no network."
+    )
+    preprocess: PreprocessConfig | None = Field(
+        None, description="A CPU-only job that prepares the data on the outputs volume before GPUs are held."
+    )
+    tensorboard: bool = Field(False, description="A TensorBoard Deployment and Service over the outputs volume.")
+    jupyter: JupyterConfig | None = Field(None, description="A pod with JupyterLab and the run's volumes.")
