@@ -1,0 +1,28 @@
+"""What holds for every test: no network but loopback, nothing written into the home folder, steady hypothesis."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+import tests.offline.sitecustomize  # noqa: F401 - importing it is what guards this process
+
+OFFLINE = Path(__file__).parent / "offline"
+
+# At import, not in a fixture: libraries read these variables when they are imported, and so do child processes.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(OFFLINE), os.environ.get("PYTHONPATH"))))
+
+# A shared machine is slow at times, which says nothing about the code.
+settings.register_profile("kubetune", deadline=None)
+settings.load_profile("kubetune")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _caches_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what tests cache out of the user's ~/.cache, and away from other test processes."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))

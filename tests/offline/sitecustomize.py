@@ -1,0 +1,35 @@
+"""Refuses connections to anything but this machine, in the process that imports it.
+
+Python imports a `sitecustomize` it finds on PYTHONPATH by itself: tests/conftest.py puts this folder there, so that
+the processes which tests start are held to the same rule as the tests. An audit hook cannot be taken off again.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from typing import Any
+
+
+def is_local(address: Any) -> bool:
+    """Whether a socket address stays on this machine: a Unix socket's path, or a loopback host."""
+    if not isinstance(address, tuple):
+        return True
+    host = str(address[0])
+    if host in ("", "localhost"):
+        return True
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return found.is_loopback or found.is_unspecified
+
+
+def refuse_remote(event: str, args: tuple[Any, ...]) -> None:
+    """Audit hook: raise where a socket is about to leave this machine."""
+    if event in ("socket.connect", "socket.sendto") and not is_local(args[1]):
+        # Not an OSError: what tries again, or goes on without the network, must not hide it.
+        raise RuntimeError(f"tests connect to this machine only, and this would connect to {args[1]!r}")
+
+
+sys.addaudithook(refuse_remote)
