@@ -1,0 +1,78 @@
+"""How the processes of a run hang together: nobody outlives whoever started them.
+
+A kill -9 of the first process must not leave ranks behind that go on writing checkpoints, so the kernel is asked to do
+what the dead can no longer do. Linux only; elsewhere these functions change nothing. Not for starting ranks (agent.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+AGENT_PID = "KUBETUNE_AGENT_PID"
+"""Environment variable by which the agent tells every process below it whom it belongs to."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# Looked up at import: between fork and exec a child may not take the loader's lock.
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends, however that ends.
+
+    Called by every rank first thing, and between fork and exec by those who start processes. The setting survives
+    exec but not fork. When the agent named in the environment has died already, this process ends here.
+    """
+    if _libc is None:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    agent = os.environ.get(AGENT_PID)
+    if agent and not is_alive(int(agent)):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies, so that `kill_children` finds them."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not yet waited for does not count."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        # The state follows the command, which is in brackets and may itself hold spaces and brackets.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return sys.platform != "linux"
+
+
+def children(pid: int) -> list[int]:
+    """Processes started by `pid`, or adopted by it, that were not yet waited for. Empty where /proc does not tell."""
+    found: list[int] = []
+    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += [int(child) for child in listing.read_text().split()]
+    return found
+
+
+def kill_children() -> None:
+    """Kill everything below this process and wait until it is gone."""
+    # Each death hands its own children up to us, so look again until nobody is left.
+    while pids := children(os.getpid()):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)

@@ -1,0 +1,160 @@
+"""metrics.jsonl and its siblings: exact numbers, no step twice after a resume, nothing lost or torn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubetune import metrics
+from kubetune.errors import EnvironmentFault
+from kubetune.metrics import MetricsLog, read_events, read_lines, read_metrics, read_timings, record_event
+
+STEP = {"epoch": 0.5, "loss": 1.9312345678901234, "samples": 4, "tokens": 600, "trained_tokens": 200}
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
+def test_numbers_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, values: list[float]) -> None:
+    run_dir = tmp_path_factory.mktemp("run")
+    with MetricsLog(run_dir) as log:
+        for step, value in enumerate(values, start=1):
+            log.write(step, {"loss": value})
+    assert [line["loss"].hex() for line in read_metrics(run_dir)] == [value.hex() for value in values]
+
+
+def test_a_resume_cuts_off_what_came_after_its_step(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        for step in (1, 2, 3):
+            log.write(step, STEP)
+            log.write_timing(step, {"seconds": 0.5})
+        log.write(3, {"eval_loss": 1.8})
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    with MetricsLog(tmp_path, resume_step=3, evaluated_step=2) as log:
+        assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
+        log.write(3, {"eval_loss": 1.8})
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole
+    with MetricsLog(tmp_path, resume_step=2) as log:
+        assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+        assert [line["step"] for line in read_timings(tmp_path)] == [1, 2]
+        log.write(3, STEP)
+        log.write(3, {"eval_loss": 1.8})
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole
+
+
+def test_a_start_from_the_beginning_leaves_nothing_old(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        log.write(1, STEP)
+    with MetricsLog(tmp_path):
+        assert read_metrics(tmp_path) == []
+
+
+def test_a_torn_last_line_is_not_read_and_repaired_by_a_resume(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        log.write(1, STEP)
+        log.write(2, STEP)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+    with MetricsLog(tmp_path, resume_step=2) as log:
+        log.write(3, STEP)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3]
+
+
+def test_not_finite_numbers_become_null(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        log.write(1, {"loss": math.nan, "grad_norm": math.inf})
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": None, "grad_norm": None}]
+
+
+def test_a_killed_process_loses_no_line(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path; from kubetune.metrics import MetricsLog\n"
+        "log = MetricsLog(Path(sys.argv[1])); [log.write(s, {'loss': 1.0}) for s in (1, 2, 3)]\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, tmp_path]).returncode == -signal.SIGKILL
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
+
+
+def test_a_full_disk_is_explained_and_leaves_whole_lines(tmp_path: Path) -> None:
+    program = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from kubetune.errors import EnvironmentFault; from kubetune.metrics import MetricsLog\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "log = MetricsLog(Path(sys.argv[1]))\n"
+        "try:\n for step in range(100): log.write(step, {'loss': 1.0})\n"
+        "except EnvironmentFault as fault: print(fault)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    assert "metrics.jsonl" in done.stdout
+    path = tmp_path / "metrics.jsonl"
+    assert len(read_lines(path)) == 4
+    assert path.read_bytes().endswith(b"\n")
+
+
+def test_a_folder_that_is_missing_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match=r"events\.jsonl"):
+        record_event(tmp_path / "missing", "start")
+
+
+def test_events_have_time_and_facts_and_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_canary_value")
+    record_event(tmp_path, "start", world_size=2)
+    record_event(tmp_path, "error", reason="401 with hf_canary_value")
+    start, error = read_events(tmp_path)
+    assert start["event"] == "start"
+    assert start["world_size"] == 2
+    assert start["time"].endswith("Z")
+    assert error["reason"] == "401 with [secret]"
+
+
+def test_lines_of_several_writers_stay_whole(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from kubetune.metrics import record_event\n"
+        "[record_event(Path(sys.argv[1]), 'save', pid=os.getpid(), filler='x' * 3000) for _ in range(50)]"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", program, tmp_path]) for _ in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert len(read_events(tmp_path)) == 150
+
+
+def test_the_report_sums_up_the_run(tmp_path: Path) -> None:
+    (tmp_path / "resolved.json").write_text("{}")
+    with MetricsLog(tmp_path) as log:
+        for step, loss in ((1, 2.0), (2, 1.5)):
+            log.write(step, {**STEP, "epoch": step / 2, "loss": loss})
+            log.write_timing(step, {"seconds": 2.0})
+        log.write(2, {"epoch": 1.0, "eval_loss": 1.4})
+    report = metrics.write_report_json(
+        tmp_path,
+        world_size=2,
+        data_fingerprint="abc",
+        peak_memory_bytes=10,
+        copy_to=tmp_path / "copies" / "report.json",
+        device="cpu",
+    )
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    assert (tmp_path / "copies" / "report.json").read_bytes() == (tmp_path / "report.json").read_bytes()
+    assert {key: report[key] for key in ("world_size", "steps", "epochs", "samples", "tokens", "trained_tokens")} == {
+        "world_size": 2, "steps": 2, "epochs": 1.0, "samples": 8, "tokens": 1200, "trained_tokens": 400,
+    }  # fmt: skip
+    assert (report["seconds"], report["tokens_per_second"]) == (4.0, 300.0)
+    assert (report["loss_first"], report["loss_last"], report["eval_last"]["eval_loss"]) == (2.0, 1.5, 1.4)
+    assert report["config_sha256"] == hashlib.sha256(b"{}").hexdigest()
+    assert report["versions"]["torch"]
+    assert report["device"] == "cpu"
+
+
+def test_the_report_of_a_run_without_steps(tmp_path: Path) -> None:
+    (tmp_path / "resolved.json").write_text("{}")
+    report = metrics.write_report_json(tmp_path, world_size=1, data_fingerprint="", peak_memory_bytes=0)
+    assert report["steps"] == 0
+    assert report["tokens_per_second"] is None
