@@ -1,0 +1,147 @@
+"""From examples to ids and labels: which token is learnt.
+
+The rule that holds everything together: what stands before a label is tokenised as it will be at inference, so the
+ids before an answer equal those of `Tokenizer.encode_prompt`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenizers import Encoding
+
+from kubetune.data.formats import Chat, Example, Labelled, Pair, Text
+from kubetune.data.templates import Span
+from kubetune.data.tokenizer import Tokenizer
+
+TrainOn = Literal["assistant", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One row: `ids`, and for each of them whether it is a label. The first never is: nothing predicts it."""
+
+    ids: list[int]
+    trained: list[bool]
+
+
+class Encoder:
+    """Examples to rows, with one tokenizer and one choice of what is trained."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, train_on: TrainOn = "assistant", add_special_tokens: bool = True
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._all = train_on == "all"
+        self._prefix = tokenizer.prefix if add_special_tokens else []
+        self._anchor = self._find_anchor()
+
+    def encode(self, example: Example) -> Encoded:
+        """One row. Raises ValueError when the chat template refuses the conversation or hides where answers are."""
+        if isinstance(example, Chat):
+            text, spans = self._render(example)
+            return self._encode_chat(text, spans, self._encodings([text])[0])
+        return self._encode_plain(example)
+
+    def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
+        """Rows of many examples; in the place of one that is refused stands why."""
+        results: list[Encoded | str] = [""] * len(examples)
+        chats: list[tuple[int, str, list[Span]]] = []
+        for i, example in enumerate(examples):
+            try:
+                if isinstance(example, Chat):
+                    chats.append((i, *self._render(example)))
+                else:
+                    results[i] = self._encode_plain(example)
+            except ValueError as error:
+                results[i] = str(error)
+        encodings = self._encodings([text for _, text, _ in chats])
+        for (i, text, spans), encoding in zip(chats, encodings, strict=True):
+            results[i] = self._encode_chat(text, spans, encoding)
+        return results
+
+    def _encodings(self, texts: list[str]) -> list[Encoding]:
+        return self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+
+    def _render(self, chat: Chat) -> tuple[str, list[Span]]:
+        template = self.tokenizer.require_chat()
+        if self._all:
+            text = template.render(chat.messages, chat.tools)
+            return text, [template.settle(text, 0, len(text))]
+        return template.render_answers(chat.messages, chat.tools, first=chat.context)
+
+    def _encode_chat(self, text: str, spans: list[Span], encoding: Encoding) -> Encoded:
+        borders = [border for span in spans for border in span]
+        ids = encoding.ids
+        tokens = {border: _token_at(encoding, border, len(text)) for border in borders}
+        torn = [border for border, token in tokens.items() if token < 0]
+        if torn:
+            ids, starts = self._encode_pieces(text, torn)
+            tokens = {border: bisect_left(starts, border) for border in borders}
+        trained = [False] * len(ids)
+        for first, end in ((tokens[start], tokens[stop]) for start, stop in spans):
+            trained[first:end] = [True] * (end - first)
+        if trained and trained[-1] and ids[-1] not in self.tokenizer.eos_ids:
+            ids = [*ids, self.tokenizer.eos_id]
+            trained.append(True)
+        if trained:
+            trained[0] = False
+        return Encoded(ids, trained)
+
+    def _encode_pieces(self, text: str, cuts: list[int]) -> tuple[list[int], list[int]]:
+        """Tokenise a text in pieces, for where a token would stretch over the border of an answer.
+
+        At inference the prompt ends there, so no token does. Returns ids and the character each begins at.
+        """
+        ids: list[int] = []
+        starts: list[int] = []
+        for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            piece_ids, offsets = self._continue(text[begin:end], bool(begin))
+            ids += piece_ids
+            starts += [begin + offset for offset in offsets]
+        return ids, starts
+
+    def _encode_plain(self, example: Pair | Text | Labelled) -> Encoded:
+        if isinstance(example, Labelled):
+            raise ValueError("is a labelled text; set `task: sequence_classification`, or `data.format: text`")
+        eos = self.tokenizer.eos_id
+        if isinstance(example, Text):
+            before, after = self._prefix, self._continue(example.text, False)[0]
+        else:
+            before = [*self._prefix, *self._continue(example.prompt, False)[0]]
+            after = self._continue(example.completion, bool(before))[0]
+        ids = [*before, *after, *([] if after and after[-1] == eos else [eos])]
+        trained = [self._all] * len(before) + [True] * (len(ids) - len(before))
+        if isinstance(example, Text):
+            trained = [True] * len(ids)
+        trained[0] = False
+        return Encoded(ids, trained)
+
+    def _continue(self, text: str, after_something: bool) -> tuple[list[int], list[int]]:
+        """Ids of a text that begins a row or goes on from something before it, and the character each begins at."""
+        anchor, tokens = self._anchor if after_something else ("", 0)
+        encoding = self.tokenizer.backend.encode(anchor + text, add_special_tokens=False)
+        return encoding.ids[tokens:], [start - len(anchor) for start, _ in encoding.offsets[tokens:]]
+
+    def _find_anchor(self) -> tuple[str, int]:
+        """What must stand before a continuation, and its number of tokens; mostly nothing.
+
+        SentencePiece tokenizers begin every text with a space, which a completion of " World" or "World" must not
+        get twice or at all. After a line break they do not.
+        """
+        alone, after, anchor = (self.tokenizer.encode_text(text, special=False) for text in ("a", "\na", "\n"))
+        plain = after[: len(anchor)] != anchor or after[len(anchor) :] == alone
+        return ("", 0) if plain else ("\n", len(anchor))
+
+
+def _token_at(encoding: Encoding, border: int, length: int) -> int:
+    """The index of the first token at or after a character; -1 where a token stretches over it."""
+    for position in range(border, length):
+        token = encoding.char_to_token(position)
+        if token is not None:
+            start, _ = encoding.token_to_chars(token) or (0, 0)
+            return token if start >= border else -1
+    return len(encoding.ids)

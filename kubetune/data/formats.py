@@ -1,0 +1,298 @@
+"""The shapes that records come in, and the one normal form each is turned into.
+
+A shape is recognised by its keys. Conversations of any spelling become `Chat`; nothing here knows tokens or files.
+Adding a shape is one function and one line in SHAPES.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+Value = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation: messages with `role` and `content` and, where the answer calls tools, `tool_calls`.
+
+    The first `context` messages are never trained, whoever speaks them.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[Any, ...] = ()
+    context: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prompt and the completion to be learnt."""
+
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text, all of it to be learnt."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A text, or two, and its class."""
+
+    text: str
+    second: str | None
+    label: str | int
+
+
+Example = Chat | Pair | Text | Labelled
+
+ROLES: Final = ("system", "user", "assistant", "tool")
+_SPEAKERS: Final = {
+    "human": "user",
+    "user": "user",
+    "prompter": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bard": "assistant",
+    "bing": "assistant",
+    "model": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "observation": "tool",
+    "tool": "tool",
+    "function_response": "tool",
+}
+
+
+def convert(
+    value: Value, shape: str = "auto", columns: Mapping[str, str] | None = None, *, labelled: bool = False
+) -> Example:
+    """The normal form of a record.
+
+    `shape` is a key of SHAPES or `auto`; `columns` maps the names expected to the names in the file; `labelled` says
+    that the task is classification. Raises ValueError that says what was found and what was expected.
+    """
+    for expected, found in (columns or {}).items():
+        if found not in value:
+            raise ValueError(f"has no column {found!r}, which data.columns gives for {expected!r}; {_keys(value)}")
+        value = {**{key: item for key, item in value.items() if key != found}, expected: value[found]}
+    return SHAPES[detect(value, labelled=labelled) if shape == "auto" else shape](value)
+
+
+def detect(value: Value, *, labelled: bool = False) -> str:
+    """The shape of a record by its keys. Raises ValueError when it has none."""
+    if labelled and "label" in value:
+        return "labelled"
+    if "messages" in value:
+        return "messages"
+    if "conversations" in value:
+        return "sharegpt"
+    if "instruction" in value and "output" in value:
+        return "alpaca"
+    if ("prompt" in value or "input" in value) and ("completion" in value or "output" in value):
+        return "prompt_completion"
+    if "text" in value:
+        return "text"
+    if "label" in value and ("sentence" in value or "premise" in value):
+        return "labelled"
+    raise ValueError(
+        f"{_keys(value)}; expected `messages`, `prompt` and `completion`, `text`, `conversations`, or `instruction` "
+        "and `output`; other names can be given in `data.columns`"
+    )
+
+
+def _from_messages(value: Value) -> Chat:
+    messages = _list(value, "messages")
+    return Chat(tuple(_message(m, f"messages[{i}]") for i, m in enumerate(messages)), _tools(value))
+
+
+def _from_pair(value: Value) -> Pair | Chat:
+    prompt_key = "prompt" if "prompt" in value else "input"
+    completion_key = "completion" if "completion" in value else "output"
+    prompt, completion = _required(value, prompt_key), _required(value, completion_key)
+    if isinstance(prompt, list) and isinstance(completion, list):
+        before = [_message(m, f"{prompt_key}[{i}]") for i, m in enumerate(prompt)]
+        after = [_message(m, f"{completion_key}[{i}]") for i, m in enumerate(completion)]
+        if not before or not after:
+            raise ValueError(f"{prompt_key if not before else completion_key} is empty; expected messages")
+        return Chat((*before, *after), _tools(value), context=len(before))
+    return Pair(_text(prompt, prompt_key, may_be_empty=True), _text(completion, completion_key))
+
+
+def _from_text(value: Value) -> Text:
+    return Text(_text(_required(value, "text"), "text"))
+
+
+def _from_sharegpt(value: Value) -> Chat:
+    turns = _list(value, "conversations")
+    messages = [_turn(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
+    return Chat((*_system(value), *messages), _tools(value))
+
+
+def _turn(turn: Any, where: str) -> dict[str, Any]:
+    if isinstance(turn, dict) and "role" in turn and "content" in turn:
+        return _message(turn, where)
+    if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
+        raise ValueError(f"{where} is {_show(turn)}; expected an object with `from` and `value`")
+    speaker = turn["from"]
+    role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
+    if role is None:
+        raise ValueError(f"{where}.from is {_show(speaker)}; expected human, gpt, system, function_call or observation")
+    text = _text(turn["value"], f"{where}.value", may_be_empty=role == "system")
+    if speaker == "function_call":
+        calls = _parsed(text, f"{where}.value")
+        calls = calls if isinstance(calls, list) else [calls]
+        return {"role": role, "content": "", "tool_calls": [_call(c, f"{where}.value") for c in calls]}
+    return {"role": role, "content": text}
+
+
+def _from_alpaca(value: Value) -> Chat:
+    instruction = _text(_required(value, "instruction"), "instruction", may_be_empty=bool(value.get("input")))
+    extra = _text(value.get("input") or "", "input", may_be_empty=True)
+    messages = list(_system(value))
+    for i, pair in enumerate(value.get("history") or []):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError(f"history[{i}] is {_show(pair)}; expected [question, answer]")
+        for role, text in zip(("user", "assistant"), pair, strict=True):
+            messages.append({"role": role, "content": _text(text, f"history[{i}]")})
+    messages.append({"role": "user", "content": "\n".join(part for part in (instruction, extra) if part)})
+    messages.append({"role": "assistant", "content": _text(_required(value, "output"), "output")})
+    return Chat(tuple(messages))
+
+
+def _from_labelled(value: Value) -> Labelled:
+    first = next((key for key in ("sentence", "text", "premise", "sentence1", "question") if key in value), None)
+    if first is None:
+        raise ValueError(f"{_keys(value)}; expected `sentence`, `text`, or `premise` and `hypothesis`, with `label`")
+    second = next((key for key in ("hypothesis", "sentence2", "text_pair") if key in value), None)
+    label = _required(value, "label")
+    if isinstance(label, str) and label.lstrip("-").isdecimal():
+        label = int(label)
+    if isinstance(label, bool) or not isinstance(label, (int, str)) or label in ("", -1):
+        raise ValueError(f"label is {_show(label)}; expected a whole number of at least 0, or a name")
+    return Labelled(_text(value[first], first), _text(value[second], second) if second else None, label)
+
+
+SHAPES: Final[dict[str, Callable[[Value], Example]]] = {
+    "messages": _from_messages,
+    "prompt_completion": _from_pair,
+    "text": _from_text,
+    "sharegpt": _from_sharegpt,
+    "alpaca": _from_alpaca,
+    "labelled": _from_labelled,
+}
+
+
+def _message(message: Any, where: str) -> dict[str, Any]:
+    """A message with its role known, its content one string and its tool calls objects."""
+    if not isinstance(message, dict):
+        raise ValueError(f"{where} is {_show(message)}; expected an object with `role` and `content`")
+    role = message.get("role")
+    if role not in ROLES:
+        found = f"is {_show(role)}" if "role" in message else "is missing"
+        raise ValueError(f"{where}.role {found}; expected system, user, assistant or tool")
+    clean = {key: item for key, item in message.items() if item is not None}
+    if calls := clean.get("tool_calls"):
+        if role != "assistant" or not isinstance(calls, list):
+            raise ValueError(f"{where}.tool_calls is {_show(calls)}; expected a list of calls, by the assistant")
+        clean["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    else:
+        clean.pop("tool_calls", None)
+    if "content" not in clean and not calls:
+        raise ValueError(f"{where}.content is missing; expected a text")
+    content = clean.get("content", "")
+    if isinstance(content, list):
+        content = _joined(content, f"{where}.content")
+    clean["content"] = _text(content, f"{where}.content", may_be_empty=bool(calls) or role in ("system", "tool"))
+    return clean
+
+
+def _joined(parts: list[Any], where: str) -> str:
+    texts = []
+    for i, part in enumerate(parts):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f'{where}[{i}] is {_show(part)}; expected {{"type": "text", "text": …}}')
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    """A tool call whose arguments are an object; OpenAI's API writes them as JSON text, chat templates want objects."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError(f"{where} is {_show(call)}; expected an object with the function's `name` and `arguments`")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments, f"{where}.arguments")
+    function = {**function, "arguments": arguments}
+    return {**call, "function": function} if "function" in call else {"type": "function", "function": function}
+
+
+def _tools(value: Value) -> tuple[Any, ...]:
+    tools = value.get("tools") or []
+    if isinstance(tools, str):
+        tools = _parsed(tools, "tools")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ValueError(f"tools is {_show(tools)}; expected a list of function schemas")
+    return tuple(tools)
+
+
+def _system(value: Value) -> list[dict[str, Any]]:
+    system = value.get("system")
+    return [{"role": "system", "content": _text(system, "system")}] if system else []
+
+
+def _required(value: Value, key: str) -> Any:
+    if value.get(key) is None:
+        raise ValueError(f"`{key}` is missing; {_keys(value)}")
+    return value[key]
+
+
+def _list(value: Value, key: str) -> list[Any]:
+    items = _required(value, key)
+    if isinstance(items, str):
+        items = _parsed(items, key)
+    if not isinstance(items, list):
+        raise ValueError(f"{key} is {_show(items)}; expected a list")
+    if not items:
+        raise ValueError(f"{key} is empty; expected at least one message")
+    return items
+
+
+def _text(value: Any, where: str, *, may_be_empty: bool = False) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{where} is {_show(value)}; expected a text")
+    if not may_be_empty and not value.strip():
+        raise ValueError(f"{where} is empty; expected a text")
+    if "\0" in value:
+        raise ValueError(f"{where} holds a NUL character at position {value.index(chr(0))}; expected text")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where} holds half a surrogate pair at position {error.start}; expected text") from None
+    return value
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where} is {_show(text)}, which is not JSON: {error}") from None
+
+
+def _keys(value: Value) -> str:
+    return "has the keys " + ", ".join(f"`{key}`" for key in list(value)[:12]) if value else "has no keys"
+
+
+def _show(value: Any) -> str:
+    """A value as JSON, cut short, for messages."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,99 @@
+"""Finding a model's small files in a folder, in the hub's cache or on the hub, with an own message for each failure.
+
+Weights are not fetched here. `huggingface_hub` is imported only when the hub is really asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kubetune.config.schema import ModelConfig
+from kubetune.errors import EnvironmentFault, ModelError
+
+
+def hub_token() -> str | None:
+    """The access token in the environment, under any of the names in use; None leaves it to `hf auth login`."""
+    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def is_local(path: str) -> bool:
+    """Whether a model path means a folder on disk rather than a hub id."""
+    return Path(path).expanduser().is_dir() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+
+
+def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str, Path]:
+    """Those of `names` that the model at `path` has, each with where it lies on disk.
+
+    Asks the hub for what is not in the cache, unless `model.local_files_only`. Raises ModelError when there is no
+    such model, it is gated, or it cannot be had offline; EnvironmentFault when the hub cannot be reached.
+    """
+    if is_local(path):
+        folder = Path(path).expanduser()
+        if not folder.is_dir():
+            raise ModelError(f"model folder {path} does not exist; give a folder that holds the model, or a hub id")
+        return {name: folder / name for name in names if (folder / name).is_file()}
+    found = {}
+    for name in names:
+        file = _download(path, name, model.revision, model.local_files_only)
+        if file is not None:
+            found[name] = file
+    if not found and model.local_files_only:
+        raise ModelError(
+            f"model {path} is not in the local cache and local_files_only is set; download it first "
+            f"(`hf download {path}`), give the folder that holds it, or allow the network"
+        )
+    return found
+
+
+def _download(repo: str, name: str, revision: str | None, local_files_only: bool) -> Path | None:
+    """One file of a hub repository, or None when the repository does not have it."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+
+    with explained_hub_errors(repo, revision):
+        try:
+            return Path(
+                hf_hub_download(repo, name, revision=revision, local_files_only=local_files_only, token=hub_token())
+            )
+        except RemoteEntryNotFoundError:
+            return None
+        except LocalEntryNotFoundError:
+            if local_files_only:
+                return None
+            raise
+
+
+@contextlib.contextmanager
+def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "model") -> Iterator[None]:
+    """Turn what `huggingface_hub` raises into errors that say what to do."""
+    from huggingface_hub import errors as hub
+
+    page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{repo}"
+    try:
+        yield
+    except hub.GatedRepoError as error:
+        have = "the token in HF_TOKEN has no access yet" if hub_token() else "no token is set"
+        raise ModelError(
+            f"{kind} {repo} is gated and {have}: accept its licence at {page}, create a token at "
+            "https://huggingface.co/settings/tokens and set HF_TOKEN to it"
+        ) from error
+    except hub.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"{kind} {repo} is not on the hub, or is private; check the spelling, give an existing folder, or set "
+            "HF_TOKEN to a token that may read it"
+        ) from error
+    except hub.RevisionNotFoundError as error:
+        raise ModelError(f"{kind} {repo} has no revision {revision!r}; see {page}/commits/main") from error
+    except hub.HFValidationError as error:
+        raise ModelError(f"{repo!r} is neither an existing folder nor a hub id such as Qwen/Qwen3-8B") from error
+    except (hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError) as error:
+        raise EnvironmentFault(
+            f"{kind} {repo} is not in the local cache and the hub cannot be reached; go online once "
+            f"(`hf download {repo}`) or give a folder that holds it"
+        ) from error
+    except hub.HfHubHTTPError as error:
+        raise EnvironmentFault(f"the hub refused {kind} {repo}: {error}") from error

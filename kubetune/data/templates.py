@@ -1,0 +1,211 @@
+"""Chat templates: rendering conversations as transformers does, and finding the assistant's turns in the result.
+
+Templates come with models, so they run in Jinja's sandbox. Tokens are not known here; spans are characters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+Message = Mapping[str, Any]
+Span = tuple[int, int]
+
+CHATML = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- generation %}{{- message.content + '<|im_end|>' if message.role == 'assistant' else '' }}{% endgeneration %}
+    {{- '' if message.role == 'assistant' else message.content + '<|im_end|>' }}{{ '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+"""The built-in template that `model.chat_template: chatml` stands for."""
+
+# Strings no data set holds: the first two enclose what a template marks as generated, the third stands for an answer.
+_OPEN, _CLOSE, _ANSWER = (f"\U000f7e00{name}\U000f7e01" for name in ("open", "close", "answer"))
+_MARK = re.compile(f"{_OPEN}|{_CLOSE}")
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` encloses its output in marks, which rendering turns into spans."""
+
+    tags = {"generation"}  # noqa: RUF012 - the name and type are Jinja's
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller: Callable[[], str]) -> str:
+        output = caller()
+        return f"{_OPEN}{output}{_CLOSE}" if output else ""
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> jinja2.Template:
+    """A template with the options, filters and functions that transformers gives to chat templates."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _now
+    return environment.from_string(source)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: no null values, reasoning under the names in use."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((plain[key] for key in _REASONING_FIELDS if key in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+class ChatTemplate:
+    """One chat template with the special tokens it may name.
+
+    Every method raises ValueError when the template refuses the conversation, saying why; the caller knows the row.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = "the tokenizer's") -> None:
+        self.source = source
+        self.name = name
+        self._special_tokens = dict(special_tokens)
+        self._marks_generation = _GENERATION.search(source) is not None
+        try:
+            self._template = _compile(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"line {error.lineno}: {error.message}") from error
+        self.closing = self._find_closing()
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, generation_prompt: bool = False
+    ) -> str:
+        """The text of a conversation; with `generation_prompt` up to where the assistant's next answer begins."""
+        return self._render(messages, tools, generation_prompt)[0]
+
+    def render_answers(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, first: int = 0
+    ) -> tuple[str, list[Span]]:
+        """The text of a conversation and the spans of the assistant's turns in it, from message `first` on.
+
+        A span holds what the model writes at inference: everything after the generation prompt, up to and with the
+        end-of-turn token. Where the template has no `{% generation %}` block, a span is found by rendering the
+        conversation up to the turn, and it counts only if that is a prefix of the whole.
+        """
+        text, spans = self._render(messages, tools)
+        if self._marks_generation:
+            before = sum(message["role"] == "assistant" for message in messages[:first])
+            spans = spans[before:]
+        else:
+            turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
+            spans = [self._find_turn(text, messages, tools, i) for i in turns]
+        return text, [self.settle(text, *span) for span in spans]
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, generation_prompt: bool = False
+    ) -> tuple[str, list[Span]]:
+        try:
+            marked = self._template.render(
+                messages=[_plain(message) for message in messages],
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+                **self._special_tokens,
+            )
+        except Exception as error:
+            # A template is a program of somebody else's: whatever it trips over is the row's or the template's fault.
+            raise ValueError(f"{self.name} chat template refused the conversation: {error}") from error
+        return _take_marks(marked) if self._marks_generation else (marked, [])
+
+    def _find_turn(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int) -> Span:
+        """Where message `turn` was written into `text`, the rendering of all `messages`."""
+        if turn == 0:
+            prompt = self._render(_with_probe(messages, 0), tools)[0].partition(_ANSWER)[0]
+        else:
+            prompt = self.render(messages[:turn], tools, generation_prompt=True)
+        end = self._find_end(text, messages, tools, turn)
+        if end is None or not text.startswith(prompt) or end <= len(prompt):
+            raise ValueError(
+                f"the answer in messages[{turn}] cannot be found exactly: {self.name} chat template renders the "
+                "conversation differently when it ends there; mark answers with {% generation %} in a template of your "
+                "own (`model.chat_template: file.jinja`), or set `data.train_on: all`"
+            )
+        return len(prompt), end
+
+    def _find_end(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int
+    ) -> int | None:
+        if turn == len(messages) - 1:
+            return len(text)
+        head = self.render(messages[: turn + 1], tools)
+        if text.startswith(head):
+            return len(head)
+        # The template rewrites history (Qwen3 drops the reasoning of earlier turns), so the turn reads differently
+        # when it is the last. What follows it does not: put a probe in its place and see what comes after.
+        probed = _with_probe(messages, turn)
+        _, found, after = self.render(probed, tools).partition(_ANSWER)
+        ending = self.render(probed[: turn + 1], tools).partition(_ANSWER)[2]
+        rest = after.removeprefix(ending)
+        if not found or _ANSWER in rest or rest == after or not rest or not text.endswith(rest):
+            return None
+        return len(text) - len(rest)
+
+    def _find_closing(self) -> str:
+        """What the template writes after an answer, such as `<|im_end|>`; empty when it writes nothing."""
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+        try:
+            return self.render(chat).partition(_ANSWER)[2].strip()
+        except ValueError:
+            return ""
+
+    def settle(self, text: str, start: int, end: int) -> Span:
+        """Let a span end right after the end-of-turn token: not before it, nor after the line break that follows."""
+        if self.closing:
+            written = text[start:end].rstrip()
+            if written.endswith(self.closing):
+                return start, start + len(written)
+            if text.startswith(self.closing, end):
+                return start, end + len(self.closing)
+        return start, end
+
+
+def _with_probe(messages: Sequence[Message], turn: int) -> list[Message]:
+    return [*messages[:turn], {**messages[turn], "content": _ANSWER}, *messages[turn + 1 :]]
+
+
+def _take_marks(marked: str) -> tuple[str, list[Span]]:
+    """Remove the marks of generation blocks from a rendering and say which spans they enclosed."""
+    parts = _MARK.split(marked)
+    borders = [0]
+    for part in parts:
+        borders.append(borders[-1] + len(part))
+    return "".join(parts), [(borders[i], borders[i + 1]) for i in range(1, len(parts) - 1, 2)]

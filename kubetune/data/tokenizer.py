@@ -1,0 +1,205 @@
+"""A model's tokenizer and chat template: text and conversations to ids and back.
+
+Ids and renderings are those of transformers' `AutoTokenizer` (see tokenizer_files.py). What of them is a label is
+decided in encode.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from kubetune.config.schema import ModelConfig
+from kubetune.data import hub
+from kubetune.data.templates import CHATML, ChatTemplate, Message
+from kubetune.data.tokenizer_files import FILES, MODEL_FILES, load_backend, read_json, special_tokens
+from kubetune.errors import ModelError
+
+DEFAULT_CACHE = Path("~/.cache/kubetune")
+
+
+class Tokenizer:
+    """Made by `load_tokenizer`. Loading what is heavy is put off until it is used, so that a cached run starts fast.
+
+    Attributes: `name` for messages; `files`, those it was read from; `special`, the special tokens that have a role.
+    """
+
+    def __init__(
+        self, name: str, files: Mapping[str, Path], template: tuple[str, str] | None = None, cache: Path = DEFAULT_CACHE
+    ) -> None:
+        """`template` is the (name, source) of a chat template that replaces the tokenizer's own."""
+        self.name = name
+        self.files = dict(files)
+        self._config = read_json(self.files.get("tokenizer_config.json"))
+        self.special = special_tokens(self.files, self._config)
+        self._given_template = template
+        self._cache = cache.expanduser()
+
+    @cached_property
+    def _loaded(self) -> tuple[tokenizers.Tokenizer, list[int]]:
+        backend = load_backend(self.files, self._config, self._cache)
+        backend.no_truncation()
+        backend.no_padding()
+        bare = backend.encode("a", add_special_tokens=False).ids
+        full = backend.encode("a", add_special_tokens=True).ids
+        prefix = full[: next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)]
+        # Besides adding special tokens, post-processors may trim offsets, which are wanted exact here.
+        backend.post_processor = tokenizers.processors.Sequence([])
+        return backend, prefix
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The tokenizer proper; it adds no special tokens."""
+        return self._loaded[0]
+
+    @property
+    def prefix(self) -> list[int]:
+        """Ids of the special tokens that the tokenizer puts before a text, such as BOS; often none."""
+        return self._loaded[1]
+
+    @cached_property
+    def chat(self) -> ChatTemplate | None:
+        """The chat template, or None when the model has none."""
+        name, source = self._given_template or ("the tokenizer's", self._own_template())
+        if not source:
+            return None
+        try:
+            return ChatTemplate(source, self.special, name)
+        except ValueError as error:
+            raise ModelError(f"{name} chat template is not valid Jinja: {error}") from error
+
+    def require_chat(self) -> ChatTemplate:
+        """The chat template. Raises ModelError, saying how to give one, when there is none."""
+        if self.chat is None:
+            raise ModelError(
+                f"the tokenizer of {self.name} has no chat template, and the data are conversations; set "
+                "`model.chat_template: chatml` (built in), or a Jinja file: `model.chat_template: template.jinja`"
+            )
+        return self.chat
+
+    def _own_template(self) -> str:
+        if file := self.files.get("chat_template.jinja"):
+            return file.read_text(encoding="utf-8")
+        own = self._config.get("chat_template") or ""
+        if isinstance(own, list):
+            named = {entry["name"]: entry["template"] for entry in own}
+            own = named.get("default") or next(iter(named.values()), "")
+        return str(own)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of all special tokens."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(id for id, token in added.items() if token.special)
+
+    @property
+    def eos_id(self) -> int:
+        """The token that ends a text. Raises ModelError when the tokenizer has none."""
+        id = self._id("eos_token")
+        if id is None:
+            raise ModelError(
+                f"the tokenizer of {self.name} has no eos_token, so the model could not learn to stop; name one in "
+                "its tokenizer_config.json"
+            )
+        return id
+
+    @cached_property
+    def turn_end_id(self) -> int | None:
+        """The token with which the chat template ends an answer, such as `<|im_end|>`."""
+        ids = self.encode_text(self.chat.closing, special=False) if self.chat and self.chat.closing else []
+        return next((id for id in reversed(ids) if id in self.special_ids), None)
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        """All tokens that end generation: the tokenizer's, the model's, and the end of a turn."""
+        generation = read_json(self.files.get("generation_config.json")).get("eos_token_id")
+        listed = generation if isinstance(generation, list) else [generation]
+        ids = [self._id("eos_token"), self.turn_end_id, *listed]
+        return tuple(dict.fromkeys(id for id in ids if id is not None))
+
+    @property
+    def pad_id(self) -> int:
+        """What fills up batches that must be rectangular; never a label."""
+        pad = self._id("pad_token")
+        return self.eos_id if pad is None else pad
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, if the model has one."""
+        return self._id("bos_token")
+
+    def _id(self, name: str) -> int | None:
+        return self.backend.token_to_id(self.special[name]) if name in self.special else None
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return max(self.backend.get_vocab().values()) + 1
+
+    def encode_text(self, text: str, *, special: bool = True) -> list[int]:
+        """Ids of a text; with `special` after the special tokens that begin one."""
+        ids = self.backend.encode(text, add_special_tokens=False).ids
+        return [*self.prefix, *ids] if special else ids
+
+    def encode_prompt(self, prompt: str | Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
+        """Ids that a model is given to go on from: exactly those it has seen before its labels in training.
+
+        `prompt` is a text or the messages of a conversation. Raises ValueError when the template refuses them.
+        """
+        if isinstance(prompt, str):
+            return self.encode_text(prompt)
+        return self.encode_text(self.require_chat().render(prompt, tools, generation_prompt=True), special=False)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids."""
+        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def save(self, folder: Path) -> None:
+        """Copy the tokenizer's files, byte for byte, and the chat template that replaced its own."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, file in self.files.items():
+            if name not in MODEL_FILES:
+                shutil.copyfile(file, folder / name)
+        if self._given_template:
+            (folder / "chat_template.jinja").write_text(self._given_template[1], encoding="utf-8")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of everything that decides ids and labels: the files and the chat template."""
+        digest = hashlib.sha256(repr((tokenizers.__version__, self._given_template)).encode())
+        for name, file in sorted(self.files.items()):
+            digest.update(f"\0{name}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+        return digest.hexdigest()
+
+
+def load_tokenizer(model: ModelConfig, cache: Path | None = None) -> Tokenizer:
+    """The tokenizer of a model, from `model.tokenizer` where that is given.
+
+    Raises ModelError when it cannot be had, saying why, and EnvironmentFault when the hub cannot be reached.
+    """
+    path = model.tokenizer or model.path
+    files = hub.find_files(model, path, (*FILES, *MODEL_FILES))
+    vocabularies = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+    if not any(name in files for name in vocabularies):
+        raise ModelError(f"{path} holds no tokenizer; expected one of {', '.join(vocabularies)}")
+    return Tokenizer(path, files, _given_template(model), cache or DEFAULT_CACHE)
+
+
+def _given_template(model: ModelConfig) -> tuple[str, str] | None:
+    if model.chat_template is None:
+        return None
+    if model.chat_template == "chatml":
+        return "the built-in chatml", CHATML
+    file = Path(model.chat_template).expanduser()
+    try:
+        return str(file), file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"model.chat_template {model.chat_template} cannot be read: {error}; give a Jinja file, or `chatml`"
+        ) from error
