@@ -46,11 +46,11 @@ class ComputeConfig(ClusterSection):
         None,
         ge=0,
         le=64,
-        description="GPUs, and so processes, on each node. Left out: all that are there. "
+        description="GPUs on each node. Left out: all that are there. "
         "Kubernetes has to be told: 0 for CPU.",
     )
     processes: int | None = Field(
-        None, ge=1, le=512, description="Processes on each node without GPUs. Left out: 1 on a laptop."
+        None, ge=1, le=512, description="Processes on each node. Left out: one for each GPU, or 1 without GPUs."
     )
     cpu: int | None = Field(None, ge=1, description="CPU cores per node.")
     memory: Quantity | None = Field(None, description="Memory per node, such as `200Gi`.")

@@ -16,15 +16,38 @@ from kubetune.config.cluster import ComputeConfig, KubernetesConfig
 class Section(BaseModel):
     """A part of the config: immutable, and a key it does not know is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
+
+
+DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+OPTIM_NAMES = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_bnb_8bit": "adamw_8bit",
+}
+
+
+def _as_tuple(value: Any) -> Any:
+    """JSON and YAML have lists only, and strict validation takes no list for a tuple behind another validator."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+AsTuple = BeforeValidator(_as_tuple)
+
+
+def _renamed(names: dict[str, str]) -> BeforeValidator:
+    return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
 
 
 class ModelConfig(Section):
     path: str = Field(min_length=1, description="Hub id (`Qwen/Qwen3-8B`) or a folder that holds the model.")
     revision: str | None = Field(None, description="Branch, tag or commit on the hub.")
     tokenizer: str | None = Field(None, description="Hub id or folder of the tokenizer, when it is not the model's.")
-    chat_template: str | None = Field(None, description="File with a Jinja chat template that replaces the tokenizer's.")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+    chat_template: str | None = Field(
+        None, description="File with a Jinja chat template that replaces the tokenizer's."
+    )
+    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], _renamed(DTYPE_NAMES)] = Field(
         "auto",
         description="Dtype of frozen weights and of the arithmetic. `auto`: bfloat16 where the GPU supports it, else "
         "float16; float32 on CPU. Trained parameters and optimizer state are always float32.",
@@ -44,7 +67,7 @@ class ModelConfig(Section):
         commit = self.revision or ""
         if self.trust_remote_code and not (len(commit) == 40 and all(c in "0123456789abcdef" for c in commit)):
             raise ValueError(
-                "trust_remote_code runs code from the model's repository: pin `revision` to a full commit (40 hex digits)"
+                "trust_remote_code runs code from the model's repository: pin `revision` to a commit (40 hex digits)"
             )
         return self
 
@@ -62,9 +85,15 @@ class SourceConfig(Section):
     )
     subset: str | None = Field(None, description="Configuration name of a hub data set, such as `sst2` of `glue`.")
     split: str = Field("train", description="Split of a hub data set; slices such as `train[:1%]` work.")
-    range: tuple[int, int] | None = Field(
+    range: Annotated[tuple[int, int] | None, AsTuple] = Field(
         None, description="Rows `[first, end)` of the source after shuffling with the data seed."
     )
+
+    @model_validator(mode="after")
+    def _range_holds_rows(self) -> SourceConfig:
+        if self.range and not 0 <= self.range[0] < self.range[1]:
+            raise ValueError(f"range {list(self.range)} holds no row; expected [first, end) with 0 <= first < end")
+        return self
 
 
 def _as_source(value: Any) -> Any:
@@ -74,20 +103,27 @@ def _as_source(value: Any) -> Any:
 def _as_sources(value: Any) -> Any:
     if isinstance(value, (str, dict)):
         value = [value]
-    return [_as_source(v) for v in value] if isinstance(value, (list, tuple)) else value
+    return tuple(_as_source(v) for v in value) if isinstance(value, (list, tuple)) else value
 
 
 def _as_eval(value: Any) -> Any:
     return value if value is None or isinstance(value, (int, float)) else _as_sources(value)
 
 
-Sources = Annotated[tuple[SourceConfig, ...], BeforeValidator(_as_sources), Field(min_length=1)]
+SourcesAsWritten = str | SourceConfig | tuple[str | SourceConfig, ...]
+Sources = Annotated[
+    tuple[SourceConfig, ...],
+    BeforeValidator(_as_sources, json_schema_input_type=SourcesAsWritten),
+    Field(min_length=1),
+]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DataConfig(Section):
     train: Sources = Field(description="One source or a list of sources.")
     eval: Annotated[
-        Annotated[float, Field(ge=0, lt=1)] | tuple[SourceConfig, ...] | None, BeforeValidator(_as_eval)
+        Share | tuple[SourceConfig, ...] | None,
+        BeforeValidator(_as_eval, json_schema_input_type=Share | SourcesAsWritten | None),
     ] = Field(None, description="Share of `train` to hold out (`0.05`, seeded), or sources of its own.")
     max_length: int = Field(2048, ge=8, le=10_000_000, description="Longest sequence in tokens.")
     overlong: Literal["drop", "truncate", "error"] = Field(
@@ -115,10 +151,12 @@ class LoraConfig(Section):
     r: int = Field(16, ge=1, le=4096, description="Rank.")
     alpha: float | None = Field(None, gt=0, description="Scale; left out: twice the rank.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
-    target_modules: Literal["all-linear"] | tuple[str, ...] | str = Field(
+    target_modules: Annotated[Literal["all-linear"] | tuple[str, ...] | str, AsTuple] = Field(
         "all-linear", description="`all-linear`, a list of module names, or one regular expression."
     )
-    modules_to_save: tuple[str, ...] = Field((), description="Modules trained in full and saved with the adapter.")
+    modules_to_save: Annotated[tuple[str, ...], AsTuple] = Field(
+        (), description="Modules trained in full and saved with the adapter."
+    )
     use_dora: bool = Field(False, description="DoRA: magnitude and direction apart (arXiv 2402.09353).")
     use_rslora: bool = Field(False, description="Scale by alpha/√r instead of alpha/r (arXiv 2312.03732).")
 
@@ -135,8 +173,10 @@ class TrainingConfig(Section):
     num_train_epochs: float = Field(1.0, gt=0, le=10_000, description="Epochs; may be a fraction.")
     max_steps: int | None = Field(None, ge=1, description="Optimizer steps; takes precedence over epochs.")
     global_batch_size: int | None = Field(
-        None, ge=1, description="Samples per optimizer step over all ranks, whatever their number. Left out: "
-        "`per_device_train_batch_size × gradient_accumulation_steps × world`."
+        None,
+        ge=1,
+        description="Samples per optimizer step over all ranks, whatever their number. Left out: "
+        "`per_device_train_batch_size × gradient_accumulation_steps × world`.",
     )
     per_device_train_batch_size: int = Field(
         1, ge=1, description="Samples per micro-batch; with packing, full-length sequences' worth of tokens."
@@ -154,7 +194,9 @@ class TrainingConfig(Section):
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first decay rate.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's second decay rate.")
     adam_epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
-    optim: Literal["adamw", "adamw_8bit"] = Field("adamw", description="Fused AdamW, or bitsandbytes' 8-bit AdamW.")
+    optim: Annotated[Literal["adamw", "adamw_8bit"], _renamed(OPTIM_NAMES)] = Field(
+        "adamw", description="Fused AdamW, or bitsandbytes' 8-bit AdamW."
+    )
     logging_steps: int = Field(1, ge=1, description="Steps between log lines; metrics.jsonl holds every step.")
     eval_steps: Interval = Field("epoch", description="Steps between evaluations, or `epoch`.")
     save_steps: Interval = Field("epoch", description="Steps between checkpoints, or `epoch`.")
@@ -170,8 +212,9 @@ class TrainingConfig(Section):
     parallelism: Literal["ddp", "fsdp"] = Field("ddp", description="Copies of the model, or shards of it.")
     compile: Literal["auto"] | bool = Field("auto", description="torch.compile of pointwise parts; `auto`: long runs.")
     resume: Literal["auto", "must", "never"] = Field(
-        "auto", description="`auto`: go on from the newest good checkpoint. `must`: fail without one. `never`: refuse to "
-        "touch a run that has one."
+        "auto",
+        description="`auto`: go on from the newest good checkpoint. `must`: fail without one. `never`: refuse to "
+        "touch a run that has one.",
     )
     seed: int = Field(42, ge=0, lt=2**63, description="Decides data order, splits, initial weights and dropout.")
 
@@ -194,6 +237,10 @@ class LoggingConfig(Section):
     report_json: str | None = Field(None, description="Where to copy the report JSON besides the run directory.")
 
 
+def _as_lora(value: Any) -> Any:
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
 class Config(Section):
     """One run, whole. `load_config` is the way to make one."""
 
@@ -203,9 +250,13 @@ class Config(Section):
     task: Literal["causal_lm", "sequence_classification", "vision_language"] = Field(
         "causal_lm", description="What is learnt."
     )
-    model: Annotated[ModelConfig, BeforeValidator(_as_source)] = Field(description="The model, or just its path.")
+    model: Annotated[ModelConfig, BeforeValidator(_as_source, json_schema_input_type=str | ModelConfig)] = Field(
+        description="The model, or just its hub id or folder."
+    )
     data: DataConfig = Field(description="What it learns from.")
-    lora: LoraConfig | None = Field(None, description="Left out: every parameter is trained.")
+    lora: Annotated[LoraConfig | None, BeforeValidator(_as_lora, json_schema_input_type=LoraConfig | bool | None)] = (
+        Field(None, description="`true` or a section: adapters. Left out: every parameter is trained.")
+    )
     quantization: Literal["none", "4bit", "8bit", "auto"] = Field("none", description="Quantised frozen base.")
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides the run.")
@@ -218,3 +269,19 @@ class Config(Section):
     def learning_rate(self) -> float:
         """Learning rate with the default of the method filled in."""
         return self.training.learning_rate or (2e-4 if self.lora else 1e-5)
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Config:
+        problems = []
+        if self.quantization in ("4bit", "8bit") and self.lora is None:
+            problems.append(
+                f"quantization: found {self.quantization} without lora; a quantised base cannot be trained itself, "
+                "add `lora: true` or set quantization to none"
+            )
+        if self.training.early_stopping_patience is not None and not self.data.eval:
+            problems.append(
+                "training.early_stopping_patience: needs evaluations; set data.eval to a share such as 0.05 or a file"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self

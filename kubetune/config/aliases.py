@@ -1,0 +1,204 @@
+"""Other tools' names for our settings: one table, read when a config is loaded and printed in docs/config.md.
+
+Only names whose meaning is the same are here. What needs judgement belongs to `kubetune import`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from kubetune.config.layers import Entry, KeyPath, Problem, dotted
+from kubetune.config.schema import Config, TrainingConfig
+
+SAYS_NOTHING = object()
+"""What a value such as `bf16: false` means: neither this nor that."""
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Our path for a peer's key, and our value where the peers' differ: a table, or a function of theirs."""
+
+    path: str
+    values: Mapping[Any, Any] | Callable[[Any], Any] | None = None
+
+    def value(self, theirs: Any) -> Any:
+        """Our value for theirs; one that is not in the table stays as it is, for the schema to judge."""
+        if callable(self.values):
+            return self.values(theirs)
+        if self.values is None or not isinstance(theirs, (str, int, bool)):
+            return theirs
+        # 1 == True in Python; the tables mean the types they write.
+        return next((ours for k, ours in self.values.items() if k == theirs and type(k) is type(theirs)), theirs)
+
+
+def _target_modules(theirs: Any) -> Any:
+    """LLaMA-Factory writes `all`, or names with commas between them."""
+    if theirs == "all":
+        return "all-linear"
+    if isinstance(theirs, str) and re.fullmatch(r"\w+(\s*,\s*\w+)+", theirs):
+        return re.split(r"\s*,\s*", theirs)
+    return theirs
+
+
+_METHOD: dict[Any, Any] = {"lora": {}, "full": None}
+_SWITCH: dict[Any, Any] = {True: {}, False: None}
+
+ALIASES: dict[str, Alias] = {
+    # A bare name works at the top of the file and inside the section it leads to.
+    "model_name_or_path": Alias("model.path"),
+    "model_name": Alias("model.path"),
+    "model_id": Alias("model.path"),
+    "base_model": Alias("model.path"),
+    "model_revision": Alias("model.revision"),
+    "tokenizer_name_or_path": Alias("model.tokenizer"),
+    "torch_dtype": Alias("model.dtype"),
+    "dtype": Alias("model.dtype"),
+    "bf16": Alias("model.dtype", {True: "bfloat16", False: SAYS_NOTHING}),
+    "fp16": Alias("model.dtype", {True: "float16", False: SAYS_NOTHING}),
+    "trust_remote_code": Alias("model.trust_remote_code"),
+    "attn_implementation": Alias("model.attention", {"flash_attention_2": "auto", "flash_attention_3": "auto"}),
+    "dataset": Alias("data.train"),
+    "train_file": Alias("data.train"),
+    "eval_dataset": Alias("data.eval"),
+    "validation_file": Alias("data.eval"),
+    "val_size": Alias("data.eval"),
+    "val_set_size": Alias("data.eval"),
+    "split_dataset_ratio": Alias("data.eval"),
+    "max_length": Alias("data.max_length"),
+    "cutoff_len": Alias("data.max_length"),
+    "sequence_len": Alias("data.max_length"),
+    "seq_len": Alias("data.max_length"),
+    "max_seq_length": Alias("data.max_length"),
+    "max_seq_len": Alias("data.max_length"),
+    "block_size": Alias("data.max_length"),
+    "packing": Alias("data.packing"),
+    "sample_packing": Alias("data.packing"),
+    "neat_packing": Alias("data.packing"),
+    "excess_length_strategy": Alias("data.overlong", {"raise": "error"}),
+    "train_on_inputs": Alias("data.train_on", {True: "all", False: "assistant"}),
+    "train_on_prompt": Alias("data.train_on", {True: "all", False: "assistant"}),
+    "assistant_only_loss": Alias("data.train_on", {True: "assistant", False: "all"}),
+    "preprocessing_num_workers": Alias("data.num_proc"),
+    "dataset_num_proc": Alias("data.num_proc"),
+    "dataset_processes": Alias("data.num_proc"),
+    "peft": Alias("lora"),
+    "finetuning_type": Alias("lora", _METHOD),
+    "tuner_type": Alias("lora", _METHOD),
+    "train_type": Alias("lora", _METHOD),
+    "adapter": Alias("lora", {"lora": {}}),
+    "use_peft": Alias("lora", _SWITCH),
+    "lora_r": Alias("lora.r"),
+    "lora_rank": Alias("lora.r"),
+    "lora.rank": Alias("lora.r"),
+    "lora.dim": Alias("lora.r"),
+    "lora_alpha": Alias("lora.alpha"),
+    "lora_dropout": Alias("lora.dropout"),
+    "target_modules": Alias("lora.target_modules", _target_modules),
+    "lora_target": Alias("lora.target_modules", _target_modules),
+    "lora_target_modules": Alias("lora.target_modules", _target_modules),
+    "lora_target_linear": Alias("lora.target_modules", {True: "all-linear", False: SAYS_NOTHING}),
+    "modules_to_save": Alias("lora.modules_to_save"),
+    "lora_modules_to_save": Alias("lora.modules_to_save"),
+    "use_dora": Alias("lora.use_dora"),
+    "peft_use_dora": Alias("lora.use_dora"),
+    "use_rslora": Alias("lora.use_rslora"),
+    "peft_use_rslora": Alias("lora.use_rslora"),
+    "load_in_4bit": Alias("quantization", {True: "4bit", False: SAYS_NOTHING}),
+    "load_in_8bit": Alias("quantization", {True: "8bit", False: SAYS_NOTHING}),
+    "quantization_bit": Alias("quantization", {4: "4bit", 8: "8bit"}),
+    "micro_batch_size": Alias("training.per_device_train_batch_size"),
+    "batch_size": Alias("training.per_device_train_batch_size"),
+    "total_batch_size": Alias("training.global_batch_size"),
+    "num_epochs": Alias("training.num_train_epochs"),
+    "epochs": Alias("training.num_train_epochs"),
+    "lr": Alias("training.learning_rate"),
+    "lr_scheduler": Alias("training.lr_scheduler_type"),
+    "optimizer": Alias("training.optim"),
+    "eval_batch_size": Alias("training.per_device_eval_batch_size"),
+    "early_stop_interval": Alias("training.early_stopping_patience"),
+    "early_stopping_steps": Alias("training.early_stopping_patience"),
+    "resume_from_checkpoint": Alias("training.resume", {True: "must", False: SAYS_NOTHING}),
+    "train.micro_batch_size": Alias("training.per_device_train_batch_size"),
+    "train.global_batch_size": Alias("training.global_batch_size"),
+    "train.epochs": Alias("training.num_train_epochs"),
+    "train.max_steps": Alias("training.max_steps"),
+    "train.max_seq_length": Alias("data.max_length"),
+    "model.model_max_length": Alias("data.max_length"),
+    "output_dir": Alias("output"),
+    "training.output_dir": Alias("output"),
+    "run_name": Alias("name"),
+    "training.run_name": Alias("name"),
+    "nproc_per_node": Alias("compute.processes"),
+    "nnodes": Alias("compute.nodes"),
+    "num_nodes": Alias("compute.nodes"),
+}
+
+# Every key of `training` is Hugging Face's own and may stand at the top of the file, as it does there.
+ALIASES |= {name: Alias(f"training.{name}") for name in TrainingConfig.model_fields}
+
+
+@cache
+def _table() -> dict[KeyPath, Alias]:
+    """ALIASES by path, with the bare names that also work inside the section they lead to."""
+    table: dict[KeyPath, Alias] = {}
+    for name, alias in ALIASES.items():
+        theirs, ours = tuple(name.split(".")), tuple(alias.path.split("."))
+        table[theirs] = alias
+        inside = (*ours[:-1], *theirs)
+        if len(theirs) == 1 and len(ours) == 2 and inside != ours:
+            table[inside] = alias
+    return table
+
+
+def canonical(entry: Entry) -> Entry | None:
+    """A setting at our path with our value, however it was spelled; None when its value says nothing."""
+    table = _table()
+    path, value = entry.path, entry.value
+    while alias := next((table[path[:end]] for end in (1, 2) if path[:end] in table), None):
+        end = 1 if path[:1] in table else 2
+        if path[end:] == ():
+            value = alias.value(value)
+        path = (*alias.path.split("."), *path[end:])
+    if value is SAYS_NOTHING:
+        return None
+    if path == ("model",) and isinstance(value, str):
+        path = ("model", "path")
+    elif path == ("lora",) and isinstance(value, bool):
+        value = {} if value else None
+    elif value is None and len(path) == 1 and path[0] in _ALWAYS_THERE:
+        value = {}  # `training:` with every line below it commented out
+    return replace(entry, path=path, value=value)
+
+
+_ALWAYS_THERE = {"data"} | {name for name, key in Config.model_fields.items() if key.default_factory is not None}
+
+
+def canonical_file(entries: Iterable[Entry]) -> tuple[list[Entry], list[Problem]]:
+    """The settings of one file in our spelling; one setting spelled in two ways is a problem that names both lines."""
+    seen: dict[KeyPath, Entry] = {}
+    result: list[Entry] = []
+    problems: list[Problem] = []
+    for entry in entries:
+        ours = canonical(entry)
+        if ours is None:
+            continue
+        twin = _same_setting(ours, seen)
+        if twin is not None and twin.path != entry.path:
+            other = f"{dotted(twin.path)} (line {twin.origin.line})"
+            problems.append(Problem(entry.origin, f"{dotted(entry.path)}: the same setting as {other}; keep one"))
+            continue
+        if ours.value != {}:  # a section's beginning cannot contradict what stands in it
+            seen[ours.path] = entry
+        result.append(ours)
+    return result, problems
+
+
+def _same_setting(ours: Entry, seen: Mapping[KeyPath, Entry]) -> Entry | None:
+    if ours.value == {}:
+        return None
+    size = len(ours.path)
+    return next((e for p, e in seen.items() if p == ours.path[: len(p)] or ours.path == p[:size]), None)

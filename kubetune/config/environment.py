@@ -1,0 +1,45 @@
+"""Environment variables that take precedence over the run file, for containers whose manifest sets them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from kubetune.config.layers import Origin
+
+log = logging.getLogger(__name__)
+
+
+class Variable(NamedTuple):
+    """The key a variable sets, and what it means."""
+
+    path: str
+    meaning: str
+
+
+VARIABLES: dict[str, Variable] = {
+    "MODEL_ID": Variable("model.path", "Hub id or folder of the model."),
+    "DATASET_ID": Variable("data.train", "Training data; `#N` takes N samples."),
+    "MAX_LEN": Variable("data.max_length", "Longest sequence in tokens."),
+    "BATCH": Variable("training.per_device_train_batch_size", "Samples per micro-batch and process."),
+    "GRAD_ACC": Variable("training.gradient_accumulation_steps", "Micro-batches per step and process."),
+    "EPOCHS": Variable("training.num_train_epochs", "Epochs."),
+    "LR": Variable("training.learning_rate", "Learning rate."),
+    "LORA_RANK": Variable("lora.r", "Rank; switches LoRA on."),
+    "LORA_ALPHA": Variable("lora.alpha", "Scale; switches LoRA on."),
+    "NPROC": Variable("compute.processes", "Processes on each node."),
+    "DTYPE": Variable("model.dtype", "`auto`, `bf16`, `fp16` or `fp32`."),
+    "RUN_NAME": Variable("name", "Name of the run; `run #1` becomes `run-1`."),
+}
+
+
+def read_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Origin]]:
+    """`(path, text, origin)` for each variable of the table that is set and not empty."""
+    for name, variable in VARIABLES.items():
+        if text := environ.get(name, "").strip():
+            log.info("%s is set in the environment: it decides %s", name, variable.path)
+            if name == "RUN_NAME":
+                text = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+            yield variable.path, text, Origin(f"environment variable {name}")

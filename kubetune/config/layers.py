@@ -1,0 +1,92 @@
+"""Settings from several sources, laid over one another into one tree, each remembering where it came from.
+
+Nothing here knows the keys of the config; schema.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+KeyPath = tuple[str | int, ...]
+
+
+class Origin(NamedTuple):
+    """Where a setting was written: a file and its line, or words such as `environment variable LR`."""
+
+    source: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}" if self.line else self.source
+
+
+class Problem(NamedTuple):
+    """One mistake, explained. Sorts by where it was made."""
+
+    origin: Origin
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One setting: a scalar or a list at a path, or `{}` where a section begins. `inner`: origins inside a list."""
+
+    path: KeyPath
+    value: Any
+    origin: Origin
+    inner: Mapping[KeyPath, Origin] = field(default_factory=dict)
+
+
+def dotted(path: KeyPath) -> str:
+    """`data.train[0].weight` for `("data", "train", 0, "weight")`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+class Tree:
+    """The settings merged so far, and the origin of each."""
+
+    def __init__(self, default_origin: Origin) -> None:
+        self.data: dict[str, Any] = {}
+        self._default_origin = default_origin
+        self._origins: dict[KeyPath, Origin] = {}
+
+    def put(self, entries: Iterable[Entry]) -> None:
+        """Lay settings over what is there: mappings are merged, anything else is replaced."""
+        for entry in entries:
+            *parents, name = entry.path
+            node: dict[Any, Any] = self.data
+            for parent in parents:
+                if not isinstance(node.get(parent), dict):
+                    node[parent] = {}
+                node = node[parent]
+            if entry.value != {} or not isinstance(node.get(name), dict):
+                node[name] = entry.value
+                self._forget_below(entry.path)
+            self._origins[entry.path] = entry.origin
+            self._origins.update({entry.path + inner: origin for inner, origin in entry.inner.items()})
+
+    def _forget_below(self, path: KeyPath) -> None:
+        for known in [k for k in self._origins if k[: len(path)] == path]:
+            del self._origins[known]
+
+    def origin(self, path: KeyPath) -> Origin:
+        """Where `path` was written; else the first setting below it, else its nearest parent."""
+        for end in range(len(path), 0, -1):
+            if exact := self._origins.get(path[:end]):
+                return exact
+            if below := [origin for known, origin in self._origins.items() if known[:end] == path[:end]]:
+                return min(below)
+        return self._default_origin
+
+    def get(self, path: KeyPath) -> Any:
+        """The value at `path`. Raises LookupError or TypeError where there is none."""
+        node: Any = self.data
+        for part in path:
+            node = node[part]
+        return node

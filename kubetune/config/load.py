@@ -1,0 +1,172 @@
+"""Makes a Config from a run file, environment variables, flags and overrides, or says everything that is wrong.
+
+Later sources win: file < environment < flags < `key=value`. Nothing is written and nothing but the file is read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from kubetune.config import reference
+from kubetune.config.aliases import canonical, canonical_file
+from kubetune.config.document import parse_value, read_entries
+from kubetune.config.environment import read_variables
+from kubetune.config.layers import Entry, KeyPath, Origin, Problem, Tree, dotted
+from kubetune.config.problems import explain
+from kubetune.config.schema import Config
+from kubetune.config.secrets import ADVICE, is_secret
+from kubetune.errors import ConfigError
+
+LOCAL_PATHS: tuple[KeyPath, ...] = (
+    ("model", "path"),
+    ("model", "tokenizer"),
+    ("model", "chat_template"),
+    ("data", "train"),
+    ("data", "eval"),
+)
+"""Keys whose value may be a local file or folder; the sources below `data` hold theirs as text or under `path`."""
+
+
+def load_config(
+    path: Path | None,
+    *,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """The config of one run.
+
+    `overrides` are `key=value` texts, `flags` values by dotted path (`{"training.seed": 1}`); `environ` is read only
+    when given (see environment.VARIABLES). A relative path in the file means a file beside it if there is one, else
+    one in the current directory; existing local paths come back absolute, so that workers started elsewhere find them.
+    Raises ConfigError with every problem found; checks between sections come when each key is right by itself.
+    """
+    problems: list[Problem] = []
+    tree = Tree(Origin(str(path) if path else "command line"))
+    here = Path.cwd()
+    if path is not None:
+        written, broken = read_entries(path)
+        written, doubled = canonical_file(written)
+        problems += broken + doubled
+        tree.put(_safe(_absolute(written, [path.absolute().parent, here]), problems))
+    typed = [*_from_environment(environ or {}, problems), *_from_flags(flags or {}), *_split(overrides, problems)]
+    ours = [entry for entry in map(canonical, typed) if entry is not None]
+    tree.put(_safe(_absolute(ours, [here]), problems))
+    try:
+        config = Config.model_validate_json(json.dumps(tree.data), strict=True)
+    except ValidationError as error:
+        problems += explain(error.errors(include_url=False), tree)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(str(problem) for problem in sorted(problems))))
+    return config
+
+
+def resolved(config: Config) -> dict[str, Any]:
+    """The whole config, defaults included, as JSON-able data; `load_resolved` reads it back equal."""
+    return config.model_dump(mode="json", by_alias=True)
+
+
+def load_resolved(source: Mapping[str, Any] | Path) -> Config:
+    """A Config from `resolved` data, or from the JSON file that holds it. Raises ConfigError."""
+    try:
+        text = source.read_text("utf-8") if isinstance(source, Path) else json.dumps(source)
+        return Config.model_validate_json(text, strict=True)
+    except (OSError, ValidationError, TypeError) as error:
+        name = source if isinstance(source, Path) else "resolved config"
+        raise ConfigError(f"{name}: not a config written by this version of kubetune: {error}") from None
+
+
+def as_yaml(config: Config) -> str:
+    """A run file that loads as an equal config and names only what differs from the defaults."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    stream = io.StringIO()
+    yaml.dump(config.model_dump(mode="json", by_alias=True, exclude_defaults=True), stream)
+    return stream.getvalue()
+
+
+def _from_environment(environ: Mapping[str, str], problems: list[Problem]) -> Iterator[Entry]:
+    for key, text, origin in read_variables(environ):
+        yield from _parsed(key, text, origin, problems)
+
+
+def _from_flags(flags: Mapping[str, Any]) -> Iterator[Entry]:
+    for key, value in flags.items():
+        yield Entry(tuple(key.split(".")), value, Origin("command line"))
+
+
+def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]:
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        key = key.strip()
+        if not equals or not all(key.split(".")):
+            origin = Origin("command line")
+            problems.append(Problem(origin, f"found {override!r}; expected key=value, such as training.seed=1"))
+            continue
+        yield from _parsed(key, text.strip(), Origin("override"), problems)
+
+
+def _parsed(key: str, text: str, origin: Origin, problems: list[Problem]) -> Iterator[Entry]:
+    entry = Entry(tuple(key.split(".")), text, origin)
+    ours = canonical(entry)
+    if ours is not None and reference.wants_text(ours.path) and text not in ("", "null", "~"):
+        yield entry
+        return
+    try:
+        yield replace(entry, value=parse_value(text))
+    except ValueError as error:
+        problems.append(Problem(origin, f"{key}: {error}"))
+
+
+def _safe(entries: Iterable[Entry], problems: list[Problem]) -> Iterator[Entry]:
+    """The entries without secrets. Each secret is a problem that does not echo it."""
+    for entry in entries:
+        known = entry.path[-1] in reference.keys(reference.at(entry.path[:-1]) or {})
+        secrets = [
+            entry.inner.get(inner, entry.origin)
+            for inner, text in _texts(entry.value)
+            if is_secret(entry.path + inner, text, known=known)
+        ]
+        problems += [Problem(origin, f"{dotted(entry.path)}: {ADVICE}") for origin in secrets]
+        if not secrets:
+            yield entry
+
+
+def _texts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Every text in a value, with its path."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(item, (*path, key))
+
+
+def _absolute(entries: Iterable[Entry], folders: Sequence[Path]) -> Iterator[Entry]:
+    """The entries with local paths that exist below one of `folders`, or are absolute already, made absolute."""
+    for entry in entries:
+        local = any(entry.path == known or entry.path == (*known, "path") for known in LOCAL_PATHS)
+        yield replace(entry, value=_find(entry.value, folders)) if local else entry
+
+
+def _find(value: Any, folders: Sequence[Path]) -> Any:
+    if isinstance(value, list):
+        return [_find(item, folders) for item in value]
+    if isinstance(value, dict) and "path" in value:
+        return {**value, "path": _find(value["path"], folders)}
+    if not isinstance(value, str) or not value or "://" in value or "\0" in value:
+        return value
+    name, mark, count = value.partition("#")
+    for folder in folders:
+        found = folder / Path(name).expanduser()
+        if name and found.exists():
+            return f"{found.resolve()}{mark}{count}"
+    return value

@@ -1,0 +1,104 @@
+"""Turns what pydantic found wrong into one problem per setting, with its line, what was found and what was expected."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from kubetune.config import reference
+from kubetune.config.aliases import ALIASES
+from kubetune.config.layers import KeyPath, Problem, Tree, dotted
+from kubetune.config.secrets import ADVICE, names_secret
+
+_LONGEST_VALUE = 60
+
+
+def explain(errors: Sequence[ErrorDetails], tree: Tree) -> list[Problem]:
+    """One problem for each setting that is wrong, in no order.
+
+    A union reports an error for each of its branches: they are one problem, and the one nearest to the mistake wins.
+    """
+    found: dict[KeyPath, list[ErrorDetails]] = {}
+    for error in errors:
+        found.setdefault(_place(error, tree), []).append(error)
+    deepest = [
+        path for path in found if not any(p != path and p[: len(path)] == path for p in found) or _own(found[path])
+    ]
+    return [problem for path in deepest for problem in _explain_one(path, found[path], tree)]
+
+
+def _own(errors: Sequence[ErrorDetails]) -> bool:
+    """Whether the errors are about the section itself, not about what it may be instead of a section."""
+    return any(error["type"] in ("value_error", "missing", "extra_forbidden") for error in errors)
+
+
+def _place(error: ErrorDetails, tree: Tree) -> KeyPath:
+    """Where in the tree an error is: its location without the names of union branches that pydantic puts in."""
+    node: Any = tree.data
+    path: list[str | int] = []
+    for index, part in enumerate(error["loc"]):
+        try:
+            node = node[part]
+        except (LookupError, TypeError):
+            if error["type"] != "missing" or index < len(error["loc"]) - 1:
+                continue
+        path.append(part)
+    return tuple(path)
+
+
+def _explain_one(path: KeyPath, errors: Sequence[ErrorDetails], tree: Tree) -> list[Problem]:
+    origin = tree.origin(path)
+    kinds = {error["type"] for error in errors}
+    if "missing" in kinds:
+        node = reference.at(path) or {}
+        return [Problem(origin, f"{dotted(path)}: missing; expected {_expected(path)}: {_first_sentence(node)}")]
+    if "extra_forbidden" in kinds:
+        if names_secret(str(path[-1])):
+            return [Problem(origin, f"{dotted(path)}: {ADVICE}")]
+        return [Problem(origin, f"{dotted(path)}: unknown key; {suggest(path)}")]
+    if "value_error" in kinds:
+        text = next(str(e["ctx"]["error"]) for e in errors if e["type"] == "value_error")
+        if path:
+            return [Problem(origin, f"{dotted(path)}: {text}")]
+        # The checks between sections name the key they blame at the beginning of each line.
+        return [Problem(tree.origin(tuple(line.split(":")[0].split("."))), line) for line in text.splitlines()]
+    if not path:
+        return [Problem(origin, f"{error['msg']}") for error in errors]
+    return [Problem(origin, f"{dotted(path)}: found {_shown(tree.get(path))}; expected {_expected(path)}")]
+
+
+def _expected(path: KeyPath) -> str:
+    return reference.expected(reference.at(path) or {})
+
+
+def _first_sentence(node: reference.Node) -> str:
+    return str(node.get("description", "")).partition(". ")[0].removesuffix(".")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a section"
+    if value is None:
+        return "nothing"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+def suggest(path: KeyPath) -> str:
+    """What somebody who wrote an unknown key may have meant."""
+    name = str(path[-1])
+    siblings = list(reference.keys(reference.at(path[:-1]) or {}))
+    paths = {str(known[-1]): dotted(known) for known, _ in reference.leaves()}
+    homes = [dotted(known) for known, _ in reference.leaves() if known[-1] == name]
+    if homes:
+        return f"did you mean {' or '.join(homes)}?"
+    if close := difflib.get_close_matches(name, siblings, 1, 0.7):
+        return f"did you mean {close[0]}?"
+    elsewhere = paths | {alias: a.path for alias, a in ALIASES.items() if alias not in paths and "." not in alias}
+    if close := difflib.get_close_matches(name, elsewhere, 1, 0.75):
+        return f"did you mean {elsewhere[close[0]]}?"
+    return f"known here: {', '.join(siblings)}" if siblings else "no keys are known here"
