@@ -1,0 +1,68 @@
+"""Kubernetes manifests of a run: a pure function from config and plan to plain dicts, and dicts to YAML.
+
+Nothing here talks to a cluster, reads a file or a clock: the same config gives the same bytes on any machine.
+A new kind of workload is one module with `workload(spec)` and one line in KINDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from kubetune.manifests.configmap import config_maps, local_files
+from kubetune.manifests.extras import jupyter, jupyter_secret, tensorboard
+from kubetune.manifests.initialisers import preprocess_job
+from kubetune.manifests.rbac import operator_role, service_account
+from kubetune.manifests.spec import Manifest, RunSpec
+from kubetune.manifests.storage import claims
+from kubetune.manifests.text import dump
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import Config
+    from kubetune.plan import Plan
+
+__all__ = ["KINDS", "dump", "local_files", "render", "secret_templates"]
+
+KINDS: dict[str, str] = {
+    "job": "kubetune.manifests.job",
+    "statefulset": "kubetune.manifests.statefulset",
+    "jobset": "kubetune.manifests.jobset",
+    "pytorchjob": "kubetune.manifests.pytorchjob",
+    "trainjob": "kubetune.manifests.trainjob",
+}
+
+
+def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -> list[Manifest]:
+    """All objects of a run, in the order in which they are to be applied.
+
+    `files` is what `local_files` found: small data files that travel along in a ConfigMap.
+    Secrets are not among them: pods refer to them by name, and `secret_templates` says which must exist.
+    Raises ConfigError when the config has no `kubernetes` section.
+    """
+    spec = RunSpec.of(config, plan, files)
+    workload: list[Manifest] = import_module(KINDS[spec.kubernetes.kind]).workload(spec)
+    return [
+        *service_account(spec),
+        *operator_role(spec),
+        *config_maps(spec),
+        *claims(spec),
+        *preprocess_job(spec),
+        *workload,
+        *tensorboard(spec),
+        *jupyter(spec),
+    ]
+
+
+def secret_templates(config: Config, plan: Plan) -> list[Manifest]:
+    """The Secrets that the objects of `render` refer to, each key with an empty value for the user to fill in."""
+    spec = RunSpec.of(config, plan)
+    keys: dict[str, dict[str, str]] = {}
+    for variable, ref in spec.kubernetes.secrets.items():
+        keys.setdefault(ref.secret, {})[ref.key or variable] = ""
+    if spec.kubernetes.jupyter:
+        name, key = jupyter_secret(spec)
+        keys.setdefault(name, {})[key] = ""
+    return [
+        spec.manifest("v1", "Secret", name, "secret", type="Opaque", stringData=values) for name, values in keys.items()
+    ]

@@ -1,0 +1,52 @@
+"""What Kubernetes does about each way a pod can end: our exit codes as a failure policy.
+
+2 (config or data) and 4 (diverged) would only fail again, so the run fails at once. A preemption or a drain (143 with
+a good checkpoint, or the disruption condition) starts again and does not count. All else, 145 (lost a peer) among it,
+starts again and counts.
+"""
+
+from __future__ import annotations
+
+from kubetune.errors import DIVERGED, PREEMPTED, USER
+from kubetune.manifests.spec import Manifest
+
+FINAL = sorted((USER, DIVERGED))
+
+
+def _on_codes(action: str, codes: list[int]) -> Manifest:
+    # No container is named: an init container that meets bad data ends the run just the same.
+    return {"action": action, "onExitCodes": {"operator": "In", "values": codes}}
+
+
+def _on_disruption(action: str) -> Manifest:
+    # Schemas before Kubernetes 1.34 require the status.
+    return {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+def pod_failure_policy(*, gang: bool) -> Manifest:
+    """The policy of a Job. With `gang` every end fails the Job, since whoever owns it restarts all pods together."""
+    again = "FailJob" if gang else "Ignore"
+    return {"rules": [_on_codes("FailJob", FINAL), _on_disruption(again), _on_codes(again, [PREEMPTED])]}
+
+
+def jobset_failure_policy(max_restarts: int, *, deadline: bool) -> Manifest:
+    """The policy of a JobSet: it sees why its Job failed only in the Job controller's message."""
+    final = "|".join(map(str, FINAL))
+    rules: list[Manifest] = [
+        {
+            "name": "final",
+            "action": "FailJobSet",
+            "onJobFailureReasons": ["PodFailurePolicy"],
+            "onJobFailureMessagePatterns": [f".*exit code ({final}) .*"],
+        },
+        {
+            "name": "preempted",
+            "action": "RestartJobSetAndIgnoreMaxRestarts",
+            "onJobFailureReasons": ["PodFailurePolicy"],
+            "onJobFailureMessagePatterns": [".*condition DisruptionTarget.*", f".*exit code {PREEMPTED} .*"],
+        },
+    ]
+    if deadline:
+        rules.append({"name": "deadline", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]})
+    # All pods of the old attempt are gone before the new one starts, so that none of them holds a GPU or a volume.
+    return {"maxRestarts": max_restarts, "restartStrategy": "BlockingRecreate", "rules": rules}

@@ -1,0 +1,40 @@
+"""Indexed Job with a headless Service: needs nothing installed in the cluster.
+
+Each pod of an index is replaced by itself; a pod that lost a peer ends with 145, so the gang starts again together.
+"""
+
+from __future__ import annotations
+
+from kubetune.manifests.environment import COMPLETION_INDEX, rendezvous
+from kubetune.manifests.failure import pod_failure_policy
+from kubetune.manifests.services import headless_service
+from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
+from kubetune.manifests.trainer import pod_template
+
+
+def indexed_job(spec: RunSpec, template: Manifest, *, gang: bool) -> Manifest:
+    """The spec of a Job with one index per node. With `gang` its owner restarts it whole, so it never retries."""
+    k = spec.kubernetes
+    job: Manifest = {
+        "completionMode": "Indexed",
+        "completions": spec.nodes,
+        "parallelism": spec.nodes,
+        # The Job controller counts pods, not gangs: one failure can cost a pod of every node.
+        "backoffLimit": 0 if gang else k.max_restarts * spec.nodes,
+        # Never two pods of one index: both would believe to be the same rank and write the same files.
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": pod_failure_policy(gang=gang),
+    }
+    if k.max_runtime_seconds is not None:
+        job["activeDeadlineSeconds"] = k.max_runtime_seconds
+    return {**job, "template": template}
+
+
+def workload(spec: RunSpec) -> list[Manifest]:
+    """Service and Job. Pod names resolve as `NAME-INDEX.NAME`."""
+    variables = rendezvous(spec, f"{spec.name}-0.{spec.name}", COMPLETION_INDEX)
+    body = indexed_job(spec, pod_template(spec, rendezvous=variables, subdomain=spec.name), gang=False)
+    if spec.kubernetes.ttl_seconds is not None:
+        body["ttlSecondsAfterFinished"] = spec.kubernetes.ttl_seconds
+    job = spec.manifest("batch/v1", "Job", spec.name, TRAINER, more_labels=spec.queue_labels(), spec=body)
+    return [headless_service(spec), job]

@@ -1,0 +1,91 @@
+"""What every pod of a run has, whatever it does: identity, security, image, and where it may be scheduled.
+
+The restricted pod security standard holds unless the `rdma` profile says otherwise: no root, no privileges, read-only
+root file system, and no token of the API server, which a training process has no business with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kubetune.manifests.spec import OUTPUTS, TRAINER, Manifest, RunSpec
+
+
+def restricted() -> Manifest:
+    """A container's security context under the restricted standard."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def pod_security(spec: RunSpec) -> Manifest:
+    """The pod's security context: no root, and new volumes belong to the run's group so that it can write them."""
+    user = spec.kubernetes.run_as_user
+    return {
+        "runAsNonRoot": user != 0,
+        "runAsUser": user,
+        "runAsGroup": user,
+        "fsGroup": user,
+        # Without this, kubelet changes the owner of every file of a big shared volume at each start.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container(
+    spec: RunSpec, name: str, command: list[str], *, security: Manifest | None = None, **more: Any
+) -> Manifest:
+    """A container of the run's image; `more` holds its other fields (env, ports, resources, volumeMounts …)."""
+    policy = spec.kubernetes.image_pull_policy
+    return {
+        "name": name,
+        "image": spec.kubernetes.image,
+        **({"imagePullPolicy": policy} if policy else {}),
+        "command": command,
+        # Relative paths of the config, such as ./mlruns, then lie on the outputs volume.
+        "workingDir": OUTPUTS,
+        **{field: setting for field, setting in more.items() if setting},
+        "securityContext": security or restricted(),
+    }
+
+
+def cpu_resources(cpu: str | int, memory: str) -> Manifest:
+    """Requests and limits of a container without GPUs. No CPU limit: it would throttle, not protect."""
+    return {"requests": {"cpu": str(cpu), "memory": memory}, "limits": {"memory": memory}}
+
+
+def tolerations(spec: RunSpec, *, gpus: int) -> list[Manifest]:
+    """The user's, and with GPUs the taint that GPU nodes usually have."""
+    own = [t.model_dump(exclude_none=True) for t in spec.kubernetes.tolerations]
+    usual = {"key": spec.kubernetes.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}
+    return [*([usual] if gpus else []), *(t for t in own if t != usual)]
+
+
+def pod_basics(spec: RunSpec, *, gpus: int = 0) -> Manifest:
+    """Pod fields that every pod of a run has. A pod without GPUs does not take the run's place on GPU nodes."""
+    k = spec.kubernetes
+    optional = {
+        "imagePullSecrets": [{"name": name} for name in k.image_pull_secrets],
+        "priorityClassName": k.priority_class,
+        "schedulerName": k.scheduler,
+        "nodeSelector": dict(k.node_selector) if gpus or not spec.gpus else {},
+        "tolerations": tolerations(spec, gpus=gpus),
+    }
+    return {
+        "serviceAccountName": spec.service_account,
+        "automountServiceAccountToken": False,
+        # Variables for every Service of the namespace: thousands in a busy one, and they can collide with ours.
+        "enableServiceLinks": False,
+        "securityContext": pod_security(spec),
+        **{field: setting for field, setting in optional.items() if setting},
+    }
+
+
+def pod_metadata(spec: RunSpec, component: str) -> Manifest:
+    """Labels and annotations of a pod template."""
+    annotations = dict(spec.kubernetes.annotations)
+    if component == TRAINER and spec.kubernetes.queue and spec.kubernetes.pack:
+        annotations["kueue.x-k8s.io/podset-preferred-topology"] = spec.kubernetes.pack
+    return {"labels": spec.labels(component), **({"annotations": annotations} if annotations else {})}

@@ -1,0 +1,59 @@
+"""Who may do what: an identity without rights for the pods, and the least rights for people who operate runs."""
+
+from __future__ import annotations
+
+from kubetune.manifests.spec import Manifest, RunSpec
+
+GROUP = "rbac.authorization.k8s.io"
+OPERATE = ["get", "list", "watch", "create", "patch", "delete"]
+WORKLOADS = {
+    "job": [("batch", ["jobs"])],
+    "statefulset": [("apps", ["statefulsets"])],
+    "jobset": [("jobset.x-k8s.io", ["jobsets"])],
+    "pytorchjob": [("kubeflow.org", ["pytorchjobs"])],
+    "trainjob": [("trainer.kubeflow.org", ["trainjobs", "trainingruntimes"])],
+}
+
+
+def _rule(group: str, resources: list[str], verbs: list[str]) -> Manifest:
+    return {"apiGroups": [group], "resources": resources, "verbs": verbs}
+
+
+def service_account(spec: RunSpec) -> list[Manifest]:
+    """The pods' identity. It has no rights and no token: nothing in a pod talks to the API server."""
+    if spec.kubernetes.service_account:
+        return []
+    account = spec.manifest("v1", "ServiceAccount", spec.name, "identity", automountServiceAccountToken=False)
+    return [account]
+
+
+def operator_role(spec: RunSpec) -> list[Manifest]:
+    """Role and RoleBinding of those the config names as operators; nothing when it names none.
+
+    They are the rights of kubetune's own verbs for this kind of run. Secrets can be written but not read back.
+    """
+    k = spec.kubernetes
+    if not k.operators:
+        return []
+    name = f"{spec.name}-operator"
+    extras = [("batch", ["jobs"])] if k.preprocess and k.kind != "job" else []
+    extras += [("apps", ["deployments"])] if k.tensorboard else []
+    rules = [
+        *(_rule(group, resources, OPERATE) for group, resources in [*WORKLOADS[k.kind], *extras]),
+        _rule("", ["services", "persistentvolumeclaims", "configmaps", "serviceaccounts"], OPERATE),
+        _rule("", ["secrets"], ["create", "patch", "delete"]),
+        _rule("", ["pods"], ["get", "list", "watch", "create", "patch", "delete"]),
+        _rule("", ["pods/log", "events"], ["get", "list", "watch"]),
+        _rule("", ["pods/exec", "pods/portforward"], ["get", "create"]),
+    ]
+    subjects = [
+        {"kind": o.kind, "name": o.name, "namespace": k.namespace}
+        if o.kind == "ServiceAccount"
+        else {"kind": o.kind, "apiGroup": GROUP, "name": o.name}
+        for o in k.operators
+    ]
+    reference = {"apiGroup": GROUP, "kind": "Role", "name": name}
+    return [
+        spec.manifest(f"{GROUP}/v1", "Role", name, "identity", rules=rules),
+        spec.manifest(f"{GROUP}/v1", "RoleBinding", name, "identity", roleRef=reference, subjects=subjects),
+    ]

@@ -1,0 +1,157 @@
+"""What every manifest of one run is made from: its name, its size, its labels, and where things lie in a pod.
+
+Only facts and names; the objects are built by the modules beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kubetune.config.cluster import KubernetesConfig
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kubetune.plan import Plan
+
+Manifest = dict[str, Any]
+
+OUTPUTS = "/outputs"
+CACHE = "/cache"
+CONFIG_FOLDER = "/etc/kubetune"
+CONFIG_FILE = f"{CONFIG_FOLDER}/run.yaml"
+DATA_FOLDER = "/etc/kubetune-data"
+TRAINER = "trainer"
+PORT = 29500
+# Kubernetes allows a pod this long beyond the time torchrun gives its workers, for the agent to write its last words.
+MARGIN_SECONDS = 30
+DATA_FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".arrow")
+
+
+def run_name(config: Config) -> str:
+    """The run's name, or one from the model's: a DNS label of at most 40 characters that begins with a letter."""
+    if config.name:
+        return config.name
+    stem = re.sub(r"[^a-z0-9]+", "-", config.model.path.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-")
+    return (stem if stem[:1].isalpha() else f"run-{stem}")[:40].strip("-")
+
+
+def on_hub(path: str) -> bool:
+    """Whether a model or data set path is a hub id, not a file or folder."""
+    plain = path.partition("#")[0]
+    return (
+        bool(re.fullmatch(r"[\w.-]+(/[\w.-]+)?", plain))
+        and not plain.startswith(".")
+        and (not plain.lower().endswith(DATA_FILES))
+    )
+
+
+def source_paths(config: Config) -> Iterator[tuple[str, str]]:
+    """Every path the run reads data from, with its key in the config; `#N` stays on."""
+    for name in ("train", "eval"):
+        sources = getattr(config.data, name)
+        for index, source in enumerate(sources if isinstance(sources, tuple) else ()):
+            yield f"data.{name}.{index}.path", source.path
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run on a cluster: `nodes` pods with `processes` ranks and `gpus` GPUs each.
+
+    `files` are the local data files that travel with the manifests: their text by their path on this machine.
+    """
+
+    config: Config
+    kubernetes: KubernetesConfig
+    name: str
+    nodes: int
+    processes: int
+    gpus: int
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: Config, plan: Plan, files: Mapping[str, str] | None = None) -> RunSpec:
+        """Raises ConfigError when the config has no `kubernetes` section."""
+        if config.kubernetes is None:
+            raise ConfigError(
+                "kubernetes: the section is missing; add at least `kubernetes: {image: …}`. Nothing was written."
+            )
+        return cls(
+            config=config,
+            kubernetes=config.kubernetes,
+            name=run_name(config),
+            nodes=plan.nodes,
+            processes=plan.processes_per_node,
+            gpus=config.compute.gpus_per_node or 0,
+            files=files or {},
+        )
+
+    @property
+    def run_dir(self) -> str:
+        """Run directory as the pods see it."""
+        return f"{OUTPUTS}/{self.name}"
+
+    @property
+    def service_account(self) -> str:
+        """The ServiceAccount of every pod."""
+        return self.kubernetes.service_account or self.name
+
+    @property
+    def offline(self) -> bool:
+        """Whether training asks the hub for nothing: all of it is there, or an initialiser fetches it."""
+        config, fetched = self.config, self.kubernetes.initialisers
+        model_here = config.model.local_files_only or "model" in fetched or not on_hub(config.model.path)
+        data_here = "data" in fetched or not any(on_hub(path) for _, path in source_paths(config))
+        return model_here and data_here
+
+    def carried(self) -> dict[str, str]:
+        """Where the pods see each file of `files`, by its path on this machine. Names are those a ConfigMap allows."""
+        names = (re.sub(r"[^-._a-zA-Z0-9]", "_", path.rsplit("/", 1)[-1])[-200:] for path in self.files)
+        return {path: f"{DATA_FOLDER}/{i}-{name}" for i, (path, name) in enumerate(zip(self.files, names, strict=True))}
+
+    def selector(self, component: str) -> dict[str, str]:
+        """Labels that find the pods of one component of this run, and only them."""
+        return {
+            "app.kubernetes.io/name": "kubetune",
+            "app.kubernetes.io/instance": self.name,
+            "app.kubernetes.io/component": component,
+        }
+
+    def labels(self, component: str) -> dict[str, str]:
+        """All labels of an object; ours win, since selectors rely on them."""
+        return {
+            **self.kubernetes.labels,
+            **self.selector(component),
+            "app.kubernetes.io/managed-by": "kubetune",
+        }
+
+    def queue_labels(self) -> dict[str, str]:
+        """Kueue's labels of the object that it holds back until there is room."""
+        named = {
+            "kueue.x-k8s.io/queue-name": self.kubernetes.queue,
+            "kueue.x-k8s.io/priority-class": self.kubernetes.queue_priority,
+        }
+        return {key: value for key, value in named.items() if value is not None}
+
+    def manifest(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        component: str,
+        *,
+        more_labels: dict[str, str] | None = None,
+        **body: Any,
+    ) -> Manifest:
+        """An object of this run with its namespace, labels and annotations."""
+        metadata: Manifest = {
+            "name": name,
+            "namespace": self.kubernetes.namespace,
+            "labels": {**self.labels(component), **(more_labels or {})},
+        }
+        if self.kubernetes.annotations:
+            metadata["annotations"] = dict(self.kubernetes.annotations)
+        return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}

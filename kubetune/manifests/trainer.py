@@ -1,0 +1,114 @@
+"""The pod template of one training node: the same for every kind but for the container's name and the rendezvous."""
+
+from __future__ import annotations
+
+from kubetune.manifests.environment import trainer_environment
+from kubetune.manifests.initialisers import init_containers
+from kubetune.manifests.pod import container, pod_basics, pod_metadata, restricted
+from kubetune.manifests.spec import CONFIG_FILE, MARGIN_SECONDS, PORT, TRAINER, Manifest, RunSpec
+from kubetune.manifests.storage import volume_mounts, volumes
+
+HOSTNAME = "kubernetes.io/hostname"
+
+
+def agent_command(spec: RunSpec) -> list[str]:
+    """What the container of every kind runs: the agent that also starts a run on a laptop."""
+    return ["python", "-m", "kubetune.agent", spec.run_dir, "--config", CONFIG_FILE]
+
+
+def resources(spec: RunSpec) -> Manifest:
+    """Requests and limits of one node. No CPU limit: it would throttle, not protect."""
+    compute, k = spec.config.compute, spec.kubernetes
+    requests: dict[str, str] = {"cpu": str(compute.cpu)} if compute.cpu else {}
+    exact: dict[str, str] = {}
+    if compute.memory:
+        exact["memory"] = compute.memory
+    if spec.gpus:
+        exact[k.gpu_resource] = str(spec.gpus)
+    if k.profile == "rdma" and k.rdma.resource:
+        exact[k.rdma.resource] = str(k.rdma.devices)
+    amounts = {"requests": {**requests, **exact}, "limits": exact}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def security(spec: RunSpec) -> Manifest:
+    """The trainer's security context. RDMA pins memory; without a device plugin it also needs the node's devices."""
+    if spec.kubernetes.profile == "restricted":
+        return restricted()
+    if spec.kubernetes.rdma.resource is None:
+        return {"privileged": True, "readOnlyRootFilesystem": True}
+    return {**restricted(), "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
+
+
+def affinity(spec: RunSpec) -> Manifest:
+    """Each pod on a machine of its own, and all of them near each other where a node label says what near is."""
+    k, selector = spec.kubernetes, {"matchLabels": spec.selector(TRAINER)}
+    found: Manifest = {}
+    apart = {"topologyKey": HOSTNAME, "labelSelector": selector}
+    if k.spread == "required":
+        found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+    elif k.spread == "preferred":
+        weighted = {"weight": 100, "podAffinityTerm": apart}
+        found["podAntiAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}
+    if k.pack:
+        near = {"weight": 50, "podAffinityTerm": {"topologyKey": k.pack, "labelSelector": selector}}
+        found["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [near]}
+    return found
+
+
+def placement(spec: RunSpec) -> Manifest:
+    """Pod fields that place the pods of several nodes relative to each other; nothing for a single one."""
+    if spec.nodes == 1:
+        return {}
+    apart = affinity(spec)
+    found: Manifest = {"affinity": apart} if apart else {}
+    if spec.kubernetes.spread != "none":
+        required = spec.kubernetes.spread == "required"
+        found["topologySpreadConstraints"] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": HOSTNAME,
+                "whenUnsatisfiable": "DoNotSchedule" if required else "ScheduleAnyway",
+                "labelSelector": {"matchLabels": spec.selector(TRAINER)},
+            }
+        ]
+    return found
+
+
+def pod_template(
+    spec: RunSpec,
+    *,
+    name: str = TRAINER,
+    rendezvous: list[Manifest] | None = None,
+    restart_policy: str | None = "Never",
+    subdomain: str | None = None,
+    cache_from_template: bool = False,
+) -> Manifest:
+    """The template of one node's pod.
+
+    `name` is the container's, where the operator looks for one; `rendezvous` the variables to set where the operator
+    sets none; `restart_policy` None leaves it to the operator; `subdomain` is the headless Service that gives the pods
+    their DNS names; with `cache_from_template` the workload makes the cache claims from a template of its own.
+    """
+    inits = init_containers(spec)
+    trainer = container(
+        spec,
+        name,
+        agent_command(spec),
+        env=trainer_environment(spec, rendezvous or []),
+        ports=[{"name": "rendezvous", "protocol": "TCP", "containerPort": PORT}],
+        resources=resources(spec),
+        volumeMounts=volume_mounts(spec),
+        security=security(spec),
+    )
+    pod: Manifest = {
+        **({"restartPolicy": restart_policy} if restart_policy else {}),
+        **({"subdomain": subdomain} if subdomain else {}),
+        "terminationGracePeriodSeconds": spec.kubernetes.grace_seconds + MARGIN_SECONDS,
+        **pod_basics(spec, gpus=spec.gpus),
+        **placement(spec),
+        **({"initContainers": inits} if inits else {}),
+        "containers": [trainer],
+        "volumes": volumes(spec, cache_from_template=cache_from_template),
+    }
+    return {"metadata": pod_metadata(spec, TRAINER), "spec": pod}
