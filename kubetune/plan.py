@@ -152,8 +152,8 @@ def _processes(config: Config, gpus: int) -> tuple[int, bool]:
     processes = compute.processes or available or 1
     if 0 < available < processes:
         raise ConfigError(
-            f"compute.processes: found {processes} with {available} GPUs on each node; expected at most one process per "
-            f"GPU: 1 to {available}, or compute.gpus_per_node: 0 to train on the CPU"
+            f"compute.processes: found {processes} with {available} GPUs on each node; expected at most one process "
+            f"per GPU: 1 to {available}, or compute.gpus_per_node: 0 to train on the CPU"
         )
     return processes, available > 0
 
@@ -165,10 +165,10 @@ def _batches(config: Config, world_size: int) -> tuple[int, int]:
     if wanted is None:
         accumulation = accumulation or 1
         return batch * accumulation * world_size, accumulation
-    if accumulation is not None and batch * accumulation * world_size != wanted:
+    if accumulation is not None and (found := batch * accumulation * world_size) != wanted:
         raise ConfigError(
             f"training.global_batch_size: found {wanted}, but per_device_train_batch_size {batch} × "
-            f"gradient_accumulation_steps {accumulation} × {world_size} processes = {batch * accumulation * world_size}; "
+            f"gradient_accumulation_steps {accumulation} × {world_size} processes = {found}; "
             "leave out gradient_accumulation_steps, which follows from the others, or global_batch_size"
         )
     if config.data.packing:

@@ -7,11 +7,13 @@ Adding a verb is one file and one line in VERBS.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from kubetune import errors
+from kubetune.config.flags import parse
 
 VERBS: dict[str, str] = {
     "init": "write a commented starter file",
@@ -33,12 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kubetune", description="Fine-tune language models from one YAML file.")
     commands = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, help_line in VERBS.items():
-        sub = commands.add_parser(name, help=help_line, description=help_line)
+        sub = commands.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
         if name == verb:
             module = import_module(f"kubetune.cli.{name}")
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
     try:
         return int(args.run(args))
     except errors.KubetuneError as error:
@@ -46,3 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wants; without this the interpreter complains while flushing at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return errors.OK
