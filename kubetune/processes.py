@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 AGENT_PID = "KUBETUNE_AGENT_PID"
@@ -66,13 +67,23 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def kill_children() -> None:
-    """Kill everything below this process and wait until it is gone."""
+def kill_children(spared: Collection[int] = ()) -> None:
+    """Kill everything below this process, but for the children `spared`, and wait until it is gone."""
     # Each death hands its own children up to us, so look again until nobody is left.
-    while pids := children(os.getpid()):
+    while pids := set(children(os.getpid())) - set(spared):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+def usable_cores() -> int:
+    """CPU cores this process may use: those it is bound to, less where a container's quota is lower."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores

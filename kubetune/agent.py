@@ -1,0 +1,211 @@
+"""The first process of a run, on a laptop and in a pod alike: starts the ranks, passes signals on, says how it ended.
+
+    python -m kubetune.agent RUN_DIR                                   a run directory that a launcher made
+    python -m kubetune.agent RUN_DIR --config run.yaml [key=value …]   makes it first, as pods do
+
+As process 1 of a container torchrun would ignore SIGTERM while it imports and while it waits for other nodes; this one
+never imports torch and listens from its first moments. Not for deciding what a run is (config/, plan.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kubetune import endings, errors, files, metrics, processes
+from kubetune.endings import Death, Ending
+from kubetune.relay import Relay
+
+if TYPE_CHECKING:
+    from kubetune.plan import Plan
+
+PREPARE = "kubetune.prepare_worker"
+WORKER = "kubetune.train_worker"
+
+# After losing a peer on another node: time for that node's own, telling report to arrive on a shared disk.
+_PEER_REPORT_SECONDS = 2.0
+_TORCHRUN_MARGIN_SECONDS = 10.0
+_DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this node stands in a run: `node` of `nodes`, with `processes` ranks on each."""
+
+    nodes: int
+    processes: int
+    node: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = _DEFAULT_PORT
+
+    @property
+    def ranks(self) -> range:
+        """The ranks that run on this node."""
+        return range(self.node * self.processes, (self.node + 1) * self.processes)
+
+
+def find_place(nodes: int, processes: int, environ: Mapping[str, str]) -> Place:
+    """This node's place in a run of `nodes` × `processes` ranks, by the variables that operators and people set.
+
+    Raises ConfigError naming every variable that is missing or does not fit.
+    """
+    if nodes == 1:
+        return Place(1, processes)
+    problems = []
+    number = _first(environ, "PET_NODE_RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "GROUP_RANK")
+    if number is None or not number.isdecimal() or int(number) >= nodes:
+        found = "is not set" if number is None else f"is {number!r}"
+        problems.append(f"NODE_RANK (or PET_NODE_RANK, JOB_COMPLETION_INDEX) {found}; expected 0 to {nodes - 1}")
+    address = _first(environ, "PET_MASTER_ADDR", "MASTER_ADDR")
+    if not address:
+        problems.append("MASTER_ADDR (or PET_MASTER_ADDR) is not set; expected the host name of node 0")
+    port = _first(environ, "PET_MASTER_PORT", "MASTER_PORT") or str(_DEFAULT_PORT)
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        problems.append(f"MASTER_PORT (or PET_MASTER_PORT) is {port!r}; expected a port number")
+    expected = _first(environ, "PET_NNODES") or str(nodes)
+    if expected not in (str(nodes), f"{nodes}:{nodes}"):
+        problems.append(f"PET_NNODES is {expected!r}, but compute.nodes is {nodes}; they must agree")
+    if problems:
+        raise errors.ConfigError([f"compute.nodes is {nodes}, but {problem}" for problem in problems])
+    return Place(nodes, processes, int(number or 0), address or "", int(port))
+
+
+def read_place(run_dir: Path) -> Place:
+    """This node's place in the run of `run_dir`. Raises ConfigError as `find_place` does, or when it is none."""
+    plan = _read_plan(run_dir)
+    return find_place(plan.nodes, plan.processes_per_node, os.environ)
+
+
+def hold(run_dir: Path, node: int) -> AbstractContextManager[None]:
+    """The lock that keeps a second agent of the same node out; raises EnvironmentFault naming its holder."""
+    return files.lock(run_dir / "logs" / f"node-{node}.lock", wait=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run this node's part of a run to its end; returns the exit code."""
+    with Relay() as relay:
+        parser = argparse.ArgumentParser(prog="kubetune.agent", description="The first process of a run.")
+        parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+        parser.add_argument("--config", type=Path, help="make the run directory from this file first")
+        parser.add_argument("overrides", nargs="*", metavar="key=value")
+        args = parser.parse_intermixed_args(argv)
+        try:
+            if args.config is not None:
+                return _launch(args, relay)
+            with hold(args.run_dir, read_place(args.run_dir).node):
+                return supervise(args.run_dir, relay)
+        except errors.KubetuneError as error:
+            print(f"kubetune: {error}", file=sys.stderr)
+            return error.exit_code
+
+
+def _launch(args: argparse.Namespace, relay: Relay) -> int:
+    from kubetune.config.load import load_config
+    from kubetune.devices import visible_gpus
+    from kubetune.launch.local import launch
+    from kubetune.plan import make_plan
+
+    config = load_config(args.config, overrides=[*args.overrides, f"output={args.run_dir}"], environ=os.environ)
+    plan = make_plan(config, gpus=visible_gpus(os.environ))
+    return launch(config, plan, args.run_dir, source=args.config, relay=relay)
+
+
+def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: str = WORKER) -> int:
+    """Run the ranks of this node in a run directory that the caller holds; returns the exit code.
+
+    `prepare` and `worker` are modules that take the directory as argument: before any rank starts, and as each rank.
+    Writes exit.json (on node 0), and events. Raises EnvironmentFault when the directory cannot be written to.
+    """
+    place = read_place(run_dir)
+    relay.grace_seconds = _read_plan(run_dir).grace_seconds
+    endings.clear_endings(run_dir, None if place.node == 0 else place.ranks)
+    metrics.record_event(run_dir, "launch", node=place.node, nodes=place.nodes, processes=place.processes)
+    ending = _run(run_dir, place, relay, prepare, worker)
+    # A full disk must not hide the exit code it caused.
+    with suppress(errors.EnvironmentFault):
+        if place.node == 0:
+            endings.write_ending(run_dir, ending)
+        metrics.record_event(run_dir, "exit", node=place.node, **asdict(ending))
+    if ending.code != errors.OK:
+        print(f"kubetune: {ending.reason} (exit code {ending.code}; logs in {run_dir / 'logs'})", file=sys.stderr)
+    return ending.code
+
+
+def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> Ending:
+    deaths: list[Death] = []
+    if place.nodes * place.processes > 1:
+        # Before any rank exists, because a rank that waits for the data of another in a collective would time out.
+        status = relay.run(_module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])})
+        if status == 0:
+            deaths = _run_torchrun(run_dir, place, relay, worker)
+        else:
+            deaths = [Death(place.ranks[0], status, time.time())]
+    elif status := relay.run(_module(worker, run_dir), _environment(place) | _ONLY_RANK):
+        deaths = [Death(0, status, time.time())]
+    ending = endings.judge(place.ranks, endings.read_rank_endings(run_dir), deaths, stopping=relay.stopping)
+    if ending.code == errors.LOST_PEER and place.nodes > 1:
+        time.sleep(_PEER_REPORT_SECONDS)
+        ending = endings.judge(place.ranks, endings.read_rank_endings(run_dir), deaths, stopping=relay.stopping)
+    return ending
+
+
+def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> list[Death]:
+    note = run_dir / "logs" / f"node-{place.node}.deaths.jsonl"
+    note.unlink(missing_ok=True)
+    if place.nodes == 1:
+        # An address of its own: the host's name, torchrun's default, need not resolve.
+        meeting = ["--standalone", "--local-addr", "127.0.0.1"]
+    else:
+        meeting = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
+        meeting += ["--master-port", str(place.master_port)]
+    command = [*_module("kubetune.torchrun", note), *meeting]
+    command += ["--nnodes", str(place.nodes), "--nproc-per-node", str(place.processes), "--max-restarts", "0"]
+    command += ["--shutdown-timeout", str(int(relay.grace_seconds)), "--module", worker, str(run_dir)]
+    # torchrun kills what outlives the grace time; the relay's own limit is for a torchrun that hangs itself.
+    relay.grace_seconds += _TORCHRUN_MARGIN_SECONDS
+    status = relay.run(command, _environment(place), has_workers_below=True)
+    if note.exists():
+        return [Death(*json.loads(line)) for line in note.read_text().splitlines()]
+    return [Death(rank, status, time.time()) for rank in place.ranks if status != 0]
+
+
+def _module(name: str, path: Path) -> list[str]:
+    return [sys.executable, "-m", name, str(path)]
+
+
+_ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+
+
+def _environment(place: Place) -> dict[str, str]:
+    """This process's environment for its ranks, with as many threads for each as there are cores to share."""
+    # torchrun would take what operators set for it as defaults; everything it needs is in its arguments.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    cores = processes.usable_cores()
+    if place.processes > 1 or cores < (os.cpu_count() or 1):
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // place.processes)))
+    return environ
+
+
+def _read_plan(run_dir: Path) -> Plan:
+    from kubetune.plan import Plan  # takes long enough that the signal handlers must come first
+
+    try:
+        return Plan.from_json((run_dir / "plan.json").read_text())
+    except FileNotFoundError as error:
+        raise errors.ConfigError(f"{error.filename} is missing; expected a run directory made by kubetune") from None
+
+
+def _first(environ: Mapping[str, str], *names: str) -> str | None:
+    return next((environ[name] for name in names if environ.get(name)), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Starts a run on this machine: makes the run directory, then becomes the run's agent.
+
+The run directory belongs to one config. Another config is refused there, unless it differs only in what moves no
+number, such as logging; then the run goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kubetune import agent, errors, files
+from kubetune.config.load import as_yaml, resolved
+from kubetune.config.schema import Config
+from kubetune.plan import Plan
+from kubetune.relay import Relay
+
+RESOLVED = "resolved.json"
+PLAN = "plan.json"
+
+_FREE_TO_CHANGE = (
+    "name", "output", "compute", "kubernetes", "logging", "tracking",
+    "data.cache", "data.num_proc", "training.resume", "training.save_total_limit",
+)  # fmt: skip
+"""Keys, or whole sections, that may differ between two starts of one run: none of them moves a number."""
+
+
+def launch(config: Config, plan: Plan, run_dir: Path, *, source: Path | None = None, relay: Relay | None = None) -> int:
+    """Run here to the end; returns the exit code. `source` is the user's own config file, kept with the run.
+
+    Raises ConfigError when the directory belongs to another run and EnvironmentFault when one is running there.
+    """
+    if relay is None:
+        with Relay() as relay:
+            return launch(config, plan, run_dir, source=source, relay=relay)
+    place = agent.find_place(plan.nodes, plan.processes_per_node, os.environ)
+    check_run_dir(config, run_dir, plan)
+    with agent.hold(run_dir, place.node):
+        create_run_dir(config, run_dir, plan, source)
+        return agent.supervise(run_dir, relay)
+
+
+def create_run_dir(config: Config, run_dir: Path, plan: Plan | None = None, source: Path | None = None) -> None:
+    """Write config.yaml, resolved.json and plan.json. Raises ConfigError as `check_run_dir` does."""
+    check_run_dir(config, run_dir, plan)
+    files.write_atomic(run_dir / "config.yaml", source.read_text() if source is not None else as_yaml(config))
+    files.write_atomic(run_dir / RESOLVED, json.dumps(resolved(config), indent=2) + "\n")
+    if plan is not None:
+        files.write_atomic(run_dir / PLAN, plan.to_json())
+
+
+def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> None:
+    """Raise ConfigError when `run_dir` holds anything but this run, or `training.resume` forbids to go on there."""
+    if not (run_dir / RESOLVED).exists():
+        found = sorted(entry.name for entry in run_dir.glob("[!.]*") if entry.name != "logs")
+        if found:
+            raise errors.ConfigError(
+                f"{run_dir} holds {found[0]} but no run of kubetune; choose another `output`. Nothing was written."
+            )
+    elif differences := _differences(config, run_dir, plan):
+        raise errors.ConfigError(
+            [
+                *(f"{key} was {was}, now is {now}" for key, was, now in differences),
+                f"{run_dir} holds a run with another config; to go on with it undo these changes, to start afresh "
+                "choose another `output`. Nothing was written.",
+            ]
+        )
+    has_checkpoint = any((run_dir / "checkpoints").glob("step-*"))
+    if config.training.resume == "never" and has_checkpoint:
+        raise errors.ConfigError(
+            f"{run_dir} has checkpoints, but training.resume is never; choose another `output`, or `auto` to go on"
+        )
+    if config.training.resume == "must" and not has_checkpoint:
+        raise errors.ConfigError(f"training.resume is must, but {run_dir} has no checkpoint; `auto` would start there")
+
+
+def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple[str, str, str]]:
+    """(key, old value, new value) of everything that changed and moves numbers."""
+    old = dict(_leaves(json.loads((run_dir / RESOLVED).read_text())))
+    new = dict(_leaves(resolved(config)))
+    # The global batch may follow from compute.*, which by itself is free to change.
+    if plan is not None and (run_dir / PLAN).exists():
+        key = "training.global_batch_size"
+        old[key] = json.loads((run_dir / PLAN).read_text())["global_batch_size"]
+        new[key] = plan.global_batch_size
+    return [
+        (key, json.dumps(old.get(key)), json.dumps(new.get(key)))
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{free}.") for free in _FREE_TO_CHANGE)
+    ]
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    else:
+        yield path, value

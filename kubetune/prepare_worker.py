@@ -1,0 +1,36 @@
+"""Prepares the data of a run before its ranks start: `python -m kubetune.prepare_worker RUN_DIR`.
+
+A process of its own, so that the agent stays light and can pass a stop on. It ends with an exit code of errors.py, and
+on failure leaves the reason in place of the rank named by RANK.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kubetune import endings, errors, logs, processes
+from kubetune.config.load import load_resolved
+from kubetune.data.prepare import prepare
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prepare what RUN_DIR/resolved.json asks for, unless the cache has it; returns the exit code."""
+    processes.die_with_parent()
+    run_dir, rank = Path(argv[0]), int(os.environ.get("RANK", "0"))
+    config = load_resolved(run_dir / "resolved.json")
+    logs.configure(config.logging.level, run_dir, rank)
+    logs.STEP.info("preparing data")
+    try:
+        prepare(config)
+    except errors.KubetuneError as error:
+        logs.family_logger("ERROR").error("%s", error)
+        endings.write_rank_ending(run_dir, rank, endings.Ending(error.exit_code, str(error)))
+        return error.exit_code
+    return errors.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,46 @@
+"""torchrun as the agent needs it: the same launcher, which leaves a note of what became of each rank.
+
+    python -m kubetune.torchrun NOTE [torchrun's own arguments]
+
+NOTE receives one JSON line `[rank, status, seconds since the epoch]` for each rank that failed, the first one seen
+first. torchrun itself would only return 1, and end with tracebacks of its own after every stop and many a success.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.run import parse_args, run
+
+from kubetune import errors
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run torchrun and return an exit code of errors.py; 1 means: see the note."""
+    note, arguments = Path(argv[0]), list(argv[1:])
+    # Its warnings and errors tell of signals we sent and of ranks that explain themselves.
+    logging.disable(logging.ERROR)
+    try:
+        run(parse_args(arguments))  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        lines = [json.dumps([rank, one.exitcode, one.timestamp]) + "\n" for rank, one in error.failures.items()]
+        note.write_text("".join(lines))
+        return errors.BUG
+    except SignalException:
+        return errors.PREEMPTED
+    except (RendezvousError, DistNetworkError, DistStoreError) as error:
+        print(f"kubetune: the nodes did not find each other: {error}", file=sys.stderr, flush=True)
+        return errors.LOST_PEER
+    return errors.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
