@@ -24,14 +24,14 @@ def _number_as_text(value: Any) -> Any:
     return repr(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
-Quantity = Annotated[str, Field(pattern=QUANTITY)]
-Label = Annotated[str, Field(pattern=DNS_LABEL)]
-Name = Annotated[str, Field(pattern=DNS_NAME, max_length=253)]
-EnvName = Annotated[str, Field(pattern=ENV_NAME)]
+Quantity = Annotated[str, Field(pattern=QUANTITY, examples=["32Gi", "500G"])]
+Label = Annotated[str, Field(pattern=DNS_LABEL, examples=["team-a"])]
+Name = Annotated[str, Field(pattern=DNS_NAME, max_length=253, examples=["hf-token"])]
+EnvName = Annotated[str, Field(pattern=ENV_NAME, examples=["NCCL_DEBUG"])]
 EnvValue = Annotated[str, BeforeValidator(_number_as_text)]
-LabelKey = Annotated[str, Field(pattern=LABEL_KEY, max_length=317)]
-LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
-AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH)]
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY, max_length=317, examples=["team", "example.com/team"])]
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE, examples=["ml"])]
+AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH, examples=["/data"])]
 
 
 class ClusterSection(BaseModel):
@@ -46,8 +46,7 @@ class ComputeConfig(ClusterSection):
         None,
         ge=0,
         le=64,
-        description="GPUs on each node. Left out: all that are there. "
-        "Kubernetes has to be told: 0 for CPU.",
+        description="GPUs on each node. Left out: all that are there. Kubernetes has to be told: 0 for CPU.",
     )
     processes: int | None = Field(
         None, ge=1, le=512, description="Processes on each node. Left out: one for each GPU, or 1 without GPUs."

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from kubetune.config.aliases import ALIASES
 from kubetune.config.layers import KeyPath
 from kubetune.config.schema import Config
 
@@ -19,6 +20,21 @@ Node = dict[str, Any]
 def schema() -> Node:
     """JSON Schema (2020-12) of what a run file may hold, in our own spelling."""
     return Config.model_json_schema(mode="validation")
+
+
+def editor_schema() -> Node:
+    """The schema that is published for editors: other tools' spellings are valid too, and shown as deprecated."""
+    base = schema()
+    aliases = {
+        name: {"description": f"Other spelling of `{alias.path}`.", "deprecated": True}
+        for name, alias in ALIASES.items()
+        if "." not in name
+    }
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    # A model given by an alias is no missing model; the loader says so when there is none at all.
+    required = [name for name in base["required"] if name != "model"]
+    top = {"$schema": dialect, **base, "title": "kubetune run", "required": required}
+    return {**top, "properties": {**aliases, **base["properties"]}}
 
 
 def options(node: Node) -> list[Node]:
@@ -80,6 +96,8 @@ def _words(node: Node) -> str:
         case "object":
             return "a section" if "properties" in node else "a mapping"
         case _:
+            if "examples" in node:
+                return f"text such as {' or '.join(node['examples'])}"
             return f"text that matches {node['pattern']}" if "pattern" in node else "text"
 
 

@@ -55,8 +55,8 @@ def _data_section(spec: RunSpec, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def pod_config(spec: RunSpec) -> dict[str, Any]:
-    """The config that the pods load: what the user gave, without the section that only this side needs."""
-    given = spec.config.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"kubernetes"})
+    """The config that the pods load: what the user gave, with the places where pods find and leave things."""
+    given = spec.config.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return {
         **given,
         "name": spec.name,

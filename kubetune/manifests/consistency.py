@@ -1,0 +1,175 @@
+"""Whether manifests agree with themselves and with each other, whoever made them: names, labels, volumes, time limits.
+
+Schemas check each field alone; a Service whose selector matches no pod is valid for them, and the run then hangs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from kubetune.config.cluster import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL_VALUE
+from kubetune.config.secrets import is_secret, names_secret
+from kubetune.manifests.finding import Finding, error
+from kubetune.manifests.spec import MARGIN_SECONDS, Manifest
+
+QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
+# Custom kinds make pods and Services named after themselves, so they too are held to a label's 63 characters.
+LONG_NAMES = {
+    "ConfigMap",
+    "PersistentVolumeClaim",
+    "Pod",
+    "Role",
+    "RoleBinding",
+    "Secret",
+    "ServiceAccount",
+    "Deployment",
+}
+
+
+def check_objects(objects: Sequence[Manifest]) -> Iterator[Finding]:
+    """Findings about rendered or hand-changed objects; keys are those of the config that set such things."""
+    twice = Counter((o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects)
+    for (kind, _, name), times in twice.items():
+        if times > 1:
+            yield error("name", f"{times} objects are called {kind}/{name}; a later one would replace the earlier ones")
+    for obj in objects:
+        yield from _metadata(obj)
+        yield from _selector(obj, objects)
+        for where, template in pod_templates(obj):
+            yield from _pod(where, template, obj)
+    yield from _single_node_claims(objects)
+
+
+def pod_templates(obj: Manifest) -> Iterator[tuple[str, Manifest]]:
+    """Each pod template of an object with a name for it in messages; a Pod is its own template."""
+    spec, title = obj.get("spec") or {}, f"{obj['kind']}/{obj['metadata']['name']}"
+    match obj["kind"]:
+        case "Pod":
+            yield title, obj
+        case "Job" | "StatefulSet" | "Deployment":
+            yield title, spec["template"]
+        case "JobSet" | "TrainingRuntime":
+            jobs = spec["replicatedJobs"] if obj["kind"] == "JobSet" else spec["template"]["spec"]["replicatedJobs"]
+            for job in jobs:
+                yield f"{title} {job['name']}", job["template"]["spec"]["template"]
+        case "PyTorchJob":
+            for role, replica in spec["pytorchReplicaSpecs"].items():
+                yield f"{title} {role}", replica["template"]
+
+
+def _metadata(obj: Manifest) -> Iterator[Finding]:
+    name = obj["metadata"]["name"]
+    allowed = DNS_NAME if obj["kind"] in LONG_NAMES else DNS_LABEL
+    if not re.fullmatch(allowed, name) or len(name) > 253:
+        most = 253 if allowed == DNS_NAME else 63
+        yield error("name", f"{obj['kind']} {name!r}: expected at most {most} of a-z, 0-9 and -, not at either end")
+    for key, text in (obj["metadata"].get("labels") or {}).items():
+        if not re.fullmatch(LABEL_KEY, key) or not re.fullmatch(LABEL_VALUE, text):
+            yield error("kubernetes.labels", f"{key}: {text!r} is no label; expected at most 63 of A-Z, a-z, 0-9, -_.")
+
+
+def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
+    spec, title = obj.get("spec") or {}, f"{obj['kind']}/{obj['metadata']['name']}"
+    if obj["kind"] in ("StatefulSet", "Deployment"):
+        wanted = spec["selector"]["matchLabels"]
+        candidates: Iterable[Manifest] = [spec["template"]]
+    elif obj["kind"] == "Service":
+        wanted = spec.get("selector") or {}
+        candidates = (template for other in objects for _, template in pod_templates(other))
+    else:
+        return
+    labels = [(template.get("metadata") or {}).get("labels") or {} for template in candidates]
+    if wanted and not any(wanted.items() <= own.items() for own in labels):
+        yield error("kubernetes.labels", f"{title}: its selector {wanted} matches no pod that is made here")
+
+
+def _pod(where: str, template: Manifest, owner: Manifest) -> Iterator[Finding]:
+    pod = template["spec"]
+    spec = owner.get("spec") or {}
+    claimed = [c["metadata"]["name"] for c in spec.get("volumeClaimTemplates", ())]
+    volumes = {volume["name"] for volume in pod.get("volumes", ())} | set(claimed)
+    if "podFailurePolicy" in spec and pod.get("restartPolicy") != "Never":
+        yield error("kubernetes.kind", f"{where}: podFailurePolicy works with restartPolicy Never only")
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        title = f"{where} container {container['name']}"
+        mounts = container.get("volumeMounts", ())
+        for missing in sorted({mount["name"] for mount in mounts} - volumes):
+            yield error("kubernetes.mounts", f"{title}: mounts {missing}, but the pod has no such volume")
+        for path, times in Counter(mount["mountPath"] for mount in mounts).items():
+            if times > 1:
+                yield error("kubernetes.mounts", f"{title}: {times} volumes are mounted at {path}")
+        yield from _quantities(title, container.get("resources") or {})
+        yield from _variables(title, container.get("env", ()), pod)
+
+
+def _quantities(title: str, resources: dict[str, dict[str, Any]]) -> Iterator[Finding]:
+    for amounts in resources.values():
+        for name, amount in amounts.items():
+            if not QUANTITY.fullmatch(str(amount)):
+                key = f"compute.{name}" if name in ("cpu", "memory") else "kubernetes.gpu_resource"
+                yield error(key, f"{title}: {name} is {amount!r}; expected a quantity such as 8, 500m or 32Gi")
+
+
+def _variables(title: str, env: Iterable[Manifest], pod: Manifest) -> Iterator[Finding]:
+    env = list(env)
+    for name, times in Counter(entry["name"] for entry in env).items():
+        if times > 1:
+            yield error(f"kubernetes.env.{name}", f"{title}: set {times} times; the last one would win silently")
+    for entry in env:
+        name, text = entry["name"], entry.get("value", "")
+        if text and (names_secret(name) or is_secret(("env", name), text, known=True)):
+            yield error(f"kubernetes.env.{name}", f"{title}: holds a secret's value; refer to a Secret instead")
+        if name == "PET_SHUTDOWN_TIMEOUT":
+            grace = pod.get("terminationGracePeriodSeconds", 30)
+            if grace < int(text) + MARGIN_SECONDS:
+                yield error(
+                    "kubernetes.grace_seconds",
+                    f"{title}: the pod is killed {grace} s after SIGTERM, but saving may take {text} s; expected at "
+                    f"least {int(text) + MARGIN_SECONDS} s",
+                )
+
+
+def _pods_of(obj: Manifest) -> int:
+    """How many pods an object makes of its templates."""
+    spec = obj.get("spec") or {}
+    match obj["kind"]:
+        case "Job":
+            return int(spec.get("parallelism", 1))
+        case "StatefulSet" | "Deployment":
+            return int(spec.get("replicas", 1))
+        case "JobSet":
+            return sum(
+                j.get("replicas", 1) * j["template"]["spec"].get("parallelism", 1) for j in spec["replicatedJobs"]
+            )
+        case "TrainingRuntime":
+            return int(spec.get("mlPolicy", {}).get("numNodes", 1))
+        case "PyTorchJob":
+            return sum(int(replica.get("replicas", 1)) for replica in spec["pytorchReplicaSpecs"].values())
+    return 1
+
+
+def _single_node_claims(objects: Sequence[Manifest]) -> Iterator[Finding]:
+    """Claims of one node that more than one pod mounts: all but the first pod stay pending."""
+    users: Counter[str] = Counter()
+    for obj in objects:
+        claims = {
+            volume["persistentVolumeClaim"]["claimName"]
+            for _, template in pod_templates(obj)
+            for volume in template["spec"].get("volumes", ())
+            if "persistentVolumeClaim" in volume
+        }
+        users.update(dict.fromkeys(claims, _pods_of(obj)))
+    for obj in objects:
+        name = obj["metadata"]["name"]
+        if obj["kind"] == "PersistentVolumeClaim" and users[name] > 1:
+            modes = obj["spec"]["accessModes"]
+            if "ReadWriteMany" not in modes:
+                volume = "cache" if name.endswith("-cache") else "outputs"
+                yield error(
+                    f"kubernetes.storage.{volume}.access",
+                    f"PersistentVolumeClaim/{name}: {users[name]} pods mount it, but {', '.join(modes)} is attached to "
+                    "one node at a time; set ReadWriteMany and a class that can do it, such as a shared file system",
+                )

@@ -1,0 +1,187 @@
+"""What schema validation cannot see, of a config and of the manifests made from it, before a cluster is asked.
+
+Each finding names the key of the config that caused it, so that the command line can show its line. Nothing is
+changed here, and nothing is read but the arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kubetune.config.schema import Config
+from kubetune.config.secrets import is_secret, names_secret
+from kubetune.manifests.consistency import check_objects
+from kubetune.manifests.environment import RESERVED
+from kubetune.manifests.finding import Finding, advice, error
+from kubetune.manifests.spec import CACHE, CONFIG_FOLDER, DATA_FOLDER, OUTPUTS, Manifest, RunSpec, on_hub, source_paths
+from kubetune.manifests.storage import quantity_bytes, shm_size
+
+if TYPE_CHECKING:
+    from kubetune.plan import Plan
+
+TAKEN = (OUTPUTS, CACHE, CONFIG_FOLDER, DATA_FOLDER, "/tmp", "/dev/shm")
+HTTP_PORTS = ("80", "5000")
+
+
+def lint(
+    config: Config, plan: Plan, objects: Sequence[Manifest], files: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """Everything wrong with, or unwise about, a run on a cluster; `objects` and `files` are what `render` had and made.
+
+    Raises ConfigError when the config has no `kubernetes` section.
+    """
+    spec = RunSpec.of(config, plan, files)
+    checks = (_size, _image, _variables, _volumes, _paths, _profile, _kind, _names)
+    found = [finding for check in checks for finding in check(spec)]
+    # A mistake in the config often shows in each object made from it; it is told once, where it was made.
+    told = {finding.key for finding in found}
+    more = (f for f in check_objects(objects) if not any(known.startswith(f.key) for known in told))
+    return list(dict.fromkeys([*found, *more]))
+
+
+def _size(spec: RunSpec) -> Iterator[Finding]:
+    compute = spec.config.compute
+    if compute.gpus_per_node is None:
+        yield error("compute.gpus_per_node", "left out, but a pod must ask for a number of GPUs; give it, 0 for CPU")
+    if compute.memory is None:
+        yield advice(
+            "compute.memory", "left out, so pods have no memory limit: one that leaks takes its node's other pods along"
+        )
+    if compute.cpu is None:
+        yield advice("compute.cpu", "left out, so pods ask for no CPU and may be put where none is free")
+    if compute.memory and quantity_bytes(shm_size(spec)) >= quantity_bytes(compute.memory):
+        yield error(
+            "kubernetes.shm_size",
+            f"{shm_size(spec)} is not below compute.memory {compute.memory}, and shared memory counts as memory",
+        )
+
+
+def _image(spec: RunSpec) -> Iterator[Finding]:
+    key, image = "kubernetes.image", spec.kubernetes.image
+    scheme, separator, _ = image.partition("://")
+    if separator:
+        yield error(key, f"found {scheme}:// in front; nodes pull over HTTPS and expect registry/name:tag")
+        return
+    if re.search(r"[\s]|^[-/]|/$", image):
+        yield error(key, f"found {image!r}; expected registry/name:tag or registry/name@sha256:digest")
+        return
+    host, slash, rest = image.partition("/")
+    port = host.partition(":")[2]
+    if slash and (host.partition(":")[0] in ("localhost", "127.0.0.1") or port in HTTP_PORTS):
+        yield error(key, f"{host} is a registry over plain HTTP, or one of this machine; nodes refuse to pull from it")
+    if "@sha256:" not in image:
+        tag = (rest if slash else image).rpartition(":")[2] if ":" in (rest if slash else image) else ""
+        if tag in ("", "latest"):
+            yield advice(key, "without a version it may be another image tomorrow; pin a tag or a digest")
+
+
+def _variables(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
+    for section, names in (("env", k.env), ("secrets", k.secrets)):
+        for name in names:
+            if name in RESERVED or name.startswith(("PET_", "TORCHELASTIC_", "KUBETUNE_")):
+                yield error(
+                    f"kubernetes.{section}.{name}",
+                    "is set by kubetune, torchrun or the operator; another value would break the rendezvous. Remove it",
+                )
+    for name, text in k.env.items():
+        if name in k.secrets:
+            yield error(f"kubernetes.env.{name}", "given under kubernetes.secrets too; keep one")
+        elif text and (names_secret(name) or is_secret(("kubernetes", "env", name), text, known=True)):
+            yield error(
+                f"kubernetes.env.{name}",
+                "a secret value in an environment variable stands readable in every manifest; put it into a Secret "
+                f"and write kubernetes.secrets.{name}: {{secret: NAME}} instead",
+            )
+
+
+def _volumes(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
+    seen: dict[str, str] = dict.fromkeys(TAKEN, "kubetune's own volumes")
+    for index, mount in enumerate(k.mounts):
+        key, path = f"kubernetes.mounts.{index}.path", mount.path.rstrip("/") or "/"
+        if path in seen or path in ("/", "/etc", "/usr", "/proc", "/sys", "/dev"):
+            yield error(key, f"{path} is taken by {seen.get(path, 'the image itself')}; choose another folder")
+        seen[path] = f"mounts[{index}]"
+
+
+def _readable(spec: RunSpec, path: str) -> bool:
+    folders = (
+        OUTPUTS,
+        CACHE,
+        CONFIG_FOLDER,
+        DATA_FOLDER,
+        *(mount.path.rstrip("/") for mount in spec.kubernetes.mounts),
+    )
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
+def _paths(spec: RunSpec) -> Iterator[Finding]:
+    """Paths of the user's machine that no pod will see."""
+    config = spec.config
+    wanted = {key: path.partition("#")[0] for key, path in source_paths(config)}
+    wanted = {key: path for key, path in wanted.items() if path not in spec.files}
+    model = {
+        "path": config.model.path,
+        "tokenizer": config.model.tokenizer,
+        "chat_template": config.model.chat_template,
+    }
+    wanted |= {f"model.{name}": path for name, path in model.items() if path}
+    for key, path in wanted.items():
+        if not (on_hub(path) or "://" in path or _readable(spec, path)):
+            yield error(
+                key,
+                f"{path} is not in the pods; put it on a volume, mount that with kubernetes.mounts, and give the path "
+                "there, or use a hub id",
+            )
+    report = config.logging.report_json
+    if report and report.startswith("/") and not _readable(spec, report):
+        yield error("logging.report_json", f"{report} cannot be written: only {OUTPUTS}, {CACHE} and /tmp can")
+
+
+def _profile(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
+    if k.profile != "restricted":
+        if spec.gpus == 0:
+            yield advice("kubernetes.profile", "rdma serves NCCL between GPUs, and this run asks for none")
+        return
+    if k.run_as_user == 0:
+        yield error("kubernetes.run_as_user", "0 is root, which the restricted profile forbids; leave it out")
+    volumes = {
+        "kubernetes.storage.cache.host_path": k.storage.cache.host_path,
+        "kubernetes.storage.outputs.host_path": k.storage.outputs.host_path,
+        **{f"kubernetes.mounts.{i}.host_path": mount.host_path for i, mount in enumerate(k.mounts)},
+    }
+    for key, path in volumes.items():
+        if path:
+            yield advice(
+                key,
+                f"{path} of the node: a namespace that enforces the restricted standard refuses such pods; use a claim",
+            )
+
+
+def _kind(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
+    if k.kind == "statefulset":
+        yield advice("kubernetes.kind", "a StatefulSet never ends: delete it when the run is done, or use job")
+        if k.max_runtime_seconds is not None:
+            yield error("kubernetes.max_runtime_seconds", "a StatefulSet cannot end a run; use job, or leave it out")
+    if k.kind == "pytorchjob":
+        if k.queue:
+            yield advice("kubernetes.queue", "Kueue is dropping PyTorchJob; use jobset or job for queued runs")
+        if k.profile == "restricted" and spec.nodes > 1:
+            yield advice(
+                "kubernetes.kind",
+                "the training operator adds an init container without a security context to workers; a namespace that "
+                "enforces the restricted standard refuses them unless the operator's template is changed",
+            )
+
+
+def _names(spec: RunSpec) -> Iterator[Finding]:
+    if not spec.name[0].isalpha():
+        yield error("name", f"{spec.name} begins with a digit, but names of Services begin with a letter")
+    for key in spec.kubernetes.labels:
+        if key in spec.labels("") or key in ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"):
+            yield error(f"kubernetes.labels.{key}", "is one of kubetune's own labels; remove it")
