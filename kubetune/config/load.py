@@ -5,8 +5,10 @@ Later sources win: file < environment < flags < `key=value`. Nothing is written 
 
 from __future__ import annotations
 
+import glob
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,11 +164,19 @@ def _find(value: Any, folders: Sequence[Path]) -> Any:
         return [_find(item, folders) for item in value]
     if isinstance(value, dict) and "path" in value:
         return {**value, "path": _find(value["path"], folders)}
-    if not isinstance(value, str) or not value or "://" in value or "\0" in value:
+    if not isinstance(value, str) or "://" in value or "\0" in value:
         return value
-    name, mark, count = value.partition("#")
+    path, mark, count = value.rpartition("#")
     for folder in folders:
-        found = folder / Path(name).expanduser()
-        if name and found.exists():
-            return f"{found.resolve()}{mark}{count}"
+        if found := _below(folder, value):
+            return found
+        if mark and count.isdecimal() and (found := _below(folder, path)):
+            return f"{found}#{count}"
     return value
+
+
+def _below(folder: Path, name: str) -> str | None:
+    """The absolute path of a file, a folder or a pattern with matches, or None when there is none."""
+    place = folder / Path(name).expanduser()
+    exists = place.exists() or (any(char in name for char in "*?[") and glob.glob(str(place), recursive=True))
+    return os.path.normpath(place) if name and exists else None

@@ -1,0 +1,92 @@
+"""`kubetune plan`: what a run comes to, before anything is held. Reads data but no weights, and writes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+
+from kubetune.config.flags import add_run_arguments, config_from_args
+from kubetune.config.schema import Config
+from kubetune.devices import visible_gpus
+from kubetune.estimate import Lengths, estimate_lengths, estimate_rows
+from kubetune.plan import Plan, default_output, make_plan
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan of a run. Raises ConfigError for an impossible one, DataError for data that are nowhere."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    config = config_from_args(args, os.environ)
+    rows, eval_rows = estimate_rows(config)
+    plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ))
+    lengths = estimate_lengths(config, os.environ)
+    if args.json:
+        tokens = _tokens_per_epoch(plan, lengths)
+        print(json.dumps(plan.model_dump(mode="json") | {"tokens_per_epoch": tokens}, indent=2))
+        return 0
+    for label, text in describe(config, plan, lengths):
+        print(f"{label:<17} {text}")
+    return 0
+
+
+def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tuple[str, str]]:
+    """The facts of a plan as labelled lines."""
+    training = config.training
+    yield "model", config.model.path
+    quantised = f", {config.quantization} base" if config.quantization != "none" else ""
+    yield "method", f"{plan.method}{quantised}, {training.parallelism} on {plan.device} ({plan.backend})"
+    processes = f"{_count(plan.nodes, 'node')} × {_count(plan.processes_per_node, 'process')}"
+    yield "world", f"{plan.world_size} = {processes}"
+    label, _, text = plan.batch_line().partition(" batch ")
+    yield f"{label} batch", text
+    yield "rows", _rows(plan)
+    yield "tokens", _tokens(config, plan, lengths)
+    yield "steps per epoch", _steps(plan.steps_per_epoch)
+    yield "steps", f"{_steps(plan.num_steps)} ({plan.num_epochs:.4g} epochs)"
+    yield "learning rate", f"{plan.learning_rate:g}, {plan.lr_scheduler_type}, warm-up {plan.warmup_steps:,} steps"
+    yield "evaluation", f"every {_steps(plan.eval_steps)} steps, and at the end" if config.data.eval else "none"
+    yield "checkpoints", f"every {_steps(plan.save_steps)} steps, and at the end; {training.save_total_limit} kept"
+    yield "output", config.output or default_output(config, datetime.now())
+
+
+def _count(number: int, unit: str) -> str:
+    plural = f"{unit}es" if unit.endswith("s") else f"{unit}s"
+    return f"{number} {unit if number == 1 else plural}"
+
+
+def _steps(number: int) -> str:
+    return f"{number:,}" if number else "unknown until the data are read"
+
+
+def _rows(plan: Plan) -> str:
+    if plan.rows is None:
+        return "unknown: the data are not on this machine; `kubetune data prepare` fetches them"
+    evaluated = f", {plan.eval_rows:,} for evaluation" if plan.eval_rows else ""
+    return f"{plan.rows:,}{evaluated}, before checks leave any out"
+
+
+def _tokens_per_epoch(plan: Plan, lengths: Lengths | None) -> int | None:
+    if plan.rows is None or lengths is None:
+        return None
+    return round(plan.rows * lengths.kept_share * lengths.tokens_per_row)
+
+
+def _tokens(config: Config, plan: Plan, lengths: Lengths | None) -> str:
+    tokens = _tokens_per_epoch(plan, lengths)
+    if tokens is None or lengths is None:
+        return "unknown: the tokenizer is not on this machine"
+    text = f"about {tokens:,} an epoch, {lengths.tokens_per_row:,.0f} a row (from {lengths.sampled} rows)"
+    if lengths.overlong_share:
+        text += f"; {lengths.overlong_share:.1%} longer than {config.data.max_length:,}: {config.data.overlong}"
+    if lengths.bad_share:
+        text += f"; {lengths.bad_share:.1%} unreadable, see `kubetune data check`"
+    return text
