@@ -92,7 +92,7 @@ def remove_tree_atomically(path: StrPath) -> None:
     """Delete a folder so that no moment shows it half deleted: it is renamed out of sight first."""
     path = Path(path)
     doomed = temporary_sibling(path)
-    with contextlib.suppress(FileNotFoundError), explained_writes(path):
+    with explained_writes(path), contextlib.suppress(FileNotFoundError):
         os.rename(path, doomed)
         shutil.rmtree(doomed)
 

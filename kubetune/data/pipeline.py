@@ -1,0 +1,206 @@
+"""Records to encoded rows, by as many processes as there are, in order and in flat memory.
+
+`check` looks at what comes out, `prepare` keeps it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
+from typing import Final, Literal
+
+from kubetune.config.schema import DataConfig, SourceConfig
+from kubetune.data.encode import Encoded, Encoder
+from kubetune.data.formats import convert
+from kubetune.data.problems import Problems
+from kubetune.data.readers import Record
+from kubetune.data.rows import Chunk
+from kubetune.data.tokenizer import Tokenizer
+from kubetune.errors import EnvironmentFault
+from kubetune.processes import die_with_parent
+
+BATCH_RECORDS: Final = 256
+FEW_BATCHES: Final = 8
+"""Up to here starting processes takes longer than the work."""
+
+Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one source and one split, each with its index in the source."""
+
+    source: int
+    split: Split
+    records: list[tuple[int, Record]]
+
+
+@dataclass
+class Tally:
+    """What became of records. `overlong` and `no_label` were left out, `truncated` were cut to `max_length`."""
+
+    records: int = 0
+    rows: int = 0
+    overlong: int = 0
+    truncated: int = 0
+    no_label: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    longest: int = 0
+
+    @property
+    def lost_share(self) -> float:
+        """Share of the records that no row was made of."""
+        return (self.overlong + self.no_label) / self.records if self.records else 0.0
+
+    def add(self, other: Tally) -> None:
+        """Count the other's records too."""
+        longest = max(self.longest, other.longest)
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+        self.longest = longest
+
+
+@dataclass
+class Result:
+    """One batch encoded. `lengths` are those of all its rows, before any was cut or left out."""
+
+    source: int
+    split: Split
+    chunk: Chunk = field(default_factory=Chunk)
+    tally: Tally = field(default_factory=Tally)
+    lengths: array[int] = field(default_factory=lambda: array("I"))
+    problems: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Worker:
+    """Turns batches into results; every process has one."""
+
+    def __init__(self, tokenizer: Tokenizer, data: DataConfig, sources: dict[Split, tuple[SourceConfig, ...]]) -> None:
+        self._encoder = Encoder(tokenizer, train_on=data.train_on, add_special_tokens=data.add_special_tokens)
+        self._data = data
+        self._sources = sources
+
+    def encode(self, batch: Batch) -> Result:
+        """Encode a batch. Bad records become problems of the result."""
+        source = self._sources[batch.split][batch.source]
+        result = Result(batch.source, batch.split)
+        good, examples = [], []
+        for index, record in batch.records:
+            try:
+                examples.append(convert(record.value, source.format, source.columns))
+                good.append((index, record.where))
+            except ValueError as error:
+                result.problems.append((record.where, str(error)))
+        for (index, where), encoded in zip(good, self._encoder.encode_batch(examples), strict=True):
+            if isinstance(encoded, str):
+                result.problems.append((where, encoded))
+            else:
+                self._keep(result, index, where, encoded)
+        return result
+
+    def _keep(self, result: Result, index: int, where: str, encoded: Encoded) -> None:
+        """Add a row to a result, unless it is too long or teaches nothing, and count what became of it."""
+        tally, limit = result.tally, self._data.max_length
+        ids, trained = encoded.ids, encoded.trained
+        tally.records += 1
+        tally.longest = max(tally.longest, len(ids))
+        result.lengths.append(len(ids))
+        if len(ids) > limit:
+            if self._data.overlong == "error":
+                result.problems.append((where, f"has {len(ids):,} tokens; data.max_length is {limit:,}"))
+                return
+            if self._data.overlong == "drop":
+                tally.overlong += 1
+                return
+            ids, trained = ids[:limit], trained[:limit]
+            tally.truncated += 1
+        labels = sum(trained)
+        if not labels:
+            tally.no_label += 1
+            return
+        tally.rows += 1
+        tally.tokens += len(ids)
+        tally.trained_tokens += labels
+        result.chunk.add(index, ids, trained)
+
+
+def encode_batches(
+    worker: Worker, batches: Iterator[Batch], problems: Problems, num_proc: int | None = None
+) -> Iterator[Result]:
+    """The results of all batches, in order. Raises EnvironmentFault when a process was killed."""
+    first = list(islice(batches, FEW_BATCHES + 1))
+    processes = num_proc or len(os.sched_getaffinity(0))
+    everything = chain(first, batches)
+    if processes == 1 or len(first) <= FEW_BATCHES:
+        results: Iterable[Result] = map(worker.encode, everything)
+    else:
+        results = _in_processes(worker, everything, processes)
+    for result in results:
+        for where, what in result.problems:
+            problems.add(where, what)
+        yield result
+
+
+_worker: Worker | None = None
+
+
+def _start(worker: Worker) -> None:
+    global _worker
+    _worker = worker
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes are the parallelism
+
+
+def _encode(batch: Batch) -> Result:
+    assert _worker is not None
+    return _worker.encode(batch)
+
+
+def _in_processes(worker: Worker, batches: Iterator[Batch], processes: int) -> Iterator[Result]:
+    """Encode in forked processes, which share the tokenizer's memory; only a few batches are under way at a time."""
+    fork = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(processes, mp_context=fork, initializer=_start, initargs=(worker,))
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for batch in batches:
+            waiting.append(pool.submit(_encode, batch))
+            if len(waiting) > 4 * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise EnvironmentFault(
+            "a process that tokenises was killed, probably for want of memory; set data.num_proc lower and run the "
+            "same command again. Nothing was written."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def make_batches(
+    records: Iterator[Record], source: int, split_of: Callable[[int], Split | None]
+) -> Iterator[Batch]:
+    """Group the records of one source by split; `split_of(index)` is None for those not taken."""
+    open_batches: dict[Split, Batch] = {}
+    for index, record in enumerate(records):
+        split = split_of(index)
+        if split is None:
+            continue
+        batch = open_batches.setdefault(split, Batch(source, split, []))
+        batch.records.append((index, record))
+        if len(batch.records) == BATCH_RECORDS:
+            yield open_batches.pop(split)
+    yield from open_batches.values()
+
+

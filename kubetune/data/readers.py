@@ -1,0 +1,269 @@
+"""Reading records from files, each with the line it stands on, in flat memory.
+
+One function per format. A line that is no record is noted as a problem and passed over. Adding a format is one
+function and one line in READERS.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from kubetune.data.problems import Problems
+from kubetune.errors import DataError
+
+MAX_RECORD_BYTES: Final = 32 * 2**20
+"""A longer line is taken for a mistake (a file without line breaks) and never held in memory."""
+
+_BLOCK: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record and the place it came from; `line` counts from 1, in Parquet and hub data sets it is the row."""
+
+    file: str
+    line: int
+    value: dict[str, Any]
+
+    @property
+    def where(self) -> str:
+        """`file:line`, as errors name it."""
+        return f"{self.file}:{self.line}"
+
+
+def read_jsonl(file: Path, problems: Problems) -> Iterator[Record]:
+    """One JSON object per line."""
+    with _opened(file) as stream:
+        for number, line in enumerate(_lines(stream), 1):
+            try:
+                value = _parse_line(line)
+            except ValueError as error:
+                problems.add(f"{file}:{number}", str(error))
+            else:
+                yield Record(str(file), number, value)
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Lines with their line breaks; of one that is too long only the beginning."""
+    while line := stream.readline(MAX_RECORD_BYTES + 1):
+        if len(line) > MAX_RECORD_BYTES:
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = stream.readline(_BLOCK)
+        yield line
+
+
+def _parse_line(line: bytes) -> dict[str, Any]:
+    if len(line) > MAX_RECORD_BYTES:
+        raise ValueError(f"is longer than {MAX_RECORD_BYTES:,} bytes; expected one JSON object per line")
+    if not line.strip():
+        raise ValueError("is blank; expected a JSON object")
+    if line.startswith(codecs.BOM_UTF8):
+        raise ValueError("begins with a byte order mark; save the file as UTF-8 without one")
+    if b"\0" in line:
+        raise ValueError(f"holds a NUL byte at column {line.index(0) + 1}; expected UTF-8 text")
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    return _require_object(value)
+
+
+def _require_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"is a {type(value).__name__}; expected a JSON object")
+    return value
+
+
+def read_json(file: Path, problems: Problems) -> Iterator[Record]:
+    """A JSON list of objects, parsed piece by piece; a file that begins with an object is read as JSON lines."""
+    with _opened(file) as stream:
+        start = stream.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1]
+    if start == b"{":
+        yield from read_jsonl(file, problems)
+        return
+    with _opened(file) as stream:
+        scanner = _ListScanner(stream)
+        try:
+            for line, value in scanner:
+                if isinstance(value, dict):
+                    yield Record(str(file), line, value)
+                else:
+                    problems.add(f"{file}:{line}", f"is a {type(value).__name__}; expected a JSON object")
+        except UnicodeDecodeError as error:
+            problems.add(f"{file}:{scanner.line}", f"is not UTF-8: byte 0x{error.object[error.start]:02x} after here")
+        except ValueError as error:
+            problems.add(f"{file}:{scanner.line}", str(error))
+
+
+class _ListScanner:
+    """Iterates over (line, value) of a JSON list, holding one block and one value at a time."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.line = 1
+        self._stream = stream
+        self._utf8 = codecs.getincrementaldecoder("utf-8-sig")()
+        self._text = ""
+        self._at = 0
+        self._ended = False
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        if self._next_char() != "[":
+            raise ValueError("does not begin with `[`; expected a JSON list of objects")
+        self._at += 1
+        if self._next_char() == "]":
+            return
+        while True:
+            self._next_char()
+            line, value = self.line, self._next_value()
+            yield line, value
+            char = self._next_char()
+            self._at += 1
+            if char == "]":
+                return
+            if char != ",":
+                raise ValueError(f"is not JSON: found {char!r} after an object; expected `,` or `]`")
+
+    def _next_char(self) -> str:
+        """The next character that is no white space, left unread; empty at the end of the file."""
+        while True:
+            begin = self._at
+            while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
+                self._at += 1
+            self.line += self._text.count("\n", begin, self._at)
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._read_more():
+                return ""
+
+    def _next_value(self) -> Any:
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                if self._read_more():
+                    continue
+                line = self.line + self._text.count("\n", self._at, error.pos)
+                self.line = line
+                raise ValueError(f"is not JSON: {error.msg}") from None
+            except RecursionError:
+                raise ValueError("is nested too deeply") from None
+            if end < len(self._text) or not self._read_more():
+                self.line += self._text.count("\n", self._at, end)
+                self._at = end
+                return value
+
+    def _read_more(self) -> bool:
+        """Read at least as much again as is waiting, so that a long value is not parsed too often."""
+        if self._ended or len(self._text) - self._at > MAX_RECORD_BYTES:
+            return False
+        block = self._stream.read(max(_BLOCK, len(self._text) - self._at))
+        self._ended = not block
+        self._text = self._text[self._at :] + self._utf8.decode(block, self._ended)
+        self._at = 0
+        return bool(block)
+
+
+_DECODER: Final = json.JSONDecoder()
+
+
+def read_csv(file: Path, problems: Problems) -> Iterator[Record]:
+    """Comma-separated values with a header; quoted values may hold line breaks."""
+    yield from _read_table(file, problems, ",")
+
+
+def read_tsv(file: Path, problems: Problems) -> Iterator[Record]:
+    """Tab-separated values with a header; quoted values may hold tabs and line breaks."""
+    yield from _read_table(file, problems, "\t")
+
+
+def _read_table(file: Path, problems: Problems, delimiter: str) -> Iterator[Record]:
+    csv.field_size_limit(MAX_RECORD_BYTES)
+    with _opened(file) as binary, codecs.getreader("utf-8-sig")(binary) as stream:
+        rows = csv.reader(_keep_line_breaks(stream), delimiter=delimiter, strict=True)
+        line = 1
+        try:
+            header = next(rows, [])
+            if not any(header):
+                problems.add(f"{file}:1", "is blank; expected a header with the names of the columns")
+                return
+            line = rows.line_num + 1
+            for row in rows:
+                if row and len(row) == len(header):
+                    yield Record(str(file), line, dict(zip(header, row, strict=True)))
+                else:
+                    found = f"has {len(row)} values" if row else "is blank"
+                    problems.add(f"{file}:{line}", f"{found}; expected {len(header)}, as in the header")
+                line = rows.line_num + 1
+        except csv.Error as error:
+            problems.add(f"{file}:{line}", f"cannot be read as a table: {error}")
+        except UnicodeDecodeError as error:
+            problems.add(f"{file}:{rows.line_num + 1}", f"is not UTF-8: byte 0x{error.object[error.start]:02x}")
+
+
+def _keep_line_breaks(stream: codecs.StreamReader) -> Iterator[str]:
+    while line := stream.readline(keepends=True):
+        yield line
+
+
+def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
+    """Rows of a Parquet file."""
+    number = 0
+    for batch in _parquet(file).iter_batches(batch_size=1000):
+        for value in batch.to_pylist():
+            number += 1
+            yield Record(str(file), number, value)
+
+
+def parquet_rows(file: Path) -> int:
+    """The number of rows that a Parquet file says it has."""
+    return int(_parquet(file).metadata.num_rows)
+
+
+def _parquet(file: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"{file} is a Parquet file, which needs the `pyarrow` library: pip install pyarrow") from error
+    try:
+        return pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{file} is not a Parquet file: {error}. Nothing was written.") from error
+
+
+def count_lines(file: Path) -> int:
+    """The number of lines; a last one without a line break counts."""
+    lines, last = 0, b"\n"
+    with _opened(file) as stream:
+        while block := stream.read(_BLOCK):
+            lines += block.count(b"\n")
+            last = block[-1:]
+    return lines + (last != b"\n")
+
+
+def _opened(file: Path) -> IO[bytes]:
+    try:
+        return open(file, "rb")
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}. Nothing was written.") from error
+
+
+READERS: Final[dict[str, Callable[[Path, Problems], Iterator[Record]]]] = {
+    ".jsonl": read_jsonl,
+    ".ndjson": read_jsonl,
+    ".json": read_json,
+    ".csv": read_csv,
+    ".tsv": read_tsv,
+    ".parquet": read_parquet,
+}

@@ -1,0 +1,145 @@
+"""Where records come from: which files a source means, and how many records they hold.
+
+Reading one file is readers.py's work, taking a sample selection.py's; what a record means is formats.py's.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kubetune.config.schema import SourceConfig
+from kubetune.data.hub import explained_hub_errors, hub_token
+from kubetune.data.problems import Problems
+from kubetune.data.readers import READERS, Record, count_lines, parquet_rows
+from kubetune.errors import DataError
+from kubetune.files import sha256_file
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_SAMPLE: Final = re.compile(r"(.+)#([0-9]+)")
+_HUB_ID: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """What a source stands for: `files` on disk, or else a data set on the hub or saved by `datasets` at `path`."""
+
+    path: str
+    files: tuple[Path, ...]
+    sample: int | None
+
+
+def locate(source: SourceConfig) -> Located:
+    """The files of a source. Raises DataError when there are none, or `path` is something that holds no records."""
+    path, sample = source.path, None
+    if not Path(path).expanduser().exists() and (match := _SAMPLE.fullmatch(path)):
+        path, sample = match[1], int(match[2])
+        if not sample:
+            raise DataError(f"{source.path} asks for 0 samples; expected at least 1")
+    place = Path(path).expanduser()
+    if "\0" in path or "://" in path:
+        raise DataError(f"{path!r} is no path; expected a file, a folder, a pattern such as data/*.jsonl, or a hub id")
+    if place.is_dir():
+        return Located(path, () if _is_saved_dataset(place) else _files_in(place), sample)
+    if place.is_file():
+        return Located(path, (_known(place),), sample)
+    if place.exists():
+        raise DataError(f"{path} is a device, pipe or socket; expected a file of records")
+    if any(char in path for char in "*?["):
+        files = sorted(Path(name) for name in glob.glob(str(place), recursive=True) if Path(name).is_file())
+        if not files:
+            raise DataError(f"{path} matches no file")
+        return Located(path, tuple(_known(file) for file in files), sample)
+    if _HUB_ID.fullmatch(path) and place.suffix not in READERS:
+        return Located(path, (), sample)
+    raise DataError(f"{path} does not exist; expected a file of {_suffixes()}, a folder of them, or a hub data set")
+
+
+def read_source(source: SourceConfig, problems: Problems) -> Iterator[Record]:
+    """All records of a source, in order. What cannot be read as a record goes to `problems`, and reading goes on."""
+    located = locate(source)
+    if located.files:
+        for file in located.files:
+            yield from READERS[file.suffix.lower()](file, problems)
+    else:
+        dataset = load_dataset(located.path, source.subset, source.split)
+        for number, value in enumerate(dataset, 1):
+            yield Record(located.path, number, value)
+
+
+def count_rows(source: SourceConfig) -> int:
+    """The number of records of a source, bad ones included, without parsing where the format allows that."""
+    located = locate(source)
+    if not located.files:
+        return len(load_dataset(located.path, source.subset, source.split))
+    return sum(_count(file) for file in located.files)
+
+
+def _count(file: Path) -> int:
+    suffix = file.suffix.lower()
+    if suffix in (".jsonl", ".ndjson"):
+        return count_lines(file)
+    if suffix == ".parquet":
+        return parquet_rows(file)
+    return sum(1 for _ in READERS[suffix](file, Problems()))
+
+
+def input_digests(source: SourceConfig) -> list[str]:
+    """SHA-256 of every file a source reads, in order; of a hub data set, of the files it lies in on disk."""
+    located = locate(source)
+    if located.files:
+        return [sha256_file(file) for file in located.files]
+    cached = load_dataset(located.path, source.subset, source.split).cache_files
+    return [sha256_file(file["filename"]) for file in cached]
+
+
+@lru_cache(maxsize=8)
+def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
+    """A data set of the hub, or one saved to a folder by `datasets`, with that optional library."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{path} is a Hugging Face data set, which needs the `datasets` library: pip install datasets"
+        ) from error
+    if Path(path).expanduser().is_dir():
+        saved: Any = datasets.load_from_disk(str(Path(path).expanduser()))
+        if isinstance(saved, datasets.DatasetDict):
+            name = split.partition("[")[0]
+            if name not in saved:
+                raise DataError(f"{path} has no split {name!r}; it has {', '.join(saved)}")
+            saved = saved[name]
+        return saved
+    with explained_hub_errors(path, kind="dataset"):
+        try:
+            return datasets.load_dataset(path, subset, split=split, token=hub_token())
+        except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
+            raise DataError(f"data set {path} (subset {subset}, split {split}): {error}") from error
+
+
+def _is_saved_dataset(folder: Path) -> bool:
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def _files_in(folder: Path) -> tuple[Path, ...]:
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in READERS and file.is_file())
+    if not files:
+        raise DataError(f"{folder} holds no data; expected files of {_suffixes()}, or a data set saved by `datasets`")
+    return tuple(files)
+
+
+def _known(file: Path) -> Path:
+    if file.suffix.lower() not in READERS:
+        raise DataError(f"{file} is of an unknown kind; expected {_suffixes()}")
+    return file
+
+
+def _suffixes() -> str:
+    return ", ".join(READERS)
