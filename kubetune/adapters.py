@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import Any
 
 import torch
@@ -32,11 +33,16 @@ def add_lora(model: nn.Module, lora: LoraConfig, *, task_type: str, seed: int) -
         modules_to_save=list(lora.modules_to_save) or None,
         use_dora=lora.use_dora,
         use_rslora=lora.use_rslora,
+        # GPT-2's Conv1D keeps its weight transposed.
+        fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
         task_type=task_type,
     )
     torch.manual_seed(seed)
     try:
-        adapted = get_peft_model(model, settings)  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            # PEFT brings patterns of its own for mixtures of experts and then warns that they did not match.
+            warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
+            adapted = get_peft_model(model, settings)  # type: ignore[arg-type]
     except ValueError as error:
         raise errors.ConfigError(f"lora.target_modules: {' '.join(str(error).split())}") from error
     for parameter in adapted.parameters():

@@ -30,6 +30,7 @@ class State:
     tokens: int = 0
     trained_tokens: int = 0
     seconds: float = 0.0
+    saved_step: int = 0
     evaluated_step: int = 0
     best_step: int | None = None
     best_value: float | None = None

@@ -16,6 +16,8 @@ from kubetune import errors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
     from kubetune.parallel import World
 
 
@@ -49,7 +51,7 @@ class StopRequest:
 
 
 def require_finite(
-    loss: float, gradient_norm: float, step: int, micro_losses: Sequence[tuple[tuple[int, ...], float]], world: World
+    loss: float, gradient_norm: float, step: int, micro_losses: Sequence[tuple[tuple[int, ...], Tensor]], world: World
 ) -> None:
     """Raise Diverged, on every rank and before weights move, unless loss and gradient are finite.
 
@@ -59,7 +61,7 @@ def require_finite(
         return
     from kubetune.parallel import gather
 
-    mine = sorted({sample for samples, value in micro_losses if not math.isfinite(value) for sample in samples})
+    mine = sorted({sample for samples, value in micro_losses if not math.isfinite(float(value)) for sample in samples})
     suspects = {rank: found for rank, found in enumerate(gather(mine, world)) if found}
     where = "; ".join(f"rank {rank}: prepared rows {found[:20]}" for rank, found in suspects.items())
     raise errors.Diverged(

@@ -70,9 +70,10 @@ class FlatAdamW:
         parameter.register_post_accumulate_grad_hook(collect)
         self._mirrors.append((parameter, value))
 
-    def gradient_norm(self) -> Tensor:
-        """L2 norm of the whole gradient, an fp32 scalar."""
-        return torch.linalg.vector_norm(self.gradient)
+    def clip(self, norm: float, largest: float) -> None:
+        """Scale the gradient, whose L2 norm is `norm`, down to `largest`; 0 switches clipping off."""
+        if 0 < largest < norm:
+            self.gradient.mul_(largest / norm)
 
     def update(self, learning_rate: float) -> None:
         """One AdamW step from `gradient`, which is zeroed afterwards."""

@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 
 
+def mixed_seed(*salt: int | str) -> int:
+    """A 63-bit seed from any number of ints and strings, the same in every process and version."""
+    return int.from_bytes(hashlib.blake2b(repr(salt).encode(), digest_size=8).digest(), "little") >> 1
+
+
 def hash_ids(ids: Ids, *salt: int | str) -> NDArray[np.uint64]:
     """A 64-bit hash of every id under a salt (splitmix64 of the id, offset by the salt's digest)."""
-    digest = hashlib.blake2b(repr(salt).encode(), digest_size=8).digest()
-    x = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.frombuffer(digest, np.uint64)
+    x = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.array([mixed_seed(*salt)], np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))

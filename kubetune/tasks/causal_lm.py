@@ -38,9 +38,16 @@ def build(config: Config, world: World) -> CausalLM:
     model.train()
     route = choose_attention(model, config.model.attention)
     if config.training.gradient_checkpointing is True:
-        lm = unwrap(model)
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_activations(model)
     return CausalLM(model, route)
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Keep only the input of each layer and run the layer again in the backward."""
+    lm = unwrap(model)
+    # transformers 5.2x renamed it and warns about the old name.
+    enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def head_of(model: nn.Module) -> Head:

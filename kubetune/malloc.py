@@ -1,0 +1,22 @@
+"""glibc's allocator, told to keep memory: CPU training allocates the same large blocks in every step.
+
+Without this each of them is mapped, zeroed and unmapped by the kernel again. Must run before torch is imported.
+`KUBETUNE_MALLOC=off` leaves the allocator alone. Does nothing on other C libraries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+
+
+def keep_memory() -> bool:
+    """Never serve blocks by mmap, never give memory back. Returns whether it was done."""
+    if sys.platform != "linux" or os.environ.get("KUBETUNE_MALLOC") == "off":
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))

@@ -1,0 +1,201 @@
+"""The training loop. One step: its batches, their gradient, one agreement of all ranks, one update.
+
+What differs between tasks is a function of the task's module. What could be state is recomputed from the step, so
+resuming is nothing but starting at another step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from kubetune import errors, health, logs, parallel
+from kubetune.checkpoint import State
+from kubetune.config.schema import Config
+from kubetune.data.batches import Batch
+from kubetune.data.feed import Feed, Work
+from kubetune.data.order import mixed_seed
+from kubetune.data.prepare import Prepared
+from kubetune.evaluate import evaluate
+from kubetune.journal import Journal, log_batch, open_journal
+from kubetune.optim import AdamSettings, FlatAdamW
+from kubetune.parallel import World
+from kubetune.plan import Plan, learning_rate_at
+from kubetune.snapshot import Snapshots
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with. Only the tensors of the model and the optimizer change."""
+
+    config: Config
+    plan: Plan
+    world: World
+    stop: health.StopRequest
+    task: ModuleType
+    learner: Any
+    optimizer: FlatAdamW
+    feed: Feed
+    data: Prepared
+    snapshots: Snapshots
+
+
+def train(
+    config: Config, plan: Plan, run_dir: Path, data: Prepared, task: ModuleType, world: World, stop: health.StopRequest
+) -> State:
+    """Build the model, go on where the run left off, train to the end; all ranks call it.
+
+    Raises Preempted after a stop with a committed checkpoint, Diverged before a bad update, LostPeer when left alone.
+    """
+    logs.STEP.info("loading model %s", config.model.path)
+    learner = task.build(config, world)
+    settings = AdamSettings(
+        config.training.adam_beta1,
+        config.training.adam_beta2,
+        config.training.adam_epsilon,
+        config.training.weight_decay,
+    )
+    optimizer = FlatAdamW(learner.model.named_parameters(), settings)
+    _log_model(learner, optimizer)
+    run = Run(
+        config=config,
+        plan=plan,
+        world=world,
+        stop=stop,
+        task=task,
+        learner=learner,
+        optimizer=optimizer,
+        feed=Feed(data.train, plan, config.training.seed, world, flat=learner.route.flat),
+        data=data,
+        snapshots=Snapshots(
+            run_dir, world, learner.model, optimizer, data.tokenizer, config.training.save_total_limit
+        ),
+    )
+    state = run.snapshots.restore(config.training.resume, data.fingerprint, plan.global_batch_size)
+    stop.defer()
+    with open_journal(config, plan, run_dir, world, state) as journal:
+        return loop(run, state, journal)
+
+
+def loop(run: Run, state: State, journal: Journal) -> State:
+    """From `state.step` to the last step, or until early stopping."""
+    plan, world, optimizer = run.plan, run.world, run.optimizer
+    if state.step:
+        state = _finish_step(run, state, journal)  # a stop may have come between a step and its evaluation
+    while state.step < plan.num_steps and not _is_patience_spent(run, state):
+        began = time.perf_counter()
+        work = run.feed.step(state.step)
+        losses = [_backward(run, state.step, i, batch, work) for i, batch in enumerate(work.batches)]
+        computed = time.perf_counter() - began
+        loss, stopping, ranks = _agree(run, losses, computed)
+        norm = float(parallel.sum_(optimizer.gradient, world).norm())
+        health.require_finite(loss, norm, state.step, _with_samples(work, losses), world)
+        optimizer.clip(norm, run.config.training.max_grad_norm)
+        rate = learning_rate_at(plan, state.step)
+        optimizer.update(rate)
+        seconds = time.perf_counter() - began
+        state = replace(
+            state,
+            step=state.step + 1,
+            tokens=state.tokens + work.tokens,
+            trained_tokens=state.trained_tokens + work.labels,
+            seconds=state.seconds + seconds,
+        )
+        journal.step(state, work, loss=loss, rate=rate, norm=norm, seconds=seconds, ranks=ranks)
+        if stopping:
+            _stop(run, state, journal)
+        state = _finish_step(run, state, journal)
+    return state
+
+
+def _backward(run: Run, step: int, micro: int, batch: Batch, work: Work) -> torch.Tensor:
+    """Gradient of one micro-batch, divided by the labels of the whole global batch, whatever the split."""
+    began = time.perf_counter()
+    batch = batch.to(run.world.device)
+    # Dropout depends on where we are, not on what ran before: a resumed run draws the same masks.
+    torch.manual_seed(mixed_seed(run.config.training.seed, step, micro, run.world.rank))
+    loss: torch.Tensor = run.task.backward(run.learner, batch, 1.0 / max(work.labels, 1))
+    if logs.BATCH.isEnabledFor(10):
+        log_batch(run.config, micro, len(work.batches), batch, float(loss), began)
+    return loss
+
+
+def _agree(run: Run, losses: Sequence[torch.Tensor], computed: float) -> tuple[float, bool, list[float]]:
+    """One small message: (loss of the global batch, whether any rank was asked to stop, seconds of each rank)."""
+    rank_seconds = [0.0] * run.world.size
+    rank_seconds[run.world.rank] = computed
+    mine = float(torch.stack(list(losses)).double().sum()) if losses else 0.0
+    loss, stopping, *ranks = parallel.sum_numbers([mine, float(run.stop.requested), *rank_seconds], run.world)
+    return loss, stopping > 0, ranks
+
+
+def _with_samples(work: Work, losses: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+    return [(batch.samples, loss) for batch, loss in zip(work.batches, losses, strict=True)]
+
+
+def _stop(run: Run, state: State, journal: Journal) -> None:
+    logs.STEP.info("asked to stop: saving step %d", state.step)
+    journal.sync()
+    if state.saved_step < state.step:
+        run.snapshots.save(state)
+    raise errors.Preempted(state.step)
+
+
+def _finish_step(run: Run, state: State, journal: Journal) -> State:
+    """What is due after a step: an evaluation, then a checkpoint that knows its result."""
+    plan, last = run.plan, state.step == run.plan.num_steps
+    if run.data.eval is not None and state.evaluated_step < state.step and (last or plan.is_eval_step(state.step)):
+        values = evaluate(run.task, run.learner, run.data.eval, plan, run.world, run.stop)
+        if values is None:
+            _stop(run, state, journal)
+        else:
+            state = _judge(run, state, values)
+            journal.evaluation(state.step, values, best=state.best_step == state.step)
+    is_best = state.best_step == state.step
+    if state.saved_step < state.step and (is_best or last or plan.is_save_step(state.step) or _is_patience_spent(run, state)):
+        journal.sync()
+        return run.snapshots.save(state)
+    if is_best:
+        run.snapshots.link(state)
+    return state
+
+
+def _judge(run: Run, state: State, values: dict[str, float]) -> State:
+    """Whether this evaluation is the best so far."""
+    name = run.config.training.metric_for_best_model
+    if name not in values:
+        raise errors.ConfigError(f"training.metric_for_best_model is {name}; this task gives {', '.join(values)}")
+    greater = run.config.training.greater_is_better
+    if greater is None:
+        greater = not name.endswith(("loss", "perplexity"))
+    value, best = values[name], state.best_value
+    if best is None or (value > best if greater else value < best):
+        return replace(
+            state, evaluated_step=state.step, best_step=state.step, best_value=value, evaluations_without_improvement=0
+        )
+    return replace(
+        state,
+        evaluated_step=state.step,
+        evaluations_without_improvement=state.evaluations_without_improvement + 1,
+    )
+
+
+def _is_patience_spent(run: Run, state: State) -> bool:
+    patience = run.config.training.early_stopping_patience
+    return patience is not None and state.evaluations_without_improvement >= patience
+
+
+def _log_model(learner: Any, optimizer: FlatAdamW) -> None:
+    total, trained = sum(p.numel() for p in learner.model.parameters()), optimizer.master.numel()
+    logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
+    logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
+    if learner.route.flat:
+        logs.MODEL.info("padding-free: many sequences per stream (self-check: difference %.1e)", learner.route.difference)
+    else:
+        logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)

@@ -1,0 +1,155 @@
+"""One rank of a run: `python -m kubetune.train_worker RUN_DIR`, or by hand under torchrun with a config file or flags.
+
+    torchrun --nnodes 2 --nproc-per-node 4 … -m kubetune.train_worker run.yaml output=/shared/run
+
+Sets up what must come before torch is imported, then trains. Ends with an exit code of errors.py, which is also
+written to `logs/rank-N.exit.json`, because torchrun itself answers 1 whatever its children said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubetune import errors, files, logs, malloc, metrics, processes
+from kubetune.config.schema import Config
+from kubetune.health import StopRequest
+
+if TYPE_CHECKING:
+    from kubetune.checkpoint import State
+    from kubetune.data.prepare import Prepared
+    from kubetune.parallel import World
+    from kubetune.plan import Plan
+
+TASKS = {"causal_lm": "kubetune.tasks.causal_lm"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank; returns its exit code."""
+    processes.die_with_parent()
+    stop = StopRequest().install()
+    rank = int(os.environ.get("RANK", "0"))
+    code, reason, step, run_dir = errors.OK, "done", None, None
+    try:
+        config, run_dir = open_run(sys.argv[1:] if argv is None else list(argv), rank)
+        step = work(config, run_dir, rank, stop).step
+    except errors.Preempted as stopped:
+        code, reason, step = stopped.exit_code, str(stopped), stopped.step
+        logs.STEP.info("%s", stopped)
+    except errors.KubetuneError as error:
+        code, reason = error.exit_code, str(error)
+        logs.family_logger("ERROR").error("%s", error)
+    except Exception as error:
+        code, reason = errors.BUG, f"{type(error).__name__}: {error}"
+        logs.family_logger("ERROR").critical("this is a bug in kubetune", exc_info=error)
+    if run_dir is not None:
+        facts = {"code": code, "reason": logs.scrub(reason), "step": step, "time": metrics.now()}
+        files.write_atomic(run_dir / "logs" / f"rank-{rank}.exit.json", json.dumps(facts) + "\n")
+    return code
+
+
+def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
+    """The config and the run directory: one that a launcher made, or a new one from a file or flags.
+
+    Raises ConfigError for what is wrong with them.
+    """
+    from kubetune.config.flags import add_run_arguments, config_from_args
+    from kubetune.config.load import load_resolved
+
+    if len(argv) == 1 and (Path(argv[0]) / "resolved.json").is_file():
+        run_dir = Path(argv[0])
+        config = load_resolved(run_dir / "resolved.json")
+    else:
+        from kubetune.launch.local import create_run_dir
+
+        parser = argparse.ArgumentParser(prog="kubetune.train_worker", description="One rank of a run.")
+        add_run_arguments(parser)
+        config = config_from_args(parser.parse_args(argv), os.environ)
+        if config.output is None:
+            raise errors.ConfigError("under torchrun every rank must know the run directory: set output=DIR")
+        run_dir = Path(config.output)
+        if rank == 0:
+            create_run_dir(config, run_dir)
+    logs.configure(config.logging.level, run_dir, rank, progress=_shows_bar(rank))
+    return config, run_dir
+
+
+def _shows_bar(rank: int) -> bool:
+    from kubetune.progress import is_wanted
+
+    return is_wanted(rank)
+
+
+def work(config: Config, run_dir: Path, rank: int, stop: StopRequest) -> State:
+    """Prepare, join the others, train, report."""
+    from kubetune.data.prepare import prepare
+
+    # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
+    logs.STEP.info("preparing data")
+    data = prepare(config)
+    malloc.keep_memory()
+    from kubetune import parallel
+    from kubetune.plan import make_plan
+
+    logs.STEP.info("joining the other ranks")
+    with parallel.join() as world:
+        plan = make_plan(config, **sizes(data), world_size=world.size, device=world.device.type)
+        log_start(config, plan, world, data)
+        if world.is_main:
+            files.write_atomic(run_dir / "plan.json", plan.to_json())
+        task = import_module(TASKS[config.task])
+        from kubetune.train import train
+
+        state = train(config, plan, run_dir, data, task, world, stop)
+        report(config, run_dir, world, data, state)
+    return state
+
+
+def sizes(data: Prepared) -> dict[str, Any]:
+    """What the plan needs to know of the prepared data."""
+    from kubetune.data.feed import rows_per_epoch
+
+    return {"rows": rows_per_epoch(data.train), "eval_rows": len(data.eval) if data.eval is not None else 0}
+
+
+def log_start(config: Config, plan: Plan, world: World, data: Prepared) -> None:
+    """The facts that every log should begin with."""
+    from kubetune import parallel
+
+    environment = " ".join(f"{k}={v}" for k, v in parallel.environment().items()) or "one process"
+    logs.DDP.info("%s, device %s", environment, world.device)
+    evaluated = f", {len(data.eval):,} for evaluation" if data.eval is not None else ""
+    logs.DATA.info("%s rows%s, fingerprint %s", f"{len(data.train):,}", evaluated, data.fingerprint[:12])
+    logs.TRAIN.info("%s", plan.batch_line())
+
+
+def report(config: Config, run_dir: Path, world: World, data: Prepared, state: State) -> None:
+    """Write report.json and say where the result lies."""
+    from kubetune import parallel
+    from kubetune.journal import peak_memory_bytes
+
+    peak = max(parallel.gather(peak_memory_bytes(world.device), world))
+    if not world.is_main:
+        return
+    copy = config.logging.report_json
+    numbers = metrics.write_report_json(
+        run_dir,
+        world_size=world.size,
+        data_fingerprint=data.fingerprint,
+        peak_memory_bytes=peak,
+        copy_to=Path(copy) if copy else None,
+        best_step=state.best_step,
+    )
+    best = "best" if state.best_step is not None else "last"
+    logs.RESULT.info("%s", run_dir / "checkpoints" / best)
+    logs.DONE.info("%d steps, %s tokens, %.0f s", state.step, f"{numbers['tokens']:,}", numbers["seconds"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

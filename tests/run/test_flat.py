@@ -1,0 +1,192 @@
+"""A flat stream gives the gradients of plain transformers + PEFT one sequence at a time, and leaks are noticed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kubetune import attention
+from kubetune.adapters import add_lora
+from kubetune.attention import CannotRunFlat, FlatMask, attend, stream
+from kubetune.block_attention import BlockAttention, Rule
+from kubetune.config.schema import LoraConfig
+from kubetune.data.batches import Batch, collate
+from kubetune.data.order import pack
+from kubetune.flat import Route, choose_attention, self_check
+from kubetune.tasks.causal_lm import CausalLM, backward, recompute_activations
+from tests.architectures import (
+    FLAT,
+    ONE_BY_ONE,
+    PROMISED,
+    build_model,
+    random_rows,
+    randomize_lora,
+    reference_gradients,
+    relative_error,
+    take_gradients,
+)
+
+EXACT = 1e-5
+
+
+def flat_gradients(model, rows, *, budget: int = 350):
+    """Loss and gradients by kubetune's own way; also whether it ran flat."""
+    route = choose_attention(model)
+    lengths = np.array([len(ids) for ids, _ in rows])
+    ids = np.arange(len(rows))
+    groups = pack(ids, lengths, budget) if route.flat else [ids[i : i + 1] for i in ids]
+    labels = sum(int(trained[1:].sum()) for _, trained in rows)
+    task = CausalLM(model, route)
+    loss = sum(float(backward(task, collate([rows[i] for i in group]), 1.0 / labels)) for group in groups)
+    return loss, take_gradients(model), route
+
+
+@pytest.mark.parametrize("name", PROMISED)
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+def test_gradients_equal_one_by_one(name, lora):
+    model, rows = build_model(name, PROMISED[name], lora=lora), random_rows()
+    loss, gradients = reference_gradients(model, rows)
+    flat_loss, flat, route = flat_gradients(model, rows)
+    assert route.flat, route.why_not
+    assert flat_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(flat, gradients) <= EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FLAT)
+def test_more_architectures_run_flat(name):
+    model, rows = build_model(name, FLAT[name]), random_rows()
+    loss, gradients = reference_gradients(model, rows)
+    flat_loss, flat, route = flat_gradients(model, rows)
+    assert route.flat, route.why_not
+    assert flat_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(flat, gradients) <= EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_what_cannot_run_flat_is_refused_and_runs_one_by_one(name):
+    model, rows = build_model(name, ONE_BY_ONE[name]), random_rows()
+    loss, gradients = reference_gradients(model, rows)
+    flat_loss, flat, route = flat_gradients(model, rows)
+    assert not route.flat
+    assert flat_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(flat, gradients) <= EXACT
+
+
+@pytest.mark.parametrize("settings", [{"use_dora": True}, {"use_rslora": True}], ids=["dora", "rslora"])
+def test_lora_variants_stay_exact(settings):
+    model = add_lora(
+        build_model("qwen3", PROMISED["qwen3"], lora=False), LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0
+    )
+    randomize_lora(model)
+    rows = random_rows()
+    loss, gradients = reference_gradients(model, rows)
+    flat_loss, flat, route = flat_gradients(model, rows)
+    assert route.flat
+    assert flat_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(flat, gradients) <= EXACT
+
+
+def test_gradient_checkpointing_stays_exact():
+    model, rows = build_model("llama", PROMISED["llama"]), random_rows()
+    loss, gradients = reference_gradients(model, rows)
+    recompute_activations(model)
+    flat_loss, flat, _ = flat_gradients(model, rows)
+    assert flat_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(flat, gradients) <= EXACT
+
+
+def test_leaking_across_sequences_gives_other_gradients(monkeypatch):
+    """The negative control: with one border around all sequences, and the guards off, the comparison above fails."""
+    model, rows = build_model("llama", PROMISED["llama"]), random_rows()
+    _, gradients = reference_gradients(model, rows)
+    monkeypatch.setattr(attention, "attend", _attend_to_everything)
+    task = CausalLM(model, Route(True))
+    model.get_base_model().set_attn_implementation("flat")
+    labels = sum(int(trained[1:].sum()) for _, trained in rows)
+    backward(task, collate(rows), 1.0 / labels)
+    assert relative_error(take_gradients(model), gradients) > 0.01
+
+
+def _attend_to_everything(q, k, v, sinks, borders, rule):
+    return attend(q, k, v, sinks, (0, borders[-1]), rule)
+
+
+def test_self_check_refuses_a_leaking_attention(monkeypatch):
+    model = build_model("llama", PROMISED["llama"])
+    monkeypatch.setattr(attention, "attend", _attend_to_everything)
+    with pytest.raises(CannotRunFlat, match="see each other"):
+        self_check(model)
+
+
+def test_self_check_refuses_nan(monkeypatch):
+    model = build_model("llama", PROMISED["llama"])
+    monkeypatch.setattr(attention, "attend", lambda q, *rest: torch.full_like(q, torch.nan))
+    with pytest.raises(CannotRunFlat):
+        self_check(model)
+
+
+def test_mask_probe_refuses_borders_that_disagree_with_positions():
+    model = build_model("llama", PROMISED["llama"])
+    model.get_base_model().set_attn_implementation("flat")
+    batch = collate(random_rows())
+    wrong = Batch(batch.input_ids, batch.position_ids, (0, batch.num_tokens), batch.rows, batch.labels, ())
+    with pytest.raises(CannotRunFlat, match="neither a causal nor"):
+        backward(CausalLM(model, Route(True)), wrong, 1.0)
+
+
+def test_attention_outside_a_stream_is_refused():
+    model = build_model("llama", PROMISED["llama"])
+    model.get_base_model().set_attn_implementation("flat")
+    with pytest.raises(CannotRunFlat):
+        model(input_ids=torch.arange(10)[None])
+
+
+@pytest.mark.parametrize("rule", [Rule(0.2), Rule(0.2, window=7), Rule(0.2, softcap=3.0), Rule(0.2, causal=False)])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_block_attention_equals_the_formula(rule, sinks):
+    """Against softmax(mask(scale·QKᵀ))·V written out, over sequences shorter and longer than a block, in fp64."""
+    torch.manual_seed(0)
+    borders = (0, 3, 300, 340)
+    q, k, v = (torch.randn(340, h, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
+    sink = torch.randn(4, dtype=torch.float64, requires_grad=True) if sinks else None
+    inputs = [q, k, v] + [sink] * sinks
+    weight = torch.randn(340, 4, 8, dtype=torch.float64)
+    ours = BlockAttention.apply(q, k, v, sink, borders, rule)
+    theirs = torch.cat([_formula(q[a:b], k[a:b], v[a:b], sink, rule) for a, b in zip(borders, borders[1:])])
+    torch.testing.assert_close(ours, theirs)
+    for a, b in zip(
+        torch.autograd.grad((ours * weight).sum(), inputs), torch.autograd.grad((theirs * weight).sum(), inputs)
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # gradients of keys are summed in fp32
+
+
+def _formula(q, k, v, sink, rule):
+    n = len(q)
+    scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)) * rule.scale
+    if rule.softcap:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    distance = torch.arange(n)[:, None] - torch.arange(n)[None]
+    hidden = (distance < 0) & rule.causal
+    if rule.window:
+        hidden |= distance >= rule.window
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sink is not None:
+        scores = torch.cat([scores, sink[:, None, None].expand(4, n, 1)], -1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :n], v.repeat_interleave(2, 1))
+
+
+def test_long_sequences_take_another_kernel_with_the_same_result(monkeypatch):
+    monkeypatch.setattr(attention, "LONG", 100)
+    model, rows = build_model("qwen2", PROMISED["qwen2"]), random_rows()
+    loss, gradients = reference_gradients(model, rows)
+    flat_loss, flat, _ = flat_gradients(model, rows, budget=500)
+    assert flat_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(flat, gradients) <= EXACT
+
+
+def test_flat_mask_cannot_be_computed_with():
+    with pytest.raises(CannotRunFlat), stream((0, 3)):
+        FlatMask(0).to(torch.float32)
