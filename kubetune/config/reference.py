@@ -31,9 +31,8 @@ def editor_schema() -> Node:
         if "." not in name
     }
     dialect = "https://json-schema.org/draft/2020-12/schema"
-    # A model given by an alias is no missing model; the loader says so when there is none at all.
-    required = [name for name in base["required"] if name != "model"]
-    top = {"$schema": dialect, **base, "title": "kubetune run", "required": required}
+    # What is missing may stand there in another spelling; the loader says so when it does not.
+    top = {"$schema": dialect, **base, "title": "kubetune run", "required": []}
     return {**top, "properties": {**aliases, **base["properties"]}}
 
 

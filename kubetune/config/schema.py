@@ -241,12 +241,13 @@ def _as_lora(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
 
 
+RunName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$", examples=["support-bot"])]
+
+
 class Config(Section):
     """One run, whole. `load_config` is the way to make one."""
 
-    name: str | None = Field(
-        None, pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$", description="Name of the run: a DNS label of at most 40."
-    )
+    name: RunName | None = Field(None, description="Name of the run: at most 40 lower case letters, digits and dashes.")
     task: Literal["causal_lm", "sequence_classification", "vision_language"] = Field(
         "causal_lm", description="What is learnt."
     )
