@@ -57,13 +57,13 @@ def _data_section(spec: RunSpec, given: dict[str, Any]) -> dict[str, Any]:
 def pod_config(spec: RunSpec) -> dict[str, Any]:
     """The config that the pods load: what the user gave, with the places where pods find and leave things."""
     given = spec.config.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return {
-        **given,
+    places = {
         "name": spec.name,
-        "output": spec.run_dir,
         "data": _data_section(spec, given["data"]),
         "compute": {**given.get("compute", {}), "gpus_per_node": spec.gpus},
+        "output": spec.run_dir,
     }
+    return {"name": spec.name} | given | places
 
 
 def config_maps(spec: RunSpec) -> list[Manifest]:

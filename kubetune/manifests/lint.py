@@ -15,7 +15,19 @@ from kubetune.config.secrets import is_secret, names_secret
 from kubetune.manifests.consistency import check_objects
 from kubetune.manifests.environment import RESERVED
 from kubetune.manifests.finding import Finding, advice, error
-from kubetune.manifests.spec import CACHE, CONFIG_FOLDER, DATA_FOLDER, OUTPUTS, Manifest, RunSpec, on_hub, source_paths
+from kubetune.manifests.spec import (
+    CACHE,
+    CONFIG_FOLDER,
+    DATA_FOLDER,
+    MANAGED_BY,
+    OUTPUTS,
+    QUEUE_NAME,
+    QUEUE_PRIORITY,
+    Manifest,
+    RunSpec,
+    on_hub,
+    source_paths,
+)
 from kubetune.manifests.storage import quantity_bytes, shm_size
 
 if TYPE_CHECKING:
@@ -182,6 +194,7 @@ def _kind(spec: RunSpec) -> Iterator[Finding]:
 def _names(spec: RunSpec) -> Iterator[Finding]:
     if not spec.name[0].isalpha():
         yield error("name", f"{spec.name} begins with a digit, but names of Services begin with a letter")
+    ours = (*spec.selector(""), MANAGED_BY, QUEUE_NAME, QUEUE_PRIORITY)
     for key in spec.kubernetes.labels:
-        if key in spec.labels("") or key in ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"):
+        if key in ours:
             yield error(f"kubernetes.labels.{key}", "is one of kubetune's own labels; remove it")

@@ -25,6 +25,9 @@ CONFIG_FOLDER = "/etc/kubetune"
 CONFIG_FILE = f"{CONFIG_FOLDER}/run.yaml"
 DATA_FOLDER = "/etc/kubetune-data"
 TRAINER = "trainer"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+QUEUE_NAME = "kueue.x-k8s.io/queue-name"
+QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 PORT = 29500
 # Kubernetes allows a pod this long beyond the time torchrun gives its workers, for the agent to write its last words.
 MARGIN_SECONDS = 30
@@ -125,14 +128,14 @@ class RunSpec:
         return {
             **self.kubernetes.labels,
             **self.selector(component),
-            "app.kubernetes.io/managed-by": "kubetune",
+            MANAGED_BY: "kubetune",
         }
 
     def queue_labels(self) -> dict[str, str]:
         """Kueue's labels of the object that it holds back until there is room."""
         named = {
-            "kueue.x-k8s.io/queue-name": self.kubernetes.queue,
-            "kueue.x-k8s.io/priority-class": self.kubernetes.queue_priority,
+            QUEUE_NAME: self.kubernetes.queue,
+            QUEUE_PRIORITY: self.kubernetes.queue_priority,
         }
         return {key: value for key, value in named.items() if value is not None}
 

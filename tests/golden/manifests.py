@@ -1,0 +1,52 @@
+"""The golden manifests: what `kubetune render` makes of the run files beside this module, byte for byte.
+
+python -m tests.golden.manifests      writes them anew, after a change that is meant to change them
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from kubetune.cli import main
+
+FOLDER = Path(__file__).parent
+CASES: dict[str, list[str]] = {
+    "minimal": ["minimal.yaml"],
+    "job": ["full.yaml"],
+    "statefulset": ["full.yaml", "--kind=statefulset", "kubernetes.max_runtime_seconds=null"],
+    "jobset": ["full.yaml", "--kind=jobset"],
+    "pytorchjob": ["full.yaml", "--kind=pytorchjob"],
+    "trainjob": ["full.yaml", "--kind=trainjob"],
+    "rdma": ["minimal.yaml", "kubernetes.profile=rdma", "compute.gpus_per_node=8", "kubernetes.rdma.resource=rdma/hca"],
+    "rdma-host": ["minimal.yaml", "kubernetes.profile=rdma", "compute.gpus_per_node=8"],
+    "existing": [
+        "minimal.yaml",
+        "kubernetes.storage={cache: {host_path: /mnt/nvme}, outputs: {csi: {driver: fs.example}}}",
+        "kubernetes.service_account=trainer",
+        "kubernetes.spread=preferred",
+        "compute.nodes=2",
+    ],
+    "shared-cache": ["minimal.yaml", "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}", "compute.nodes=2"],
+}
+
+
+def rendered(case: str) -> str:
+    """What the command line prints for a case."""
+    file, *words = CASES[case]
+    out = io.StringIO()
+    with redirect_stdout(out):
+        code = main(["render", str(FOLDER / file), *words])
+    assert code == 0, f"{case}: exit code {code}"
+    return out.getvalue()
+
+
+def golden(case: str) -> Path:
+    """Where the expected text of a case lies."""
+    return FOLDER / "manifests" / f"{case}.yaml"
+
+
+if __name__ == "__main__":
+    for name in CASES:
+        golden(name).write_text(rendered(name))

@@ -1,0 +1,425 @@
+"""Manifests: valid for strict servers, the same bytes everywhere, and right where people get them wrong by hand."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from kubetune.config.load import load_config
+from kubetune.config.schema import Config
+from kubetune.manifests import KINDS, dump, local_files, render, secret_templates
+from kubetune.manifests.consistency import pod_templates
+from kubetune.manifests.spec import on_hub, run_name
+from kubetune.plan import Plan, make_plan
+from tests.golden.manifests import CASES, FOLDER, golden, rendered
+from tests.schemas import NEWEST, OLDEST, problems
+
+FULL = FOLDER / "full.yaml"
+MINIMAL = FOLDER / "minimal.yaml"
+OPERATED = {"pytorchjob", "trainjob"}
+
+
+def planned(*overrides: str, file: Path = FULL) -> tuple[Config, Plan]:
+    config = load_config(file, overrides=overrides)
+    return config, make_plan(config)
+
+
+def made(kind: str, *overrides: str, file: Path = FULL) -> list[dict[str, Any]]:
+    config, plan = planned(f"kubernetes.kind={kind}", *overrides, file=file)
+    return render(config, plan, local_files(config))
+
+
+def the(objects: list[dict[str, Any]], kind: str, name: str = "support-bot") -> dict[str, Any]:
+    (found,) = (o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name)
+    return found
+
+
+def trainer_pods(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for obj in objects:
+        for _, template in pod_templates(obj):
+            if template["metadata"]["labels"]["app.kubernetes.io/component"] == "trainer":
+                yield template["spec"]
+
+
+def variables(container: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_output_is_golden(case: str) -> None:
+    assert rendered(case) == golden(case).read_text()
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("case", CASES)
+def test_strict_servers_accept_it(case: str, version: str) -> None:
+    objects = list(yaml.safe_load_all(golden(case).read_text()))
+    assert {o["kind"]: found for o in objects if (found := problems(o, version))} == {}
+    assert None not in leaves(objects)
+
+
+def test_the_schemas_refuse_what_a_server_would() -> None:
+    job = the(made("job"), "Job")
+    job["spec"]["template"]["spec"]["containers"][0]["imagee"] = "x"
+    job["spec"]["completions"] = "four"
+    assert len(problems(job)) == 2
+    jobset = the(made("jobset"), "JobSet")
+    jobset["spec"]["failurePolicy"]["restartStrategy"] = "Sometimes"
+    jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["hostnam"] = "x"
+    assert len(problems(jobset)) == 2
+
+
+def test_the_same_config_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    """Other hash seed, other folder, other environment."""
+    command = [sys.executable, "-m", "kubetune", "render", str(FULL)]
+    root = str(FOLDER.parents[1])
+    environ = {"PYTHONPATH": root, "PATH": os.environ["PATH"], "PYTHONHASHSEED": "7", "MODEL_ID": "other/model"}
+    result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+    assert result.stdout == golden("job").read_text()
+
+
+def test_render_is_light() -> None:
+    code = (
+        "import sys; from kubetune.cli import main; code = main(['render', sys.argv[1]]);"
+        "heavy = {'torch', 'transformers', 'datasets', 'peft', 'numpy'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else code)"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(FOLDER.parents[1])}
+    result = subprocess.run([sys.executable, "-c", code, str(FULL)], env=environ, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_runs_the_agent_with_its_config(kind: str) -> None:
+    objects = made(kind)
+    pods = list(trainer_pods(objects))
+    assert pods
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert container["command"] == [
+            *("python", "-m", "kubetune.agent", "/outputs/support-bot"),
+            *("--config", "/etc/kubetune/run.yaml"),
+        ]
+        mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+        volumes = {v["name"]: v for v in pod["volumes"]}
+        assert volumes[mounts["/etc/kubetune"]]["configMap"]["name"] == "support-bot"
+    assert "run.yaml" in the(objects, "ConfigMap")["data"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_pods_config_is_the_same_run(kind: str, tmp_path: Path) -> None:
+    config, plan = planned(f"kubernetes.kind={kind}")
+    file = tmp_path / "run.yaml"
+    file.write_text(the(render(config, plan), "ConfigMap")["data"]["run.yaml"])
+    inside = load_config(file)
+    assert make_plan(inside) == plan
+    assert (inside.training, inside.lora, inside.model, inside.kubernetes) == (
+        *(config.training, config.lora, config.model),
+        config.kubernetes,
+    )
+    assert inside.output == "/outputs/support-bot"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rendezvous_is_set_once(kind: str) -> None:
+    """By us where the kind sets nothing, by the operator where it does: Trainer refuses runs that set it twice."""
+    rendezvous = {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
+    for pod in trainer_pods(made(kind)):
+        found = variables(pod["containers"][0])
+        assert rendezvous & found.keys() == (set() if kind in OPERATED else rendezvous)
+        assert found["PET_MAX_RESTARTS"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "address", "field"),
+    [
+        ("job", "support-bot-0.support-bot", "metadata.annotations['batch.kubernetes.io/job-completion-index']"),
+        ("statefulset", "support-bot-0.support-bot", "metadata.labels['apps.kubernetes.io/pod-index']"),
+        (
+            "jobset",
+            "support-bot-node-0-0.support-bot",
+            "metadata.annotations['batch.kubernetes.io/job-completion-index']",
+        ),
+    ],
+)
+def test_rank_comes_from_the_index(kind: str, address: str, field: str) -> None:
+    objects = made(kind)
+    (pod,) = trainer_pods(objects)
+    found = variables(pod["containers"][0])
+    assert found["PET_MASTER_ADDR"] == address
+    assert found["PET_NODE_RANK"] == {"fieldRef": {"fieldPath": field}}
+    assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("4", "8")
+
+
+@pytest.mark.parametrize("kind", ["job", "statefulset"])
+def test_names_are_published_before_pods_are_ready(kind: str) -> None:
+    objects = made(kind)
+    service = the(objects, "Service")["spec"]
+    assert service["clusterIP"] == "None"
+    assert service["publishNotReadyAddresses"] is True
+    (pod,) = trainer_pods(objects)
+    owner = the(objects, "Job" if kind == "job" else "StatefulSet")["spec"]
+    assert service["selector"].items() <= owner["template"]["metadata"]["labels"].items()
+    assert (pod.get("subdomain") or owner["serviceName"]) == "support-bot"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("grace", [10, 180, 3600])
+def test_pods_outlive_the_time_to_save(kind: str, grace: int) -> None:
+    for pod in trainer_pods(made(kind, f"kubernetes.grace_seconds={grace}")):
+        assert variables(pod["containers"][0])["PET_SHUTDOWN_TIMEOUT"] == str(grace)
+        assert pod["terminationGracePeriodSeconds"] >= grace + 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_pod_is_restricted(kind: str) -> None:
+    """The fields of the restricted pod security standard, on every container of every pod, init containers included."""
+    templates = [template["spec"] for obj in made(kind) for _, template in pod_templates(obj)]
+    assert len(templates) >= 4  # trainer, preprocessing, TensorBoard, Jupyter
+    for pod in templates:
+        security = pod["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert security["runAsUser"] == security["fsGroup"] == 10001
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is pod["enableServiceLinks"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        assert not any("hostPath" in volume for volume in pod["volumes"])
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_exit_codes_decide_what_happens_next() -> None:
+    def verdict(policy: dict[str, Any], code: int) -> str:
+        rules = (r for r in policy["rules"] if code in r.get("onExitCodes", {}).get("values", ()))
+        return next((r["action"] for r in rules), "Count")
+
+    job = the(made("job"), "Job")["spec"]
+    assert {code: verdict(job["podFailurePolicy"], code) for code in (1, 2, 3, 4, 143, 145)} == {
+        2: "FailJob",
+        4: "FailJob",
+        143: "Ignore",
+        1: "Count",
+        3: "Count",
+        145: "Count",
+    }
+    assert job["backoffLimit"] == 3 * 4
+    jobset = the(made("jobset"), "JobSet")["spec"]
+    inner = jobset["replicatedJobs"][0]["template"]["spec"]
+    assert inner["backoffLimit"] == 0
+    assert verdict(inner["podFailurePolicy"], 143) == "FailJob"
+    actions = [rule["action"] for rule in jobset["failurePolicy"]["rules"]]
+    assert actions == ["FailJobSet", "RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"]
+    replicas = the(made("pytorchjob"), "PyTorchJob")["spec"]["pytorchReplicaSpecs"]
+    assert {role: (r["replicas"], r["restartPolicy"]) for role, r in replicas.items()} == {
+        "Master": (1, "ExitCode"),
+        "Worker": (3, "ExitCode"),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_pod_has_a_cache_of_its_own(kind: str) -> None:
+    objects = made(kind)
+    assert [o["metadata"]["name"] for o in objects if o["kind"] == "PersistentVolumeClaim"] == ["support-bot-outputs"]
+    for pod in trainer_pods(objects):
+        (cache,) = [v for v in pod["volumes"] if v["name"] == "cache"] or [None]
+        if kind == "statefulset":
+            assert cache is None
+            (template,) = the(objects, "StatefulSet")["spec"]["volumeClaimTemplates"]
+            claim = template["spec"]
+        else:
+            claim = cache["ephemeral"]["volumeClaimTemplate"]["spec"]
+        assert claim["accessModes"] == ["ReadWriteOnce"]
+        assert claim["resources"]["requests"]["storage"] == "200Gi"
+
+
+def test_one_node_has_no_affinity_and_a_pytorchjob_of_it_no_workers() -> None:
+    objects = made("pytorchjob", "compute.nodes=1")
+    assert list(the(objects, "PyTorchJob")["spec"]["pytorchReplicaSpecs"]) == ["Master"]
+    (pod,) = trainer_pods(objects)
+    assert not {"affinity", "topologySpreadConstraints"} & pod.keys()
+
+
+def test_secrets_are_references_only() -> None:
+    config, plan = planned()
+    templates = secret_templates(config, plan)
+    assert {t["metadata"]["name"]: t["stringData"] for t in templates} == {
+        "hf-token": {"HF_TOKEN": ""},
+        "support-bot-jupyter": {"token": ""},
+    }
+    assert not [o for o in render(config, plan) if o["kind"] == "Secret"]
+
+
+def test_operators_get_no_more_than_the_verbs_need() -> None:
+    roles = {kind: the(made(kind), "Role", "support-bot-operator")["rules"] for kind in KINDS}
+    for kind, rules in roles.items():
+        assert "*" not in leaves(rules), kind
+        (secrets,) = [rule for rule in rules if "secrets" in rule["resources"]]
+        assert not {"get", "list", "watch"} & set(secrets["verbs"])
+    assert "jobsets" in set(leaves(roles["jobset"]))
+    assert "jobsets" not in set(leaves(roles["job"]))
+    assert not [o for o in made("job", "kubernetes.operators=[]") if o["kind"].startswith("Role")]
+
+
+def test_initialisers_leave_nothing_to_download() -> None:
+    def offline(*initialisers: str) -> bool:
+        wanted = f"kubernetes.initialisers=[{', '.join(initialisers)}]"
+        (pod,) = trainer_pods(made("job", wanted, "data.train=stanfordnlp/imdb", file=MINIMAL))
+        assert len(pod.get("initContainers", ())) == len(initialisers)
+        return variables(pod["containers"][0]).get("HF_HUB_OFFLINE") == "1"
+
+    assert offline("model", "data")
+    assert not offline("model")
+    assert not offline()
+
+
+def test_without_a_section_it_says_what_to_add(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from kubetune.cli import main
+
+    file = tmp_path / "run.yaml"
+    file.write_text("model: a/b\ndata: {train: c/d}\n")
+    assert main(["render", str(file)]) == 2
+    assert "kubernetes: the section is missing; add" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("/models/My Model_v2/", "my-model-v2"),
+        ("org/7b", "run-7b"),
+        ("x/" + "long-" * 20, ("long-" * 20)[:40].strip("-")),
+    ],
+)
+def test_a_run_without_a_name_gets_one_that_kubernetes_takes(path: str, name: str) -> None:
+    assert run_name(Config.model_validate({"model": path, "data": {"train": "c/d"}})) == name
+
+
+@pytest.mark.parametrize("path", ["org/name", "name", "org/name#500", "org-1/na.me_2"])
+def test_hub_ids(path: str) -> None:
+    assert on_hub(path)
+
+
+@pytest.mark.parametrize("path", ["/a/b", "./a", "../a/b", "a/b/c", "data/train.jsonl", "train.csv#5", "s3://b/c"])
+def test_paths_that_are_no_hub_ids(path: str) -> None:
+    assert not on_hub(path)
+
+
+TRAPS = [
+    "no",
+    "Yes",
+    "off",
+    "NULL",
+    "~",
+    "",
+    " ",
+    "1e3",
+    "1_000",
+    "0o7",
+    "007",
+    "0x1f",
+    "12:30:45",
+    "2026-01-01",
+    ".inf",
+    "<<",
+    "=",
+    "- a",
+    "a: b",
+    "a #b",
+    "!tag",
+    "&a",
+    "*a",
+    "{a}",
+    "[a]",
+    "a\n",
+    "\na",
+    "a\n\n\nb\n",
+    " a\nb\n",
+    "a \nb\n",
+    "\t",
+    "a\tb\n",
+    "\x85",
+    "\u2028",
+    "\ufeff",
+    "\x00",
+    "\x7f",
+    "é\n",
+    "😀",
+    "'",
+    '"',
+    "\\",
+    "%",
+    "@",
+    "`",
+    "---",
+    "...",
+    "--- a\n",
+    "# a\n",
+    "a\r\nb\n",
+    "y",
+    "n",
+    "+1",
+    "1k",
+    "32Gi",
+    "100m",
+    "1.5",
+    "a:b",
+    "a:",
+    "?",
+    "|",
+]
+texts = st.one_of(st.sampled_from(TRAPS), st.text(st.characters(exclude_categories=["Cs"])), st.text("ab \n\t:#-'\"1e"))
+values = st.recursive(
+    st.one_of(texts, st.integers(-(2**53), 2**53), st.booleans(), st.floats(allow_nan=False, allow_infinity=False)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal, also in type: `True == 1` and `1.0 == 1` are not the same manifest."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.dictionaries(texts, values, min_size=1, max_size=4), min_size=1, max_size=3))
+def test_what_is_dumped_is_read_back_by_every_parser(objects: list[dict[str, Any]]) -> None:
+    text = dump(objects)
+    one = list(yaml.load_all(text, yaml.SafeLoader))
+    two = list(YAML(typ="safe", pure=True).load_all(io.StringIO(text)))
+    assert same(one, objects)
+    assert same(two, objects)
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_hostile_strings_stay_strings(trap: str) -> None:
+    text = dump([{"key": trap, trap: ["x", trap]}])
+    for read in (yaml.safe_load(text), YAML(typ="safe", pure=True).load(text)):
+        assert same(read, {"key": trap, trap: ["x", trap]}) or trap == "key"
