@@ -5,7 +5,6 @@ Weights are read from safetensors only, and code that comes with a model runs on
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils import logging as transformers_logging
 
 from kubetune import errors
 from kubetune.config.schema import Config, ModelConfig
+from kubetune.data.hub import explained_hub_errors, hub_token, is_local
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -38,12 +39,14 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
     check_folder(model)
     if (quantization := quantize(config, device)) is not None:
         settings |= {"quantization_config": quantization, "device_map": {"": str(device)}}
+    transformers_logging.disable_progress_bar()
     with explain(model):
         loaded = auto_class.from_pretrained(
             model.path,
             revision=model.revision,
             dtype=choose_dtype(model.dtype, device),
             local_files_only=model.local_files_only,
+            token=hub_token(),
             trust_remote_code=model.trust_remote_code,
             use_safetensors=True,
             **settings,
@@ -77,11 +80,11 @@ def quantize(config: Config, device: torch.device) -> Any:
 
 def check_folder(model: ModelConfig) -> None:
     """Look into a local folder before transformers does: its own message would send the user to the hub."""
-    folder = Path(model.path)
-    if not folder.is_dir():
-        if folder.is_absolute() or model.path.startswith(("./", "../", "~")):
-            raise errors.ModelError(f"model {model.path}: there is no such folder")
+    if not is_local(model.path):
         return
+    folder = Path(model.path).expanduser()
+    if not folder.is_dir():
+        raise errors.ModelError(f"model {folder}: there is no such folder")
     if not (folder / "config.json").is_file():
         raise errors.ModelError(f"model {folder}: has no config.json; expected a folder in Hugging Face form")
     if list(folder.glob("*.safetensors")):
@@ -100,34 +103,21 @@ def explain(model: ModelConfig) -> Iterator[None]:
     """Turn what huggingface_hub and transformers raise into one sentence that says what to do."""
     from huggingface_hub import errors as hub
 
-    name = model.path + (f"@{model.revision}" if model.revision else "")
+    kinds = (hub.HfHubHTTPError, hub.HFValidationError, hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError)
     try:
         yield
     except (OSError, ValueError) as error:
-        causes = list(_chain(error))
-        if _any(causes, hub.GatedRepoError):
-            raise errors.ModelError(
-                f"model {name} is gated: accept its licence on its page on the hub, then set HF_TOKEN to a token "
-                "of that account"
-            ) from error
-        if _any(causes, hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) or _any(causes, ConnectionError):
-            raise errors.ModelError(
-                f"model {name} is not in the cache and the hub cannot be reached"
-                + (" (offline mode is on)" if os.environ.get("HF_HUB_OFFLINE") or model.local_files_only else "")
-                + "; download it first, or set model.path to a folder"
-            ) from error
-        if _any(causes, hub.RevisionNotFoundError):
-            raise errors.ModelError(f"model {model.path} has no revision {model.revision!r}") from error
-        if _any(causes, hub.RepositoryNotFoundError):
-            raise errors.ModelError(
-                f"model {name}: the hub has no such repository, or it is private and HF_TOKEN is not set or not allowed"
-            ) from error
         if "trust_remote_code" in str(error):
             raise errors.ModelError(
-                f"model {name} needs code from its repository: set model.trust_remote_code and pin model.revision "
+                f"model {model.path} needs code from its repository: set model.trust_remote_code and pin model.revision "
                 "to a commit you have read"
             ) from error
-        raise errors.ModelError(f"model {name}: {' '.join(str(error).split())}") from error
+        # transformers wraps what the hub said in an OSError of its own, with other advice.
+        said = next((cause for cause in _chain(error) if isinstance(cause, kinds)), None)
+        if said is not None:
+            with explained_hub_errors(model.path, model.revision):
+                raise said from error
+        raise errors.ModelError(f"model {model.path}: {' '.join(str(error).split())}") from error
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -135,7 +125,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while seen is not None:
         yield seen
         seen = seen.__cause__ or seen.__context__
-
-
-def _any(causes: list[BaseException], *kinds: type[BaseException]) -> bool:
-    return any(isinstance(cause, kinds) for cause in causes)

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +34,8 @@ TASKS = {"causal_lm": "kubetune.tasks.causal_lm"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; returns its exit code."""
     processes.die_with_parent()
+    # Libraries warning each other of renamed functions is nothing a user of ours can mend.
+    warnings.simplefilter("ignore", FutureWarning)
     stop = StopRequest().install()
     rank = int(os.environ.get("RANK", "0"))
     code, reason, step, run_dir = errors.OK, "done", None, None

@@ -1,0 +1,202 @@
+"""Asking a trained model: what `kubetune generate`, `kubetune chat` and the demo share.
+
+Prompts become ids by the very function that made them in training, so that a model is asked the way it was taught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from kubetune import checkpoint, errors, models
+from kubetune.config.load import load_resolved
+from kubetune.config.schema import Config
+from kubetune.data.formats import Chat, convert
+from kubetune.data.problems import Problems
+from kubetune.data.sources import read_source
+from kubetune.data.tokenizer import Tokenizer, load_tokenizer
+
+Prompt = str | Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen: greedily at temperature 0, else from the `top_p` likeliest share."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of transformers' `generate`."""
+        if self.temperature == 0.0:
+            return {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0,
+        }
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A model that answers. `base` is the model before fine-tuning; with adapters it is the same one without them."""
+
+    model: Any
+    tokenizer: Tokenizer
+    is_chat: bool
+
+    def base(self) -> AbstractContextManager[Any]:
+        """Within it the adapters are off. Raises ModelError for a fully fine-tuned model, which has no base inside."""
+        if not hasattr(self.model, "disable_adapter"):
+            raise errors.ModelError("this run trained every parameter: its base is another model, load that instead")
+        return self.model.disable_adapter()  # type: ignore[no-any-return]
+
+    def tuned(self) -> AbstractContextManager[Any]:
+        """Within it the model is as trained."""
+        return nullcontext()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Ids of a prompt; plain text becomes the user's turn where the model was taught conversations."""
+        if isinstance(prompt, str) and self.is_chat:
+            prompt = [{"role": "user", "content": prompt}]
+        return self.tokenizer.encode_prompt(prompt)
+
+
+def find_checkpoint(run_dir: Path, which: str = "best") -> Path:
+    """The folder of `best`, `last` or a step. A run without evaluation has no best, so that is its last.
+
+    Raises ConfigError when there is no such checkpoint, naming those there are.
+    """
+    root = run_dir / "checkpoints"
+    names = {"best": ["best", "last"], "last": ["last"]}.get(which)
+    if names is None:
+        names = [checkpoint.folder_of(run_dir, int(which)).name] if which.isdecimal() else [which]
+    for name in names:
+        if (root / name / checkpoint.MANIFEST).is_file():
+            return (root / name).resolve()
+    there = ", ".join(str(step) for step in checkpoint.steps(run_dir)) or "none"
+    raise errors.ConfigError(f"{run_dir}: no checkpoint {which!r}; there are best, last and these steps: {there}")
+
+
+def load_run(run_dir: Path, which: str = "best", *, base: bool = False) -> Speaker:
+    """Load the result of a run (or, with `base`, only the model it started from) ready to answer."""
+    if not (run_dir / "resolved.json").is_file():
+        raise errors.ConfigError(f"{run_dir}: not a run directory (no resolved.json)")
+    config = load_resolved(run_dir / "resolved.json")
+    tokenizer = load_tokenizer(config.model)
+    model = _load(config, None if base else find_checkpoint(run_dir, which))
+    return Speaker(model.eval(), tokenizer, is_chat=tokenizer.chat is not None and _learnt_conversations(config))
+
+
+def _learnt_conversations(config: Config) -> bool:
+    """Whether the first training record is a conversation; without the data at hand it is taken for one."""
+    source = config.data.train[0]
+    try:
+        record = next(read_source(source, Problems()))
+        return isinstance(convert(record.value, source.format, source.columns), Chat)
+    except (errors.KubetuneError, ValueError, StopIteration, OSError):
+        return True
+
+
+def _load(config: Config, folder: Path | None) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if folder is not None and config.lora is None:
+        tuned = config.model.model_copy(update={"path": str(folder), "revision": None})
+        config = config.model_copy(update={"model": tuned})
+    model: Any = models.load_pretrained(AutoModelForCausalLM, config, device)
+    if folder is not None and config.lora is not None:
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(model, str(folder))
+    return model
+
+
+@torch.inference_mode()
+def answer(
+    speaker: Speaker, prompts: Sequence[Prompt], sampling: Sampling, *, batch_size: int = 32
+) -> list[str]:
+    """One answer for each prompt, in order. Prompts of equal length go together, so nothing is padded."""
+    encoded = [speaker.encode(prompt) for prompt in prompts]
+    answers = [""] * len(prompts)
+    by_length: dict[int, list[int]] = {}
+    for index, ids in enumerate(encoded):
+        by_length.setdefault(len(ids), []).append(index)
+    torch.manual_seed(sampling.seed)
+    for group in by_length.values():
+        for start in range(0, len(group), batch_size):
+            part = group[start : start + batch_size]
+            new = _generate(speaker, [encoded[i] for i in part], sampling)
+            for index, ids in zip(part, new, strict=True):
+                answers[index] = speaker.tokenizer.decode(ids)
+    return answers
+
+
+@torch.inference_mode()
+def stream_answer(speaker: Speaker, prompt: Prompt, sampling: Sampling, show: Callable[[str], None]) -> str:
+    """Answer one prompt, handing each new piece of text to `show`; returns the whole answer."""
+    torch.manual_seed(sampling.seed)
+    printer = _Printer(speaker.tokenizer, show)
+    [ids] = _generate(speaker, [speaker.encode(prompt)], sampling, printer)
+    printer.flush(final=True)
+    return speaker.tokenizer.decode(ids)
+
+
+def _generate(
+    speaker: Speaker, prompts: list[list[int]], sampling: Sampling, streamer: BaseStreamer | None = None
+) -> list[list[int]]:
+    """New ids for prompts of one length, without what follows the first end token."""
+    device = next(speaker.model.parameters()).device
+    ids = torch.tensor(prompts, device=device)
+    ends = speaker.tokenizer.eos_ids
+    out = speaker.model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        eos_token_id=list(ends),
+        pad_token_id=speaker.tokenizer.pad_id,
+        streamer=streamer,
+        **sampling.settings(),
+    )
+    return [_until_end(row, ends) for row in out[:, ids.shape[1] :].tolist()]
+
+
+def _until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
+    return ids[: next((n for n, id in enumerate(ids) if id in ends), len(ids))]
+
+
+class _Printer(BaseStreamer):
+    """Turns token ids into text as they come; holds back what may still be half a character."""
+
+    def __init__(self, tokenizer: Tokenizer, show: Callable[[str], None]) -> None:
+        self._tokenizer, self._show = tokenizer, show
+        self._ids: list[int] = []
+        self._shown = ""
+        self._prompt_seen = False
+
+    def put(self, value: Any) -> None:
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        self._ids += value.flatten().tolist()
+        self.flush()
+
+    def end(self) -> None:
+        self.flush(final=True)
+
+    def flush(self, *, final: bool = False) -> None:
+        """Show what is new and complete."""
+        text = self._tokenizer.decode(_until_end(self._ids, self._tokenizer.eos_ids))
+        if final or not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self._show(text[len(self._shown) :])
+            self._shown = text
