@@ -76,6 +76,15 @@ def resolved(config: Config) -> dict[str, Any]:
     return config.model_dump(mode="json", by_alias=True)
 
 
+def dotted_values(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value in `resolved` data with its dotted path; lists count as values."""
+    if isinstance(data, dict) and data:
+        for key, inner in data.items():
+            yield from dotted_values(inner, f"{path}.{key}" if path else key)
+    else:
+        yield path, data
+
+
 def load_resolved(source: Mapping[str, Any] | Path) -> Config:
     """A Config from `resolved` data, or from the JSON file that holds it. Raises ConfigError."""
     try:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from kubetune import agent, errors, files
-from kubetune.config.load import as_yaml, resolved
+from kubetune import agent, errors, files, tracking
+from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.plan import Plan
 from kubetune.relay import Relay
@@ -31,11 +29,13 @@ _FREE_TO_CHANGE = (
 def launch(config: Config, plan: Plan, run_dir: Path, *, source: Path | None = None, relay: Relay | None = None) -> int:
     """Run here to the end; returns the exit code. `source` is the user's own config file, kept with the run.
 
-    Raises ConfigError when the directory belongs to another run and EnvironmentFault when one is running there.
+    Raises ConfigError when the directory belongs to another run or a tracker is not installed, and EnvironmentFault
+    when a run goes on there.
     """
     if relay is None:
         with Relay() as relay:
             return launch(config, plan, run_dir, source=source, relay=relay)
+    tracking.check_installed(config.tracking)
     place = agent.find_place(plan.nodes, plan.processes_per_node, os.environ)
     check_run_dir(config, run_dir, plan)
     with agent.hold(run_dir, place.node):
@@ -79,8 +79,8 @@ def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> No
 
 def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple[str, str, str]]:
     """(key, old value, new value) of everything that changed and moves numbers."""
-    old = dict(_leaves(json.loads((run_dir / RESOLVED).read_text())))
-    new = dict(_leaves(resolved(config)))
+    old = dict(dotted_values(json.loads((run_dir / RESOLVED).read_text())))
+    new = dict(dotted_values(resolved(config)))
     # The global batch may follow from compute.*, which by itself is free to change.
     if plan is not None and (run_dir / PLAN).exists():
         key = "training.global_batch_size"
@@ -91,11 +91,3 @@ def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{free}.") for free in _FREE_TO_CHANGE)
     ]
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else key)
-    else:
-        yield path, value

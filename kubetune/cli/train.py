@@ -1,0 +1,41 @@
+"""`kubetune train`: fine-tune on this machine, with everything it takes said before it starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from datetime import datetime
+from pathlib import Path
+
+from kubetune.cli.plan import describe
+from kubetune.config.flags import add_run_arguments, config_from_args, run_file
+from kubetune.config.schema import Config
+from kubetune.devices import visible_gpus
+from kubetune.estimate import estimate_rows
+from kubetune.launch.local import launch
+from kubetune.plan import default_output, make_plan
+from kubetune.relay import Relay
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train to the end, or to a stop; returns the exit code. Mistakes of the config raise before anything starts."""
+    with Relay() as relay:
+        config = config_from_args(args, os.environ)
+        run_dir = Path(config.output) if config.output else _new_run_dir(config)
+        config = config.model_copy(update={"output": str(run_dir)})
+        rows, eval_rows = estimate_rows(config)
+        plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ))
+        for label, text in describe(config, plan, None):
+            if label != "tokens":
+                print(f"{label:<17} {text}", flush=True)
+        return launch(config, plan, run_dir, source=run_file(args), relay=relay)
+
+
+def _new_run_dir(config: Config) -> Path:
+    """The default run directory, numbered when another run began there in the same minute."""
+    first = Path(default_output(config, datetime.now()))
+    return next(path for n in range(1, 1000) if not (path := first if n == 1 else Path(f"{first}-{n}")).exists())

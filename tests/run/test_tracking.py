@@ -1,0 +1,151 @@
+"""TensorBoard and MLflow for real: what was logged is read back from the files they wrote."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import errors, tracking
+from kubetune.config.schema import Config
+from kubetune.tracking import Tracker, find_store, open_tracker
+
+pytestmark = [
+    # Theirs: SQLAlchemy's of MLflow's models, protobuf's and numpy's of TensorBoard.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+def config(folder: Path, **settings: Any) -> Config:
+    return Config.model_validate(
+        {"name": "bot", "model": "m", "data": {"train": "d"}, "tracking": settings, "output": str(folder / "run")}
+    )
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_holds_the_curves_and_a_resume_replaces_what_was_lost(tmp_path: Path) -> None:
+    wanted = config(tmp_path, tensorboard=True)
+    with open_tracker(wanted, tmp_path) as tracker:
+        for step in (1, 2, 3):
+            tracker.log(step, {"loss": 2.0 / step, "note": "no number"})
+        tracker.log(3, {"eval_loss": 0.5})
+    assert scalars(tmp_path / "tensorboard")["eval/eval_loss"] == [(3, 0.5)]
+    with open_tracker(wanted, tmp_path, resume_step=2) as tracker:
+        tracker.log(3, {"loss": 0.25})
+    assert scalars(tmp_path / "tensorboard") == {"train/loss": [(1, 2.0), (2, 1.0), (3, 0.25)], "eval/eval_loss": []}
+
+
+def test_mlflow_holds_one_run_over_two_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("HF_TOKEN", "canary-value")
+    wanted = config(tmp_path, mlflow={"uri": str(tmp_path / "mlruns"), "experiment": "canary-value bots"})
+    client = MlflowClient(tracking_uri=find_store(str(tmp_path / "mlruns"))[0])
+    with suppress(errors.Preempted), open_tracker(wanted, tmp_path) as tracker:
+        tracker.log(1, {"loss": 2.0, "learning_rate": 1e-4})
+        raise errors.Preempted(1)
+    (run,) = runs(client)
+    assert run.info.status == "KILLED"
+    with open_tracker(wanted, tmp_path, resume_step=1) as tracker:
+        assert [run.info.status for run in runs(client)] == ["RUNNING"]
+        tracker.log(2, {"loss": 1.0})
+    (run,) = runs(client)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "bot"
+    assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss")] == [(1, 2.0), (2, 1.0)]
+    assert run.data.params["model.path"] == "m"
+    assert run.data.params["tracking.mlflow.experiment"] == "[secret] bots"
+    assert not any("does not work" in message for message in caplog.messages)
+    assert sqlite3.connect(tmp_path / "mlruns" / "mlflow.db").execute("select count(*) from runs").fetchone() == (1,)
+
+
+def runs(client: Any) -> list[Any]:
+    return list(client.search_runs([e.experiment_id for e in client.search_experiments()]))
+
+
+def test_mlflow_goes_on_in_a_folder_of_its_older_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = MlflowClient(tracking_uri=str(tmp_path / "old"))
+    client.create_experiment("kubetune")
+    with open_tracker(config(tmp_path, mlflow={"uri": str(tmp_path / "old")}), tmp_path) as tracker:
+        tracker.log(1, {"loss": 2.0})
+    assert [run.data.metrics for run in runs(client)] == [{"loss": 2.0}]
+    assert not (tmp_path / "old" / "mlflow.db").exists()
+
+
+def test_the_environment_names_the_mlflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "from-environment"))
+    with open_tracker(config(tmp_path, mlflow={"uri": str(tmp_path / "from-file")}), tmp_path):
+        pass
+    assert (tmp_path / "from-environment" / "mlflow.db").exists()
+    assert not (tmp_path / "from-file").exists()
+
+
+def test_a_server_that_is_not_there_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with open_tracker(config(tmp_path, mlflow={}), tmp_path) as tracker:
+        for step in range(1, 4):
+            tracker.log(step, {"loss": 1.0})
+    assert sum("MLflow does not work" in message for message in caplog.messages) == 1
+
+
+class Failing:
+    """Works once, as a server does that goes away."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def log(self, step: int, values: Any) -> None:
+        self.seen.append(step)
+        if step > 1:
+            raise OSError("gone")
+
+    def close(self, status: str) -> None:
+        self.seen.append(-1)
+
+
+def test_one_failing_tracker_does_not_take_the_other_along(caplog: pytest.LogCaptureFixture) -> None:
+    failing, working = Failing(), Failing()
+    with caplog.at_level(logging.WARNING), Tracker({"a": lambda: failing, "b": lambda: working}) as tracker:
+        tracker.log(1, {"loss": math.pi})
+        working.log = lambda step, values: working.seen.append(step)  # type: ignore[method-assign]
+        tracker.log(2, {"loss": 1.0})
+        tracker.log(3, {"loss": 1.0})
+    assert failing.seen == [1, 2]
+    assert working.seen == [1, 2, 3, -1]
+    assert caplog.messages == ["a does not work and gets no more numbers; training goes on: gone"]
+
+
+def test_a_tracker_that_is_not_installed_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    with pytest.raises(errors.ConfigError, match=r"tracking\.mlflow.*pip install 'kubetune\[tracking\]'"):
+        open_tracker(config(tmp_path, mlflow={}), tmp_path)
+
+
+@pytest.mark.parametrize("uri", ["http://server:5000", "https://server", "sqlite:///x.db", "databricks"])
+def test_addresses_are_taken_as_they_are(uri: str) -> None:
+    assert find_store(uri) == (uri, None)
