@@ -6,7 +6,7 @@ Counts records where they lie and tokenises a few. What the checks will leave ou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -34,22 +34,25 @@ def estimate_rows(config: Config) -> tuple[int | None, int | None]:
 
     Raises DataError when a source exists nowhere.
     """
-    share = config.data.eval if isinstance(config.data.eval, float) else 0.0
-    train: list[int | None] = []
-    held_out = 0
-    for source in config.data.train:
-        taken = _taken(source)
-        held = round((taken or 0) * share)
-        held_out += held
-        train.append(None if taken is None else max(1, round((taken - held) * source.weight)))
+    taken = [_taken(source) for source in config.data.train]
+    total = _total(taken)
+    eval_rows: int | None = 0
     if isinstance(config.data.eval, tuple):
-        return _total(train), _total([_taken(source) for source in config.data.eval])
-    return _total(train), None if None in train and share else held_out
+        eval_rows = _total([_taken(source) for source in config.data.eval])
+    elif config.data.eval and total is None:
+        eval_rows = None
+    elif config.data.eval and total:
+        eval_rows = min(max(1, round(config.data.eval * total)), total - 1)
+    if total is None:
+        return None, eval_rows
+    # What is held out is drawn from all sources alike.
+    left = 1.0 if isinstance(config.data.eval, tuple) else 1 - (eval_rows or 0) / max(1, total)
+    kept = [(round((rows or 0) * left), source.weight) for rows, source in zip(taken, config.data.train, strict=True)]
+    return sum(max(1, round(rows * weight)) for rows, weight in kept if rows), eval_rows
 
 
-def _total(counts: list[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+def _total(counts: Sequence[int | None]) -> int | None:
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _taken(source: SourceConfig) -> int | None:

@@ -19,16 +19,18 @@ LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 ABSOLUTE_PATH = r"^/[^:\x00]*$"
 
 
-def _number_as_text(value: Any) -> Any:
-    """`4` and `2e-5` are meant as the texts an environment variable holds; `true` is not clear enough to guess."""
-    return repr(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+def _as_text(value: Any) -> Any:
+    """`4`, `2e-5` and `false` are meant as the texts that an environment variable holds."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, (int, float)) else value
 
 
 Quantity = Annotated[str, Field(pattern=QUANTITY, examples=["32Gi", "500G"])]
 Label = Annotated[str, Field(pattern=DNS_LABEL, examples=["team-a"])]
 Name = Annotated[str, Field(pattern=DNS_NAME, max_length=253, examples=["hf-token"])]
 EnvName = Annotated[str, Field(pattern=ENV_NAME, examples=["NCCL_DEBUG"])]
-EnvValue = Annotated[str, BeforeValidator(_number_as_text)]
+EnvValue = Annotated[str, BeforeValidator(_as_text)]
 LabelKey = Annotated[str, Field(pattern=LABEL_KEY, max_length=317, examples=["team", "example.com/team"])]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE, examples=["ml"])]
 AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH, examples=["/data"])]

@@ -6,6 +6,7 @@ Nothing here knows the keys of the config; schema.py does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -66,7 +67,7 @@ class Tree:
                     node[parent] = {}
                 node = node[parent]
             if entry.value != {} or not isinstance(node.get(name), dict):
-                node[name] = entry.value
+                node[name] = deepcopy(entry.value)  # the tree grows in place; what it was given must not
                 self._forget_below(entry.path)
             self._origins[entry.path] = entry.origin
             self._origins.update({entry.path + inner: origin for inner, origin in entry.inner.items()})

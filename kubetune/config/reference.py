@@ -60,8 +60,9 @@ def at(path: KeyPath) -> Node | None:
         if isinstance(part, int):
             node = next((b["items"] for b in branches if "items" in b), None)
         else:
-            free = (b["additionalProperties"] for b in branches if isinstance(b.get("additionalProperties"), dict))
-            node = keys(node).get(part) or next(free, None)
+            free = [b["additionalProperties"] for b in branches if isinstance(b.get("additionalProperties"), dict)]
+            free += [value for b in branches for value in b.get("patternProperties", {}).values()]
+            node = keys(node).get(part) or next(iter(free), None)
     return node
 
 

@@ -1,0 +1,305 @@
+"""Loading a config: YAML, precedence, local paths, secrets, and reading back what was resolved."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kubetune.config.load import as_yaml, load_config, load_resolved, resolved
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError
+
+MINIMAL = "model: some/model\ndata: {train: some/data}\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write(text: str) -> Path:
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def problems_of(path: Path | None, **kwargs: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, **kwargs)
+    return [problem.replace(f"{path.parent}/", "") if path else problem for problem in caught.value.problems]
+
+
+def test_scalars_are_those_of_yaml_1_2(write: Any) -> None:
+    config = load_config(
+        write(
+            "name: no\nmodel: {path: 2026-01-01, revision: '1e4'}\ndata: {train: yes, max_length: 1_024}\n"
+            "training: {learning_rate: 2e-5, adam_epsilon: 1E-9, seed: 012, num_train_epochs: 2}\n"
+        )
+    )
+    assert (config.name, config.model.path, config.model.revision) == ("no", "2026-01-01", "1e4")
+    assert config.data.train[0].path == "yes"
+    assert (config.training.learning_rate, config.training.adam_epsilon) == (2e-5, 1e-9)
+    assert (config.training.seed, config.data.max_length) == (12, 1024)
+
+
+def test_every_mistake_is_shown_at_once_with_its_line(write: Any) -> None:
+    text = """\
+name: Bad_Name
+model: Qwen/Qwen3-8B
+base_model: other
+data:
+  train: [a.jsonl, {pat: b}]
+  eval: [{path: x, weigth: 2}]
+  max_length: "2048"
+  packing: no
+lora: {r: 0, target_modules: 5}
+training:
+  learning_rat: 1e-4
+  num_train_epochs: -1
+  eval_steps: sometimes
+  seed: true
+  seed: 7
+max_lenght: 5
+trainin: {a: 1}
+bf16: maybe
+"""
+    path = write(text)
+    started = time.process_time()  # not the clock, which a busy machine moves
+    found = problems_of(path, overrides=["foo", "training.wamup_ratio=1", "x=[1"], environ={"LR": "big", "BATCH": "0"})
+    assert time.process_time() - started < 0.3
+    expected = [
+        'run.yaml:1: name: found "Bad_Name"; expected text such as support-bot',
+        "run.yaml:3: base_model: the same setting as model (line 2); keep one",
+        "run.yaml:5: data.train[1].pat: unknown key; did you mean path?",
+        "run.yaml:5: data.train[1].path: missing; expected text",
+        "run.yaml:6: data.eval[0].weigth: unknown key; did you mean weight?",
+        'run.yaml:7: data.max_length: found "2048"; expected a whole number from 8 to 10,000,000',
+        'run.yaml:8: data.packing: found "no"; expected true or false',
+        "run.yaml:9: lora.r: found 0; expected a whole number from 1 to 4,096",
+        "run.yaml:9: lora.target_modules: found 5; expected all-linear or a list or text",
+        "run.yaml:11: training.learning_rat: unknown key; did you mean learning_rate?",
+        "run.yaml:12: training.num_train_epochs: found -1; expected a number above 0",
+        'run.yaml:13: training.eval_steps: found "sometimes"; expected a whole number of at least 1 or epoch',
+        "run.yaml:14: training.seed: found true; expected a whole number",
+        "run.yaml:15: training.seed: given twice (first in line 14); keep one",
+        "run.yaml:16: max_lenght: unknown key; did you mean data.max_length?",
+        "run.yaml:17: trainin: unknown key; did you mean training?",
+        'run.yaml:18: model.dtype: found "maybe"; expected one of auto, bfloat16',
+        "command line: found 'foo'; expected key=value",
+        "environment variable BATCH: training.per_device_train_batch_size: found 0; expected a whole number",
+        'environment variable LR: training.learning_rate: found "big"; expected a number',
+        "override: training.wamup_ratio: unknown key; did you mean warmup_ratio?",
+        "override: x: not valid YAML",
+    ]
+    assert len(found) == len(expected), "\n".join(found)
+    for beginning in expected:
+        assert any(problem.startswith(beginning) for problem in found), beginning
+
+
+def test_missing_keys_are_named() -> None:
+    found = problems_of(None)
+    assert [problem.split(";")[0] for problem in found] == [
+        "command line: data: missing",
+        "command line: model: missing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: [1", "run.yaml:1: not valid YAML"),
+        ("model: x\n\tdata: y", "run.yaml:2: not valid YAML"),
+        ("- a\n- b", "run.yaml:1: expected `key: value` lines"),
+        ("model: !!python/object/apply:os.system ['true']\n", "run.yaml:1: model: has the tag"),
+        ("model: !Custom {a: 1}\n", "run.yaml:1: model: has the tag !Custom"),
+        ("training: {seed: !!int abc}\n", "run.yaml:1: training.seed: is not a valid !!int"),
+        ("a: &a [*a]\n", "run.yaml:1: nested deeper than 40 levels"),
+        ("[" * 3000, "run.yaml: nested deeper than"),
+        ("? [a]\n: b\n", "run.yaml:1: the file: has a list or a mapping as key"),
+        ("a: 1\n---\nb: 2\n", "run.yaml:2: not valid YAML"),
+    ],
+)
+def test_what_is_no_plain_yaml_is_refused(write: Any, text: str, problem: str) -> None:
+    found = problems_of(write(text))
+    assert any(line.startswith(problem) for line in found), found
+
+
+def test_aliases_that_multiply_are_refused_quickly(write: Any) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    assert "once aliases are followed" in problems_of(write("\n".join(lines)))[0]
+
+
+def test_merge_keys_work_and_own_keys_win(write: Any) -> None:
+    config = load_config(
+        write("model: m\ndata:\n  train:\n    - &a {path: x, weight: 2}\n    - {path: y, <<: *a, split: test}\n")
+    )
+    second = config.data.train[1]
+    assert (second.path, second.weight, second.split) == ("y", 2, "test")
+
+
+def test_files_that_cannot_be_read_are_explained(tmp_path: Path) -> None:
+    assert "no such file; `kubetune init" in problems_of(tmp_path / "none.yaml")[0]
+    assert "cannot be read" in problems_of(tmp_path)[0]
+    (tmp_path / "latin.yaml").write_bytes(b"model: x\nname: \xff\n")
+    assert problems_of(tmp_path / "latin.yaml")[0].startswith("latin.yaml:2: found bytes that are not UTF-8")
+    (tmp_path / "large.yaml").write_text("#" * (1 << 20) + "\n")
+    assert "not data" in problems_of(tmp_path / "large.yaml")[0]
+
+
+def test_later_sources_win(write: Any) -> None:
+    path = write(MINIMAL + "training: {learning_rate: 1e-3, seed: 1, warmup_ratio: 0.1, max_steps: 5}\n")
+    config = load_config(
+        path,
+        environ={"LR": "2e-3", "EPOCHS": "2", "DTYPE": "bf16", "RUN_NAME": "run #1", "LORA_RANK": "4", "BATCH": ""},
+        flags={"training.num_train_epochs": 3, "training.seed": 2},
+        overrides=["training.seed=3", "training.max_steps=null", "lora.alpha=4", "name=007"],
+    )
+    training = config.training
+    assert (training.learning_rate, training.num_train_epochs, training.seed) == (2e-3, 3, 3)
+    assert (training.warmup_ratio, training.max_steps, training.per_device_train_batch_size) == (0.1, None, 1)
+    assert (config.model.path, config.model.dtype, config.name) == ("some/model", "bfloat16", "007")
+    assert config.lora is not None
+    assert (config.lora.r, config.lora.alpha) == (4, 4)
+
+
+def test_the_environment_is_read_only_when_given(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LR", "0.5")
+    assert load_config(write(MINIMAL)).training.learning_rate is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hf_token: abc123",
+        "training: {api_key: abc123}",
+        "model: {path: x, password: abc123}",
+        "name: hf_abc123abc123abc123abc123",
+        "tracking: {mlflow: {uri: 'https://me:abc123@host/'}}",
+        "data: {train: [a, {path: b, columns: {prompt: sk-abc123abc123abc123abc123}}]}",
+        "kubernetes: {image: x, env: {WANDB_API_KEY: abc123}}",
+    ],
+)
+def test_secrets_are_refused_and_never_echoed(write: Any, line: str) -> None:
+    found = "\n".join(problems_of(write(f"# first\n{line}\n")))
+    assert "run.yaml:2: " in found
+    assert "a secret must not stand in a run file" in found
+    assert "abc123" not in found
+
+
+def test_a_secret_in_an_override_is_not_echoed(write: Any) -> None:
+    assert "hf_abcdef" not in "\n".join(problems_of(write(MINIMAL), overrides=["token=hf_abcdefabcdefabcdefabcdef"]))
+
+
+def test_references_to_secrets_and_special_tokens_are_no_secrets(write: Any) -> None:
+    text = MINIMAL + "kubernetes: {image: x, secrets: {HF_TOKEN: {secret: hf-token, key: HF_TOKEN}}}\n"
+    assert load_config(write(text)).kubernetes is not None
+    assert "unknown key" in problems_of(write(MINIMAL + "pad_token: <pad>\n"))[0]
+
+
+def test_local_paths_become_absolute_and_hub_ids_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, here = tmp_path / "configs", tmp_path / "here"
+    for place in (folder, here):
+        (place / "model").mkdir(parents=True)
+    for file in (folder / "beside.jsonl", here / "beside.jsonl", here / "only-here.jsonl", here / "a#2"):
+        file.touch()
+    monkeypatch.chdir(here)
+    path = folder / "run.yaml"
+    path.write_text(
+        "model: model\ndata: {train: [beside.jsonl#5, {path: only-here.jsonl}, org/data#3, '*.jsonl', 'a#2']}\n"
+    )
+    config = load_config(path)
+    assert config.model.path == str(folder / "model")
+    assert [source.path for source in config.data.train] == [
+        f"{folder}/beside.jsonl#5",
+        f"{here}/only-here.jsonl",
+        "org/data#3",
+        f"{folder}/*.jsonl",
+        f"{here}/a#2",
+    ]
+    # What is typed in a shell means the shell's directory, wherever the file lies.
+    typed = load_config(path, flags={"data.train": "beside.jsonl"}, overrides=["model=model"])
+    assert (typed.data.train[0].path, typed.model.path) == (f"{here}/beside.jsonl", f"{here}/model")
+
+
+def test_empty_sections_mean_their_defaults(write: Any) -> None:
+    config = load_config(write(MINIMAL + "training:\n  # seed: 1\ntracking:\nlora:\n"))
+    assert config.training.seed == 42
+    assert config.lora is None
+
+
+def test_sections_must_agree(write: Any) -> None:
+    found = problems_of(write(MINIMAL + "quantization: 4bit\ntraining:\n  early_stopping_patience: 2\n"))
+    assert [problem.split(";")[0] for problem in found] == [
+        "run.yaml:3: quantization: found 4bit without lora",
+        "run.yaml:5: training.early_stopping_patience: needs evaluations",
+    ]
+
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=12).filter(
+    str.strip
+)
+sources = st.fixed_dictionaries(
+    {"path": names.map(lambda name: f"data/{name}")},
+    optional={"weight": st.floats(0.01, 1000), "range": st.tuples(st.integers(0, 5), st.integers(6, 9)).map(list)},
+)
+configs = st.fixed_dictionaries(
+    {"model": st.fixed_dictionaries({"path": names}, optional={"dtype": st.sampled_from(["auto", "float16"])})},
+    optional={
+        "data": st.fixed_dictionaries(
+            {"train": st.lists(sources, min_size=1, max_size=3)},
+            optional={"eval": st.floats(0, 0.99) | st.lists(sources, max_size=2), "max_length": st.integers(8, 10**7)},
+        ),
+        "lora": st.none()
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "r": st.integers(1, 4096),
+                "alpha": st.floats(1e-6, 1e6),
+                "target_modules": st.just("all-linear") | names | st.lists(names, max_size=3),
+            },
+        ),
+        "training": st.fixed_dictionaries(
+            {},
+            optional={
+                "learning_rate": st.floats(1e-12, 9.9),
+                "eval_steps": st.integers(1, 10**9) | st.just("epoch"),
+                "compile": st.booleans() | st.just("auto"),
+                "seed": st.integers(0, 2**63 - 1),
+                "warmup_steps": st.none() | st.integers(0, 10**6),
+            },
+        ),
+        "kubernetes": st.fixed_dictionaries(
+            {"image": st.just("registry.example/image:1")},
+            optional={"storage": st.just({"cache": {"size": "1Gi", "class": "fast"}}), "env": st.just({"A": "1"})},
+        ),
+    },
+).map(lambda data: {"data": {"train": "x"}} | data)
+
+
+@given(configs)
+def test_a_resolved_config_reads_back_equal(data: dict[str, Any]) -> None:
+    config = Config.model_validate_json(json.dumps(data), strict=True)
+    assert load_resolved(json.loads(json.dumps(resolved(config)))) == config
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(configs)
+def test_the_yaml_of_a_config_loads_equal(tmp_path: Path, data: dict[str, Any]) -> None:
+    config = Config.model_validate_json(json.dumps(data), strict=True)
+    path = tmp_path / "run.yaml"
+    path.write_text(as_yaml(config))
+    assert load_config(path) == config
+
+
+def test_a_damaged_resolved_config_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "resolved.json"
+    for text in ("", "{", '{"model": "x"}', '{"unknown": 1}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="not a config written by this version"):
+            load_resolved(path)

@@ -1,0 +1,128 @@
+"""Other tools' spellings of our settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.config import reference
+from kubetune.config.aliases import ALIASES
+from kubetune.config.load import load_config
+from kubetune.errors import ConfigError
+
+
+def load(tmp_path: Path, text: str) -> Any:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return load_config(path)
+
+
+def test_every_alias_leads_to_a_key() -> None:
+    lost = [name for name, alias in ALIASES.items() if reference.at(tuple(alias.path.split("."))) is None]
+    assert not lost
+
+
+def test_no_alias_hides_a_key() -> None:
+    """A name that means something by itself at the top of the file cannot also be another name for something else."""
+    assert not ALIASES.keys() & reference.keys(reference.schema()).keys()
+
+
+LLAMA_FACTORY = """\
+model_name_or_path: Qwen/Qwen3-4B
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+dataset: a.jsonl
+cutoff_len: 1024
+preprocessing_num_workers: 4
+output_dir: saves/x
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+val_size: 0.1
+"""
+AXOLOTL = """\
+base_model: Qwen/Qwen3-4B
+load_in_4bit: true
+load_in_8bit: false
+data: {train: a.jsonl}
+val_set_size: 0.1
+sequence_len: 1024
+sample_packing: true
+adapter: lora
+lora_r: 8
+lora_target_linear: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 3
+optimizer: adamw_bnb_8bit
+lr_scheduler: cosine
+learning_rate: 1e-4
+train_on_inputs: false
+bf16: auto
+"""
+
+
+@pytest.mark.parametrize("text", [LLAMA_FACTORY, AXOLOTL], ids=["llama-factory", "axolotl"])
+def test_a_peers_file_means_the_same(tmp_path: Path, text: str) -> None:
+    config = load(tmp_path, text)
+    assert (config.model.path, config.lora.r, config.lora.target_modules) == ("Qwen/Qwen3-4B", 8, "all-linear")
+    assert (config.data.train[0].path, config.data.max_length, config.data.eval) == ("a.jsonl", 1024, 0.1)
+    training = config.training
+    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (2, 4)
+    assert (training.num_train_epochs, training.learning_rate) == (3, 1e-4)
+
+
+def test_values_are_translated(tmp_path: Path) -> None:
+    axolotl = load(tmp_path, AXOLOTL)
+    assert (axolotl.quantization, axolotl.training.optim, axolotl.model.dtype) == ("4bit", "adamw_8bit", "auto")
+    base = "model: m\ntrain_file: x\n"
+    assert load(tmp_path, base + "finetuning_type: full\n").lora is None
+    assert load(tmp_path, base + "use_peft: true\n").lora.r == 16
+    assert load(tmp_path, base + "lora: true\n").lora.r == 16
+    assert load(tmp_path, base + "lora_target: q_proj, v_proj\n").lora.target_modules == ("q_proj", "v_proj")
+    assert load(tmp_path, base + "fp16: true\n").model.dtype == "float16"
+    assert load(tmp_path, base + "fp16: false\nbf16: false\n").model.dtype == "auto"
+    assert load(tmp_path, base + "dtype: bf16\n").model.dtype == "bfloat16"
+    assert load(tmp_path, base + "peft: {lora_r: 4, lora_alpha: 8}\n").lora.alpha == 8
+    assert load(tmp_path, base + "quantization_bit: 8\nlora: {rank: 4}\n").quantization == "8bit"
+
+
+def test_an_alias_also_works_in_its_section(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        "model: {model_name_or_path: m, torch_dtype: fp16}\ndata: {dataset: x, cutoff_len: 64}\n"
+        "lora: {lora_rank: 4}\ntraining: {lr: 1e-3}\n",
+    )
+    assert (config.model.path, config.model.dtype, config.data.max_length) == ("m", "float16", 64)
+    assert (config.lora.r, config.training.learning_rate) == (4, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ("lora: {r: 8}\nlora_rank: 8", "run.yaml:4: lora_rank: the same setting as lora.r (line 3); keep one"),
+        ("cutoff_len: 64\nsequence_len: 64", "run.yaml:4: sequence_len: the same setting as cutoff_len (line 3)"),
+        ("load_in_4bit: true\nload_in_8bit: true", "run.yaml:4: load_in_8bit: the same setting as load_in_4bit"),
+        ("use_peft: false\nlora_r: 8", "run.yaml:4: lora_r: the same setting as use_peft (line 3)"),
+        ("training: {learning_rate: 1e-4}\nlr: 1e-4", "run.yaml:4: lr: the same setting as training.learning_rate"),
+        ("base_model: n", "run.yaml:3: base_model: the same setting as model (line 1); keep one"),
+    ],
+)
+def test_two_spellings_of_one_setting_are_an_error(tmp_path: Path, lines: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, f"model: m\ntrain_file: x\n{lines}\n")
+    assert any(problem in line for line in caught.value.problems), caught.value.problems
+
+
+def test_an_alias_in_an_override_replaces_the_files_spelling(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: m\ntrain_file: x\nlearning_rate: 1e-4\n")
+    assert load_config(path, overrides=["lr=1e-5", "base_model=n"]).model.path == "n"
+    assert load_config(path, overrides=["lr=1e-5"]).training.learning_rate == 1e-5

@@ -1,0 +1,68 @@
+"""The published reference and schema are those of the code, and the examples and the starter file hold to both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from kubetune.cli.init import STARTER
+from kubetune.config import docs, reference
+from kubetune.config.load import load_config
+from kubetune.plan import make_plan
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(("name", "text"), [("config.md", docs.config_page()), ("run.schema.json", docs.schema_text())])
+def test_generated_pages_are_up_to_date(name: str, text: str) -> None:
+    committed = (ROOT / "docs" / name).read_text("utf-8")
+    assert committed == text, "run: python -m kubetune.config.docs"
+
+
+def test_every_key_has_a_meaning() -> None:
+    assert not [path for path, node in reference.leaves() if not node.get("description")]
+
+
+def validator() -> Any:
+    schema = reference.editor_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def plain(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_load_and_editors_accept_them(path: Path) -> None:
+    config = load_config(path)
+    assert make_plan(config, 10, 1).num_steps > 0
+    assert all(Path(source.path.split("#")[0]).is_file() for source in config.data.train)
+    validator().validate(plain(path.read_text("utf-8")))
+
+
+def test_the_starter_file_loads_and_is_short(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(STARTER, "utf-8")
+    assert load_config(path).training.global_batch_size == 32
+    validator().validate(plain(STARTER))
+    assert len(STARTER.splitlines()) <= 60
+
+
+@pytest.mark.parametrize(
+    "text", ["model: 1", "trainin: {}", "training: {learning_rate: fast}", "data: {train: x, packing: 2}", "lora: 8"]
+)
+def test_editors_refuse_what_the_loader_refuses(text: str) -> None:
+    assert list(validator().iter_errors(plain(text)))
+
+
+@pytest.mark.parametrize(
+    "text", ["lora: true", "data: {train: x, eval: [y, {path: z}]}", "lora_rank: 8", "model: {path: x}"]
+)
+def test_editors_accept_short_forms_and_other_spellings(text: str) -> None:
+    assert not list(validator().iter_errors(plain(text)))
