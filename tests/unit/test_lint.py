@@ -1,0 +1,203 @@
+"""Lint: each mistake that schemas cannot see is found, and told with the line of the run file that made it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.cli import main
+from kubetune.config.load import load_config
+from kubetune.manifests import KINDS, local_files, render
+from kubetune.manifests.consistency import check_objects
+from kubetune.manifests.finding import Finding
+from kubetune.manifests.lint import lint
+from kubetune.plan import make_plan
+from tests.golden.manifests import FOLDER
+
+FULL = FOLDER / "full.yaml"
+
+
+def findings(*overrides: str) -> list[Finding]:
+    config = load_config(FULL, overrides=overrides)
+    plan, files = make_plan(config), local_files(config)
+    return lint(config, plan, render(config, plan, files), files)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_we_render_has_no_errors(kind: str) -> None:
+    assert [f for f in findings(f"kubernetes.kind={kind}", "kubernetes.max_runtime_seconds=null") if f.fatal] == []
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "words"),
+    [
+        ("compute.gpus_per_node=null", "compute.gpus_per_node", "0 for CPU"),
+        ("kubernetes.shm_size=800Gi", "kubernetes.shm_size", "counts as memory"),
+        ("kubernetes.image=http://registry.example/x:1", "kubernetes.image", "HTTPS"),
+        ("kubernetes.image=localhost:5000/x:1", "kubernetes.image", "plain HTTP"),
+        ("kubernetes.image=10.0.0.1:5000/x:1", "kubernetes.image", "plain HTTP"),
+        ("kubernetes.image=a b", "kubernetes.image", "expected registry/name:tag"),
+        ("kubernetes.env.RANK=1", "kubernetes.env.RANK", "rendezvous"),
+        ("kubernetes.env.PET_RDZV_CONF=x", "kubernetes.env.PET_RDZV_CONF", "rendezvous"),
+        ("kubernetes.secrets.MASTER_ADDR={secret: x}", "kubernetes.secrets.MASTER_ADDR", "rendezvous"),
+        ("kubernetes.secrets.ANSWER={secret: x}", "kubernetes.env.ANSWER", "keep one"),
+        ("kubernetes.storage.outputs.access=ReadWriteOnce", "kubernetes.storage.outputs.access", "ReadWriteMany"),
+        ("kubernetes.storage.outputs.access=ReadWriteOncePod", "kubernetes.storage.outputs.access", "7 pods"),
+        ("kubernetes.mounts=[{path: /outputs/, claim: x}]", "kubernetes.mounts.0.path", "is taken"),
+        ("kubernetes.mounts=[{path: /a, claim: x}, {path: /a, claim: y}]", "kubernetes.mounts.1.path", "mounts[0]"),
+        ("kubernetes.mounts=[{path: /etc, claim: x}]", "kubernetes.mounts.0.path", "the image itself"),
+        ("data.train=/somewhere/train.jsonl", "data.train.0.path", "not in the pods"),
+        ("data.eval=[{path: a/b/c}]", "data.eval.0.path", "not in the pods"),
+        ("model.path=/somewhere/model", "model.path", "not in the pods"),
+        ("model.tokenizer=../tokenizer", "model.tokenizer", "not in the pods"),
+        ("logging.report_json=/root/report.json", "logging.report_json", "cannot be written"),
+        ("kubernetes.run_as_user=0", "kubernetes.run_as_user", "root"),
+        ("name=7b", "name", "begins with a digit"),
+        ("kubernetes.labels={app.kubernetes.io/name: x}", "kubernetes.labels.app.kubernetes.io/name", "own labels"),
+    ],
+)
+def test_errors(override: str, key: str, words: str) -> None:
+    found = [f for f in findings(override) if f.fatal]
+    assert [f.key for f in found] == [key]
+    assert words in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("compute.memory=null", "compute.memory"),
+        ("compute.cpu=null", "compute.cpu"),
+        ("kubernetes.image=registry.example/kubetune", "kubernetes.image"),
+        ("kubernetes.image=registry.example:8443/kubetune:latest", "kubernetes.image"),
+        ("kubernetes.mounts=[{path: /d, host_path: /mnt}]", "kubernetes.mounts.0.host_path"),
+        ("kubernetes.storage.cache={host_path: /mnt}", "kubernetes.storage.cache.host_path"),
+        ("kubernetes.kind=pytorchjob", "kubernetes.kind"),
+    ],
+)
+def test_advice(override: str, key: str) -> None:
+    found = findings(override)
+    assert key in [f.key for f in found]
+    assert not any(f.fatal for f in found)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "kubernetes.image=registry.example:8443/kubetune:1.0",
+        "kubernetes.image=kubetune@sha256:" + "0" * 64,
+        "data.train=/data/train.jsonl",
+        "model.path=/models/qwen",
+        "data.train=s3://bucket/train.jsonl",
+        "logging.report_json=/outputs/report.json",
+        "kubernetes.env.TOKENIZERS_PARALLELISM=false",
+    ],
+)
+def test_no_false_alarms(override: str) -> None:
+    assert findings(override) == []
+
+
+def test_a_statefulset_cannot_end() -> None:
+    found = findings("kubernetes.kind=statefulset")
+    assert [f.key for f in found if f.fatal] == ["kubernetes.max_runtime_seconds"]
+    assert [f.key for f in found if not f.fatal] == ["kubernetes.kind"]
+
+
+def _pod(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    (job,) = (o for o in objects if o["kind"] == "Job" and o["metadata"]["name"] == "support-bot")
+    return job["spec"]["template"]
+
+
+def _container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return _pod(objects)["spec"]["containers"][0]
+
+
+def _service(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(o for o in objects if o["kind"] == "Service")
+
+
+CHANGES: list[tuple[Callable[[list[dict[str, Any]]], object], str]] = [
+    (lambda objects: _service(objects)["spec"]["selector"].update(app="x"), "matches no pod"),
+    (lambda objects: _pod(objects)["spec"].update(terminationGracePeriodSeconds=200), "at least 210 s"),
+    (lambda objects: _pod(objects)["spec"].update(restartPolicy="OnFailure"), "restartPolicy Never only"),
+    (lambda objects: _container(objects)["resources"]["limits"].update(memory="4GB"), "expected a quantity"),
+    (lambda objects: _container(objects)["resources"]["requests"].update(cpu="many"), "expected a quantity"),
+    (lambda objects: _container(objects)["env"].append({"name": "API_KEY", "value": "x"}), "secret's value"),
+    (lambda objects: _container(objects)["env"].append({"name": "A", "value": "hf_" + "a" * 30}), "secret's value"),
+    (lambda objects: _container(objects)["env"].append({"name": "HOME", "value": "/"}), "set 2 times"),
+    (lambda objects: _container(objects)["volumeMounts"].append({"name": "x", "mountPath": "/x"}), "no such volume"),
+    (lambda objects: _container(objects)["volumeMounts"].append({"name": "tmp", "mountPath": "/cache"}), "2 volumes"),
+    (lambda objects: objects[0]["metadata"].update(name="Support_Bot"), "not at either end"),
+    (lambda objects: _service(objects)["metadata"].update(name="s" * 64), "at most 63"),
+    (lambda objects: _service(objects)["metadata"]["labels"].update(owner="me@here"), "is no label"),
+    (lambda objects: objects.append(copy.deepcopy(objects[0])), "2 objects are called ServiceAccount/support-bot"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES, ids=[words for _, words in CHANGES])
+def test_manifests_changed_by_hand(change: Callable[[list[dict[str, Any]]], object], words: str) -> None:
+    config = load_config(FULL)
+    objects = copy.deepcopy(render(config, make_plan(config)))
+    assert list(check_objects(objects)) == []
+    change(objects)
+    found = list(check_objects(objects))
+    assert [words in f.text for f in found] == [True], found
+
+
+def test_errors_name_the_line_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model: a/b\n"
+        "data: {train: /nowhere/train.jsonl}\n"
+        "compute: {nodes: 2, gpus_per_node: 1, cpu: 4, memory: 8Gi}\n"
+        "kubernetes:\n"
+        "  image: localhost:5000/x:1\n"
+        "  storage:\n"
+        "    outputs:\n"
+        "      size: 1Gi\n"
+        "      access: ReadWriteOnce\n"
+        "  env:\n"
+        "    GOOD: 1\n"
+        "    WORLD_SIZE: 2\n"
+    )
+    folder = tmp_path / "manifests"
+    assert main(["render", str(file), "-o", str(folder)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.removeprefix("kubetune: ").splitlines()
+    assert [line.removeprefix(f"{file}:").split(": ")[:2] for line in lines[:-1]] == [
+        ["5", "kubernetes.image"],
+        ["12", "kubernetes.env.WORLD_SIZE"],
+        ["2", "data.train[0].path"],
+        ["9", "kubernetes.storage.outputs.access"],
+    ]
+    assert lines[-1] == "Nothing was written."
+    assert not folder.exists()
+
+
+def test_strict_makes_errors_of_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["render", str(FULL), "compute.cpu=null", "-o", "/nowhere/at/all", "--strict"]
+    assert main(command) == 2
+    assert "compute.cpu: advice: left out" in capsys.readouterr().err
+
+
+def test_a_folder_can_be_rendered_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files that are no longer needed go, files of others stay, and none of them is ever overwritten."""
+    assert main(["render", str(FULL), "-o", str(tmp_path)]) == 0
+    before = {path.name for path in tmp_path.iterdir()}
+    (tmp_path / "mine.yaml").write_text("a: 1\n")
+    assert main(["render", str(FULL), "--kind", "jobset", "kubernetes.tensorboard=false", "-o", str(tmp_path)]) == 0
+    after = {path.name for path in tmp_path.iterdir()}
+    gone = {"job-support-bot.yaml", "service-support-bot.yaml"}
+    gone |= {"deployment-support-bot-tensorboard.yaml", "service-support-bot-tensorboard.yaml"}
+    assert before - after == gone
+    assert after - before == {"jobset-support-bot.yaml", "mine.yaml"}
+    assert "jobset-support-bot.yaml" in (tmp_path / "kustomization.yaml").read_text()
+    (tmp_path / "jobset-support-bot.yaml").write_text("precious: true\n")
+    capsys.readouterr()
+    assert main(["render", str(FULL), "--kind", "jobset", "-o", str(tmp_path)]) == 2
+    assert "jobset-support-bot.yaml was not made by kubetune render" in capsys.readouterr().err
+    assert (tmp_path / "jobset-support-bot.yaml").read_text() == "precious: true\n"
