@@ -22,7 +22,7 @@ from kubetune.data.encode import Encoded, Encoder
 from kubetune.data.formats import convert
 from kubetune.data.problems import Problems
 from kubetune.data.readers import Record
-from kubetune.data.rows import Chunk
+from kubetune.data.row_writer import Chunk
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.errors import EnvironmentFault
 from kubetune.processes import die_with_parent

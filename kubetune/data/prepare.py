@@ -9,23 +9,20 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from kubetune.config.schema import Config, SourceConfig
-from kubetune.data.order import Ids
-from kubetune.data.pipeline import Batch, Split, Tally, Worker, encode_batches, make_batches
+from kubetune.data.pipeline import Tally, Worker, encode_batches
 from kubetune.data.problems import Problems
-from kubetune.data.rows import Rows, RowWriter
-from kubetune.data.selection import hold_out, select_rows
-from kubetune.data.sources import count_rows, input_digests, locate, read_source
-from kubetune.data.tokenizer import DEFAULT_CACHE, Tokenizer, load_tokenizer
-from kubetune.errors import DataError
+from kubetune.data.row_writer import RowWriter
+from kubetune.data.rows import Rows
+from kubetune.data.sources import input_digests, locate
+from kubetune.data.splits import plan_batches, require_rows, split_sources, summarise
+from kubetune.data.tokenizer import Tokenizer, default_cache, load_tokenizer
 from kubetune.files import (
     explained_writes,
     fsync_folder,
@@ -60,7 +57,7 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     `progress` is called with the number of records done. Any number of processes may call this at once: one works,
     the others wait for it. Raises DataError when records are bad or too many would be left out; nothing is kept then.
     """
-    cache = Path(config.data.cache or DEFAULT_CACHE).expanduser()
+    cache = Path(config.data.cache).expanduser() if config.data.cache else default_cache()
     tokenizer = load_tokenizer(config.model, cache)
     key = fingerprint(config, tokenizer)
     folder = cache / "prepared" / key[:32]
@@ -181,68 +178,3 @@ def _write_rows(
         stats = summarise(sources[split], given)
         require_rows(config, split, stats)
         write_atomic(folder / split / "stats.json", json.dumps(stats, indent=1))
-
-
-def split_sources(config: Config) -> dict[Split, tuple[SourceConfig, ...]]:
-    """The sources of each split; a share held out comes from the sources of training."""
-    given = config.data.eval
-    if not given:
-        return {"train": config.data.train}
-    return {"train": config.data.train, "eval": config.data.train if isinstance(given, float) else given}
-
-
-def plan_batches(config: Config, problems: Problems) -> Iterator[Batch]:
-    """Read every record that the config asks for, in the order of the sources, training before evaluation."""
-    data, seed = config.data, config.training.seed
-    taken = [select_rows(source, seed) for source in data.train]
-    held_out: list[Ids | None] = [None] * len(taken)
-    if isinstance(data.eval, float) and data.eval:
-        taken = [
-            np.arange(count_rows(source), dtype=np.int64) if ids is None else ids
-            for source, ids in zip(data.train, taken, strict=True)
-        ]
-        held_out = [*hold_out([ids for ids in taken if ids is not None], data.eval, seed)]
-    for index, source in enumerate(data.train):
-        split_of = _splitter("train", taken[index], held_out[index])
-        yield from make_batches(read_source(source, problems), index, split_of)
-    for index, source in enumerate(data.eval if isinstance(data.eval, tuple) else ()):
-        split_of = _splitter("eval", select_rows(source, seed), None)
-        yield from make_batches(read_source(source, problems), index, split_of)
-
-
-def _splitter(split: Split, taken: Ids | None, held_out: Ids | None) -> Callable[[int], Split | None]:
-    if taken is None:
-        return lambda _: split
-    fates: list[Split | None] = [None, split, "eval"]
-    fate = np.zeros(int(taken.max()) + 1, np.uint8)
-    fate[taken] = 1
-    if held_out is not None:
-        fate[held_out] = 2
-    codes = fate.tobytes()
-    return lambda index: fates[codes[index]] if index < len(codes) else None
-
-
-def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict[str, Any]:
-    """What stats.json holds: what became of the records, in all and by source."""
-    total = Tally()
-    for tally in tallies:
-        total.add(tally)
-    by_source = [{"path": source.path, **asdict(tally)} for source, tally in zip(sources, tallies, strict=True)]
-    return {**asdict(total), "lost_share": total.lost_share, "sources": by_source}
-
-
-def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
-    """Raise DataError when a split has no rows, or more of its records are left out than the config allows."""
-    allowed, limit = config.data.max_lost_share, config.data.max_length
-    if not stats["records"]:
-        raise DataError(f"data.{split} holds no records. Nothing was written.")
-    if stats["rows"] and stats["lost_share"] <= allowed:
-        return
-    lost = stats["overlong"] + stats["no_label"]
-    raise DataError(
-        f"data.{split}: {lost:,} of {stats['records']:,} records ({stats['lost_share']:.1%}) would be left out: "
-        f"{stats['overlong']:,} longer than data.max_length {limit:,} (the longest has {stats['longest']:,} tokens), "
-        f"{stats['no_label']:,} with nothing to learn (no answer, or it was cut off). data.max_lost_share allows "
-        f"{allowed:.0%}. Raise data.max_length, set data.overlong to truncate, mend the data, or raise "
-        "data.max_lost_share. Nothing was written."
-    )

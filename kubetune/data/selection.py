@@ -12,6 +12,29 @@ from kubetune.data.sources import count_rows, locate
 from kubetune.errors import DataError
 
 
+def decide_fates(sources: Sequence[SourceConfig], seed: int, share: float = 0.0) -> list[bytes | None]:
+    """For each source what becomes of each record: 0 it is not taken, 1 it is, 2 it is held out; None: all are taken.
+
+    `share` of what is taken from all the sources together is held out. Records beyond the end are not taken.
+    """
+    taken = [select_rows(source, seed) for source in sources]
+    if not share:
+        return [None if ids is None else _codes(ids) for ids in taken]
+    present = [
+        np.arange(count_rows(source), dtype=np.int64) if ids is None else ids
+        for source, ids in zip(sources, taken, strict=True)
+    ]
+    return [_codes(*pair) for pair in zip(present, hold_out(present, share, seed), strict=True)]
+
+
+def _codes(taken: Ids, held_out: Ids | None = None) -> bytes:
+    codes = np.zeros(int(taken[-1]) + 1 if len(taken) else 0, np.uint8)
+    codes[taken] = 1
+    if held_out is not None:
+        codes[held_out] = 2
+    return codes.tobytes()
+
+
 def select_rows(source: SourceConfig, seed: int) -> Ids | None:
     """The indices of the records that `path#N` and `range` take, ascending, or None for all.
 

@@ -7,6 +7,7 @@ decided in encode.py.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -21,7 +22,10 @@ from kubetune.data.templates import CHATML, ChatTemplate, Message
 from kubetune.data.tokenizer_files import FILES, MODEL_FILES, load_backend, read_json, special_tokens
 from kubetune.errors import ModelError
 
-DEFAULT_CACHE = Path("~/.cache/kubetune")
+
+def default_cache() -> Path:
+    """Where prepared data and what was found out about tokenizers are kept unless `data.cache` says otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kubetune"
 
 
 class Tokenizer:
@@ -31,7 +35,7 @@ class Tokenizer:
     """
 
     def __init__(
-        self, name: str, files: Mapping[str, Path], template: tuple[str, str] | None = None, cache: Path = DEFAULT_CACHE
+        self, name: str, files: Mapping[str, Path], template: tuple[str, str] | None = None, cache: Path | None = None
     ) -> None:
         """`template` is the (name, source) of a chat template that replaces the tokenizer's own."""
         self.name = name
@@ -39,7 +43,7 @@ class Tokenizer:
         self._config = read_json(self.files.get("tokenizer_config.json"))
         self.special = special_tokens(self.files, self._config)
         self._given_template = template
-        self._cache = cache.expanduser()
+        self._cache = cache or default_cache()
 
     @cached_property
     def _loaded(self) -> tuple[tokenizers.Tokenizer, list[int]]:
@@ -188,7 +192,7 @@ def load_tokenizer(model: ModelConfig, cache: Path | None = None) -> Tokenizer:
     vocabularies = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
     if not any(name in files for name in vocabularies):
         raise ModelError(f"{path} holds no tokenizer; expected one of {', '.join(vocabularies)}")
-    return Tokenizer(path, files, _given_template(model), cache or DEFAULT_CACHE)
+    return Tokenizer(path, files, _given_template(model), cache)
 
 
 def _given_template(model: ModelConfig) -> tuple[str, str] | None:

@@ -1,0 +1,183 @@
+"""`kubetune data`: check, prepare and convert data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubetune.errors import OK, USER
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kubetune.config.schema import Config
+    from kubetune.data.check import Report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="find every bad record and say what would be learnt; writes nothing")
+    check.add_argument("target", help="run file, or a data file, folder or hub data set")
+    check.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run file")
+    check.add_argument("--model", help="model whose tokenizer is used; needed for tokens when TARGET is data")
+    check.add_argument("--samples", type=int, default=2, metavar="N", help="rendered rows to show (default 2)")
+    check.add_argument("--json", action="store_true", help="print the report as JSON")
+    prepare = actions.add_parser("prepare", help="tokenise the data of a run into the cache, as `train` does")
+    prepare.add_argument("target", help="run file")
+    prepare.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run file")
+    prepare.add_argument("--json", action="store_true", help="print the statistics as JSON")
+    convert = actions.add_parser("convert", help="turn any supported data into JSON lines of one shape")
+    convert.add_argument("target", metavar="INPUT", help="file, folder, pattern or hub data set; `#N` takes a sample")
+    convert.add_argument("-o", "--output", required=True, type=Path, help="JSONL file to write")
+    convert.add_argument("--to", choices=("messages", "prompt_completion", "text"), default="messages")
+    convert.add_argument("--format", default="auto", help="shape of the records (default: recognised)")
+    convert.add_argument("--columns", nargs="*", default=[], metavar="name=column", help="such as prompt=question")
+    convert.add_argument("--subset", help="configuration of a hub data set")
+    convert.add_argument("--split", default="train", help="split of a hub data set, such as train[:1%%]")
+    convert.add_argument("--seed", type=int, default=42, help="decides the sample that `#N` takes")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what `args.action` says and return the exit code."""
+    return {"check": _check, "prepare": _prepare, "convert": _convert}[args.action](args)
+
+
+def _load(args: argparse.Namespace) -> Config:
+    import os
+
+    from kubetune.config.load import load_config
+
+    flags: dict[str, Any] = {}
+    path: Path | None = Path(args.target)
+    if path is not None and path.suffix not in (".yaml", ".yml"):
+        path, flags = None, {"data.train": args.target}
+    if getattr(args, "model", None):
+        flags["model.path"] = args.model
+    return load_config(path, overrides=args.overrides, flags=flags, environ=os.environ)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    if not args.target.endswith((".yaml", ".yml")) and not args.model:
+        return _check_shapes(args, console)
+    from kubetune.data.check import check
+    from kubetune.data.tokenizer import load_tokenizer
+
+    config = _load(args)
+    cache = Path(config.data.cache).expanduser() if config.data.cache else None
+    report = check(config, load_tokenizer(config.model, cache), args.samples)
+    if args.json:
+        print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+    else:
+        _show(report, console)
+    if report.problems.total:
+        print(f"kubetune: {report.problems.error()}", file=sys.stderr)
+    elif not report.ok:
+        print(f"kubetune: {report.verdict}", file=sys.stderr)
+    return OK if report.ok else USER
+
+
+def _check_shapes(args: argparse.Namespace, console: Console) -> int:
+    from kubetune.config.schema import SourceConfig
+    from kubetune.data.check import check_shapes
+
+    problems, kinds = check_shapes(SourceConfig(path=args.target))
+    if args.json:
+        found = {"total": problems.total, "first": problems.first}
+        print(json.dumps({"ok": not problems.total, "records": kinds, "problems": found}, indent=2))
+    else:
+        for kind, number in kinds.most_common():
+            console.print(f"{number:,} records of kind {kind}")
+        console.print("Tokens were not looked at; give --model, or a run file, for that.")
+    problems.raise_if_any()
+    return OK
+
+
+def _show(report: Report, console: Console) -> None:
+    """Print a report for people."""
+    from rich.text import Text
+
+    from kubetune.data.check import histogram
+
+    for split, stats in report.stats.items():
+        console.print(f"[bold]{split}[/bold]: {_counts(stats)}")
+        for source in stats["sources"] if len(stats["sources"]) > 1 else []:
+            console.print(f"  {source['path']}: {_counts(source)}")
+        if duplicates := report.duplicates[split]:
+            console.print(f"  [yellow]{duplicates:,} rows repeat another[/yellow]")
+        _show_histogram(histogram(report.lengths[split]), console)
+    if report.leaked:
+        console.print(f"[yellow]{report.leaked:,} rows of eval are in train too[/yellow]")
+    for number, sample in enumerate(report.samples, 1):
+        console.print(f"\n[bold]row {number}[/bold] (what is trained is [green]green[/green])")
+        console.print(Text.assemble(*((text, "green" if trained else "dim") for text, trained in sample)))
+    colour = "green" if report.ok else "red"
+    console.print(f"\n[bold {colour}]{'ready to train' if report.ok else 'not ready to train'}[/bold {colour}]")
+
+
+def _counts(stats: dict[str, Any]) -> str:
+    share = stats["trained_tokens"] / stats["tokens"] if stats["tokens"] else 0.0
+    left_out = [
+        f"{stats[name]:,} {meaning}"
+        for name, meaning in (
+            ("overlong", "left out as too long"),
+            ("truncated", "truncated"),
+            ("no_label", "left out with nothing to learn"),
+        )
+        if stats[name]
+    ]
+    whole = f"{stats['rows']:,} rows of {stats['records']:,} records, {stats['tokens']:,} tokens, {share:.1%} trained"
+    return ", ".join([whole, *left_out])
+
+
+def _show_histogram(bars: Any, console: Console) -> None:
+    counts = dict(bars)
+    widest = max(counts.values(), default=0)
+    for label, count in counts.items():
+        console.print(f"  {label:>13} tokens {'█' * -(-40 * count // widest) if count else ''} {count:,}")
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.status import Status
+
+    from kubetune.data.prepare import prepare
+
+    config = _load(args)
+    with Status("preparing", console=Console(stderr=True)) as status:
+        prepared = prepare(config, progress=lambda done: status.update(f"prepared {done:,} records"))
+    if args.json:
+        facts = {"path": str(prepared.path), "fingerprint": prepared.fingerprint, "splits": prepared.stats}
+        print(json.dumps(facts, indent=2))
+        return OK
+    for split, stats in prepared.stats.items():
+        print(f"{split}: {_counts(stats)}")
+    print(f"prepared data: {prepared.path}")
+    return OK
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from kubetune.config.schema import SourceConfig
+    from kubetune.data.convert import convert_source
+    from kubetune.errors import ConfigError
+
+    pairs = [text.partition("=") for text in args.columns]
+    if bad := [text for text, (_, sign, column) in zip(args.columns, pairs, strict=True) if not sign or not column]:
+        raise ConfigError(f"--columns {' '.join(bad)}; expected name=column, such as prompt=question")
+    source = SourceConfig(
+        path=args.target,
+        format=args.format,
+        columns={name: column for name, _, column in pairs},
+        subset=args.subset,
+        split=args.split,
+    )
+    counts: Counter[str] = convert_source(source, args.output, args.to, args.seed)
+    skipped = f", {counts['skipped']:,} without an answer left out" if counts["skipped"] else ""
+    print(f"{counts['written']:,} of {counts['read']:,} records written to {args.output}{skipped}")
+    return OK

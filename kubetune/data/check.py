@@ -1,0 +1,135 @@
+"""Looks at all data of a run before anything is spent on it: what is bad, what would be left out, what is learnt.
+
+Holds no rows and writes nothing. Showing a report is cli/data.py's work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from typing import Any
+
+from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.formats import convert
+from kubetune.data.pipeline import Split, Tally, Worker, encode_batches
+from kubetune.data.problems import Problems
+from kubetune.data.row_writer import Chunk
+from kubetune.data.sources import read_source
+from kubetune.data.splits import plan_batches, require_rows, split_sources, summarise
+from kubetune.data.tokenizer import Tokenizer
+from kubetune.errors import DataError
+
+Sample = list[tuple[str, bool]]
+"""A rendered row in pieces, each with whether it is trained."""
+
+
+@dataclass
+class Report:
+    """What a check found. `stats` are those of prepared data; `lengths` count rows by token count."""
+
+    problems: Problems = field(default_factory=Problems)
+    stats: dict[Split, dict[str, Any]] = field(default_factory=dict)
+    lengths: dict[Split, Counter[int]] = field(default_factory=dict)
+    duplicates: dict[Split, int] = field(default_factory=dict)
+    leaked: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    verdict: str = "ok"
+
+    @property
+    def ok(self) -> bool:
+        """Whether training could begin."""
+        return self.verdict == "ok"
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-able data."""
+        splits = {
+            split: stats
+            | {"duplicates": self.duplicates[split], "length_histogram": dict(histogram(self.lengths[split]))}
+            for split, stats in self.stats.items()
+        }
+        problems = {"total": self.problems.total, "first": self.problems.first}
+        return {
+            "ok": self.ok,
+            "verdict": self.verdict,
+            "problems": problems,
+            "splits": splits,
+            "eval_rows_also_in_train": self.leaked,
+            "samples": [[{"text": text, "trained": trained} for text, trained in sample] for sample in self.samples],
+        }
+
+
+def check(config: Config, tokenizer: Tokenizer, samples: int = 0) -> Report:
+    """Encode all data as `prepare` would and say what would come of it; `samples` rows are rendered for show."""
+    report = Report()
+    sources = split_sources(config)
+    tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
+    report.lengths = {split: Counter() for split in sources}
+    seen: dict[Split, Counter[int]] = {split: Counter() for split in sources}
+    worker = Worker(tokenizer, config.data, sources)
+    batches = plan_batches(config, report.problems)
+    for result in encode_batches(worker, batches, report.problems, config.data.num_proc):
+        tallies[result.split][result.source].add(result.tally)
+        report.lengths[result.split].update(result.lengths)
+        seen[result.split].update(_digests(result.chunk))
+        if result.split == "train":
+            missing = samples - len(report.samples)
+            report.samples += [_sample(tokenizer, *row) for row in islice(_rows(result.chunk), missing)]
+    report.stats = {split: summarise(sources[split], given) for split, given in tallies.items()}
+    report.duplicates = {split: counts.total() - len(counts) for split, counts in seen.items()}
+    if "eval" in seen:
+        report.leaked = sum(number for digest, number in seen["eval"].items() if digest in seen["train"])
+    report.verdict = _verdict(config, report)
+    return report
+
+
+def _verdict(config: Config, report: Report) -> str:
+    if report.problems.total:
+        return f"{report.problems.total:,} bad records"
+    try:
+        for split, stats in report.stats.items():
+            require_rows(config, split, stats)
+    except DataError as error:
+        return str(error)
+    return "ok"
+
+
+def check_shapes(source: SourceConfig) -> tuple[Problems, Counter[str]]:
+    """Read and convert all records of a source, without a tokenizer: the problems, and how many are of each kind."""
+    problems, kinds = Problems(), Counter[str]()
+    for record in read_source(source, problems):
+        try:
+            kinds[type(convert(record.value, source.format, source.columns)).__name__] += 1
+        except ValueError as error:
+            problems.add(record.where, str(error))
+    return problems, kinds
+
+
+def _rows(chunk: Chunk) -> Iterator[tuple[list[int], bytes]]:
+    end = 0
+    for length in chunk.lengths:
+        begin, end = end, end + length
+        yield chunk.tokens[begin:end].tolist(), bytes(chunk.trained[begin:end])
+
+
+def _digests(chunk: Chunk) -> Iterator[int]:
+    """A number for each row that equal rows share: 64 bits, so that sets of them stay small."""
+    end, stream = 0, memoryview(chunk.tokens).cast("B")
+    for length in chunk.lengths:
+        begin, end = end, end + 4 * length
+        yield int.from_bytes(hashlib.blake2b(stream[begin:end], digest_size=8).digest())
+
+
+def _sample(tokenizer: Tokenizer, ids: list[int], trained: bytes) -> Sample:
+    pairs = groupby(zip(ids, trained, strict=True), key=lambda pair: bool(pair[1]))
+    return [(tokenizer.decode([id for id, _ in run], skip_special_tokens=False), flag) for flag, run in pairs]
+
+
+def histogram(lengths: Counter[int]) -> Iterator[tuple[str, int]]:
+    """Rows by length in tokens, in steps that double: ("65–128", 17)."""
+    begin, end = 0, 32
+    while begin < max(lengths, default=0):
+        yield f"{begin + 1}–{end}", sum(count for length, count in lengths.items() if begin < length <= end)
+        begin, end = end, end * 2

@@ -1,0 +1,150 @@
+"""Turns any supported data into JSON lines of one shape; rows of message trees (OpenAssistant) into threads."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kubetune.config.schema import SourceConfig
+from kubetune.data.formats import Chat, Example, Labelled, Pair, Text, convert
+from kubetune.data.problems import Problems
+from kubetune.data.readers import Record
+from kubetune.data.selection import decide_fates
+from kubetune.data.sources import read_source
+from kubetune.errors import DataError
+from kubetune.files import explained_writes, fsync_folder, temporary_sibling
+
+_TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))
+
+
+def convert_source(source: SourceConfig, output: Path, to: str, seed: int = 42) -> Counter[str]:
+    """Write all records of a source to a JSONL file, whole or not at all.
+
+    `to` is `messages`, `prompt_completion` or `text`. Returns how many were `read`, `written` and `skipped` (no
+    answer to learn). Raises DataError with every record that is bad or cannot take the shape.
+    """
+    problems, counts = Problems(), Counter[str](read=0, written=0, skipped=0)
+    temporary = temporary_sibling(output)
+    with explained_writes(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "x", encoding="utf-8") as file:
+                for value in _converted(source, to, seed, problems, counts):
+                    file.write(json.dumps(value, ensure_ascii=False) + "\n")
+                    counts["written"] += 1
+                file.flush()
+                os.fsync(file.fileno())
+            problems.raise_if_any()
+            if not counts["written"]:
+                raise DataError(f"{source.path} holds no record to convert. Nothing was written.")
+            os.replace(temporary, output)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        fsync_folder(output.parent)
+    return counts
+
+
+def _converted(
+    source: SourceConfig, to: str, seed: int, problems: Problems, counts: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    for record in _threads(_taken(source, seed, problems), counts):
+        try:
+            example = convert(record.value, source.format, source.columns)
+            value = _SHAPERS[to](example)
+        except ValueError as error:
+            problems.add(record.where, str(error))
+            continue
+        if value is None:
+            counts["skipped"] += 1
+        else:
+            yield value
+
+
+def _taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[Record]:
+    (fates,) = decide_fates([source], seed)
+    for index, record in enumerate(read_source(source, problems)):
+        if fates is None or (index < len(fates) and fates[index]):
+            yield record
+
+
+def _to_messages(example: Example) -> dict[str, Any] | None:
+    match example:
+        case Chat(messages, tools):
+            if not any(message["role"] == "assistant" for message in messages):
+                return None
+            return {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
+        case Pair(prompt, completion):
+            return {"messages": _messages(prompt, completion)}
+        case Labelled(text, second, label):
+            return {"messages": _messages(text if second is None else f"{text}\n{second}", str(label))}
+        case Text():
+            raise ValueError("is a plain text, which nobody says to anybody; convert it with --to text")
+
+
+def _messages(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _to_pair(example: Example) -> dict[str, Any] | None:
+    match example:
+        case Pair(prompt, completion):
+            return {"prompt": prompt, "completion": completion}
+        case Chat(messages, tools):
+            answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+            if not answers:
+                return None
+            before, answer = list(messages[: answers[-1]]), messages[answers[-1]]
+            if [message["role"] for message in before] == ["user"] and "tool_calls" not in answer:
+                return {"prompt": before[0]["content"], "completion": answer["content"]}
+            return {"prompt": before, "completion": [answer]} | ({"tools": list(tools)} if tools else {})
+        case Labelled(text, second, label):
+            return {"prompt": text if second is None else f"{text}\n{second}", "completion": str(label)}
+        case Text():
+            raise ValueError("is a plain text, which has no prompt; convert it with --to text")
+
+
+def _to_text(example: Example) -> dict[str, Any] | None:
+    match example:
+        case Text(text) | Labelled(text, None, _):
+            return {"text": text}
+        case Pair(prompt, completion):
+            return {"text": prompt + completion}
+        case _:
+            raise ValueError("cannot be one text without a chat template; convert it with --to messages")
+
+
+_SHAPERS: Final = {"messages": _to_messages, "prompt_completion": _to_pair, "text": _to_text}
+
+
+def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record]:
+    """Records as they are; those that are nodes of message trees are gathered, and the best thread of each follows."""
+    roots: list[Record] = []
+    children: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        counts["read"] += 1
+        if not record.value.keys() >= _TREE_KEYS:
+            yield record
+        elif record.value["parent_id"] is None:
+            roots.append(record)
+        else:
+            children[record.value["parent_id"]].append(record.value)
+    for root in roots:
+        turns = [{"from": node["role"], "value": node["text"]} for node in _best_thread(root.value, children)]
+        yield Record(root.file, root.line, {"conversations": turns})
+
+
+def _best_thread(
+    root: Mapping[str, Any], children: Mapping[str, list[Mapping[str, Any]]]
+) -> Iterator[Mapping[str, Any]]:
+    """From the root always to the reply that people ranked best (rank 0); unranked ones come last."""
+    node: Mapping[str, Any] | None = root
+    while node is not None:
+        yield node
+        replies = children.get(node["message_id"], [])
+        node = min(replies, key=lambda reply: math.inf if reply.get("rank") is None else reply["rank"], default=None)

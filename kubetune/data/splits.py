@@ -1,0 +1,74 @@
+"""Which records make up training and evaluation, and whether enough of them are left to begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.pipeline import Batch, Split, Tally, make_batches
+from kubetune.data.problems import Problems
+from kubetune.data.sources import locate, read_source
+from kubetune.errors import DataError
+
+
+def split_sources(config: Config) -> dict[Split, tuple[SourceConfig, ...]]:
+    """The sources of each split; a share held out comes from the sources of training."""
+    given = config.data.eval
+    if not given:
+        return {"train": config.data.train}
+    return {"train": config.data.train, "eval": config.data.train if isinstance(given, float) else given}
+
+
+def plan_batches(config: Config, problems: Problems) -> Iterator[Batch]:
+    """Read every record that the config asks for, in the order of the sources, training before evaluation."""
+    data, seed = config.data, config.training.seed
+    share = data.eval if isinstance(data.eval, float) else 0.0
+    for index, (source, fates) in enumerate(zip(data.train, _fates(data.train, seed, share), strict=True)):
+        yield from make_batches(read_source(source, problems), index, _splitter("train", fates))
+    eval_sources = data.eval if isinstance(data.eval, tuple) else ()
+    for index, (source, fates) in enumerate(zip(eval_sources, _fates(eval_sources, seed, 0.0), strict=True)):
+        yield from make_batches(read_source(source, problems), index, _splitter("eval", fates))
+
+
+def _fates(sources: Sequence[SourceConfig], seed: int, share: float) -> Sequence[bytes | None]:
+    if not share and not any(source.range or locate(source).sample for source in sources):
+        return [None] * len(sources)
+    from kubetune.data.selection import decide_fates  # imports numpy, which the common case does without
+
+    return decide_fates(sources, seed, share)
+
+
+def _splitter(split: Split, fates: bytes | None) -> Callable[[int], Split | None]:
+    """A function from the index of a record to its split. `fates` are as in `selection.decide_fates`."""
+    if fates is None:
+        return lambda _: split
+    splits: tuple[Split | None, ...] = (None, split, "eval")
+    return lambda index: splits[fates[index]] if index < len(fates) else None
+
+
+def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict[str, Any]:
+    """What stats.json holds: what became of the records, in all and by source."""
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+    by_source = [{"path": source.path, **asdict(tally)} for source, tally in zip(sources, tallies, strict=True)]
+    return {**asdict(total), "lost_share": total.lost_share, "sources": by_source}
+
+
+def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
+    """Raise DataError when a split has no rows, or more of its records are left out than the config allows."""
+    allowed, limit = config.data.max_lost_share, config.data.max_length
+    if not stats["records"]:
+        raise DataError(f"data.{split} holds no records. Nothing was written.")
+    if stats["rows"] and stats["lost_share"] <= allowed:
+        return
+    lost = stats["overlong"] + stats["no_label"]
+    raise DataError(
+        f"data.{split}: {lost:,} of {stats['records']:,} records ({stats['lost_share']:.1%}) would be left out: "
+        f"{stats['overlong']:,} longer than data.max_length {limit:,} (the longest has {stats['longest']:,} tokens), "
+        f"{stats['no_label']:,} with nothing to learn (no answer, or it was cut off). data.max_lost_share allows "
+        f"{allowed:.0%}. Raise data.max_length, set data.overlong to truncate, mend the data, or raise "
+        "data.max_lost_share. Nothing was written."
+    )
