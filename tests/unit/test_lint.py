@@ -182,22 +182,3 @@ def test_strict_makes_errors_of_advice(capsys: pytest.CaptureFixture[str]) -> No
     command = ["render", str(FULL), "compute.cpu=null", "-o", "/nowhere/at/all", "--strict"]
     assert main(command) == 2
     assert "compute.cpu: advice: left out" in capsys.readouterr().err
-
-
-def test_a_folder_can_be_rendered_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files that are no longer needed go, files of others stay, and none of them is ever overwritten."""
-    assert main(["render", str(FULL), "-o", str(tmp_path)]) == 0
-    before = {path.name for path in tmp_path.iterdir()}
-    (tmp_path / "mine.yaml").write_text("a: 1\n")
-    assert main(["render", str(FULL), "--kind", "jobset", "kubernetes.tensorboard=false", "-o", str(tmp_path)]) == 0
-    after = {path.name for path in tmp_path.iterdir()}
-    gone = {"job-support-bot.yaml", "service-support-bot.yaml"}
-    gone |= {"deployment-support-bot-tensorboard.yaml", "service-support-bot-tensorboard.yaml"}
-    assert before - after == gone
-    assert after - before == {"jobset-support-bot.yaml", "mine.yaml"}
-    assert "jobset-support-bot.yaml" in (tmp_path / "kustomization.yaml").read_text()
-    (tmp_path / "jobset-support-bot.yaml").write_text("precious: true\n")
-    capsys.readouterr()
-    assert main(["render", str(FULL), "--kind", "jobset", "-o", str(tmp_path)]) == 2
-    assert "jobset-support-bot.yaml was not made by kubetune render" in capsys.readouterr().err
-    assert (tmp_path / "jobset-support-bot.yaml").read_text() == "precious: true\n"
