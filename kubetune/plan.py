@@ -213,7 +213,7 @@ def learning_rate_at(plan: Plan, step: int) -> float:
     falls to 0 as the run ends (cosine, linear) or stays (constant).
     """
     if step < plan.warmup_steps:
-        return plan.learning_rate * (step + 1) / plan.warmup_steps
+        return plan.learning_rate * ((step + 1) / plan.warmup_steps)
     if plan.lr_scheduler_type == "constant":
         return plan.learning_rate
     done = (step - plan.warmup_steps) / max(1, plan.num_steps - plan.warmup_steps)

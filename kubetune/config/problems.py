@@ -54,7 +54,7 @@ def _explain_one(path: KeyPath, errors: Sequence[ErrorDetails], tree: Tree) -> l
     origin = tree.origin(path)
     kinds = {error["type"] for error in errors}
     if "missing" in kinds:
-        node = reference.at(path) or {}
+        path, node = _needed(path)
         return [Problem(origin, f"{dotted(path)}: missing; expected {_expected(path)}: {_first_sentence(node)}")]
     if "extra_forbidden" in kinds:
         if names_secret(str(path[-1])):
@@ -69,6 +69,15 @@ def _explain_one(path: KeyPath, errors: Sequence[ErrorDetails], tree: Tree) -> l
     if not path:
         return [Problem(origin, f"{error['msg']}") for error in errors]
     return [Problem(origin, f"{dotted(path)}: found {_shown(tree.get(path))}; expected {_expected(path)}")]
+
+
+def _needed(path: KeyPath) -> tuple[KeyPath, reference.Node]:
+    """A missing key, or for a missing section the first key it cannot do without."""
+    node = reference.at(path) or {}
+    options = reference.options(node)
+    if len(options) == 1 and (required := options[0].get("required")):
+        return _needed((*path, required[0]))
+    return path, node
 
 
 def _expected(path: KeyPath) -> str:

@@ -1,0 +1,94 @@
+"""Runs described on the command line, and which of its words mean what."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.config.flags import add_run_arguments, config_from_args, parse, run_file
+from kubetune.errors import ConfigError
+
+
+def config_of(*argv: str, environ: dict[str, str] | None = None) -> Any:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_run_arguments(parser)
+    return config_from_args(parse(parser, argv), environ or {})
+
+
+def test_all_flags_without_a_file(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    config = config_of(
+        *("--model", "meta-llama/Llama-3.2-3B-Instruct", "--model-local-dir", str(model)),
+        *("--tokenizer-local-dir", str(model), "--local-files-only", "--data", "ds.jsonl", "--output", "/out/run"),
+        *("--lora", "--bf16", "--epochs", "1", "--seq-len", "4096", "--batch", "2", "--grad-accum", "8"),
+        *("--lora-r", "8", "--lora-alpha", "16", "--lora-dropout", "0.05", "--target-modules", "q_proj", "v_proj"),
+        *("--log-level", "debug", "--log-batches", "all", "--report-json", "r.json", "--no-add-special-tokens"),
+        *("--eval", "0.1", "--learning-rate", "1e-4", "--seed", "7", "--max-steps", "3"),
+    )
+    assert (config.model.path, config.model.tokenizer) == (str(model), str(model))
+    assert (config.model.local_files_only, config.model.dtype, config.output) == (True, "bfloat16", "/out/run")
+    assert ([source.path for source in config.data.train], config.data.eval) == (["ds.jsonl"], 0.1)
+    assert (config.data.max_length, config.data.add_special_tokens) == (4096, False)
+    assert (config.lora.r, config.lora.alpha, config.lora.dropout) == (8, 16, 0.05)
+    assert config.lora.target_modules == ("q_proj", "v_proj")
+    training = config.training
+    assert (training.num_train_epochs, training.max_steps, training.seed) == (1, 3, 7)
+    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (2, 8)
+    assert (training.learning_rate, config.logging.level, config.logging.batches) == (1e-4, "DEBUG", "all")
+    assert config.logging.report_json == "r.json"
+
+
+def test_no_flag_changes_a_default() -> None:
+    config = config_of("--model", "m", "--data", "d")
+    assert config == config_of("model=m", "data.train=d")
+    assert config.lora is None
+    assert config.data.add_special_tokens
+
+
+@pytest.mark.parametrize("flag", [("--lora",), ("--lora-r", "16"), ("--target-modules", "all-linear")])
+def test_any_lora_flag_switches_it_on(flag: tuple[str, ...]) -> None:
+    config = config_of("--model", "m", "--data", "d", *flag)
+    assert (config.lora.r, config.lora.target_modules) == (16, "all-linear")
+
+
+def test_file_flags_and_overrides_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: m\ndata: {train: d}\nlora: {r: 4}\ntraining: {seed: 1}\n")
+    for argv in (
+        [str(path), "--seed", "2", "lora.alpha=3"],
+        ["--seed", "2", str(path), "lora.alpha=3"],
+        ["lora.alpha=3", str(path), "--seed=2"],
+        [str(path), "lora.alpha=3", "--seed", "5", "training.seed=2"],
+    ):
+        config = config_of(*argv, environ={"LORA_RANK": "5"})
+        assert (config.training.seed, config.lora.alpha, config.lora.r) == (2, 3, 5), argv
+
+
+def test_several_data_flags_are_several_sources() -> None:
+    config = config_of("--model", "m", "--data", "a#5", "--data", "b", "--eval", "c")
+    assert [source.path for source in config.data.train] == ["a#5", "b"]
+    assert config.data.eval[0].path == "c"
+
+
+def test_wrong_command_lines_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="found nothing to run"):
+        config_of()
+    with pytest.raises(ConfigError, match=r"found a\.yaml and b\.yaml; expected one run file"):
+        config_of("a.yaml", "b.yaml")
+    with pytest.raises(ConfigError, match=r"found -1\.0; expected a number above 0") as caught:
+        config_of("--model", "m", "--epochs", "-1", "--batch", "0")
+    assert len(caught.value.problems) == 3  # and no data
+    for wrong in (["--epoch", "1"], ["--epochs", "many"], ["run.yaml", "--sed", "1"]):
+        with pytest.raises(SystemExit) as left:
+            config_of(*wrong)
+        assert left.value.code == 2
+    assert "unrecognized arguments: --sed" in capsys.readouterr().err
+
+
+def test_a_path_with_an_equals_sign_is_a_file() -> None:
+    args = argparse.Namespace(inputs=["./seed=1/run.yaml", "training.seed=2"])
+    assert run_file(args) == Path("seed=1/run.yaml")
