@@ -135,7 +135,10 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
             endings.write_ending(run_dir, ending)
         metrics.record_event(run_dir, "exit", node=place.node, **asdict(ending))
     if ending.code != errors.OK:
-        print(f"kubetune: {ending.reason} (exit code {ending.code}; logs in {run_dir / 'logs'})", file=sys.stderr)
+        # What a rank says it has also logged; only what was seen from outside is news.
+        is_told = any(ending.reason.endswith(rank.reason) for rank in endings.read_rank_endings(run_dir).values())
+        told = "" if is_told else f"{ending.reason}; "
+        print(f"kubetune: {told}ended with exit code {ending.code}, logs in {run_dir / 'logs'}", file=sys.stderr)
     return ending.code
 
 

@@ -23,6 +23,7 @@ from typing import Literal, TextIO
 from urllib.parse import quote, quote_plus
 
 _ROOT = "kubetune"
+_ERROR_FAMILY = "ERROR"
 
 
 def family_logger(family: str) -> logging.Logger:
@@ -48,6 +49,8 @@ RESULT = family_logger("RESULT")
 """What came out and where it lies."""
 DONE = family_logger("DONE")
 """The last line of a run."""
+ERROR = family_logger(_ERROR_FAMILY)
+"""What ends a run."""
 COLLATE = family_logger("COLLATE")
 """Shapes of batches, at DEBUG."""
 BATCH = family_logger("BATCH")
@@ -87,7 +90,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         family = record.name.removeprefix(f"{_ROOT}.").partition(".")[0]
-        level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
+        level = f"{record.levelname}: " if record.levelno >= logging.WARNING and family != _ERROR_FAMILY else ""
         line = f"{self.formatTime(record, '%Y-%m-%d %H:%M:%S')} [{family}] {level}{record.getMessage()}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
@@ -129,7 +132,7 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
     if issubclass(kind, KeyboardInterrupt):
         sys.stderr.write(scrub("".join(traceback.format_exception(kind, error, trace))))
     else:
-        family_logger("ERROR").critical("uncaught exception", exc_info=(kind, error, trace))
+        ERROR.critical("uncaught exception", exc_info=(kind, error, trace))
 
 
 def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:

@@ -1,0 +1,126 @@
+"""The verdict on how a run ended, from what ranks said and what was seen of them; and the place of a node in a run."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from kubetune import errors
+from kubetune.agent import Place, find_place
+from kubetune.endings import (
+    Death,
+    Ending,
+    clear_endings,
+    judge,
+    read_ending,
+    read_rank_endings,
+    write_ending,
+    write_rank_ending,
+)
+
+KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
+
+
+def said(**codes: int) -> dict[int, Ending]:
+    return {int(rank[1:]): Ending(code, f"said {code}", 5) for rank, code in codes.items()}
+
+
+@pytest.mark.parametrize(
+    ("endings", "deaths", "code", "reason"),
+    [
+        (said(r0=0, r1=0), [], 0, "said 0"),
+        # A crash while the interpreter shuts down comes after all the work.
+        (said(r0=0, r1=0), [Death(1, -signal.SIGSEGV, 0)], 0, "said 0"),
+        (said(r0=0), [], 1, "rank 1 ended without saying how; its log is logs/rank-1.log"),
+        (said(r0=145, r1=2), [Death(0, 145, 0), Death(1, 2, 0)], 2, "rank 1: said 2"),
+        (said(r0=143, r1=3), [Death(0, 143, 0), Death(1, 3, 0)], 3, "rank 1: said 3"),
+        (said(r0=4, r1=4), [Death(0, 4, 0), Death(1, 4, 0)], 4, "said 4"),
+        # Lost its peer first, because the peer with the bug took longer to end.
+        (said(r0=145, r1=1), [Death(0, 145, 0), Death(1, 1, 0)], 1, "rank 1: said 1"),
+        # torchrun asks the others to stop once one has failed: their 143 is no cause.
+        (said(r0=1, r1=143), [Death(0, 1, 0), Death(1, 143, 0)], 1, "rank 0: said 1"),
+        (said(r0=1), [Death(0, 1, 0), Death(1, TERMINATED, 0)], 1, "rank 0: said 1"),
+        (said(r0=145), [Death(0, 145, 0), Death(1, KILLED, 0)], 145, "rank 1 was killed by SIGKILL"),
+        # The same, though the survivor did not understand what happened to it.
+        (said(r0=1), [Death(0, 1, 0), Death(1, KILLED, 1)], 145, "rank 1 was killed by SIGKILL"),
+        # Killed by torchrun, half a minute after the bug.
+        (said(r0=1), [Death(0, 1, 0), Death(1, KILLED, 30)], 1, "rank 0: said 1"),
+        (said(r0=143, r1=143), [Death(0, 143, 0), Death(1, 143, 0)], 143, "said 143"),
+        ({}, [Death(0, TERMINATED, 0), Death(1, TERMINATED, 0)], 143, "stopped before the first step"),
+        ({}, [Death(0, 145, 0), Death(1, 145, 0)], 145, "rank 0 ended with exit code 145"),
+        ({}, [Death(0, 77, 0)], 1, "rank 0 ended with exit code 77"),
+        ({}, [Death(0, 2, 0)], 2, "rank 0 ended with exit code 2"),
+    ],
+)  # fmt: skip
+def test_the_cause_is_named(endings: dict[int, Ending], deaths: list[Death], code: int, reason: str) -> None:
+    verdict = judge(range(2), endings, deaths)
+    assert verdict.code == code
+    assert reason in verdict.reason
+
+
+def test_a_report_from_another_node_tells_the_cause() -> None:
+    verdict = judge(range(2), {**said(r0=145, r1=145), **said(r3=2)}, [Death(0, 145, 0), Death(1, 145, 0)])
+    assert verdict == Ending(2, "rank 3: said 2", 5)
+
+
+@pytest.mark.parametrize(
+    ("endings", "deaths", "reason"),
+    [
+        (said(r0=143, r1=143), [Death(0, 143, 0), Death(1, 143, 0)], "said 143"),
+        (said(r0=143), [Death(0, 143, 0), Death(1, KILLED, 0)], "said 143"),
+        # What breaks while everybody leaves is not held against the run.
+        (said(r0=145, r1=1), [Death(0, 145, 0), Death(1, 1, 0)], "asked"),
+        ({}, [Death(0, KILLED, 0)], "asked"),
+        ({}, [], "asked"),
+    ],
+)
+def test_a_stop_that_was_asked_for_is_retryable(endings: dict[int, Ending], deaths: list[Death], reason: str) -> None:
+    verdict = judge(range(2), endings, deaths, stopping="asked")
+    assert (verdict.code, verdict.reason) == (143, reason)
+
+
+def test_a_config_error_stays_one_while_stopping() -> None:
+    assert judge([0], said(r0=2), [Death(0, 2, 0)], stopping="asked").code == errors.USER
+
+
+def test_endings_are_read_back_and_cleared(tmp_path: Path) -> None:
+    for rank in (0, 2, 10):
+        write_rank_ending(tmp_path, rank, Ending(0, "done", 3))
+    write_ending(tmp_path, Ending(0, "done", 3))
+    assert list(read_rank_endings(tmp_path)) == [0, 2, 10]
+    assert read_ending(tmp_path) == Ending(0, "done", 3)
+    clear_endings(tmp_path, [2, 3])
+    assert list(read_rank_endings(tmp_path)) == [0, 10]
+    clear_endings(tmp_path)
+    assert read_rank_endings(tmp_path) == {}
+    assert read_ending(tmp_path) is None
+
+
+def test_one_node_needs_no_variables() -> None:
+    assert find_place(1, 4, {"NODE_RANK": "x"}) == Place(1, 4)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"NODE_RANK": "1", "MASTER_ADDR": "head", "MASTER_PORT": "29500"},
+        {"JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "head"},
+        {"PET_NODE_RANK": "1", "NODE_RANK": "0", "PET_MASTER_ADDR": "head", "MASTER_ADDR": "x", "PET_NNODES": "2"},
+        {"GROUP_RANK": "1", "MASTER_ADDR": "head", "PET_NNODES": "2:2"},
+    ],
+)
+def test_the_place_is_found_in_the_variables_of_operators(environ: dict[str, str]) -> None:
+    place = find_place(2, 4, environ)
+    assert place == Place(2, 4, 1, "head", 29500)
+    assert list(place.ranks) == [4, 5, 6, 7]
+
+
+def test_every_variable_that_is_wrong_is_named() -> None:
+    environ = {"NODE_RANK": "2", "MASTER_PORT": "99999", "PET_NNODES": "3"}
+    with pytest.raises(errors.ConfigError) as caught:
+        find_place(2, 1, environ)
+    assert len(caught.value.problems) == 4
+    for part in ("'2'; expected 0 to 1", "MASTER_ADDR", "'99999'", "PET_NNODES is '3'"):
+        assert part in str(caught.value)
