@@ -73,15 +73,15 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
 
     Raises ModelError or DataError when they are, but of no use.
     """
+    limit = config.data.max_length
+    sources = [source for source in config.data.train if locate(source).files]
+    if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
+        return None
     from kubetune.data.encode import Encoder
     from kubetune.data.formats import convert
     from kubetune.data.problems import Problems
     from kubetune.data.tokenizer import load_tokenizer
 
-    limit = config.data.max_length
-    sources = [source for source in config.data.train if locate(source).files]
-    if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
-        return None
     tokenizer = load_tokenizer(config.model.model_copy(update={"local_files_only": True}))
     examples, sampled = [], 0
     for source in sources:
