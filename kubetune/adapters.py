@@ -27,7 +27,7 @@ def add_lora(model: nn.Module, lora: LoraConfig, *, task_type: str, seed: int) -
         _require_targets(model, targets)
     settings = PeftLoraConfig(
         r=lora.r,
-        lora_alpha=lora.lora_alpha,  # type: ignore[arg-type]
+        lora_alpha=lora.lora_alpha,  # type: ignore[arg-type]  # PEFT divides by r; fractions are fine
         lora_dropout=lora.dropout,
         target_modules=targets,
         modules_to_save=list(lora.modules_to_save) or None,
@@ -42,7 +42,7 @@ def add_lora(model: nn.Module, lora: LoraConfig, *, task_type: str, seed: int) -
         with warnings.catch_warnings():
             # PEFT brings patterns of its own for mixtures of experts and then warns that they did not match.
             warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
-            adapted = get_peft_model(model, settings)  # type: ignore[arg-type]
+            adapted = get_peft_model(model, settings)
     except ValueError as error:
         raise errors.ConfigError(f"lora.target_modules: {' '.join(str(error).split())}") from error
     for parameter in adapted.parameters():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from kubetune.block_attention import BlockAttention, Rule
+from kubetune.block_attention import Rule, block_attention
 
 LONG = 1024  # beyond this many tokens the quadratic memory of BlockAttention costs more than SDPA's slower kernel
 
@@ -53,6 +54,11 @@ def stream(borders: tuple[int, ...], rows: Tensor | None = None, causal: bool = 
         CURRENT.borders, CURRENT.rows, CURRENT.causal = None, None, True
 
 
+def longest(borders: tuple[int, ...]) -> int:
+    """Length of the longest sequence of a stream."""
+    return max(stop - start for start, stop in pairwise(borders))
+
+
 class FlatMask:
     """What layers get in place of a mask tensor: the rule. A model that computes with its mask fails loudly."""
 
@@ -74,7 +80,7 @@ def probe_mask(
     borders, device = CURRENT.borders, settings.get("device", "cpu")
     if attention_mask is not None or borders is None or q_length != borders[-1]:
         raise CannotRunFlat("padding, or no stream declared")
-    start, stop = max(zip(borders, borders[1:], strict=False), key=lambda border: border[1] - border[0])
+    start, stop = max(pairwise(borders), key=lambda border: border[1] - border[0])
     length, zero = stop - start, torch.zeros((), dtype=torch.long, device=device)
     keys = torch.arange(start, stop, device=device)
 
@@ -120,9 +126,8 @@ def flat_attention(
         raise CannotRunFlat(f"attention with {', '.join(odd) or 'a mask of its own'}")
     if CURRENT.causal and not getattr(module, "is_causal", True):
         raise CannotRunFlat("attention that is not causal")
-    longest = max(b - a for a, b in zip(borders, borders[1:], strict=False))
     window = attention_mask.window
-    if sliding_window and sliding_window < longest and window != sliding_window:
+    if sliding_window and sliding_window < longest(borders) and window != sliding_window:
         raise CannotRunFlat("mask and sliding_window disagree")
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     rule = Rule(scaling if scaling is not None else q.shape[-1] ** -0.5, CURRENT.causal, window, softcap or 0.0)
@@ -135,7 +140,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, borders: tuple
     if q.is_cuda and plain and _varlen_fits(q, v):
         return _varlen(q, k, v, borders, rule)
     if not plain or rule.window:
-        return BlockAttention.apply(q, k, v, sinks, borders, rule)  # type: ignore[no-any-return]
+        return block_attention(q, k, v, sinks, borders, rule)
     parts = []
     for run, long in _runs(borders):
         span = slice(run[0], run[-1])
@@ -143,14 +148,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, borders: tuple
             parts.append(_sdpa(q[span], k[span], v[span], rule))
         else:
             local = tuple(border - run[0] for border in run)
-            parts.append(BlockAttention.apply(q[span], k[span], v[span], None, local, rule))
+            parts.append(block_attention(q[span], k[span], v[span], None, local, rule))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _runs(borders: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
     """Stretches of short sequences together, long ones alone."""
     run = [borders[0]]
-    for start, stop in zip(borders, borders[1:], strict=False):
+    for start, stop in pairwise(borders):
         if stop - start > LONG:
             if len(run) > 1:
                 yield tuple(run), False
@@ -189,7 +194,6 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, borders: tuple[int, ...], rule: Rul
     from torch.nn.attention.varlen import varlen_attn
 
     cu = _cu_seqlens(borders, q.device)
-    longest = max(b - a for a, b in zip(borders, borders[1:], strict=False))
     back = rule.window - 1 if rule.window else -1
     out = varlen_attn(
         q.contiguous(),
@@ -197,8 +201,8 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, borders: tuple[int, ...], rule: Rul
         v.contiguous(),
         cu,
         cu,
-        longest,
-        longest,
+        longest(borders),
+        longest(borders),
         scale=rule.scale,
         window_size=(back, 0 if rule.causal else back),
         enable_gqa=q.shape[1] != k.shape[1],
@@ -213,5 +217,5 @@ def _cu_seqlens(borders: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(borders, dtype=torch.int32, device=device)
 
 
-AttentionInterface.register("flat", flat_attention)  # type: ignore[no-untyped-call]
-AttentionMaskInterface.register("flat", probe_mask)  # type: ignore[no-untyped-call]
+AttentionInterface.register("flat", flat_attention)
+AttentionMaskInterface.register("flat", probe_mask)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,7 @@ class Block(NamedTuple):
 
 
 def _blocks(borders: tuple[int, ...], rule: Rule) -> Iterator[Block]:
-    for start, stop in zip(borders, borders[1:], strict=False):
+    for start, stop in pairwise(borders):
         for first in range(start, stop, ROWS):
             end = min(first + ROWS, stop)
             keys = max(start, first - rule.window + 1) if rule.window else start
@@ -80,16 +81,21 @@ def _unfold(x: Tensor, n: int) -> Tensor:
     return x.view(kv_heads, rows // n, n, dim).permute(2, 0, 1, 3).reshape(n, -1, dim)
 
 
-class BlockAttention(Function):
+def block_attention(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, borders: tuple[int, ...], rule: Rule
+) -> Tensor:
     """Attention of each sequence within itself.
 
     `query` `[tokens, heads, dim]`, `key` `[tokens, kv_heads, dim]`, `value` `[tokens, kv_heads, value_dim]`, `sinks`
     `[heads]` or None (one extra logit per head that takes probability and gives nothing, as in gpt-oss).
     Returns `[tokens, heads, value_dim]`.
     """
+    return cast(Tensor, _BlockAttention.apply(query, key, value, sinks, borders, rule))  # type: ignore[no-untyped-call]
 
+
+class _BlockAttention(Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, borders: tuple[int, ...], rule: Rule
     ) -> Tensor:
         kv_heads = value.shape[1]
@@ -121,7 +127,7 @@ class BlockAttention(Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         query, key, value, *saved = ctx.saved_tensors
         kept, rule, sinks, kv_heads = iter(saved), ctx.rule, ctx.sinks, value.shape[1]
         d_query = torch.empty_like(query)

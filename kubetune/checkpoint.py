@@ -137,6 +137,22 @@ def find(run_dir: Path) -> Path | None:
     return None
 
 
+def choose(run_dir: Path, which: str = "best") -> Path:
+    """The folder of `best`, `last` or a step. A run without evaluation has no best, so that is its last.
+
+    Raises ConfigError when there is no such checkpoint, naming those there are.
+    """
+    root = run_dir / "checkpoints"
+    names = {"best": ["best", "last"], "last": ["last"]}.get(which)
+    if names is None:
+        names = [folder_of(run_dir, int(which)).name] if which.isdecimal() else [which]
+    for name in names:
+        if (root / name / MANIFEST).is_file():
+            return (root / name).resolve()
+    there = ", ".join(str(step) for step in steps(run_dir)) or "none"
+    raise errors.ConfigError(f"{run_dir}: no checkpoint {which!r}; there are best, last and these steps: {there}")
+
+
 def load_state(folder: Path) -> State:
     """The state a checkpoint holds."""
     return State(**json.loads((folder / STATE).read_text()))

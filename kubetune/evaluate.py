@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
+from kubetune import checkpoint, errors
+from kubetune.config.load import read_config
+from kubetune.config.schema import SourceConfig
 from kubetune.data.feed import evaluation_batch, evaluation_batches
-from kubetune.data.prepare import Rows
+from kubetune.data.prepare import prepare
+from kubetune.data.rows import Rows
 from kubetune.health import StopRequest
 from kubetune.parallel import World, agree, sum_numbers
-from kubetune.plan import Plan
+from kubetune.plan import Plan, make_plan
+from kubetune.tasks import task_module
 
 BETWEEN_STOP_CHECKS = 16  # batches; asking all ranks costs a message
 
@@ -33,3 +41,25 @@ def evaluate(
         learner.model.train()
     metrics: dict[str, float] = task.metrics(tuple(sum_numbers(sums, world)))
     return metrics
+
+
+def evaluate_run(run_dir: Path, which: str, data: str | None = None) -> dict[str, float]:
+    """The metrics of a run's checkpoint on its evaluation data, or on `data`.
+
+    Raises ConfigError when the run has no evaluation data and none are given.
+    """
+    config = read_config(run_dir)
+    if data is not None:
+        sources = config.data.model_copy(update={"train": (SourceConfig(path=data),), "eval": None})
+        config = config.model_copy(update={"data": sources})
+    elif config.data.eval is None:
+        raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
+    prepared = prepare(config)
+    rows = prepared.train if data is not None else prepared.eval
+    assert rows is not None
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    task = task_module(config)
+    learner = task.load(config, checkpoint.choose(run_dir, which), device)
+    values = evaluate(task, learner, rows, make_plan(config, world_size=1), World(device=device))
+    assert values is not None
+    return values

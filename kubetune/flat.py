@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from kubetune.attention import CURRENT, CannotRunFlat, stream
+from kubetune.attention import CURRENT, CannotRunFlat, longest, stream
 from kubetune.data.batches import Batch, collate
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
@@ -68,8 +68,8 @@ def hidden_states(lm: Any, batch: Batch) -> Tensor:
     if len(batch.borders) > 2:
         # A lone sequence passes none of these: models with linear attention refuse packed input.
         cu = torch.tensor(batch.borders, dtype=torch.int32, device=batch.input_ids.device)
-        longest = max(b - a for a, b in zip(batch.borders, batch.borders[1:], strict=False))
-        kwargs = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": longest, "max_length_k": longest}
+        length = longest(batch.borders)
+        kwargs = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": length, "max_length_k": length}
     out = backbone(lm)(
         input_ids=batch.input_ids[None], position_ids=batch.position_ids[None], use_cache=False, **kwargs
     )

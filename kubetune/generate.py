@@ -5,17 +5,18 @@ Prompts become ids by the very function that made them in training, so that a mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from kubetune import checkpoint, errors, models
-from kubetune.config.load import load_resolved
+from kubetune.config.load import read_config
 from kubetune.config.schema import Config
 from kubetune.data.formats import Chat, convert
 from kubetune.data.problems import Problems
@@ -49,21 +50,22 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Speaker:
-    """A model that answers. `base` is the model before fine-tuning; with adapters it is the same one without them."""
+    """A model that answers. `is_chat`: it was taught conversations. `config` is that of its run."""
 
     model: Any
     tokenizer: Tokenizer
     is_chat: bool
+    config: Config
 
-    def base(self) -> AbstractContextManager[Any]:
-        """Within it the adapters are off. Raises ModelError for a fully fine-tuned model, which has no base inside."""
-        if not hasattr(self.model, "disable_adapter"):
-            raise errors.ModelError("this run trained every parameter: its base is another model, load that instead")
-        return self.model.disable_adapter()  # type: ignore[no-any-return]
-
-    def tuned(self) -> AbstractContextManager[Any]:
-        """Within it the model is as trained."""
-        return nullcontext()
+    @contextmanager
+    def as_base(self) -> Iterator[Speaker]:
+        """The model before fine-tuning: the same one with its adapters off, else loaded anew."""
+        if hasattr(self.model, "disable_adapter"):
+            with self.model.disable_adapter():
+                yield self
+        else:
+            base: Any = models.load_pretrained(AutoModelForCausalLM, self.config, _device())
+            yield replace(self, model=base.eval())
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of a prompt; plain text becomes the user's turn where the model was taught conversations."""
@@ -72,30 +74,16 @@ class Speaker:
         return self.tokenizer.encode_prompt(prompt)
 
 
-def find_checkpoint(run_dir: Path, which: str = "best") -> Path:
-    """The folder of `best`, `last` or a step. A run without evaluation has no best, so that is its last.
-
-    Raises ConfigError when there is no such checkpoint, naming those there are.
-    """
-    root = run_dir / "checkpoints"
-    names = {"best": ["best", "last"], "last": ["last"]}.get(which)
-    if names is None:
-        names = [checkpoint.folder_of(run_dir, int(which)).name] if which.isdecimal() else [which]
-    for name in names:
-        if (root / name / checkpoint.MANIFEST).is_file():
-            return (root / name).resolve()
-    there = ", ".join(str(step) for step in checkpoint.steps(run_dir)) or "none"
-    raise errors.ConfigError(f"{run_dir}: no checkpoint {which!r}; there are best, last and these steps: {there}")
-
-
-def load_run(run_dir: Path, which: str = "best", *, base: bool = False) -> Speaker:
-    """Load the result of a run (or, with `base`, only the model it started from) ready to answer."""
-    if not (run_dir / "resolved.json").is_file():
-        raise errors.ConfigError(f"{run_dir}: not a run directory (no resolved.json)")
-    config = load_resolved(run_dir / "resolved.json")
+def load_run(run_dir: Path, which: str = "best") -> Speaker:
+    """Load the result of a run, ready to answer."""
+    config = read_config(run_dir)
     tokenizer = load_tokenizer(config.model)
-    model = _load(config, None if base else find_checkpoint(run_dir, which))
-    return Speaker(model.eval(), tokenizer, is_chat=tokenizer.chat is not None and _learnt_conversations(config))
+    model = models.load_trained(AutoModelForCausalLM, config, checkpoint.choose(run_dir, which), _device()).eval()
+    return Speaker(model, tokenizer, tokenizer.chat is not None and _learnt_conversations(config), config)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _learnt_conversations(config: Config) -> bool:
@@ -108,25 +96,8 @@ def _learnt_conversations(config: Config) -> bool:
         return True
 
 
-def _load(config: Config, folder: Path | None) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if folder is not None and config.lora is None:
-        tuned = config.model.model_copy(update={"path": str(folder), "revision": None})
-        config = config.model_copy(update={"model": tuned})
-    model: Any = models.load_pretrained(AutoModelForCausalLM, config, device)
-    if folder is not None and config.lora is not None:
-        from peft import PeftModel
-
-        return PeftModel.from_pretrained(model, str(folder))
-    return model
-
-
 @torch.inference_mode()
-def answer(
-    speaker: Speaker, prompts: Sequence[Prompt], sampling: Sampling, *, batch_size: int = 32
-) -> list[str]:
+def answer(speaker: Speaker, prompts: Sequence[Prompt], sampling: Sampling, *, batch_size: int = 32) -> list[str]:
     """One answer for each prompt, in order. Prompts of equal length go together, so nothing is padded."""
     encoded = [speaker.encode(prompt) for prompt in prompts]
     answers = [""] * len(prompts)

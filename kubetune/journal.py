@@ -117,7 +117,7 @@ def open_journal(config: Config, plan: Plan, run_dir: Path, world: World, state:
         return
     with ExitStack() as stack:
         journal._numbers = stack.enter_context(MetricsLog(run_dir, state.step, state.evaluated_step))
-        journal._tracker = stack.enter_context(tracking.open_tracker(config, run_dir))
+        journal._tracker = stack.enter_context(tracking.open_tracker(config, run_dir, state.step))
         journal._bar = stack.enter_context(Progress(plan.num_steps, state.step, is_wanted(world.rank)))
         yield journal
 

@@ -47,7 +47,7 @@ class FusedLinearCrossEntropy(Function):
     """Sum of cross-entropies of `hidden @ weight.T + bias`, times `scale`, as an fp32 scalar."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
@@ -80,7 +80,7 @@ class FusedLinearCrossEntropy(Function):
         return loss * scale
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         d_hidden, d_weight, d_bias = ctx.saved_tensors
         return (
             d_hidden * grad.to(d_hidden.dtype),
@@ -94,7 +94,9 @@ class FusedLinearCrossEntropy(Function):
 
 def linear_cross_entropy(hidden: Tensor, labels: Tensor, head: Head, scale: float = 1.0) -> Tensor:
     """Training loss: `scale × Σ cross-entropy` of rows `[labels, hidden]` against `labels` `[labels]`, fp32 scalar."""
-    loss = FusedLinearCrossEntropy.apply(hidden, head.weight, head.bias, labels, scale, head.rule)
+    loss = FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, labels, scale, head.rule
+    )
     return cast(Tensor, loss)
 
 

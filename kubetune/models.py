@@ -5,6 +5,7 @@ Weights are read from safetensors only, and code that comes with a model runs on
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ from transformers.utils import logging as transformers_logging
 from kubetune import errors
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.hub import explained_hub_errors, hub_token, is_local
+
+# Libraries telling each other about renamed functions is nothing a user of ours can mend.
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -52,6 +56,17 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
             **settings,
         )
     return loaded if quantization is not None else loaded.to(device)  # type: ignore[no-any-return]
+
+
+def load_trained(auto_class: Any, config: Config, folder: Path, device: torch.device) -> nn.Module:
+    """The model of a checkpoint folder: the base with its adapters, or the weights that were trained whole."""
+    if config.lora is None:
+        trained = config.model.model_copy(update={"path": str(folder), "revision": None})
+        return load_pretrained(auto_class, config.model_copy(update={"model": trained}), device)
+    from peft import PeftModel
+
+    base: Any = load_pretrained(auto_class, config, device)
+    return PeftModel.from_pretrained(base, str(folder))
 
 
 def quantize(config: Config, device: torch.device) -> Any:
@@ -109,8 +124,8 @@ def explain(model: ModelConfig) -> Iterator[None]:
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise errors.ModelError(
-                f"model {model.path} needs code from its repository: set model.trust_remote_code and pin model.revision "
-                "to a commit you have read"
+                f"model {model.path} needs code from its repository: set model.trust_remote_code and pin "
+                "model.revision to a commit you have read"
             ) from error
         # transformers wraps what the hub said in an OSError of its own, with other advice.
         said = next((cause for cause in _chain(error) if isinstance(cause, kinds)), None)

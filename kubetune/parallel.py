@@ -19,6 +19,8 @@ from torch import Tensor
 
 from kubetune import errors
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class World:
@@ -27,17 +29,21 @@ class World:
     rank: int = 0
     local_rank: int = 0
     size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
 
+ENVIRONMENT = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+
+
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The distributed environment as found, for the log."""
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return {name: environ[name] for name in names if name in environ}
+    return {name: environ[name] for name in ENVIRONMENT if name in environ}
 
 
 @contextmanager

@@ -75,19 +75,22 @@ class Snapshots:
                 raise errors.ConfigError(f"training.resume is must, but {self.run_dir} has no checkpoint")
             return State(data_fingerprint=data_fingerprint, global_batch_size=global_batch_size)
         if mode == "never":
-            raise errors.ConfigError(f"training.resume is never, but {self.run_dir} has {found.name}; choose another `output`")
+            raise errors.ConfigError(
+                f"training.resume is never, but {self.run_dir} has {found.name}; choose another `output`"
+            )
         state = checkpoint.load_state(found)
         then, now = (state.data_fingerprint, state.global_batch_size), (data_fingerprint, global_batch_size)
         if then != now:
             raise errors.ConfigError(
                 f"{found} was made from data {then[0]} with global_batch_size {then[1]}, this run has data {now[0]} "
-                f"with {now[1]}: going on would repeat or skip samples. Choose another `output`, or put back what changed"
+                f"with {now[1]}: going on would repeat or skip samples. Choose another `output`, or put back what "
+                "changed"
             )
         self.optimizer.load(load_file(found / OPTIMIZER, device=str(self.world.device)))
         logs.STEP.info("resumed from %s", found.name)
         return state
 
-    def _find(self) -> Path | None | Exception:
+    def _find(self) -> Path | Exception | None:
         try:
             checkpoint.clean(self.run_dir)
             return checkpoint.find(self.run_dir)

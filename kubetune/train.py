@@ -73,9 +73,7 @@ def train(
         optimizer=optimizer,
         feed=Feed(data.train, plan, config.training.seed, world, flat=learner.route.flat),
         data=data,
-        snapshots=Snapshots(
-            run_dir, world, learner.model, optimizer, data.tokenizer, config.training.save_total_limit
-        ),
+        snapshots=Snapshots(run_dir, world, learner.model, optimizer, data.tokenizer, config.training.save_total_limit),
     )
     state = run.snapshots.restore(config.training.resume, data.fingerprint, plan.global_batch_size)
     stop.defer()
@@ -158,7 +156,8 @@ def _finish_step(run: Run, state: State, journal: Journal) -> State:
             state = _judge(run, state, values)
             journal.evaluation(state.step, values, best=state.best_step == state.step)
     is_best = state.best_step == state.step
-    if state.saved_step < state.step and (is_best or last or plan.is_save_step(state.step) or _is_patience_spent(run, state)):
+    is_due = is_best or last or plan.is_save_step(state.step) or _is_patience_spent(run, state)
+    if is_due and state.saved_step < state.step:
         journal.sync()
         return run.snapshots.save(state)
     if is_best:
@@ -196,6 +195,6 @@ def _log_model(learner: Any, optimizer: FlatAdamW) -> None:
     logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
     if learner.route.flat:
-        logs.MODEL.info("padding-free: many sequences per stream (self-check: difference %.1e)", learner.route.difference)
+        logs.MODEL.info("padding-free streams of many sequences (self-check: %.1e)", learner.route.difference)
     else:
         logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)

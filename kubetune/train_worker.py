@@ -12,9 +12,7 @@ import argparse
 import json
 import os
 import sys
-import warnings
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +26,10 @@ if TYPE_CHECKING:
     from kubetune.parallel import World
     from kubetune.plan import Plan
 
-TASKS = {"causal_lm": "kubetune.tasks.causal_lm"}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank; returns its exit code."""
     processes.die_with_parent()
-    # Libraries warning each other of renamed functions is nothing a user of ours can mend.
-    warnings.simplefilter("ignore", FutureWarning)
     stop = StopRequest().install()
     rank = int(os.environ.get("RANK", "0"))
     code, reason, step, run_dir = errors.OK, "done", None, None
@@ -102,14 +96,16 @@ def work(config: Config, run_dir: Path, rank: int, stop: StopRequest) -> State:
 
     logs.STEP.info("joining the other ranks")
     with parallel.join() as world:
-        plan = make_plan(config, **sizes(data), world_size=world.size, device=world.device.type)
+        plan = make_plan(
+            config, **sizes(data), world_size=world.size, device="cuda" if world.device.type == "cuda" else "cpu"
+        )
         log_start(config, plan, world, data)
         if world.is_main:
             files.write_atomic(run_dir / "plan.json", plan.to_json())
-        task = import_module(TASKS[config.task])
+        from kubetune.tasks import task_module
         from kubetune.train import train
 
-        state = train(config, plan, run_dir, data, task, world, stop)
+        state = train(config, plan, run_dir, data, task_module(config), world, stop)
         report(config, run_dir, world, data, state)
     return state
 

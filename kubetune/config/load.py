@@ -95,6 +95,13 @@ def load_resolved(source: Mapping[str, Any] | Path) -> Config:
         raise ConfigError(f"{name}: not a config written by this version of kubetune: {error}") from None
 
 
+def read_config(run_dir: Path) -> Config:
+    """The config of a run. Raises ConfigError when the folder is no run directory."""
+    if not (run_dir / "resolved.json").is_file():
+        raise ConfigError(f"{run_dir} is no run directory: it has no resolved.json")
+    return load_resolved(run_dir / "resolved.json")
+
+
 def as_yaml(config: Config) -> str:
     """A run file that loads as an equal config and names only what differs from the defaults."""
     yaml = YAML(typ="safe", pure=True)

@@ -43,9 +43,7 @@ class Batch:
         if device.type == "cpu":
             return self
         tensors = {name: getattr(self, name) for name in ("input_ids", "position_ids", "rows", "labels")}
-        return replace(
-            self, **{name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()}
-        )
+        return replace(self, **{name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()})
 
 
 def collate(rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], samples: Sequence[int] = ()) -> Batch:

@@ -1,0 +1,19 @@
+"""What can be learnt: one module per task, imported on use.
+
+A task module has `build(config, world)`, `load(config, folder, device)`, `backward(learner, batch, scale)`,
+`evaluate(learner, batch)` whose sums are named by `SUMS`, and `metrics(sums)`. A learner has `model` and `route`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+from kubetune.config.schema import Config
+
+TASKS = {"causal_lm": "kubetune.tasks.causal_lm"}
+
+
+def task_module(config: Config) -> ModuleType:
+    """The module of the config's task."""
+    return import_module(TASKS[config.task])

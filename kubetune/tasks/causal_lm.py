@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,11 +36,22 @@ def build(config: Config, world: World) -> CausalLM:
     model = models.load_pretrained(AutoModelForCausalLM, config, world.device)
     if config.lora is not None:
         model = adapters.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
-    model.train()
-    route = choose_attention(model, config.model.attention)
+    learner = ready(model.train(), config)
     if config.training.gradient_checkpointing is True:
         recompute_activations(model)
-    return CausalLM(model, route)
+    return learner
+
+
+def load(config: Config, folder: Path, device: torch.device) -> CausalLM:
+    """The trained model of a checkpoint folder, to be evaluated."""
+    from transformers import AutoModelForCausalLM
+
+    return ready(models.load_trained(AutoModelForCausalLM, config, folder, device), config)
+
+
+def ready(model: nn.Module, config: Config) -> CausalLM:
+    """Choose how sequences go through a loaded model."""
+    return CausalLM(model, choose_attention(model, config.model.attention))
 
 
 def recompute_activations(model: nn.Module) -> None:
@@ -66,7 +78,7 @@ def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
     with stream(batch.borders):
         value = loss(task, batch, scale)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
     return value.detach()
 
 

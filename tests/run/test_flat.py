@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from kubetune import attention
 from kubetune.adapters import add_lora
 from kubetune.attention import CannotRunFlat, FlatMask, attend, stream
-from kubetune.block_attention import BlockAttention, Rule
+from kubetune.block_attention import Rule, block_attention
 from kubetune.config.schema import LoraConfig
 from kubetune.data.batches import Batch, collate
 from kubetune.data.order import pack
@@ -154,12 +156,11 @@ def test_block_attention_equals_the_formula(rule, sinks):
     sink = torch.randn(4, dtype=torch.float64, requires_grad=True) if sinks else None
     inputs = [q, k, v] + [sink] * sinks
     weight = torch.randn(340, 4, 8, dtype=torch.float64)
-    ours = BlockAttention.apply(q, k, v, sink, borders, rule)
-    theirs = torch.cat([_formula(q[a:b], k[a:b], v[a:b], sink, rule) for a, b in zip(borders, borders[1:])])
+    ours = block_attention(q, k, v, sink, borders, rule)
+    theirs = torch.cat([_formula(q[a:b], k[a:b], v[a:b], sink, rule) for a, b in pairwise(borders)])
     torch.testing.assert_close(ours, theirs)
-    for a, b in zip(
-        torch.autograd.grad((ours * weight).sum(), inputs), torch.autograd.grad((theirs * weight).sum(), inputs)
-    ):
+    gradients = [torch.autograd.grad((out * weight).sum(), inputs) for out in (ours, theirs)]
+    for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # gradients of keys are summed in fp32
 
 
