@@ -189,14 +189,15 @@ def read_tsv(file: Path, problems: Problems) -> Iterator[Record]:
 
 def _read_table(file: Path, problems: Problems, delimiter: str) -> Iterator[Record]:
     csv.field_size_limit(MAX_RECORD_BYTES)
-    with _opened(file) as binary, codecs.getreader("utf-8-sig")(binary) as stream:
-        rows = csv.reader(_keep_line_breaks(stream), delimiter=delimiter, strict=True)
+    with _opened(file) as stream:
+        rows = csv.reader(map(_decode_line, _lines(stream)), delimiter=delimiter, strict=True)
         line = 1
         try:
             header = next(rows, [])
             if not any(header):
                 problems.add(f"{file}:1", "is blank; expected a header with the names of the columns")
                 return
+            header[0] = header[0].removeprefix("\ufeff")  # Excel begins its UTF-8 tables with a byte order mark
             line = rows.line_num + 1
             for row in rows:
                 if row and len(row) == len(header):
@@ -207,13 +208,17 @@ def _read_table(file: Path, problems: Problems, delimiter: str) -> Iterator[Reco
                 line = rows.line_num + 1
         except csv.Error as error:
             problems.add(f"{file}:{line}", f"cannot be read as a table: {error}")
-        except UnicodeDecodeError as error:
-            problems.add(f"{file}:{rows.line_num + 1}", f"is not UTF-8: byte 0x{error.object[error.start]:02x}")
+        except ValueError as error:
+            problems.add(f"{file}:{rows.line_num + 1}", str(error))
 
 
-def _keep_line_breaks(stream: codecs.StreamReader) -> Iterator[str]:
-    while line := stream.readline(keepends=True):
-        yield line
+def _decode_line(line: bytes) -> str:
+    if len(line) > MAX_RECORD_BYTES:
+        raise ValueError(f"is longer than {MAX_RECORD_BYTES:,} bytes")
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}") from None
 
 
 def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:

@@ -136,7 +136,7 @@ class ChatTemplate:
         try:
             marked = self._template.render(
                 messages=[_plain(message) for message in messages],
-                tools=tools or None,
+                tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
                 **self._special_tokens,

@@ -1,0 +1,218 @@
+"""Reading files: every bad record is named with its line, wherever it stands, and the good ones are read around it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kubetune.data import readers
+from kubetune.data.formats import convert
+from kubetune.data.problems import SHOWN, Problems
+from kubetune.data.readers import READERS, Record, count_lines
+from kubetune.errors import DataError
+
+GOOD = b'{"prompt": "Ping", "completion": "Pong"}'
+
+BAD_LINES = {
+    "broken JSON": (b'{"prompt": "Ping", ', "is not JSON: "),
+    "not an object": (b'["Ping"]', "is a list; expected a JSON object"),
+    "key missing": (b'{"prompt": "Ping"}', "has the keys `prompt`; expected `messages`"),
+    "role": (b'{"messages": [{"role": "bot", "content": "x"}]}', 'messages[0].role is "bot"; expected system, user'),
+    "empty": (b'{"messages": []}', "messages is empty"),
+    "invalid UTF-8": (b'{"text": "\xff"}', "is not UTF-8: byte 0xff at column 11"),
+    "NUL": (b'{"text": "\0"}', "holds a NUL byte at column 11"),
+    "huge": (b'{"text": "' + b"x" * 5000 + b'"}', "is longer than 4,096 bytes"),
+    "label unknown": (b'{"sentence": "x", "label": -1}', "label is -1"),
+    "blank line": (b"  ", "is blank; expected a JSON object"),
+    "BOM": (b"\xef\xbb\xbf" + GOOD, "begins with a byte order mark"),
+}
+
+
+def read(file: Path) -> tuple[list[Record], Problems]:
+    """All records of a file that convert, and all problems."""
+    problems = Problems()
+    records = []
+    for record in READERS[file.suffix](file, problems):
+        try:
+            convert(record.value)
+            records.append(record)
+        except ValueError as error:
+            problems.add(record.where, str(error))
+    return records, problems
+
+
+@pytest.mark.parametrize("kind", BAD_LINES)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=st.integers(0, 5), after=st.integers(0, 5), ends=st.booleans())
+def test_a_bad_line_is_named_wherever_it_stands(
+    kind: str, before: int, after: int, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 4096)
+    line, told = BAD_LINES[kind]
+    file = tmp_path / "train.jsonl"
+    content = b"\n".join([GOOD] * before + [line] + [GOOD] * after) + (b"\n" if ends else b"")
+    file.write_bytes(content)
+    records, problems = read(file)
+    assert [record.line for record in records] == [n for n in range(1, before + after + 2) if n != before + 1]
+    assert problems.total == 1
+    assert problems.first[0].startswith(f"{file}:{before + 1}: {told}")
+    assert file.read_bytes() == content
+    assert count_lines(file) == before + after + 1
+
+
+def test_many_problems_are_counted_and_the_first_shown(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"{\n" * 45)
+    _, problems = read(file)
+    with pytest.raises(DataError) as caught:
+        problems.raise_if_any()
+    lines = str(caught.value).splitlines()
+    assert [line.split(": ")[0] for line in lines[:-1]] == [f"{file}:{n}" for n in range(1, SHOWN + 1)]
+    assert lines[-1] == f"45 problems, of which {SHOWN} are shown. Nothing was written."
+
+
+def test_the_message_reads_as_documented(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"messages": [{"role": "bot", "content": "x"}]}\n')
+    assert str(read(file)[1].error()) == (
+        f'{file}:1: messages[0].role is "bot"; expected system, user, assistant or tool. Nothing was written.'
+    )
+
+
+VALUES = st.lists(st.fixed_dictionaries({"prompt": st.text(max_size=30)}), min_size=1, max_size=6)
+
+
+GAPS = st.sampled_from(["", "\n", " \r\n\t\n"])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=VALUES, indent=st.sampled_from([None, 0, 2]), gap=GAPS, data=st.data())
+def test_a_json_list_is_read_in_pieces_with_its_lines(
+    values: list[dict[str, Any]],
+    indent: int | None,
+    gap: str,
+    data: st.DataObject,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file, text, lines = tmp_path / "a.json", "[", []
+    for number, value in enumerate(values):
+        text += ("," if number else "") + gap
+        lines.append(text.count("\n") + 1)
+        text += json.dumps(value, indent=indent, ensure_ascii=False)
+    file.write_text(text + gap + "]", newline="")
+    monkeypatch.setattr(readers, "_BLOCK", data.draw(st.integers(1, 50)))
+    problems = Problems()
+    records = list(readers.read_json(file, problems))
+    assert [record.value for record in records] == values
+    assert [record.line for record in records] == lines
+    assert problems.total == 0
+
+
+def test_a_record_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    nested = '{"a":' * 100_000 + "1" + "}" * 100_000
+    for name, content in (("a.jsonl", nested), ("a.json", f"[{nested}]")):
+        (tmp_path / name).write_text(content)
+        assert read(tmp_path / name)[1].first == [f"{tmp_path / name}:1: is nested too deeply."]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "told"),
+    [
+        ('[{"text": "a"},\n {"text": "b",}]', 2, "is not JSON"),
+        ('[{"text": "a"}\n {"text": "b"}]', 2, "found '{' after an object; expected `,` or `]`"),
+        ('[{"text": "a"},\n 3]', 2, "is a int; expected a JSON object"),
+        ('[{"text": "a"},\n', 2, "is not JSON"),
+        ("7", 1, "does not begin with `[`"),
+        ("", 1, "does not begin with `[`"),
+    ],
+)
+def test_a_broken_json_list_is_named(tmp_path: Path, content: str, line: int, told: str) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(content)
+    _, problems = read(file)
+    assert problems.total == 1
+    assert problems.first[0].startswith(f"{file}:{line}: ")
+    assert told in problems.first[0]
+
+
+def test_json_lines_in_a_file_called_json(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('{"text": "a"}\n{"text": "b"}\n')
+    assert [record.line for record in read(file)[0]] == [1, 2]
+
+
+CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12).filter(str.strip)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.tuples(CELLS, CELLS), max_size=6), delimiter=st.sampled_from([",", "\t"]))
+def test_tables_survive_quoting_and_keep_their_lines(
+    rows: list[tuple[str, str]], delimiter: str, tmp_path: Path
+) -> None:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(["prompt", "completion"])
+    lines = []
+    for row in rows:
+        lines.append(buffer.getvalue().count("\n") + 1)
+        writer.writerow(row)
+    file = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
+    file.write_bytes(b"\xef\xbb\xbf" + buffer.getvalue().encode())
+    problems = Problems()
+    records = list(READERS[file.suffix](file, problems))
+    assert problems.total == 0
+    assert [tuple(record.value.values()) for record in records] == rows
+    assert [record.line for record in records] == lines
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "told"),
+    [
+        (b"prompt,completion\na,b\nc\n", 3, "has 1 values; expected 2"),
+        (b"prompt,completion\na,b\n\nc,d\n", 3, "is blank; expected 2"),
+        (b'prompt,completion\n"a\nb",c\nd\n', 4, "has 1 values"),
+        (b'prompt,completion\n"a"b,c\n', 2, "cannot be read as a table"),
+        (b"prompt,completion\na,\xff\n", 2, "is not UTF-8: byte 0xff"),
+        (b"", 1, "is blank; expected a header"),
+    ],
+)
+def test_a_broken_table_is_named(tmp_path: Path, content: bytes, line: int, told: str) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(content)
+    problems = Problems()
+    list(readers.read_csv(file, problems))
+    assert problems.total == 1
+    assert problems.first[0].startswith(f"{file}:{line}: {told}")
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "a.parquet"
+    values = [{"messages": [{"role": "user", "content": str(n)}]} for n in range(2500)]
+    parquet.write_table(pyarrow.Table.from_pylist(values), file)
+    records, problems = read(file)
+    assert [record.value for record in records] == values
+    assert [record.line for record in records] == list(range(1, 2501))
+    assert readers.parquet_rows(file) == 2500
+    assert problems.total == 0
+    file.write_text("no")
+    with pytest.raises(DataError, match="is not a Parquet file"):
+        read(file)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: None], ids=["folder", "absent"])
+def test_a_file_that_cannot_be_read_is_explained(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    file = tmp_path / "a.jsonl"
+    make(file)
+    with pytest.raises(DataError, match=f"{file} cannot be read"):
+        read(file)

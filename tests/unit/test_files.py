@@ -1,0 +1,114 @@
+"""Files that appear whole or not at all, and locks that die with their holder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubetune.errors import EnvironmentFault
+from kubetune.files import join_inside, lock, remove_tree_atomically, sha256_file, write_atomic
+
+
+@pytest.mark.parametrize("content", ["text ü", b"\x00\xff", ""])
+def test_write_atomic_writes_creates_folders_and_leaves_nothing_else(tmp_path: Path, content: str | bytes) -> None:
+    file = tmp_path / "a" / "b.txt"
+    write_atomic(file, "old")
+    write_atomic(file, content)
+    assert file.read_bytes() == (content.encode() if isinstance(content, str) else content)
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_write_that_fails_keeps_the_old_content_and_says_why(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    write_atomic(file, "old")
+    # A file size limit makes the kernel refuse the write, as a full disk does.
+    script = f"""
+import resource, signal
+from kubetune.files import write_atomic
+from kubetune.errors import EnvironmentFault
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_atomic({str(file)!r}, b"x" * 5000)
+except EnvironmentFault as error:
+    print(error)
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert str(file) in told
+    assert "too large" in told
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_unwritable_folder_is_an_environment_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentFault, match="cannot write"):
+        write_atomic(tmp_path / "file" / "below", "x")
+
+
+def test_sha256(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc" * 1000)
+    assert sha256_file(tmp_path / "a") == hashlib.sha256(b"abc" * 1000).hexdigest()
+
+
+def test_remove_tree_atomically_removes_and_minds_no_absence(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    remove_tree_atomically(tmp_path / "a")
+    remove_tree_atomically(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+HOLDER = """
+import sys
+from kubetune.files import lock
+with lock(sys.argv[1], wait=True):
+    print("held", flush=True)
+    input()
+"""
+
+
+def test_a_held_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(EnvironmentFault, match=f"process {holder.pid} "), lock(path, wait=False):
+            pass
+        holder.kill()
+    with lock(path, wait=False):
+        assert f"process {os.getpid()} " in path.read_text()
+
+
+def test_waiting_for_a_lock_gets_it_when_the_holder_lets_go(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    with lock(path, wait=False):
+        command = [sys.executable, "-c", HOLDER, str(path)]
+        waiter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    told, _ = waiter.communicate("\n")
+    assert told == "held\n"
+    assert waiter.returncode == 0
+
+
+@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/passwd", "file:///etc/passwd", "a\0b", "out/x"])
+def test_paths_that_lead_outside_are_refused(tmp_path: Path, path: str) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "out").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="path"):
+        join_inside(tmp_path / "root", path)
+
+
+@given(st.lists(st.sampled_from(["a", "b", ".", "..", "c d"]), max_size=6))
+def test_a_joined_path_is_inside(parts: list[str]) -> None:
+    try:
+        joined = join_inside("/some/root", "/".join(parts))
+    except ValueError:
+        return
+    assert joined.is_relative_to("/some/root")
