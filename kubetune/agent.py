@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kubetune import endings, errors, files, metrics, processes
+from kubetune import endings, errors, files, logs, metrics, processes
 from kubetune.endings import Death, Ending
 from kubetune.relay import Relay
 
@@ -92,6 +92,7 @@ def hold(run_dir: Path, node: int) -> AbstractContextManager[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run this node's part of a run to its end; returns the exit code."""
     with Relay() as relay:
+        logs.scrub_tracebacks()
         parser = argparse.ArgumentParser(prog="kubetune.agent", description="The first process of a run.")
         parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
         parser.add_argument("--config", type=Path, help="make the run directory from this file first")
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with hold(args.run_dir, read_place(args.run_dir).node):
                 return supervise(args.run_dir, relay)
         except errors.KubetuneError as error:
-            print(f"kubetune: {error}", file=sys.stderr)
+            print(logs.scrub(f"kubetune: {error}"), file=sys.stderr)
             return error.exit_code
 
 
@@ -138,7 +139,8 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
         # What a rank says it has also logged; only what was seen from outside is news.
         is_told = any(ending.reason.endswith(rank.reason) for rank in endings.read_rank_endings(run_dir).values())
         told = "" if is_told else f"{ending.reason}; "
-        print(f"kubetune: {told}ended with exit code {ending.code}, logs in {run_dir / 'logs'}", file=sys.stderr)
+        line = f"kubetune: {told}ended with exit code {ending.code}, logs in {run_dir / 'logs'}"
+        print(logs.scrub(line), file=sys.stderr)
     return ending.code
 
 

@@ -128,9 +128,18 @@ class _RankFile(logging.FileHandler):
         self.setFormatter(_Lines())
 
 
+def scrub_tracebacks() -> None:
+    """Have uncaught exceptions printed without secrets, in processes that do not `configure` logging."""
+    sys.excepthook = _print_uncaught
+
+
+def _print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    sys.stderr.write(scrub("".join(traceback.format_exception(kind, error, trace))))
+
+
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
-        sys.stderr.write(scrub("".join(traceback.format_exception(kind, error, trace))))
+        _print_uncaught(kind, error, trace)
     else:
         ERROR.critical("uncaught exception", exc_info=(kind, error, trace))
 

@@ -34,6 +34,7 @@ class Progress:
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
             console=Console(file=sys.stdout),
+            refresh_per_second=4,
             disable=not enabled,
         )
         self._task = self._bar.add_task(label, total=total, completed=start, numbers="")

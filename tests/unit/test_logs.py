@@ -140,6 +140,23 @@ def test_an_uncaught_exception_is_logged_without_the_secret(tmp_path: Path) -> N
     assert TOKEN not in done.stdout + done.stderr + rank_file(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("from kubetune import cli; raise SystemExit(cli.main(['plan', os.environ['HF_TOKEN'] + '.yaml']))", 2),
+        ("from kubetune import logs; logs.scrub_tracebacks(); raise RuntimeError(os.environ['HF_TOKEN'])", 1),
+    ],
+    ids=["error", "traceback"],
+)
+def test_the_command_line_prints_no_secret_either(program: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os; {program}"], capture_output=True, text=True, env={"HF_TOKEN": TOKEN}
+    )
+    assert done.returncode == code
+    assert "[secret]" in done.stderr
+    assert TOKEN not in done.stderr
+
+
 @given(
     secret=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=40),
     before=st.binary(max_size=5),

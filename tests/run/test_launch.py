@@ -1,0 +1,237 @@
+"""`kubetune train` for real, on a tiny model: what it prints and leaves, how it stops, goes on, and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kubetune import endings, metrics
+from tests.tiny import train_tokenizer
+
+STEPS = 24
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny Llama, `model`, and `train.jsonl`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("inputs")
+    model = train_tokenizer(folder / "model")
+    shape = LlamaConfig(
+        vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256,
+    )  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(model)
+    rows = [{"prompt": f"{n} plus one is", "completion": f" {n + 1}"} for n in range(64)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def command(inputs: Path, run_dir: Path, *more: str) -> list[str]:
+    flags = ["--model", "model", "--data", "train.jsonl", "--eval", "0.1", "--lora", "--seq-len", "64", "--batch", "4"]
+    return [
+        sys.executable, "-m", "kubetune", "train", *flags, "--max-steps", str(STEPS), "--output", str(run_dir),
+        "training.save_steps=8", "training.eval_steps=8", *more,
+    ]  # fmt: skip
+
+
+def environ() -> dict[str, str]:
+    return {**os.environ, "COLUMNS": "150"}
+
+
+def train(inputs: Path, run_dir: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(inputs, run_dir, *more), cwd=inputs, env=environ(), capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture(scope="session")
+def finished(inputs: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A run to its end, and what it printed."""
+    return inputs / "finished", train(inputs, inputs / "finished")
+
+
+def test_a_run_says_what_it_does(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    run_dir, done = finished
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "effective batch" in done.stdout
+    assert str(run_dir) in done.stdout
+    for family in ("STEP", "DDP", "DATA", "MODEL", "TRAIN", "EPOCH", "EVAL", "RESULT", "DONE"):
+        assert f"[{family}]" in done.stdout
+    assert f"step {STEPS}/{STEPS}" in done.stdout
+    assert "\x1b" not in done.stdout
+    log = (run_dir / "logs" / "rank-0.log").read_text()
+    assert all(line in done.stdout for line in log.splitlines())
+
+
+def test_a_run_leaves_its_numbers(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    run_dir, _ = finished
+    assert [line["step"] for line in metrics.read_metrics(run_dir) if "loss" in line] == list(range(1, STEPS + 1))
+    report = json.loads((run_dir / "report.json").read_text())
+    assert report["steps"] == STEPS
+    assert report["tokens"] > report["trained_tokens"] > 0
+    assert endings.read_ending(run_dir) == endings.Ending(0, "done", STEPS)
+    assert {"config.yaml", "resolved.json", "plan.json"} <= {path.name for path in run_dir.iterdir()}
+    assert metrics.read_events(run_dir)[0]["event"] == "launch"
+
+
+def wait_for(path: Path, text: str, process: subprocess.Popen[str], seconds: float = 60) -> None:
+    """Wait until a log file of a running process holds `text`."""
+    deadline = time.monotonic() + seconds
+    while not path.exists() or text not in path.read_text():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"no {text!r} in {path}"
+        select.select([], [], [], 0.01)
+
+
+def test_sigterm_saves_and_the_same_command_goes_on_bit_for_bit(
+    inputs: Path, tmp_path: Path, finished: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    run_dir = tmp_path / "run"
+    with subprocess.Popen(
+        command(inputs, run_dir), cwd=inputs, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for(run_dir / "logs" / "rank-0.log", "step 3/", process)
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 143
+    stopped = endings.read_ending(run_dir)
+    assert stopped is not None
+    assert stopped.step is not None
+    assert 3 <= stopped.step < STEPS
+    assert (run_dir / "checkpoints" / f"step-{stopped.step:06d}" / "manifest.json").exists()
+    assert train(inputs, run_dir).returncode == 0
+    assert (run_dir / "metrics.jsonl").read_bytes() == (finished[0] / "metrics.jsonl").read_bytes()
+
+
+def read_screen(terminal: int, until: bytes, seconds: float = 60) -> bytes:
+    """What appears on a terminal, up to `until` or the end."""
+    screen = b""
+    while until not in screen:
+        assert select.select([terminal], [], [], seconds)[0], screen
+        try:
+            screen += os.read(terminal, 4096)
+        except OSError:  # the last process that had it open has ended
+            break
+    return screen
+
+
+def test_ctrl_c_on_a_terminal_saves_below_the_progress_bar(inputs: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(inputs)
+        os.execve(sys.executable, command(inputs, run_dir, "training.max_steps=100000"), environ())
+    screen = read_screen(terminal, b"tokens/s")
+    assert b"[TRAIN] step" not in screen
+    os.write(terminal, b"\x03")
+    screen += read_screen(terminal, b"no such text")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 143, screen.decode()
+    assert b"Ctrl-C once more" in screen
+    assert "[TRAIN] step 1/" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert list((run_dir / "checkpoints").glob("step-*/manifest.json"))
+
+
+def test_two_processes_leave_a_log_each(inputs: Path, tmp_path: Path) -> None:
+    done = train(inputs, tmp_path / "run", "compute.processes=2", "training.max_steps=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WORLD_SIZE=2" in done.stdout
+    for rank in range(2):
+        assert "[STEP]" in (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_bad_data_end_with_2_before_any_training(inputs: Path, tmp_path: Path, processes: int) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": 3}\n' * 20)
+    done = train(inputs, tmp_path / "run", f"data.train={tmp_path / 'bad.jsonl'}", f"compute.processes={processes}")
+    assert done.returncode == 2
+    assert "bad.jsonl:1:" in done.stdout
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_another_config_is_refused_with_the_keys_that_differ(
+    inputs: Path, finished: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    run_dir, _ = finished
+    before = snapshot(run_dir)
+    done = train(inputs, run_dir, "training.seed=7", "lora.r=4", "training.logging_steps=2", "logging.level=ERROR")
+    assert done.returncode == 2
+    assert "training.seed was 42, now is 7" in done.stderr
+    assert "lora.r was 16, now is 4" in done.stderr
+    assert "logging.level" not in done.stderr
+    assert snapshot(run_dir) == before
+
+
+def test_another_number_of_processes_must_keep_the_global_batch(
+    inputs: Path, finished: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    done = train(inputs, finished[0], "compute.processes=2")
+    assert done.returncode == 2
+    assert "training.global_batch_size was 4, now is 8" in done.stderr
+
+
+@pytest.mark.parametrize(("resume", "reason"), [("never", "has checkpoints"), ("must", "no checkpoint")])
+def test_resume_never_and_must(
+    inputs: Path,
+    tmp_path: Path,
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+    resume: str,
+    reason: str,
+) -> None:
+    run_dir = finished[0] if resume == "never" else tmp_path / "new"
+    done = train(inputs, run_dir, f"training.resume={resume}")
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_of_other_things_is_left_alone(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    done = train(inputs, tmp_path)
+    assert done.returncode == 2
+    assert "thesis.txt" in done.stderr
+    assert os.listdir(tmp_path) == ["thesis.txt"]
+
+
+def test_a_second_run_in_the_same_directory_is_refused_with_the_process(inputs: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    more = "training.max_steps=100000"
+    with subprocess.Popen(
+        command(inputs, run_dir, more), cwd=inputs, env=environ(), stdout=subprocess.PIPE, text=True
+    ) as first:
+        wait_for(run_dir / "logs" / "rank-0.log", "[STEP]", first)
+        second = train(inputs, run_dir, more)
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    assert second.returncode == 3
+    assert f"process {first.pid}" in second.stderr
+
+
+def test_without_output_each_run_gets_a_directory_of_its_own(inputs: Path) -> None:
+    bad = ["--data", "train.jsonl", "data.max_length=8", "data.overlong=error"]
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "kubetune", "train", "--model", "model", *bad],
+            cwd=inputs, env=environ(), capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 2, done.stdout + done.stderr
+    names = sorted(path.name for path in (inputs / "outputs" / "model").iterdir())
+    assert len(names) == 2
+    assert all(name.startswith("full-len8-") for name in names)

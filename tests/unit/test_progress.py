@@ -1,0 +1,27 @@
+"""When there is a progress bar, and that it is silent otherwise; what it shows is seen on a terminal in tests/run."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubetune.progress import Progress, is_wanted
+
+
+def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert not is_wanted(rank=0)
+
+
+def test_only_rank_0_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert is_wanted(rank=0)
+    assert not is_wanted(rank=1)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not is_wanted(rank=0)
+
+
+def test_a_disabled_bar_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(300, start=120, enabled=False) as bar:
+        bar.update(121, loss=1.93, learning_rate=1.9e-4, tokens_per_second=5200)
+    assert capsys.readouterr().out == ""
