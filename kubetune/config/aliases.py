@@ -154,6 +154,12 @@ def _table() -> dict[KeyPath, Alias]:
     return table
 
 
+@cache
+def _foreign_sections() -> frozenset[KeyPath]:
+    """Sections that only peers have, such as `train`: what they hold moves away, and nothing is left of them."""
+    return frozenset(path[:1] for path in _table() if len(path) == 2 and path[0] not in Config.model_fields)
+
+
 def canonical(entry: Entry) -> Entry | None:
     """A setting at our path with our value, however it was spelled; None when its value says nothing."""
     table = _table()
@@ -163,7 +169,7 @@ def canonical(entry: Entry) -> Entry | None:
         if path[end:] == ():
             value = alias.value(value)
         path = (*alias.path.split("."), *path[end:])
-    if value is SAYS_NOTHING:
+    if value is SAYS_NOTHING or (value == {} and path in _foreign_sections()):
         return None
     if path == ("model",) and isinstance(value, str):
         path = ("model", "path")

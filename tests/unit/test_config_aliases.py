@@ -91,6 +91,8 @@ def test_values_are_translated(tmp_path: Path) -> None:
     assert load(tmp_path, base + "fp16: false\nbf16: false\n").model.dtype == "auto"
     assert load(tmp_path, base + "dtype: bf16\n").model.dtype == "bfloat16"
     assert load(tmp_path, base + "peft: {lora_r: 4, lora_alpha: 8}\n").lora.alpha == 8
+    litgpt = load(tmp_path, base + "train: {epochs: 4, global_batch_size: 8, max_seq_length: 64}\n")
+    assert (litgpt.training.num_train_epochs, litgpt.training.global_batch_size, litgpt.data.max_length) == (4, 8, 64)
     assert load(tmp_path, base + "quantization_bit: 8\nlora: {rank: 4}\n").quantization == "8bit"
 
 

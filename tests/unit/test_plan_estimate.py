@@ -1,0 +1,92 @@
+"""Rows and tokens as `kubetune plan` estimates them, held against what preparing the same data gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.config.load import load_config
+from kubetune.config.schema import Config
+from kubetune.data.feed import rows_per_epoch
+from kubetune.data.prepare import prepare
+from kubetune.errors import DataError
+from kubetune.estimate import estimate_lengths, estimate_rows
+from tests.tiny import train_tokenizer
+
+TEXTS = [f"one two three number {n} " * (1 + n % 4) for n in range(40)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("estimate")
+    train_tokenizer(folder / "model")
+    for name, texts in (("a", TEXTS), ("b", TEXTS[:10])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+def config(folder: Path, **data: Any) -> Config:
+    flags = {"model.path": str(folder / "model"), "data.num_proc": 1, "data.cache": str(folder / "cache")}
+    return load_config(None, flags=flags | {f"data.{key}": value for key, value in data.items()})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"train": "a.jsonl"},
+        {"train": "a.jsonl#7"},
+        {"train": "a.jsonl", "eval": 0.1},
+        {"train": "b.jsonl", "eval": 0.01},
+        {"train": "a.jsonl", "eval": "b.jsonl"},
+        {"train": [{"path": "a.jsonl", "weight": 0.5, "range": [5, 25]}, {"path": "b.jsonl", "weight": 2.5}]},
+    ],
+    ids=str,
+)
+def test_rows_are_those_that_will_be_prepared(
+    folder: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    run = config(folder, **data)
+    prepared = prepare(run)
+    evaluated = 0 if prepared.eval is None else len(prepared.eval)
+    assert estimate_rows(run) == (rows_per_epoch(prepared.train), evaluated)
+
+
+def test_tokens_are_those_that_will_be_prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    run = config(folder, train="a.jsonl")
+    lengths = estimate_lengths(run, {})
+    assert lengths is not None
+    assert (lengths.sampled, lengths.overlong_share, lengths.bad_share, lengths.kept_share) == (40, 0, 0, 1)
+    assert lengths.tokens_per_row == pytest.approx(prepare(run).train.lengths.mean())
+
+
+def test_rows_that_will_be_lost_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    long = TEXTS[3] * 20
+    rows = [json.dumps({"text": TEXTS[0]})] * 6 + [json.dumps({"text": long})] * 2 + ['{"txt": 1}', "nonsense"]
+    (folder / "mixed.jsonl").write_text("\n".join(rows) + "\n")
+    dropped = estimate_lengths(config(folder, train="mixed.jsonl", max_length=100), {})
+    cut = estimate_lengths(config(folder, train="mixed.jsonl", max_length=100, overlong="truncate"), {})
+    assert dropped is not None
+    assert cut is not None
+    # A line that is no JSON is no record: it is counted as a row, but cannot be sampled.
+    assert (dropped.sampled, dropped.overlong_share) == (9, pytest.approx(2 / 9))
+    assert (dropped.bad_share, dropped.kept_share) == (pytest.approx(1 / 9), pytest.approx(6 / 9))
+    assert cut.kept_share == pytest.approx(8 / 9)
+    assert cut.tokens_per_row > dropped.tokens_per_row
+
+
+def test_what_is_not_on_this_machine_stays_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert estimate_rows(config(folder, train="org/data")) == (None, 0)
+    assert estimate_rows(config(folder, train="org/data", eval=0.1)) == (None, None)
+    assert estimate_rows(config(folder, train="org/data#500")) == (500, 0)
+    run = config(folder, train="a.jsonl")
+    elsewhere = run.model_copy(update={"model": run.model.model_copy(update={"path": "org/model"})})
+    assert estimate_lengths(elsewhere, {"HF_HOME": str(folder)}) is None
+    with pytest.raises(DataError, match=r"none\.jsonl does not exist"):
+        estimate_rows(config(folder, train="none.jsonl"))
