@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         names = write_folder(Path(args.to), objects, secrets)
         print(f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}")
+    for path in files:
+        print(f"kubetune: {path} travels along in a ConfigMap", file=sys.stderr)
     for secret in secrets:
         name, keys = secret["metadata"]["name"], ", ".join(secret["stringData"])
         print(f"kubetune: Secret {name} (key {keys}) must exist before the pods start", file=sys.stderr)

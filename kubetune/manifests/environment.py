@@ -47,9 +47,15 @@ def limits(spec: RunSpec) -> list[Manifest]:
     return [value("PET_MAX_RESTARTS", 0), value("PET_SHUTDOWN_TIMEOUT", spec.kubernetes.grace_seconds)]
 
 
-def _caches() -> list[Manifest]:
-    """A home that can be written: the root file system is read-only and the user has no entry in /etc/passwd."""
+def _everywhere() -> list[Manifest]:
+    """What every container gets: its own name for logs, and a home that can be written.
+
+    The root file system is read-only, and the user has no entry in /etc/passwd for torch to look up.
+    """
     return [
+        value("PYTHONUNBUFFERED", 1),
+        field("POD_NAME", "metadata.name"),
+        field("NODE_NAME", "spec.nodeName"),
         value("HOME", "/tmp"),
         value("USER", "kubetune"),
         value("HF_HOME", f"{CACHE}/hf"),
@@ -84,24 +90,18 @@ def secrets(spec: RunSpec) -> list[Manifest]:
     ]
 
 
+def _with_users(spec: RunSpec, ours: list[Manifest]) -> list[Manifest]:
+    """Our variables and the user's plain and secret ones, which replace ours of the same name."""
+    user = [value(name, text) for name, text in spec.kubernetes.env.items()]
+    return list({entry["name"]: entry for entry in (*ours, *user, *secrets(spec))}.values())
+
+
 def environment(spec: RunSpec) -> list[Manifest]:
-    """Variables of every container that runs kubetune, with the user's own and secret ones, which replace ours."""
-    ours = [
-        value("PYTHONUNBUFFERED", 1),
-        field("POD_NAME", "metadata.name"),
-        field("NODE_NAME", "spec.nodeName"),
-        *_caches(),
-    ]
-    return _with_users(spec, ours)
+    """Variables of a container that prepares something, or that a person works in."""
+    return _with_users(spec, _everywhere())
 
 
 def trainer_environment(spec: RunSpec, rendezvous: list[Manifest]) -> list[Manifest]:
     """Variables of the trainer: the rendezvous and the time limits first, since they are what people look for."""
     offline = [value("HF_HUB_OFFLINE", 1), value("HF_DATASETS_OFFLINE", 1)] if spec.offline else []
-    ours = [*rendezvous, *limits(spec), *environment(spec), *offline, *_threads(spec), *_network(spec)]
-    return _with_users(spec, ours)
-
-
-def _with_users(spec: RunSpec, ours: list[Manifest]) -> list[Manifest]:
-    user = [value(name, text) for name, text in spec.kubernetes.env.items()]
-    return list({entry["name"]: entry for entry in (*ours, *user, *secrets(spec))}.values())
+    return _with_users(spec, [*rendezvous, *limits(spec), *_everywhere(), *offline, *_threads(spec), *_network(spec)])

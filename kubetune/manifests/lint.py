@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kubetune.config.schema import Config
 from kubetune.config.secrets import is_secret, names_secret
+from kubetune.manifests.configmap import MAX_CARRIED_BYTES
 from kubetune.manifests.consistency import check_objects
 from kubetune.manifests.environment import RESERVED
 from kubetune.manifests.finding import Finding, advice, error
@@ -26,6 +27,7 @@ from kubetune.manifests.spec import (
     Manifest,
     RunSpec,
     on_hub,
+    on_volume,
     source_paths,
 )
 from kubetune.manifests.storage import quantity_bytes, shm_size
@@ -79,14 +81,13 @@ def _image(spec: RunSpec) -> Iterator[Finding]:
     if re.search(r"[\s]|^[-/]|/$", image):
         yield error(key, f"found {image!r}; expected registry/name:tag or registry/name@sha256:digest")
         return
-    host, slash, rest = image.partition("/")
-    port = host.partition(":")[2]
-    if slash and (host.partition(":")[0] in ("localhost", "127.0.0.1") or port in HTTP_PORTS):
-        yield error(key, f"{host} is a registry over plain HTTP, or one of this machine; nodes refuse to pull from it")
-    if "@sha256:" not in image:
-        tag = (rest if slash else image).rpartition(":")[2] if ":" in (rest if slash else image) else ""
-        if tag in ("", "latest"):
-            yield advice(key, "without a version it may be another image tomorrow; pin a tag or a digest")
+    registry = image.partition("/")[0] if "/" in image else ""
+    host, _, port = registry.partition(":")
+    if host in ("localhost", "127.0.0.1") or port in HTTP_PORTS:
+        yield error(key, f"{registry} is a registry over plain HTTP, or one of this machine; nodes refuse it")
+    tag = image.rpartition("/")[2].partition(":")[2]
+    if "@sha256:" not in image and tag in ("", "latest"):
+        yield advice(key, "without a version it may be another image tomorrow; pin a tag or a digest")
 
 
 def _variables(spec: RunSpec) -> Iterator[Finding]:
@@ -119,37 +120,24 @@ def _volumes(spec: RunSpec) -> Iterator[Finding]:
         seen[path] = f"mounts[{index}]"
 
 
-def _readable(spec: RunSpec, path: str) -> bool:
-    folders = (
-        OUTPUTS,
-        CACHE,
-        CONFIG_FOLDER,
-        DATA_FOLDER,
-        *(mount.path.rstrip("/") for mount in spec.kubernetes.mounts),
-    )
-    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
-
-
 def _paths(spec: RunSpec) -> Iterator[Finding]:
     """Paths of the user's machine that no pod will see."""
-    config = spec.config
-    wanted = {key: path.partition("#")[0] for key, path in source_paths(config)}
-    wanted = {key: path for key, path in wanted.items() if path not in spec.files}
-    model = {
-        "path": config.model.path,
-        "tokenizer": config.model.tokenizer,
-        "chat_template": config.model.chat_template,
-    }
-    wanted |= {f"model.{name}": path for name, path in model.items() if path}
+    config, k = spec.config, spec.kubernetes
+    wanted = dict(source_paths(config))
+    for name in ("path", "tokenizer", "chat_template"):
+        if path := getattr(config.model, name):
+            wanted[f"model.{name}"] = path
     for key, path in wanted.items():
-        if not (on_hub(path) or "://" in path or _readable(spec, path)):
+        # A chat template is a file even where its name could be a hub id.
+        elsewhere = "://" in path or (on_hub(path) and key != "model.chat_template")
+        if not (elsewhere or path in spec.files or on_volume(k, path)):
             yield error(
                 key,
                 f"{path} is not in the pods; put it on a volume, mount that with kubernetes.mounts, and give the path "
-                "there, or use a hub id",
+                f"there, or use a hub id. Text files travel along up to {MAX_CARRIED_BYTES >> 10} KiB in all",
             )
     report = config.logging.report_json
-    if report and report.startswith("/") and not _readable(spec, report):
+    if report and report.startswith("/") and not on_volume(k, report):
         yield error("logging.report_json", f"{report} cannot be written: only {OUTPUTS}, {CACHE} and /tmp can")
 
 

@@ -45,26 +45,28 @@ def run_name(config: Config) -> str:
 def on_hub(path: str) -> bool:
     """Whether a model or data set path is a hub id, not a file or folder."""
     plain = path.partition("#")[0]
-    return (
-        bool(re.fullmatch(r"[\w.-]+(/[\w.-]+)?", plain))
-        and not plain.startswith(".")
-        and (not plain.lower().endswith(DATA_FILES))
-    )
+    return bool(re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", plain)) and not plain.lower().endswith(DATA_FILES)
 
 
 def source_paths(config: Config) -> Iterator[tuple[str, str]]:
-    """Every path the run reads data from, with its key in the config; `#N` stays on."""
+    """Every path the run reads data from, with its key in the config; without `#N`."""
     for name in ("train", "eval"):
         sources = getattr(config.data, name)
         for index, source in enumerate(sources if isinstance(sources, tuple) else ()):
-            yield f"data.{name}.{index}.path", source.path
+            yield f"data.{name}.{index}.path", source.path.partition("#")[0]
+
+
+def on_volume(kubernetes: KubernetesConfig, path: str) -> bool:
+    """Whether a path lies on a volume that the pods mount."""
+    folders = (OUTPUTS, CACHE, CONFIG_FOLDER, DATA_FOLDER, *(mount.path.rstrip("/") for mount in kubernetes.mounts))
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """One run on a cluster: `nodes` pods with `processes` ranks and `gpus` GPUs each.
 
-    `files` are the local data files that travel with the manifests: their text by their path on this machine.
+    `files` are the small local files that travel with the manifests: their text by their path on this machine.
     """
 
     config: Config

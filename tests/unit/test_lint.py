@@ -54,6 +54,7 @@ def test_what_we_render_has_no_errors(kind: str) -> None:
         ("data.eval=[{path: a/b/c}]", "data.eval.0.path", "not in the pods"),
         ("model.path=/somewhere/model", "model.path", "not in the pods"),
         ("model.tokenizer=../tokenizer", "model.tokenizer", "not in the pods"),
+        ("model.chat_template=chatml", "model.chat_template", "not in the pods"),
         ("logging.report_json=/root/report.json", "logging.report_json", "cannot be written"),
         ("kubernetes.run_as_user=0", "kubernetes.run_as_user", "root"),
         ("name=7b", "name", "begins with a digit"),

@@ -139,6 +139,39 @@ def test_the_pods_config_is_the_same_run(kind: str, tmp_path: Path) -> None:
     assert inside.output == "/outputs/support-bot"
 
 
+def test_small_local_files_travel_along(tmp_path: Path) -> None:
+    """Those that pods would not see: not what lies on a mount, is too big for a ConfigMap, or is no text."""
+    small, big, binary, template = (tmp_path / name for name in ("a b.jsonl", "big.csv", "x.parquet", "chat.jinja"))
+    small.write_text('{"text": "ü"}\n')
+    big.write_text("x" * 300_000)
+    binary.write_bytes(b"\xff\xfe")
+    template.write_text("{{ messages }}\n")
+    sources = [f"{small}#5", str(big), str(binary), str(small)]
+    section = {"image": "x:1", "mounts": [{"path": str(tmp_path / "mounted"), "claim": "c"}]}
+    (tmp_path / "mounted").mkdir()
+    (tmp_path / "mounted" / "d.jsonl").write_text("{}\n")
+    config = Config.model_validate(
+        {
+            "model": {"path": "a/b", "chat_template": str(template)},
+            "data": {"train": [*sources, str(tmp_path / "mounted" / "d.jsonl")]},
+            "kubernetes": section,
+        }
+    )
+    files = local_files(config)
+    assert files == {str(small): '{"text": "ü"}\n', str(template): "{{ messages }}\n"}
+    objects = render(config, make_plan(config), files)
+    assert the(objects, "ConfigMap", "b-data")["data"] == {
+        "0-a_b.jsonl": '{"text": "ü"}\n',
+        "1-chat.jinja": "{{ messages }}\n",
+    }
+    inside = yaml.safe_load(the(objects, "ConfigMap", "b")["data"]["run.yaml"])
+    assert [source["path"] for source in inside["data"]["train"][:2]] == [
+        "/etc/kubetune-data/0-a_b.jsonl#5",
+        str(big),
+    ]
+    assert inside["model"]["chat_template"] == "/etc/kubetune-data/1-chat.jinja"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rendezvous_is_set_once(kind: str) -> None:
     """By us where the kind sets nothing, by the operator where it does: Trainer refuses runs that set it twice."""
