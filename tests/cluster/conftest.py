@@ -1,0 +1,45 @@
+"""Fixtures: one stand-in cluster for the session, one namespace of it for each test."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import Cluster, ControlPlane, Unavailable
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A running stand-in cluster; skips where this machine permits no namespaces."""
+    try:
+        started = ControlPlane(tmp_path_factory.mktemp("standin"))
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    with started:
+        yield started
+
+
+@pytest.fixture
+def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
+    """An empty namespace of the cluster, and no faults; both are cleared up afterwards."""
+    cluster = Cluster(control_plane, f"test-{next(_numbers)}", tmp_path)
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}})
+    yield cluster
+    cluster.clear_faults()
+    cluster.delete("Namespace", cluster.namespace)
+    cluster.wait_gone("Namespace", cluster.namespace)
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> str:
+    """The real kubectl; skips where there is none."""
+    path = shutil.which("kubectl")
+    if path is None:
+        pytest.skip("kubectl is not installed (Debian: kubernetes-client)")
+    return path

@@ -1,0 +1,256 @@
+"""Starts a stand-in cluster for tests and talks to it: objects, waiting, kubectl, logs, and faults."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlencode, urlsplit
+
+from tests.cluster.standin.objects import Object, name_of, phase
+from tests.cluster.standin.resources import BY_KIND
+
+REPOSITORY = Path(__file__).parents[2]
+_NEEDED_PROGRAMS = ("ip", "nsenter")
+_RECONNECT_SECONDS = 0.05
+_SYSTEM_PREFIXES = ("/usr", "/usr/local")
+
+
+Finished = subprocess.CompletedProcess[str]
+
+
+class Unavailable(Exception):
+    """This machine cannot run the stand-in; the message says why."""
+
+
+def _images() -> dict[str, Any]:
+    """What the tests' images stand for: a bare system, and this project in the Python that runs the tests."""
+    folders = {str(REPOSITORY), sys.prefix, sys.base_prefix}
+    trainer = {
+        "path": str(Path(sys.executable).parent),
+        "mounts": {folder: folder for folder in folders if folder not in _SYSTEM_PREFIXES},
+        "env": {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    }
+    return {"busybox": {}, "kubetune": trainer}
+
+
+class ControlPlane:
+    """One server process. It stops when told to, and when the process that started it dies."""
+
+    def __init__(self, folder: Path, *options: str, prefix: tuple[str, ...] = ()) -> None:
+        """Start it; `prefix` is put before its command (`setpriv …`). Raises Unavailable."""
+        missing = [program for program in _NEEDED_PROGRAMS if shutil.which(program) is None]
+        if missing:
+            raise Unavailable(f"the stand-in cluster needs {' and '.join(missing)}")
+        self.state = folder / "state"
+        self.server_log = folder / "server.log"
+        (folder / "images.json").write_text(json.dumps(_images()))
+        arguments = ("--state", str(self.state), "--images", str(folder / "images.json"), *options)
+        with self.server_log.open("w") as log:
+            self.process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "tests.cluster.standin", *arguments],
+                cwd=REPOSITORY,
+                # the offline guard of the tests would forbid the server to answer its pods
+                env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        first = self.process.stdout.readline().split()
+        if first[:1] != ["ready"]:
+            self.stop()
+            raise Unavailable(self.server_log.read_text().strip().rpartition("\n")[2])
+        self.url = first[1]
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=10)
+        self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Cluster:
+    """A stand-in cluster as one test sees it: a namespace of its own, with a kubeconfig that points there."""
+
+    def __init__(self, control_plane: ControlPlane, namespace: str, folder: Path) -> None:
+        self.control_plane, self.namespace = control_plane, namespace
+        self.kubeconfig = folder / "kubeconfig"
+        text = (control_plane.state / "kubeconfig").read_text()
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(text.replace("namespace: default", f"namespace: {namespace}"))
+        self._folder = folder
+        self._address = urlsplit(control_plane.url).netloc
+
+    # -- objects
+    def request(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Object:
+        """One request; the decoded answer. AssertionError when the server refuses."""
+        with closing(http.client.HTTPConnection(self._address, timeout=30)) as connection:
+            connection.request(method, path, json.dumps(body), {"Content-Type": content_type})
+            response = connection.getresponse()
+            text = response.read()
+        assert response.status < 400, f"{method} {path}: {response.status} {text.decode()}"
+        answer: Object = json.loads(text)
+        return answer
+
+    def apply(self, *objects: Object) -> None:
+        """Server-side apply, in order; objects without a namespace go into this cluster's own."""
+        for obj in objects:
+            path = f"{self._path(obj['kind'], name_of(obj))}?fieldManager=test&force=true"
+            self.request("PATCH", path, obj, "application/apply-patch+yaml")
+
+    def get(self, kind: str, name: str) -> Object:
+        return self.request("GET", self._path(kind, name))
+
+    def list(self, kind: str, labels: str = "") -> list[Object]:
+        query = urlencode({"labelSelector": labels})
+        items: list[Object] = self.request("GET", f"{self._path(kind)}?{query}")["items"]
+        return items
+
+    def delete(self, kind: str, name: str) -> None:
+        self.request("DELETE", self._path(kind, name))
+
+    def wait(self, kind: str, name: str, test: Callable[[Object], object], seconds: float = 30) -> Object:
+        """Watch one object until `test` is true of it; AssertionError with all that is known when time is up."""
+        return self._wait(kind, f"metadata.name={name}", test, seconds)
+
+    def wait_event(self, text: str, seconds: float = 30) -> Object:
+        """Wait for an event in this namespace whose message contains `text`."""
+        return self._wait("Event", "", lambda event: text in event["message"], seconds)
+
+    def wait_gone(self, kind: str, name: str, seconds: float = 30) -> None:
+        """Watch until there is no object of that name."""
+        for obj in self._watch(kind, f"metadata.name={name}", seconds):
+            if obj is None:
+                return
+        raise AssertionError(f"{kind} {name} is still there after {seconds} s\n{self._why()}")
+
+    def wait_phase(self, pod: str, *phases: str, seconds: float = 30) -> Object:
+        return self.wait("Pod", pod, lambda obj: phase(obj) in phases, seconds)
+
+    def wait_condition(self, kind: str, name: str, condition: str, seconds: float = 30) -> Object:
+        """The object once a condition of that type is true."""
+
+        def test(obj: Object) -> bool:
+            conditions = obj.get("status", {}).get("conditions", [])
+            return any(entry["type"] == condition and entry["status"] == "True" for entry in conditions)
+
+        return self.wait(kind, name, test, seconds)
+
+    def log(self, pod: str, container: str = "") -> str:
+        """All of a container's log so far."""
+        return "".join(self._log_lines(pod, timeout_seconds=30, container=container))
+
+    def wait_log(self, pod: str, text: str, seconds: float = 30) -> None:
+        """Follow the log of a started pod until a line contains `text`."""
+        seen = []
+        for line in self._log_lines(pod, timeout_seconds=seconds, follow="true"):
+            seen.append(line)
+            if text in line:
+                return
+        raise AssertionError(f"the log of {pod} ended without {text!r}: {seen}")
+
+    def claim_folder(self, claim: str) -> Path:
+        """The folder on this machine that a claim of this namespace stands for."""
+        return self.control_plane.state / "claims" / self.namespace / claim
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> Finished:
+        """Run the real kubectl in this namespace; with `check`, AssertionError when it fails."""
+        done = subprocess.run(
+            ["kubectl", *arguments], input=stdin, env=self.environment(), capture_output=True, text=True, timeout=60
+        )
+        assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}"
+        return done
+
+    def environment(self) -> dict[str, str]:
+        """Variables with which any client finds this cluster, and keeps its caches to itself."""
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self._folder / "cache")}
+
+    # -- faults
+    def kill_pod(self, pod: str, reason: str = "Error") -> None:
+        """SIGKILL all its processes, as a crash or (reason OOMKilled) the kernel does."""
+        self._fault("kill-pod", namespace=self.namespace, pod=pod, reason=reason)
+
+    def drain(self, node: str) -> None:
+        """Cordon a node and evict its pods, with their grace periods."""
+        self._fault("drain", node=node)
+
+    def never_schedule(self, pod: str) -> None:
+        """No node fits pods of this namespace whose name matches the regular expression."""
+        self._fault("never-schedule", pod=f"^{self.namespace}/{pod}")
+
+    def break_image(self, image: str) -> None:
+        """Images whose name matches the regular expression cannot be pulled."""
+        self._fault("break-image", image=image)
+
+    def outage(self, seconds: float) -> None:
+        """Drop all connections to the API server and refuse new ones for a while; pods go on."""
+        self._fault("outage", seconds=seconds)
+
+    def clear_faults(self) -> None:
+        self._fault("clear")
+
+    def _fault(self, name: str, **body: object) -> None:
+        self.request("POST", f"/standin/faults/{name}", body)
+
+    # -- inside
+    def _path(self, kind: str, name: str = "") -> str:
+        resource = BY_KIND[kind]
+        root = f"/apis/{resource.api_version}" if resource.group else f"/api/{resource.version}"
+        namespace = f"/namespaces/{self.namespace}" if resource.namespaced else ""
+        return f"{root}{namespace}/{resource.plural}" + (f"/{name}" if name else "")
+
+    def _wait(self, kind: str, fields: str, test: Callable[[Object], object], seconds: float) -> Object:
+        deadline, last = time.monotonic() + seconds, None
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                for obj in self._watch(kind, fields, left):
+                    last = obj
+                    if obj is not None and test(obj):
+                        return obj
+            except (OSError, http.client.HTTPException):  # an outage, or time is up
+                time.sleep(_RECONNECT_SECONDS)
+        found = json.dumps(last, indent=1)
+        raise AssertionError(f"{kind} {fields} did not get there in {seconds} s: {found}\n{self._why()}")
+
+    def _watch(self, kind: str, fields: str, seconds: float) -> Iterator[Object | None]:
+        """The selected objects now and after every change; None when there is none, or one is deleted."""
+        selected = {"fieldSelector": fields}
+        now = self.request("GET", f"{self._path(kind)}?{urlencode(selected)}")
+        yield from now["items"] or [None]
+        since = {"watch": "true", "resourceVersion": now["metadata"]["resourceVersion"], "timeoutSeconds": seconds}
+        with closing(http.client.HTTPConnection(self._address, timeout=seconds)) as connection:
+            connection.request("GET", f"{self._path(kind)}?{urlencode(selected | since)}")
+            response = connection.getresponse()
+            while line := response.readline():
+                event = json.loads(line)
+                yield None if event["type"] == "DELETED" else event["object"]
+
+    def _log_lines(self, pod: str, timeout_seconds: float, **query: str) -> Iterator[str]:
+        with closing(http.client.HTTPConnection(self._address, timeout=timeout_seconds)) as connection:
+            connection.request("GET", f"{self._path('Pod', pod)}/log?{urlencode(query)}")
+            response = connection.getresponse()
+            assert response.status == 200, response.read().decode()
+            while line := response.readline():
+                yield line.decode()
+
+    def _why(self) -> str:
+        """What a person would look at first."""
+        events = [f"{event['reason']}: {event['message']}" for event in self.list("Event")]
+        return "\n".join(["events:", *events, "server:", self.control_plane.server_log.read_text()])

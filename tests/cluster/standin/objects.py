@@ -1,0 +1,138 @@
+"""Small questions and edits on Kubernetes objects, which are plain dicts everywhere in this package."""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+Object = dict[str, Any]
+
+_STAMP = "%Y-%m-%dT%H:%M:%SZ"
+_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+
+def now(offset_seconds: float = 0.0) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=offset_seconds)).strftime(_STAMP)
+
+
+def seconds_since(stamp: str) -> float:
+    return (datetime.now(UTC) - datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)).total_seconds()
+
+
+def random_suffix() -> str:
+    """Five characters as the API server appends to a generateName."""
+    return "".join(random.choices("bcdfghjklmnpqrstvwxz2456789", k=5))
+
+
+def quantity(text: object) -> float:
+    """`500m` → 0.5, `2Gi` → 2147483648.0."""
+    match = re.fullmatch(r"([\d.]+)([a-zA-Z]*)", str(text))
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"not a quantity: {text!r}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def name_of(obj: Object) -> str:
+    return str(obj["metadata"]["name"])
+
+
+def namespace_of(obj: Object) -> str:
+    return str(obj["metadata"].get("namespace", ""))
+
+
+def uid_of(obj: Object) -> str:
+    return str(obj["metadata"]["uid"])
+
+
+def labels_of(obj: Object) -> dict[str, str]:
+    return obj["metadata"].get("labels") or {}
+
+
+def terminating(obj: Object) -> bool:
+    return "deletionTimestamp" in obj["metadata"]
+
+
+def owner_uids(obj: Object) -> list[str]:
+    return [reference["uid"] for reference in obj["metadata"].get("ownerReferences", [])]
+
+
+def owner_reference(owner: Object) -> Object:
+    return {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": name_of(owner),
+        "uid": uid_of(owner),
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def phase(pod: Object) -> str:
+    return str(pod.get("status", {}).get("phase", "Pending"))
+
+
+def finished(pod: Object) -> bool:
+    return phase(pod) in ("Succeeded", "Failed")
+
+
+def container_statuses(pod: Object) -> list[Object]:
+    """Statuses of the init containers, then of the others."""
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+
+
+def containers_of(pod_spec: Object) -> list[Object]:
+    """Init containers, then the others."""
+    return [*pod_spec.get("initContainers", []), *pod_spec.get("containers", [])]
+
+
+def condition(obj: Object, type_: str) -> Object | None:
+    """The condition of that type, when it is true."""
+    found = find_condition(obj, type_)
+    return found if found and found["status"] == "True" else None
+
+
+def find_condition(obj: Object, type_: str) -> Object | None:
+    """The condition of that type, whatever its status."""
+    conditions: list[Object] = obj.get("status", {}).get("conditions", [])
+    return next((entry for entry in conditions if entry["type"] == type_), None)
+
+
+def set_condition(status: Object, type_: str, value: str = "True", reason: str = "", message: str = "") -> bool:
+    """Insert or replace a condition; false when it said the same already."""
+    conditions: list[Object] = status.setdefault("conditions", [])
+    old = next((entry for entry in conditions if entry["type"] == type_), None)
+    if old and (old["status"], old.get("reason"), old.get("message")) == (value, reason, message):
+        return False
+    new = {"type": type_, "status": value, "reason": reason, "message": message, "lastTransitionTime": now()}
+    if old:
+        conditions[conditions.index(old)] = new
+    else:
+        conditions.append(new)
+    return True
+
+
+def pod_templates(obj: Object) -> list[tuple[str, Object]]:
+    """(field path of the pod spec, pod template) pairs of a workload; a Pod is its own template."""
+    spec, kind = obj.get("spec") or {}, obj["kind"]
+    if kind == "Pod":
+        return [("spec", obj)]
+    if kind in ("Job", "StatefulSet", "Deployment"):
+        return [("spec.template.spec", spec.get("template") or {})]
+    if kind == "JobSet":
+        return [
+            (
+                f"spec.replicatedJobs[{i}].template.spec.template.spec",
+                job["template"].get("spec", {}).get("template", {}),
+            )
+            for i, job in enumerate(spec.get("replicatedJobs", []))
+        ]
+    if kind == "PyTorchJob":
+        replicas = spec.get("pytorchReplicaSpecs", {}).items()
+        return [
+            (f"spec.pytorchReplicaSpecs[{role}].template.spec", entry.get("template", {})) for role, entry in replicas
+        ]
+    return []

@@ -1,0 +1,188 @@
+"""The container runtime: namespaces, a root file system, exec. Standard library only, for it starts every container.
+
+`python -I -S runtime.py sandbox NAME` holds a pod's network, host name and IPC namespaces (the pause container).
+`python -I -S runtime.py run SPEC.json FD` joins them, adds mount and process namespaces and an overlay of the
+machine's root, then execs the command as process 1, and exits with its code. To FD it writes the command's pid, then
+the error if it could not be started; that the descriptor closes without an error means: started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+RDONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
+_DETACH = 2
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_LOCKED_FLAGS = 0x2F  # read-only, nosuid, nodev, noexec: a user namespace may not drop them
+_NOT_BOUND = ("dev", "proc", "sys", "tmp", "run", "etc", "lost+found")
+_COPIED_FROM_ETC = ("passwd", "group", "nsswitch.conf", "ld.so.cache", "alternatives", "ssl")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+    raw = [text.encode() if text else None for text in (source, target, kind, data)]
+    _check(_libc.mount(raw[0], raw[1], raw[2], ctypes.c_ulong(flags), raw[3]), f"mount {target}")
+
+
+def unmount(target: str) -> None:
+    _check(_libc.umount2(target.encode(), _DETACH), f"unmount {target}")
+
+
+def die_with_parent() -> None:
+    """SIGKILL this process when its parent ends, however that ends: nothing is ever left behind."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def single_user() -> bool:
+    """Whether this user namespace maps one id only, so that nothing can run as another user."""
+    with open("/proc/self/uid_map") as file:
+        return sum(int(line.split()[2]) for line in file) == 1
+
+
+def join(namespace_file: str) -> None:
+    """Move this process into the namespace of a `/proc/PID/ns/…` file."""
+    with open(namespace_file) as file:
+        _check(_libc.setns(file.fileno(), 0), "setns")
+
+
+@contextlib.contextmanager
+def network_of(pid: int) -> Iterator[None]:
+    """Be in another process' network namespace for a moment; not to be held over an await."""
+    with open("/proc/self/ns/net") as own:
+        join(f"/proc/{pid}/ns/net")
+        try:
+            yield
+        finally:
+            _check(_libc.setns(own.fileno(), 0), "setns")
+
+
+def hold_sandbox(name: str) -> None:
+    die_with_parent()
+    unshare(NEWNET | NEWUTS | NEWIPC)
+    socket.sethostname(name)
+    print("ok", flush=True)
+    signal.sigwait({signal.SIGTERM})
+
+
+def run(spec: dict[str, Any], report: int) -> None:
+    """Start the container that `spec` describes (see container.py) and stay as its parent."""
+    die_with_parent()
+    for namespace in ("net", "uts", "ipc"):
+        join(f"/proc/{spec['sandbox']}/ns/{namespace}")
+    unshare(NEWNS | NEWPID)
+    if pid := os.fork():
+        os.write(report, b"%d\n" % pid)
+        os.close(report)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os._exit(code if code >= 0 else 128 - code)
+    try:
+        os.set_inheritable(report, False)
+        _become(spec)
+        os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+    except Exception as error:
+        os.write(report, f"{type(error).__name__}: {error}".encode())
+        os._exit(128)
+
+
+def _become(spec: dict[str, Any]) -> None:
+    os.setsid()
+    _make_root(spec)
+    if not single_user():
+        os.setgroups(spec["groups"])
+        os.setgid(spec["gid"])
+        os.setuid(spec["uid"])
+    if spec["no_new_privileges"]:
+        _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    os.umask(0o022)
+    die_with_parent()  # again, for setuid clears it
+
+
+def _make_root(spec: dict[str, Any]) -> None:
+    base, files = spec["scratch"], spec["files"]
+    mount(None, "/", None, REC | PRIVATE)
+    mount("tmpfs", base, "tmpfs", 0, "mode=755")
+    upper, work, root = (f"{base}/{name}" for name in ("upper", "work", "root"))
+    for folder in (upper, work, root):
+        os.mkdir(folder)
+    try:
+        mount("overlay", root, "overlay", 0, f"lowerdir=/,upperdir={upper},workdir={work}")
+        os.chmod(root + "/root", 0o711)  # interpreters may live there
+    except OSError:  # in a user namespace "/" has locked submounts, which overlayfs cannot clone
+        _bind_root(root)
+    mount("/dev", root + "/dev", None, BIND | REC)
+    mount("shm", root + "/dev/shm", "tmpfs", 0, "mode=1777,size=64m")  # every runtime's default, and a known trap
+    mount("proc", root + "/proc", "proc")
+    mount("sysfs", root + "/sys", "sysfs", RDONLY)
+    for path, text in files.items():
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(root + path)
+        with open(root + path, "w") as file:
+            file.write(text)
+    for source, target, read_only in sorted(spec["mounts"], key=lambda entry: str(entry[1])):
+        _bind(source, root + os.path.normpath(target), read_only)
+    os.makedirs(root + spec["folder"], exist_ok=True)
+    if spec["read_only"]:
+        mount(None, root, None, REMOUNT | BIND | RDONLY)
+    os.chroot(root)
+    os.chdir(spec["folder"])
+
+
+def _bind(source: str, target: str, read_only: bool) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    elif not os.path.exists(target):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        open(target, "w").close()
+    mount(source, target, None, BIND | REC)
+    if read_only:
+        locked = os.statvfs(target).f_flag & _LOCKED_FLAGS
+        mount(None, target, None, REMOUNT | BIND | RDONLY | locked)
+
+
+def _bind_root(root: str) -> None:
+    """A root without overlayfs: a tmpfs with read-only binds of the top-level folders, and some files of /etc."""
+    for name in os.listdir("/"):
+        source, target = f"/{name}", f"{root}/{name}"
+        if os.path.islink(source):
+            os.symlink(os.readlink(source), target)
+        elif os.path.isdir(source) and name in _NOT_BOUND:
+            os.makedirs(target, exist_ok=True)
+        elif os.path.isdir(source):
+            _bind(source, target, read_only=True)
+    os.chmod(root + "/tmp", 0o1777)
+    for name in _COPIED_FROM_ETC:
+        source, target = f"/etc/{name}", f"{root}/etc/{name}"
+        if os.path.isdir(source):
+            _bind(source, target, read_only=False)
+        elif os.path.isfile(source):
+            with open(source, "rb") as old, open(target, "wb") as new:
+                new.write(old.read())
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "sandbox":
+        hold_sandbox(sys.argv[2])
+    else:
+        with open(sys.argv[2]) as spec_file:
+            loaded = json.load(spec_file)
+        run(loaded, int(sys.argv[3]))

@@ -1,0 +1,83 @@
+"""The parts put together: store, kubelet, controllers and API in one event loop; and the API's outages."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+
+from aiohttp import web
+
+from .api import Api
+from .controllers import reconcile_forever
+from .controllers.context import Context
+from .faults import Faults
+from .kubelet import Kubelet
+from .objects import Object
+from .settings import Settings
+from .store import Store
+
+
+async def serve(settings: Settings, listener: socket.socket, url: str) -> None:
+    """Serve on a bound socket until stdin is closed, which also happens when the process that started us dies."""
+    store, faults = Store(), Faults()
+    kubelet = Kubelet(store, settings, faults)
+    await kubelet.start()
+    for obj in _first_objects(settings):
+        store.create(obj)
+    application = Api(store, kubelet, faults, settings).application()
+    tasks = [
+        asyncio.create_task(reconcile_forever(Context(store, settings, faults), kubelet)),
+        asyncio.create_task(_listen(application, listener, faults)),
+        asyncio.create_task(_until_stdin_closes()),
+    ]
+    print(f"ready {url}", flush=True)
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+def _first_objects(settings: Settings) -> list[Object]:
+    objects: list[Object] = [
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}},
+            "status": {"phase": "Active"},
+        }
+        for name in ("default", "kube-system")
+    ]
+    for index in range(settings.nodes):
+        name = f"node-{index}"
+        size = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": str(settings.gpus)}
+        status = {"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]}
+        labels = {"kubernetes.io/hostname": name, "topology.kubernetes.io/zone": f"zone-{index}"}
+        metadata = {"name": name, "labels": labels}
+        objects.append({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status})
+    return objects
+
+
+async def _listen(application: web.Application, listener: socket.socket, faults: Faults) -> None:
+    """Answer requests; in an outage drop every connection and refuse new ones."""
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    while True:
+        # a copy, for closing the site closes its socket; shutdown is what ends the listening of both
+        site = web.SockSite(runner, listener.dup())
+        await site.start()
+        seconds = await faults.outage_seconds.get()
+        await site.stop()
+        assert runner.server is not None
+        for connection in list(runner.server.connections):
+            connection.force_close()
+            if connection.transport is not None:
+                connection.transport.abort()
+        listener.shutdown(socket.SHUT_RD)
+        await asyncio.sleep(seconds)
+
+
+async def _until_stdin_closes() -> None:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await reader.read()

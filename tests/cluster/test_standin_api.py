@@ -1,0 +1,176 @@
+"""What the stand-in's API accepts, refuses and answers: access, Pod Security, patches, watches, unknown fields."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import lightkube
+import pytest
+from lightkube import codecs
+from lightkube.resources.core_v1 import ConfigMap, Pod
+
+from tests.cluster.harness import Cluster
+from tests.cluster.manifests import config_map, container, job, pod, pod_spec
+from tests.cluster.standin import access
+from tests.cluster.standin.apply import apply
+from tests.cluster.standin.errors import ApiError
+from tests.cluster.standin.merge import json_patch, merge_patch, strategic
+from tests.cluster.standin.objects import Object
+from tests.cluster.standin.selectors import selector
+
+
+def test_a_lightkube_client_applies_watches_and_executes(cluster: Cluster) -> None:
+    config = lightkube.KubeConfig.from_file(cluster.kubeconfig)
+    with lightkube.Client(config=config, namespace=cluster.namespace, field_manager="test") as client:
+        client.apply(codecs.from_dict(pod("box", "echo up; exec sleep 600", terminationGracePeriodSeconds=0)))
+        client.wait(Pod, "box", for_conditions=["Ready"])
+        done = client.exec("box", command=["sh", "-c", "echo out; exit 3"], stdout=True, raise_on_error=False)
+        assert (done.stdout, done.exit_code) == ("out\n", 3)
+        assert list(client.log("box")) == ["up\n"]
+        with pytest.raises(lightkube.ApiError, match='configmaps "none" not found') as refused:
+            client.get(ConfigMap, "none")
+    assert refused.value.status.code == 404
+
+
+def refused(cluster: Cluster, token: str, method: str, path: str) -> str:
+    """The message of a refused request made with another token; empty when it was granted."""
+    request = urllib.request.Request(cluster.control_plane.url + path, method=method)
+    request.add_header("Authorization", f"Bearer {token}")
+    try:
+        urllib.request.urlopen(request, timeout=10).close()
+    except urllib.error.HTTPError as error:
+        with error:
+            return str(json.load(error)["message"])
+    return ""
+
+
+def test_a_service_account_may_do_what_its_role_says(cluster: Cluster) -> None:
+    group = {"apiVersion": "rbac.authorization.k8s.io/v1"}
+    rules = [{"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", "list"]}]
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"}
+    subjects = [{"kind": "ServiceAccount", "name": "user", "namespace": cluster.namespace}]
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "user"}},
+        {**group, "kind": "Role", "metadata": {"name": "reader"}, "rules": rules},
+        {**group, "kind": "RoleBinding", "metadata": {"name": "user"}, "roleRef": reference, "subjects": subjects},
+    )
+    token, pods = f"sa:{cluster.namespace}:user", f"/api/v1/namespaces/{cluster.namespace}/pods"
+    assert refused(cluster, token, "GET", pods) == ""
+    assert refused(cluster, token, "DELETE", f"{pods}/x").endswith(
+        f'cannot delete resource "pods" in API group "" in the namespace "{cluster.namespace}"'
+    )
+    assert 'cannot list resource "jobs" in API group "batch"' in refused(
+        cluster, token, "GET", f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs"
+    )
+    assert refused(cluster, access.ADMIN, "GET", pods) == ""
+
+
+def test_pod_security_refuses_pods_but_not_the_job_that_makes_them(cluster: Cluster) -> None:
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    path = f"/api/v1/namespaces/{cluster.namespace}"
+    cluster.request("PATCH", path, label, "application/merge-patch+json")
+    with pytest.raises(AssertionError, match=r'403 .*violates PodSecurity \\"restricted:latest\\"'):
+        cluster.apply(pod("loose", "true"))
+    cluster.apply(job("loose", pod_spec("true")))
+    cluster.wait_event("violates PodSecurity")
+    strict = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    context = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
+    cluster.apply(pod("tight", "true", container={"securityContext": strict}, securityContext=context))
+    cluster.wait_phase("tight", "Succeeded")
+
+
+def test_custom_kinds_are_checked_against_their_schemas(cluster: Cluster) -> None:
+    replicated = {"name": "node", "template": {"spec": {"template": {"spec": pod_spec("true")}}}}
+    jobset = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "js"}}
+    with pytest.raises(AssertionError, match=r'unknown field \\"spec.replicatedJob\\"'):
+        cluster.apply({**jobset, "spec": {"replicatedJob": [replicated]}})
+    with pytest.raises(AssertionError, match=r"422 .*spec\.failurePolicy\.maxRestarts"):
+        cluster.apply({**jobset, "spec": {"replicatedJobs": [replicated], "failurePolicy": {"maxRestarts": "x"}}})
+
+
+def test_a_watch_goes_on_where_the_last_one_ended(cluster: Cluster) -> None:
+    cluster.apply(config_map("a", x="1"))
+    path = f"/api/v1/namespaces/{cluster.namespace}/configmaps"
+    revision = cluster.request("GET", path)["metadata"]["resourceVersion"]
+    labelled = config_map("a", x="1")
+    labelled["metadata"]["labels"] = {"l": "1"}
+    cluster.apply(labelled, config_map("b", x="1"), config_map("a", x="2"))
+    query = f"watch=true&resourceVersion={revision}&timeoutSeconds=0.1"
+    assert watched(cluster, f"{path}?{query}") == [("MODIFIED", "a"), ("ADDED", "b"), ("MODIFIED", "a")]
+    # an object that gains or loses the label comes and goes
+    assert watched(cluster, f"{path}?{query}&labelSelector=l") == [("ADDED", "a"), ("DELETED", "a")]
+
+
+def watched(cluster: Cluster, path: str) -> list[tuple[str, str]]:
+    with urllib.request.urlopen(cluster.control_plane.url + path, timeout=10) as answer:
+        events = [json.loads(line) for line in answer]
+    return [(event["type"], event["object"]["metadata"]["name"]) for event in events]
+
+
+def test_a_stale_update_is_a_conflict(cluster: Cluster) -> None:
+    cluster.apply(config_map("m", a="1"))
+    stale = cluster.get("ConfigMap", "m")
+    cluster.apply(config_map("m", a="2"))
+    path = f"/api/v1/namespaces/{cluster.namespace}/configmaps/m"
+    with pytest.raises(AssertionError, match=r"409 .*the object has been modified"):
+        cluster.request("PUT", path, stale)
+    assert cluster.get("ConfigMap", "m")["data"] == {"a": "2"}
+
+
+def test_deleting_an_owner_deletes_what_it_owns(cluster: Cluster) -> None:
+    cluster.apply(job("fit", pod_spec("exec sleep 600", terminationGracePeriodSeconds=0), completions=2, parallelism=2))
+    cluster.wait("Job", "fit", lambda found: found.get("status", {}).get("ready") == 2)
+    path = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/fit"
+    cluster.request("DELETE", path, {"propagationPolicy": "Foreground"})
+    cluster.wait_gone("Job", "fit")
+    assert cluster.list("Pod") == []
+
+
+# -- patches, without a server
+def test_merge_patches() -> None:
+    assert merge_patch({"a": 1, "b": {"c": 2, "d": 3}}, {"a": None, "b": {"c": 4}}) == {"b": {"c": 4, "d": 3}}
+    operations = [{"op": "add", "path": "/a/-", "value": 3}, {"op": "remove", "path": "/a/0"}]
+    assert json_patch({"a": [1, 2]}, operations) == {"a": [2, 3]}
+    with pytest.raises(ApiError, match="test failed"):
+        json_patch({"a": 1}, [{"op": "test", "path": "/a", "value": 2}])
+    containers = [container("x", name="a"), container("y", name="b")]
+    patched = strategic({"containers": containers}, {"containers": [{"name": "b", "image": "new"}]})
+    assert [entry["image"] for entry in patched["containers"]] == ["busybox", "new"]
+    removed = strategic({"containers": containers}, {"containers": [{"name": "a", "$patch": "delete"}]})
+    assert removed == {"containers": containers[1:]}
+
+
+def test_apply_removes_only_what_nobody_else_owns() -> None:
+    def config(**data: str) -> Object:
+        return config_map("m", **data)
+
+    first = apply(None, config(a="1", b="1"), "one", force=False)
+    both = apply(first, config(a="1"), "two", force=False)
+    dropped = apply(both, config(), "one", force=False)
+    assert dropped["data"] == {"a": "1"}
+    with pytest.raises(ApiError, match=r'conflict with "two": \.data\.a'):
+        apply(dropped, config(a="2"), "one", force=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("app=x", {1}),
+        ("app!=x", {2, 3}),
+        ("app in (x, y),tier", {2}),
+        ("app notin (x)", {2, 3}),
+        ("!app", {3}),
+        ("app==y,tier=back", {2}),
+    ],
+)
+def test_label_selectors(text: str, chosen: set[int]) -> None:
+    labels = {1: {"app": "x"}, 2: {"app": "y", "tier": "back"}, 3: {}}
+    matches = selector({"labelSelector": text})
+    assert {number for number, found in labels.items() if matches({"metadata": {"labels": found}})} == chosen
+
+
+def test_a_selector_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ApiError, match="unable to parse requirement"):
+        selector({"labelSelector": "app in x"})

@@ -1,0 +1,125 @@
+"""What the stand-in leaves behind, which is nothing; and how it runs where there is no root."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import REPOSITORY, Cluster, ControlPlane, Unavailable
+from tests.cluster.manifests import config_map, headless_service, job, pod_spec
+from tests.cluster.standin.objects import name_of
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def own_control_plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    """A server that a test may kill."""
+    try:
+        started = ControlPlane(tmp_path)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    with started:
+        yield started
+
+
+def processes_with(marker: str) -> list[int]:
+    """Ids of all processes on this machine that have the marker in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes()
+        except OSError:  # it ended in between, or is a kernel thread
+            continue
+        if f"MARKER={marker}".encode() in environment:
+            found.append(int(folder.name))
+    return found
+
+
+def descendants_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children] + [found for child in children for found in descendants_of(int(child))]
+
+
+def test_nothing_outlives_a_killed_server(own_control_plane: ControlPlane, tmp_path: Path) -> None:
+    cluster = Cluster(own_control_plane, "default", tmp_path)
+    marker, memory = f"standin-{os.getpid()}", {"name": "memory", "emptyDir": {"medium": "Memory"}}
+    own = {"env": [{"name": "MARKER", "value": marker}], "volumeMounts": [{"name": "memory", "mountPath": "/memory"}]}
+    script = "trap '' TERM HUP INT; setsid sleep 600 & echo up; wait"
+    template = pod_spec(script, container=own, volumes=[memory])
+    mounts, links = Path("/proc/self/mounts").read_text(), os.listdir("/sys/class/net")
+    cluster.apply(job("fit", template, completions=2, parallelism=2))
+    cluster.wait("Job", "fit", lambda found: found.get("status", {}).get("ready") == 2)
+    running = {*descendants_of(own_control_plane.process.pid), *processes_with(marker)}
+    assert len(processes_with(marker)) >= 2
+    own_control_plane.process.kill()
+    own_control_plane.process.wait()
+    for pid in running:
+        wait_until_dead(pid)
+    assert processes_with(marker) == []
+    assert Path("/proc/self/mounts").read_text() == mounts
+    assert os.listdir("/sys/class/net") == links
+
+
+def wait_until_dead(pid: int) -> None:
+    """Return when a process is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    with os.fdopen(descriptor) as process:
+        assert select.select([process], [], [], 10)[0], f"process {pid} is still there"
+
+
+def test_the_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+    starter = "import sys, time; from pathlib import Path; from tests.cluster.harness import ControlPlane; "
+    starter += "print(ControlPlane(Path(sys.argv[1])).process.pid, flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", starter, str(tmp_path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        server = process.stdout.readline()
+        process.kill()
+    if not server:
+        pytest.skip("this machine cannot run the stand-in cluster")
+    wait_until_dead(int(server))
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user may enter and fill; pytest's own lie below one that only root may."""
+    with tempfile.TemporaryDirectory(prefix="standin-") as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        yield folder
+
+
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs", "--")
+AS_ROOT_OF_NOTHING = ("unshare", "--user", "--map-root-user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="all other tests run without root here already")
+@pytest.mark.parametrize("prefix", [AS_NOBODY, AS_ROOT_OF_NOTHING], ids=["unprivileged", "in a user namespace"])
+def test_it_runs_where_there_is_one_user_only(prefix: tuple[str, ...], open_folder: Path, tmp_path: Path) -> None:
+    try:
+        started = ControlPlane(open_folder, prefix=prefix)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    with started:
+        cluster = Cluster(started, "default", tmp_path)
+        volumes = [{"name": "config", "configMap": {"name": "settings"}}]
+        own = {"volumeMounts": [{"name": "config", "mountPath": "/mnt"}]}
+        script = "cat /mnt/greeting; until getent hosts fit-0.fit; do sleep 0.02; done; hostname -i"
+        service = headless_service("fit", **{"job-name": "fit"})
+        spec = pod_spec(script, container=own, volumes=volumes, subdomain="fit")
+        cluster.apply(config_map("settings", greeting="hello\n"), service, job("fit", spec))
+        cluster.wait_condition("Job", "fit", "Complete")
+        (found,) = cluster.list("Pod")
+        ip = found["status"]["podIP"]
+        assert cluster.log(name_of(found)).split() == ["hello", ip, "fit-0.fit.default.svc.cluster.local", ip]
