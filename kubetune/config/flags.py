@@ -111,6 +111,7 @@ def run_file(args: argparse.Namespace) -> Path | None:
 
 def config_from_args(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     """The config that a command line describes. Raises ConfigError with every problem."""
+    from kubetune.config.environment import VARIABLES
     from kubetune.config.load import load_config
 
     given = vars(args)
@@ -122,7 +123,7 @@ def config_from_args(args: argparse.Namespace, environ: Mapping[str, str]) -> Co
         log.info("LoRA is on, because a flag of it is given")
     overrides = [word for word in args.inputs if _OVERRIDE.match(word)]
     path = run_file(args)
-    if path is None and not flags and not overrides:
+    if path is None and not flags and not overrides and not VARIABLES.keys() & environ.keys():
         raise ConfigError(
             "command line: found nothing to run; expected a run file (`kubetune init -o run.yaml` writes one), "
             "or --model and --data"

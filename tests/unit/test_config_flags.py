@@ -10,6 +10,7 @@ import pytest
 
 from kubetune.config.flags import add_run_arguments, config_from_args, parse, run_file
 from kubetune.errors import ConfigError
+from kubetune.plan import make_plan
 
 
 def config_of(*argv: str, environ: dict[str, str] | None = None) -> Any:
@@ -66,6 +67,14 @@ def test_file_flags_and_overrides_in_any_order(tmp_path: Path) -> None:
     ):
         config = config_of(*argv, environ={"LORA_RANK": "5"})
         assert (config.training.seed, config.lora.alpha, config.lora.r) == (2, 3, 5), argv
+
+
+def test_a_container_may_set_everything_by_its_environment() -> None:
+    environ = {"MODEL_ID": "Qwen/Qwen3-8B", "DATASET_ID": "AI-ModelScope/alpaca-gpt4-data-en#500", "MAX_LEN": "2048"}
+    environ |= {"BATCH": "1", "GRAD_ACC": "16", "EPOCHS": "1", "LR": "2e-4", "LORA_RANK": "8", "LORA_ALPHA": "16"}
+    config = config_of(environ=environ | {"NPROC": "2", "DTYPE": "auto"})
+    assert make_plan(config, 500).global_batch_size == 32
+    assert (config.lora.r, config.lora.alpha, config.compute.processes) == (8, 16, 2)
 
 
 def test_several_data_flags_are_several_sources() -> None:
