@@ -148,18 +148,33 @@ class ChatTemplate:
 
     def _find_turn(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int) -> Span:
         """Where message `turn` was written into `text`, the rendering of all `messages`."""
-        if turn == 0:
-            prompt = self._render(_with_probe(messages, 0), tools)[0].partition(_ANSWER)[0]
-        else:
-            prompt = self.render(messages[:turn], tools, generation_prompt=True)
+        start = self._find_start(text, messages, tools, turn)
         end = self._find_end(text, messages, tools, turn)
-        if end is None or not text.startswith(prompt) or end <= len(prompt):
+        if start is None or end is None or end <= start:
             raise ValueError(
                 f"the answer in messages[{turn}] cannot be found exactly: {self.name} chat template renders the "
                 "conversation differently when it ends there; mark answers with {% generation %} in a template of your "
                 "own (`model.chat_template: file.jinja`), or set `data.train_on: all`"
             )
-        return len(prompt), end
+        return start, end
+
+    def _find_start(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int
+    ) -> int | None:
+        prompt = self.render(messages[:turn], tools, generation_prompt=True) if turn else ""
+        if turn and text.startswith(prompt):
+            return len(prompt)
+        before = self.render(_with_probe(messages, turn), tools).partition(_ANSWER)[0]
+        if turn == 0:
+            return len(before) if text.startswith(before) else None
+        # Only what earlier answers look like may have changed: Qwen3 drops the reasoning of all before the last
+        # question. Then this answer begins after the last generation prompt before it.
+        header = prompt.removeprefix(self.render(messages[:turn], tools))
+        at = before.rfind(header)
+        rewritten = any(message["role"] == "assistant" for message in messages[:turn])
+        if not rewritten or header in ("", prompt) or at < 0 or not text.startswith(before[: at + len(header)]):
+            return None
+        return at + len(header)
 
     def _find_end(
         self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int
@@ -169,8 +184,8 @@ class ChatTemplate:
         head = self.render(messages[: turn + 1], tools)
         if text.startswith(head):
             return len(head)
-        # The template rewrites history (Qwen3 drops the reasoning of earlier turns), so the turn reads differently
-        # when it is the last. What follows it does not: put a probe in its place and see what comes after.
+        # The turn reads differently when it is the last. What follows it does not: put a probe in its place and see
+        # what comes after.
         probed = _with_probe(messages, turn)
         _, found, after = self.render(probed, tools).partition(_ANSWER)
         ending = self.render(probed[: turn + 1], tools).partition(_ANSWER)[2]
@@ -199,7 +214,8 @@ class ChatTemplate:
 
 
 def _with_probe(messages: Sequence[Message], turn: int) -> list[Message]:
-    return [*messages[:turn], {**messages[turn], "content": _ANSWER}, *messages[turn + 1 :]]
+    probe = {key: value for key, value in messages[turn].items() if key not in _REASONING_FIELDS}
+    return [*messages[:turn], {**probe, "content": _ANSWER}, *messages[turn + 1 :]]
 
 
 def _take_marks(marked: str) -> tuple[str, list[Span]]:
