@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from kubetune import endings, errors, files, logs, metrics, processes
 from kubetune.endings import Death, Ending
-from kubetune.relay import Relay
+from kubetune.relay import STAY, Relay
 
 if TYPE_CHECKING:
     from kubetune.plan import Plan
@@ -34,6 +34,9 @@ WORKER = "kubetune.train_worker"
 _PEER_REPORT_SECONDS = 2.0
 _TORCHRUN_MARGIN_SECONDS = 10.0
 _DEFAULT_PORT = 29500
+
+# Another start could only end the same way.
+_FINAL = (errors.OK, errors.USER, errors.DIVERGED)
 
 
 @dataclass(frozen=True)
@@ -98,14 +101,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument("--config", type=Path, help="make the run directory from this file first")
         parser.add_argument("overrides", nargs="*", metavar="key=value")
         args = parser.parse_intermixed_args(argv)
-        try:
-            if args.config is not None:
-                return _launch(args, relay)
-            with hold(args.run_dir, read_place(args.run_dir).node):
-                return supervise(args.run_dir, relay)
-        except errors.KubetuneError as error:
-            print(logs.scrub(f"kubetune: {error}"), file=sys.stderr)
-            return error.exit_code
+        code = _start(args, relay)
+        if STAY in os.environ and code in _FINAL:
+            print(f"kubetune: exit code {code} is final; waiting to be stopped, not started again", file=sys.stderr)
+            relay.wait_for_stop()
+        return code
+
+
+def _start(args: argparse.Namespace, relay: Relay) -> int:
+    try:
+        if args.config is not None:
+            return _launch(args, relay)
+        with hold(args.run_dir, read_place(args.run_dir).node):
+            return supervise(args.run_dir, relay)
+    except errors.KubetuneError as error:
+        print(logs.scrub(f"kubetune: {error}"), file=sys.stderr)
+        return error.exit_code
 
 
 def _launch(args: argparse.Namespace, relay: Relay) -> int:

@@ -17,6 +17,9 @@ from typing import Any, Self
 
 from kubetune import processes
 
+STAY = "KUBETUNE_STAY"
+"""Environment variable of pods that Kubernetes starts again however they end (StatefulSet)."""
+
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -75,6 +78,16 @@ class Relay:
             signal.setitimer(signal.ITIMER_REAL, 0)
         processes.kill_children(others)
         return status
+
+    def wait_for_stop(self) -> None:
+        """Do nothing until somebody asks this process to stop; returns at once where that has happened."""
+        # Blocked first, so that a signal between the look and the wait is not missed.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        try:
+            if self.stopping is None:
+                signal.sigwait(_STOP_SIGNALS)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT

@@ -11,13 +11,14 @@ from kubetune.manifests.services import headless_service
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
 from kubetune.manifests.storage import cache_claim_spec, cache_is_per_pod
 from kubetune.manifests.trainer import pod_template
+from kubetune.relay import STAY
 
 
 def workload(spec: RunSpec) -> list[Manifest]:
     """Service and StatefulSet. Pod names resolve as `NAME-INDEX.NAME`."""
     variables = [
         *rendezvous(spec, f"{spec.name}-0.{spec.name}", POD_INDEX),
-        value("KUBETUNE_STAY", 1),
+        value(STAY, 1),
     ]
     body: Manifest = {
         "serviceName": spec.name,
