@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from kubetune import kernels
 from kubetune.flat import LogitRule
 
 
@@ -27,20 +28,6 @@ class Head(NamedTuple):
 def chunk_rows(vocabulary: int) -> int:
     """Rows scored at once: about 32 M logits, which fit caches and memory at any vocabulary."""
     return min(512, max(128, 2**25 // vocabulary))
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor, scale: float, rule: LogitRule) -> tuple[Tensor, Tensor]:
-    """Raw logits `[rows, vocabulary]` (overwritten) -> (summed loss, gradient of the raw logits times `scale`)."""
-    bent = rule.apply(logits.float()) if rule != LogitRule() else logits
-    log_probabilities = F.log_softmax(bent, -1, dtype=torch.float32)
-    column = labels[:, None]
-    loss = -log_probabilities.gather(1, column).sum()
-    gradient = log_probabilities.exp_().scatter_add_(
-        1, column, log_probabilities.new_full((1, 1), -1.0).expand_as(column)
-    )
-    if rule.cap:
-        gradient = gradient * (1 - (bent / rule.cap) ** 2)
-    return loss, logits.copy_(gradient * (scale * rule.multiplier))
 
 
 class FusedLinearCrossEntropy(Function):
@@ -68,7 +55,9 @@ class FusedLinearCrossEntropy(Function):
             logits = torch.mm(x, weight.t(), out=buffer[: len(x)])
             if bias is not None:
                 logits += bias
-            chunk_loss, d_logits = _cross_entropy(logits, labels[start : start + rows], scale, rule)
+            chunk_loss, d_logits = kernels.FUSED["cross_entropy"](
+                logits, labels[start : start + rows], scale, rule.multiplier, rule.cap
+            )
             loss += chunk_loss
             torch.mm(d_logits, weight, out=d_hidden[start : start + rows])
             if d_weight is not None:

@@ -54,7 +54,7 @@ def train(
     Raises Preempted after a stop with a committed checkpoint, Diverged before a bad update, LostPeer when left alone.
     """
     logs.STEP.info("loading model %s", config.model.path)
-    learner = task.build(config, world)
+    learner = task.build(config, world, _planned_tokens(plan, data))
     settings = AdamSettings(
         config.training.adam_beta1,
         config.training.adam_beta2,
@@ -79,6 +79,10 @@ def train(
     stop.defer()
     with open_journal(config, plan, run_dir, world, state) as journal:
         return loop(run, state, journal)
+
+
+def _planned_tokens(plan: Plan, data: Prepared) -> int:
+    return int(data.train.lengths.mean() * plan.global_batch_size * plan.num_steps)
 
 
 def loop(run: Run, state: State, journal: Journal) -> State:

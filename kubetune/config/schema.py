@@ -210,7 +210,13 @@ class TrainingConfig(Section):
         "auto", description="Recompute activations to save memory; `auto`: only where the memory plan asks for it."
     )
     parallelism: Literal["ddp", "fsdp"] = Field("ddp", description="Copies of the model, or shards of it.")
-    compile: Literal["auto"] | bool = Field("auto", description="torch.compile of pointwise parts; `auto`: long runs.")
+    lean: bool = Field(
+        True,
+        description="Cheaper forwards for LoRA layers, norms and the like, each proved equal on the model at hand.",
+    )
+    compile: Literal["auto"] | bool = Field(
+        "auto", description="torch.compile of pointwise parts; `auto`: where the planned work is worth it."
+    )
     resume: Literal["auto", "must", "never"] = Field(
         "auto",
         description="`auto`: go on from the newest good checkpoint. `must`: fail without one. `never`: refuse to "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from kubetune import adapters, models
+from kubetune import adapters, kernels, lean, logs, models
 from kubetune.attention import stream
 from kubetune.data.batches import Batch
 from kubetune.flat import Route, choose_attention, hidden_states, logit_rule, unwrap
@@ -29,8 +29,8 @@ class CausalLM:
     route: Route
 
 
-def build(config: Config, world: World) -> CausalLM:
-    """Load the model, add adapters, choose the attention, set gradient checkpointing."""
+def build(config: Config, world: World, planned_tokens: int) -> CausalLM:
+    """Load the model, add adapters, choose the attention and everything else that makes it fast or small."""
     from transformers import AutoModelForCausalLM
 
     model = models.load_pretrained(AutoModelForCausalLM, config, world.device)
@@ -39,6 +39,12 @@ def build(config: Config, world: World) -> CausalLM:
     learner = ready(model.train(), config)
     if config.training.gradient_checkpointing is True:
         recompute_activations(model)
+    if config.training.lean and learner.route.flat:
+        fused = lean.wants_compile(config.training.compile, model, planned_tokens, world.device)
+        kernels.compile_pointwise(fused)
+        swapped = lean.make_lean(model, fused=fused)
+        logs.MODEL.debug("cheaper forwards: %s", dict(swapped))
+        logs.MODEL.info("pointwise kernels are %s", "compiled" if fused else "not compiled")
     return learner
 
 
@@ -76,7 +82,7 @@ def loss(task: CausalLM, batch: Batch, scale: float) -> Tensor:
 
 def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
-    with stream(batch.borders):
+    with stream(batch.borders, batch.rows):
         value = loss(task, batch, scale)
         value.backward()
     return value.detach()

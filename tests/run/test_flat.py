@@ -16,6 +16,7 @@ from kubetune.config.schema import LoraConfig
 from kubetune.data.batches import Batch, collate
 from kubetune.data.order import pack
 from kubetune.flat import Route, choose_attention, self_check
+from kubetune.lean import make_lean
 from kubetune.tasks.causal_lm import CausalLM, backward, recompute_activations
 from tests.architectures import (
     FLAT,
@@ -191,3 +192,26 @@ def test_long_sequences_take_another_kernel_with_the_same_result(monkeypatch):
 def test_flat_mask_cannot_be_computed_with():
     with pytest.raises(CannotRunFlat), stream((0, 3)):
         FlatMask(0).to(torch.float32)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("name", PROMISED)
+def test_lean_forwards_change_nothing(name, fused):
+    """Every swap together, dropped rows included, against plain transformers."""
+    model, rows = build_model(name, PROMISED[name]), random_rows()
+    loss, gradients = reference_gradients(model, rows)
+    names = [n for n, _ in model.named_parameters()]
+    swapped = make_lean(model, fused=fused)
+    flat_loss, flat, _ = flat_gradients(model, rows)
+    assert swapped["lora"]
+    assert swapped["rows"]
+    assert not fused or name in ("gpt2", "phi") or swapped["norm"]
+    assert [n for n, _ in model.named_parameters()] == names
+    assert flat_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(flat, gradients) <= EXACT
+
+
+def test_dora_and_dropout_keep_pefts_own_forward():
+    base = build_model("llama", PROMISED["llama"], lora=False)
+    model = add_lora(base, LoraConfig(r=4, use_dora=True), task_type="CAUSAL_LM", seed=0)
+    assert not make_lean(model, fused=False)["lora"]

@@ -1,0 +1,205 @@
+"""Forward and backward of the small operations around the matrix products, written out so that they can be fused.
+
+Autograd keeps every intermediate of a norm or an activation; these keep the inputs and recompute. Each pointwise
+function is looked up in FUSED at call time, where `compile_pointwise` puts its compiled form.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+
+def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> tuple[Tensor, Tensor]:
+    """`x / rms(x) * (weight + offset)` in fp32, and the reciprocal rms. `late_cast`: Gemma's order of rounding."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    normed = wide * scale
+    if late_cast:
+        return (normed * (weight.float() + offset)).to(x.dtype), scale
+    return weight * normed.to(x.dtype), scale
+
+
+def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, offset: float) -> Tensor:
+    """Gradient of the input."""
+    normed = x.float() * scale
+    wide = grad.float() * (weight.float() + offset)
+    return ((wide - normed * (wide * normed).mean(-1, keepdim=True)) * scale).to(x.dtype)
+
+
+def rms_norm_weight_gradient(grad: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+    """Gradient of the weight, summed in fp32."""
+    return (grad.float() * (x.float() * scale)).reshape(-1, x.shape[-1]).sum(0)
+
+
+def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
+    """`silu(gate) * up`."""
+    return F.silu(gate) * up
+
+
+def swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of gate and up."""
+    return torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)
+
+
+def _turn(x: Tensor, sign: int) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first] if sign > 0 else [second, -first], -1)
+
+
+def rotary_forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary position embedding (arXiv 2104.09864) of queries and keys."""
+    return q * cos + _turn(q, 1) * sin, k * cos + _turn(k, 1) * sin
+
+
+def rotary_backward(d_q: Tensor, d_k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn the gradients back."""
+    return d_q * cos + _turn(d_q * sin, -1), d_k * cos + _turn(d_k * sin, -1)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, scale: float, multiplier: float, cap: float) -> tuple[Tensor, Tensor]:
+    """Raw logits `[rows, vocabulary]` (overwritten) -> (summed loss, `scale` × gradient of the raw logits)."""
+    bent = logits
+    if multiplier != 1.0:
+        bent = bent.float() * multiplier
+    if cap:
+        bent = torch.tanh(bent.float() / cap) * cap
+    log_probabilities = F.log_softmax(bent, -1, dtype=torch.float32)
+    column = labels[:, None]
+    loss = -log_probabilities.gather(1, column).sum()
+    if torch.compiler.is_compiling():
+        # A scatter would cut the fused loop in two; comparing with the label does not.
+        hit = torch.arange(logits.shape[1], device=logits.device) == column
+        gradient = log_probabilities.exp() - hit.float()
+    else:
+        minus_one = log_probabilities.new_full((1, 1), -1.0).expand_as(column)
+        gradient = log_probabilities.exp_().scatter_add_(1, column, minus_one)
+    if cap:
+        gradient = gradient * (1 - (bent / cap) ** 2)
+    return loss, logits.copy_(gradient * (scale * multiplier))
+
+
+POINTWISE: tuple[Callable[..., Any], ...] = (
+    rms_norm_forward,
+    rms_norm_backward,
+    rms_norm_weight_gradient,
+    swiglu_forward,
+    swiglu_backward,
+    rotary_forward,
+    rotary_backward,
+    cross_entropy,
+)
+FUSED: dict[str, Callable[..., Any]] = {f.__name__: f for f in POINTWISE}
+
+
+def can_compile(device: torch.device) -> str | None:
+    """None when torch.compile can work here, else what is missing."""
+    if device.type == "cuda":
+        return None
+    return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler (g++)"
+
+
+def compile_pointwise(on: bool = True) -> None:
+    """Use the compiled form of every pointwise function from now on, or (`on=False`) the plain one again.
+
+    Compilation happens on first use; inductor keeps its results in its cache folder.
+    """
+    for function in POINTWISE:
+        FUSED[function.__name__] = torch.compile(function, dynamic=True) if on else function
+
+
+class _RmsNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
+        y, scale = FUSED["rms_norm_forward"](x, weight, eps, offset, late_cast)
+        ctx.save_for_backward(x, weight, scale)
+        ctx.offset = offset
+        return cast(Tensor, y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, weight, scale = ctx.saved_tensors
+        d_x = d_weight = None
+        if ctx.needs_input_grad[0]:
+            d_x = FUSED["rms_norm_backward"](grad, x, weight, scale, ctx.offset)
+        if ctx.needs_input_grad[1]:
+            d_weight = FUSED["rms_norm_weight_gradient"](grad, x, scale).to(weight.dtype)
+        return d_x, d_weight, None, None, None
+
+
+class _SwiGlu(Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return cast(Tensor, FUSED["swiglu_forward"](gate, up))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return cast(tuple[Any, ...], FUSED["swiglu_backward"](*ctx.saved_tensors, grad))
+
+
+class _Rotary(Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        return cast(tuple[Tensor, Tensor], FUSED["rotary_forward"](q, k, cos, sin))
+
+    @staticmethod
+    def backward(ctx: Any, d_q: Tensor, d_k: Tensor) -> tuple[Any, ...]:
+        return *FUSED["rotary_backward"](d_q, d_k, *ctx.saved_tensors), None, None
+
+
+class _LoraLinear(Function):
+    """`x Wᵀ + b + s (x Aᵀ) Bᵀ`: adapters are kept in fp32, the arithmetic is in x's dtype; keeps x and x Aᵀ."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, transposed: bool
+    ) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        w = weight if transposed else weight.t()
+        a, b = a.to(x.dtype), b.to(x.dtype)
+        y = flat @ w if bias is None else torch.addmm(bias, flat, w)
+        low = flat @ a.t()
+        y.addmm_(low, b.t(), alpha=scaling)
+        ctx.save_for_backward(flat, low, w, a, b)
+        ctx.scaling, ctx.shape = scaling, x.shape
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, low, w, a, b = ctx.saved_tensors
+        d_y = grad.reshape(-1, grad.shape[-1])
+        d_low = (d_y @ b).mul_(ctx.scaling)
+        d_x = torch.mm(d_y, w.t()).addmm_(d_low, a).view(ctx.shape) if ctx.needs_input_grad[0] else None
+        d_a, d_b = (d_low.t() @ x).float(), (d_y.t() @ low).float().mul_(ctx.scaling)
+        return d_x, None, None, d_a, d_b, None, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
+    """RMSNorm (arXiv 1910.07467) that keeps only its input."""
+    return cast(Tensor, _RmsNorm.apply(x, weight, eps, offset, late_cast))  # type: ignore[no-untyped-call]
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """`silu(gate) * up` that keeps only its inputs."""
+    return cast(Tensor, _SwiGlu.apply(gate, up))  # type: ignore[no-untyped-call]
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary embedding that keeps nothing of q and k."""
+    return cast(tuple[Tensor, Tensor], _Rotary.apply(q, k, cos, sin))  # type: ignore[no-untyped-call]
+
+
+def lora_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, transposed: bool
+) -> Tensor:
+    """A frozen linear layer with its adapter; `transposed`: the weight is stored `[in, out]` (Conv1D)."""
+    out = _LoraLinear.apply(x, weight, bias, a, b, scaling, transposed)  # type: ignore[no-untyped-call]
+    return cast(Tensor, out)

@@ -1,0 +1,192 @@
+"""Cheaper forwards for modules of an unmodified Hugging Face + PEFT model. Names, parameters and saving stay.
+
+A module is recognised by its structure, and its new forward is proved equal on the module at hand before it is used;
+anything else stays as it is. LoRA layers and dropped rows pay everywhere; norms, SwiGLU and rotary embeddings pay when
+their kernels are compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kubetune import errors, kernels
+from kubetune.attention import CURRENT
+from kubetune.flat import unwrap
+
+Forward = Callable[..., Tensor]
+
+
+# Floating-point operations from which compiling pays for itself: some minutes of training on two cores, on a GPU.
+WORTH_COMPILING = {"cpu": 5e13, "cuda": 5e15}
+
+
+def wants_compile(setting: bool | str, model: nn.Module, planned_tokens: int, device: torch.device) -> bool:
+    """`training.compile` decided: by the work planned, never by a clock, so that a resumed run decides alike.
+
+    Raises ConfigError when compiling was asked for by name and cannot work here.
+    """
+    missing = kernels.can_compile(device)
+    if setting == "auto":
+        # Forward and the gradient of the inputs; frozen weights need no gradient of their own.
+        work = 4.0 * sum(p.numel() for p in model.parameters()) * planned_tokens
+        return missing is None and work >= WORTH_COMPILING[device.type]
+    if setting and missing is not None:
+        raise errors.ConfigError(f"training.compile is true, but {missing}; install one, or leave it at auto")
+    return bool(setting)
+
+
+def make_lean(model: nn.Module, *, fused: bool) -> Counter[str]:
+    """Swap what can be swapped; with `fused` also what pays only when compiled. Returns how many of each kind."""
+    done: Counter[str] = Counter()
+    norms: dict[type, Forward | None] = {}
+    for module in model.modules():
+        for kind, forward in _candidates(module, norms, fused):
+            module.forward = MethodType(forward, module)
+            done[kind] += 1
+    if fused:
+        done["rotary"] += _swap_rotary(unwrap(model))
+    done["rows"] += _skip_unlabelled_rows(model)
+    return +done
+
+
+def _candidates(module: Any, norms: dict[type, Forward | None], fused: bool) -> Iterator[tuple[str, Forward]]:
+    if _is_plain_lora(module):
+        yield "lora", _lora_forward
+    elif fused and _is_rms_norm(module):
+        if type(module) not in norms:
+            norms[type(module)] = _prove_norm(module)
+        if (forward := norms[type(module)]) is not None:
+            yield "norm", forward
+    elif fused and _is_swiglu(module) and _is_same(module, _swiglu_forward, module.gate_proj.in_features):
+        yield "swiglu", _swiglu_forward
+
+
+def _is_plain_lora(module: Any) -> bool:
+    from peft.tuners.lora.layer import Linear
+
+    if type(module) is not Linear or len(module.active_adapters) != 1:
+        return False
+    name, weight = module.active_adapters[0], module.base_layer.weight
+    frozen = not weight.requires_grad and weight.is_floating_point()
+    plain = not module.lora_variant and module.lora_A[name].bias is None and module.lora_B[name].bias is None
+    return frozen and plain
+
+
+def _lora_forward(module: Any, x: Tensor) -> Tensor:
+    name, base = module.active_adapters[0], module.base_layer
+    dropping = module.training and getattr(module.lora_dropout[name], "p", 0.0)
+    if module.disable_adapters or module.merged or dropping:
+        return type(module).forward(module, x)  # type: ignore[no-any-return]
+    return kernels.lora_linear(
+        x,
+        base.weight,
+        base.bias,
+        module.lora_A[name].weight,
+        module.lora_B[name].weight,
+        module.scaling[name],
+        module.is_target_conv_1d_layer or module.fan_in_fan_out,
+    )
+
+
+def _is_rms_norm(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return type(module).__name__.endswith("RMSNorm") and isinstance(weight, Tensor) and weight.dim() == 1
+
+
+def _prove_norm(module: Any) -> Forward | None:
+    """Which of the known forms of RMSNorm this class has, tried with a random weight; None for none of them."""
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if eps is None:
+        return None
+    kept = module.weight.data.clone()
+    module.weight.data.normal_(generator=torch.Generator(module.weight.device).manual_seed(0))
+    try:
+        for offset, late_cast in ((0.0, False), (0.0, True), (1.0, True)):
+
+            def forward(self: Any, x: Tensor, offset: float = offset, late_cast: bool = late_cast) -> Tensor:
+                return kernels.rms_norm(x, self.weight, eps, offset, late_cast)
+
+            if _is_same(module, forward, module.weight.numel()):
+                return forward
+    finally:
+        module.weight.data.copy_(kept)
+    return None
+
+
+def _is_swiglu(module: nn.Module) -> bool:
+    parts = all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn"))
+    return parts and "silu" in type(module.act_fn).__name__.lower() and hasattr(module.gate_proj, "in_features")
+
+
+def _swiglu_forward(module: Any, x: Tensor) -> Tensor:
+    return module.down_proj(kernels.swiglu(module.gate_proj(x), module.up_proj(x)))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _is_same(module: nn.Module, forward: Forward, features: int) -> bool:
+    """Whether `forward` gives what the module gives, on random input."""
+    parameter = next(module.parameters())
+    x = torch.randn(1, 6, features, generator=torch.Generator().manual_seed(0)).to(parameter)
+    theirs, ours = module(x).float(), forward(module, x).float()
+    tolerance = 1e-6 if parameter.dtype == torch.float32 else 4e-3
+    return bool((theirs - ours).norm() <= tolerance * theirs.norm())
+
+
+def _swap_rotary(lm: Any) -> int:
+    """Rotary embedding is a function of the model's source file, so one swap serves all its layers."""
+    source = sys.modules[type(lm).__module__]
+    stock = getattr(source, "apply_rotary_pos_emb", None)
+    if stock is None or hasattr(stock, "lean"):
+        return 0
+
+    def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or cos.shape[-1] != q.shape[-1] or cos.dim() != 3:
+            return stock(q, k, cos, sin, *args, **kwargs)
+        return kernels.rotary(q, k, cos.unsqueeze(1), sin.unsqueeze(1))
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, cos, sin = (torch.randn(*s, generator=generator) for s in ((1, 4, 5, 8), (1, 2, 5, 8), (1, 5, 8), (1, 5, 8)))
+    try:
+        pairs = list(zip(stock(q, k, cos, sin), apply(q, k, cos, sin), strict=True))
+        equal = all(torch.allclose(theirs, ours, atol=1e-5) for theirs, ours in pairs)
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return 0  # another signature or layout than the common one: leave it alone
+    if equal:
+        apply.lean = True  # type: ignore[attr-defined]
+        source.apply_rotary_pos_emb = apply  # type: ignore[attr-defined]
+    return int(equal)
+
+
+def _skip_unlabelled_rows(model: nn.Module) -> int:
+    """After the last attention only rows that predict a label matter: leave the others out of what follows.
+
+    The self-check runs without rows, so this is exact by construction: nothing after attention mixes rows.
+    """
+    layers = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len, default=None)
+    if not layers:
+        return 0
+    last = layers[-1]
+    attention = next((m for n, m in last.named_children() if "att" in n and "norm" not in n), None)
+    outputs = (getattr(attention, name, None) for name in ("o_proj", "dense", "c_proj"))
+    swapped = 0
+    for module in (getattr(last, "mlp", None), next((m for m in outputs if m is not None), None)):
+        if module is None or hasattr(module, "router") or hasattr(module, "gate"):
+            continue  # a router balances over all rows it sees
+        stock = module.forward
+
+        def rows_only(self: Any, x: Tensor, stock: Forward = stock) -> Tensor:
+            if CURRENT.rows is None or x.dim() != 3:
+                return stock(x)
+            y = stock(x[:, CURRENT.rows])
+            return y.new_zeros(1, x.shape[1], y.shape[-1]).index_copy(1, CURRENT.rows, y)
+
+        module.forward = MethodType(rows_only, module)
+        swapped += 1
+    return swapped
