@@ -6,21 +6,24 @@ import http.client
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 
-from tests.cluster.standin.objects import Object, name_of, phase
+from tests.cluster.standin.objects import Object, labels_of, name_of, phase, terminating
 from tests.cluster.standin.resources import BY_KIND
 
 REPOSITORY = Path(__file__).parents[2]
 _NEEDED_PROGRAMS = ("ip", "nsenter")
 _RECONNECT_SECONDS = 0.05
+JOB_INDEX = "batch.kubernetes.io/job-completion-index"
 _SYSTEM_PREFIXES = ("/usr", "/usr/local")
 
 
@@ -153,6 +156,20 @@ class Cluster:
 
         return self.wait(kind, name, test, seconds)
 
+    def wait_ready(self, job: str, pods: int = 1, seconds: float = 30) -> list[Object]:
+        """The pods of a Job, once so many of them are ready."""
+        self.wait("Job", job, lambda found: found.get("status", {}).get("ready") == pods, seconds)
+        return self.list("Pod", f"job-name={job}")
+
+    def wait_replacement(self, pod: Object, seconds: float = 30) -> Object:
+        """The running pod that took the place of another one in the same Job."""
+
+        def test(other: Object) -> bool:
+            same = all(labels_of(other).get(label) == labels_of(pod).get(label) for label in ("job-name", JOB_INDEX))
+            return same and name_of(other) != name_of(pod) and phase(other) == "Running" and not terminating(other)
+
+        return self._wait("Pod", "", test, seconds)
+
     def log(self, pod: str, container: str = "") -> str:
         """All of a container's log so far."""
         return "".join(self._log_lines(pod, timeout_seconds=30, container=container))
@@ -199,9 +216,25 @@ class Cluster:
         """Images whose name matches the regular expression cannot be pulled."""
         self._fault("break-image", image=image)
 
-    def outage(self, seconds: float) -> None:
-        """Drop all connections to the API server and refuse new ones for a while; pods go on."""
-        self._fault("outage", seconds=seconds)
+    def uninstall(self, kind: str) -> None:
+        """Take a custom kind away, as where its operator was never installed."""
+        self._fault("uninstall", kind=kind)
+
+    def refuse(self, kind: str, message: str) -> None:
+        """Refuse to create objects of a kind, as a quota does: `exceeded quota: gpus, requested: …`."""
+        self._fault("refuse", kind=kind, message=message)
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """Drop all connections to the API server and refuse new ones; pods go on."""
+        process = self.control_plane.process
+        process.send_signal(signal.SIGUSR1)
+        self._wait_for_connections(accepted=False)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGUSR2)
+            self._wait_for_connections(accepted=True)
 
     def clear_faults(self) -> None:
         self._fault("clear")
@@ -210,6 +243,16 @@ class Cluster:
         self.request("POST", f"/standin/faults/{name}", body)
 
     # -- inside
+    def _wait_for_connections(self, accepted: bool) -> None:
+        host, port = self._address.split(":")
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if (probe.connect_ex((host, int(port))) == 0) == accepted:
+                    return
+            time.sleep(_RECONNECT_SECONDS)
+        raise AssertionError(f"the server {'refuses' if accepted else 'accepts'} connections still")
+
     def _path(self, kind: str, name: str = "") -> str:
         resource = BY_KIND[kind]
         root = f"/apis/{resource.api_version}" if resource.group else f"/api/{resource.version}"

@@ -121,7 +121,7 @@ def test_a_stale_update_is_a_conflict(cluster: Cluster) -> None:
 
 def test_deleting_an_owner_deletes_what_it_owns(cluster: Cluster) -> None:
     cluster.apply(job("fit", pod_spec("exec sleep 600", terminationGracePeriodSeconds=0), completions=2, parallelism=2))
-    cluster.wait("Job", "fit", lambda found: found.get("status", {}).get("ready") == 2)
+    cluster.wait_ready("fit", pods=2)
     path = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/fit"
     cluster.request("DELETE", path, {"propagationPolicy": "Foreground"})
     cluster.wait_gone("Job", "fit")

@@ -69,7 +69,7 @@ def test_an_exit_code_of_the_failure_policy_fails_the_job_at_once(cluster: Clust
 
 def test_suspending_a_job_stops_its_pods_until_it_is_resumed(cluster: Cluster) -> None:
     cluster.apply(job("fit", pod_spec("exec sleep 600", terminationGracePeriodSeconds=0)))
-    cluster.wait("Job", "fit", lambda found: found.get("status", {}).get("ready"))
+    cluster.wait_ready("fit")
     for suspend, active in ((True, 0), (False, 1)):
         path = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/fit"
         cluster.request("PATCH", path, {"spec": {"suspend": suspend}}, "application/merge-patch+json")

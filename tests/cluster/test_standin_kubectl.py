@@ -137,29 +137,16 @@ def test_rollout_and_scale(cluster: Cluster, kind: str) -> None:
 
 def test_drain_evicts_with_the_grace_period(cluster: Cluster) -> None:
     script = "trap 'echo saved; exit 143' TERM; echo up; while :; do sleep 0.02; done"
-    cluster.apply(job("fit", pod_spec(script), podFailurePolicy={"rules": [IGNORE_DISRUPTIONS]}))
-    first = wait_for_pod(cluster, "fit")
+    ignore = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    cluster.apply(job("fit", pod_spec(script), podFailurePolicy={"rules": [ignore]}))
+    (first,) = cluster.wait_ready("fit")
     cluster.wait_log(name_of(first), "up")
     node = first["spec"]["nodeName"]
     cluster.kubectl("drain", node, "--timeout=20s", "--pod-selector=job-name=fit")
-    replaced = cluster.wait("Job", "fit", lambda found: is_running(found) and not found["status"]["terminating"])
-    assert replaced["status"].get("failed", 0) == 0
-    second = next(found for found in cluster.list("Pod") if name_of(found) != name_of(first))
+    second = cluster.wait_replacement(first)
     assert second["spec"]["nodeName"] != node
+    assert cluster.get("Job", "fit")["status"].get("failed", 0) == 0
     cluster.kubectl("uncordon", node)
-
-
-IGNORE_DISRUPTIONS = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-
-
-def is_running(job: Object) -> bool:
-    return bool(job.get("status", {}).get("ready"))
-
-
-def wait_for_pod(cluster: Cluster, job: str) -> Object:
-    """The first pod of a Job, once it runs."""
-    cluster.wait("Job", job, is_running)
-    return cluster.list("Pod", f"job-name={job}")[0]
 
 
 @pytest.mark.parametrize(

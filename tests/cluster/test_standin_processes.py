@@ -56,7 +56,7 @@ def test_nothing_outlives_a_killed_server(own_control_plane: ControlPlane, tmp_p
     template = pod_spec(script, container=own, volumes=[memory])
     mounts, links = Path("/proc/self/mounts").read_text(), os.listdir("/sys/class/net")
     cluster.apply(job("fit", template, completions=2, parallelism=2))
-    cluster.wait("Job", "fit", lambda found: found.get("status", {}).get("ready") == 2)
+    cluster.wait_ready("fit", pods=2)
     running = {*descendants_of(own_control_plane.process.pid), *processes_with(marker)}
     assert len(processes_with(marker)) >= 2
     own_control_plane.process.kill()

@@ -76,14 +76,14 @@ class Api:
             case ["healthz" | "readyz" | "livez"]:
                 return web.Response(text="ok")
             case ["openapi", "v3", *rest]:
-                return json_response(discovery.openapi(rest, self._version))
+                return json_response(discovery.openapi(self._faults.served(), rest, self._version))
             case ["standin", "faults", name]:
                 return await self._inject(request, name)
             case ["api"] | ["apis"] if discovery.AGGREGATED in request.headers.get("Accept", ""):
-                body = discovery.aggregated(core=parts == ["api"])
+                body = discovery.aggregated(self._faults.served(), core=parts == ["api"])
                 return json_response(body, content_type=discovery.AGGREGATED_TYPE)
             case ["api"] | ["api", _] | ["apis"] | ["apis", _] | ["apis", _, _]:
-                return json_response(discovery.document(parts))
+                return json_response(discovery.document(self._faults.served(), parts))
             case ["api" | "apis", *_]:
                 return await self._serve(request, parse_path(parts))
         raise no_such_path()
@@ -98,6 +98,8 @@ class Api:
     async def _serve(self, request: web.Request, target: Target) -> web.StreamResponse:
         """Requests about objects and their subresources."""
         store, resource, namespace = self._store, target.resource, target.namespace
+        if resource not in self._faults.served():
+            raise no_such_path()
         verb = _verb(request, target)
         access.check(store, _token(request), verb, target)
         if target.subresource not in (None, "status"):
@@ -149,8 +151,10 @@ class Api:
         if causes:
             raise invalid(resource, meta.get("name", ""), causes)
         fill_defaults(obj)
-        if resource.kind == "Pod" and old is None:
-            admit_pod(self._store, obj)
+        if old is None:
+            self._faults.check_creation(obj)
+            if resource.kind == "Pod":
+                admit_pod(self._store, obj)
         if resource.kind in ("Job", "StatefulSet", "Deployment") and restricted(self._store, target.namespace):
             # such an object is stored all the same; only its pods will be refused
             violations = pod_security_violations(obj["spec"]["template"]["spec"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .errors import no_such_path
 from .objects import Object
-from .resources import RESOURCES, Resource
+from .resources import Resource
 
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 AGGREGATED = "as=APIGroupDiscoveryList"
@@ -12,15 +12,15 @@ AGGREGATED_TYPE = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscov
 _PATCH_PARAMETERS = ("dryRun", "fieldManager", "fieldValidation", "force")
 
 
-def _by_version(core: bool) -> dict[str, dict[str, list[Resource]]]:
+def _by_version(served: list[Resource], core: bool) -> dict[str, dict[str, list[Resource]]]:
     out: dict[str, dict[str, list[Resource]]] = {}
-    for resource in RESOURCES:
+    for resource in served:
         if (resource.group == "") == core:
             out.setdefault(resource.group, {}).setdefault(resource.version, []).append(resource)
     return out
 
 
-def aggregated(core: bool) -> Object:
+def aggregated(served: list[Resource], core: bool) -> Object:
     """The whole discovery of `/api` (core) or `/apis` in one document."""
     items = [
         {
@@ -30,7 +30,7 @@ def aggregated(core: bool) -> Object:
                 for version, resources in versions.items()
             ],
         }
-        for group, versions in _by_version(core).items()
+        for group, versions in _by_version(served, core).items()
     ]
     return {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
 
@@ -71,11 +71,11 @@ def _aggregated_entry(resource: Resource) -> Object:
     }
 
 
-def document(parts: list[str]) -> Object:
+def document(served: list[Resource], parts: list[str]) -> Object:
     """The plain discovery documents: `api`, `api/v1`, `apis`, `apis/GROUP`, `apis/GROUP/VERSION`."""
     if parts == ["api"]:
         return {"kind": "APIVersions", "versions": ["v1"]}
-    groups = _by_version(core=parts[0] == "api")
+    groups = _by_version(served, core=parts[0] == "api")
     if parts == ["apis"]:
         listed = [_group(name, list(versions)) for name, versions in groups.items()]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
@@ -110,9 +110,9 @@ def _plain_entries(resource: Resource) -> list[Object]:
     return [own, *below]
 
 
-def openapi(parts: list[str], version: str) -> Object:
+def openapi(served: list[Resource], parts: list[str], version: str) -> Object:
     """OpenAPI v3 as far as kubectl apply reads it: which kinds accept server-side field validation."""
-    documents = {_openapi_path(resource) for resource in RESOURCES}
+    documents = {_openapi_path(resource) for resource in served}
     if not parts:
         return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}?hash=1"} for path in sorted(documents)}}
     wanted = "/".join(parts)
@@ -128,7 +128,7 @@ def openapi(parts: list[str], version: str) -> Object:
                 "responses": {"200": {"description": "OK"}},
             }
         }
-        for resource in RESOURCES
+        for resource in served
         if _openapi_path(resource) == wanted
     }
     info = {"title": "standin", "version": version}

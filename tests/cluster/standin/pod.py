@@ -161,11 +161,13 @@ class PodWorker:
         if first:
             self._end_task = asyncio.create_task(self._end())
 
-    def kill(self, reason: str) -> None:
-        """SIGKILL every container, as the kernel does when memory runs out or a machine fails."""
-        for container in self.containers.values():
+    def kill(self, reason: str) -> bool:
+        """SIGKILL every container, as the kernel does when memory runs out; false when none runs."""
+        running = [container for container in self.containers.values() if container.pid is not None]
+        for container in running:
             container.end_reason = reason
             container.signal(signal.SIGKILL)
+        return bool(running)
 
     async def _end(self) -> None:
         self.publish()  # a terminating pod leaves its Services

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import sys
 
@@ -28,7 +29,7 @@ async def serve(settings: Settings, listener: socket.socket, url: str) -> None:
     application = Api(store, kubelet, faults, settings).application()
     tasks = [
         asyncio.create_task(reconcile_forever(Context(store, settings, faults), kubelet)),
-        asyncio.create_task(_listen(application, listener, faults)),
+        asyncio.create_task(_listen(application, listener)),
         asyncio.create_task(_until_stdin_closes()),
     ]
     print(f"ready {url}", flush=True)
@@ -57,15 +58,20 @@ def _first_objects(settings: Settings) -> list[Object]:
     return objects
 
 
-async def _listen(application: web.Application, listener: socket.socket, faults: Faults) -> None:
-    """Answer requests; in an outage drop every connection and refuse new ones."""
+async def _listen(application: web.Application, listener: socket.socket) -> None:
+    """Answer requests; from SIGUSR1 to SIGUSR2 drop every connection and refuse new ones."""
+    leave, come_back = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, leave.set)
+    loop.add_signal_handler(signal.SIGUSR2, come_back.set)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     while True:
         # a copy, for closing the site closes its socket; shutdown is what ends the listening of both
         site = web.SockSite(runner, listener.dup())
         await site.start()
-        seconds = await faults.outage_seconds.get()
+        await leave.wait()
+        leave.clear()
         await site.stop()
         assert runner.server is not None
         for connection in list(runner.server.connections):
@@ -73,7 +79,8 @@ async def _listen(application: web.Application, listener: socket.socket, faults:
             if connection.transport is not None:
                 connection.transport.abort()
         listener.shutdown(socket.SHUT_RD)
-        await asyncio.sleep(seconds)
+        await come_back.wait()
+        come_back.clear()
 
 
 async def _until_stdin_closes() -> None:

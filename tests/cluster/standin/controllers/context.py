@@ -30,6 +30,7 @@ class Context:
         meta = {"namespace": namespace_of(owner), "ownerReferences": [owner_reference(owner)], **metadata}
         body = {"apiVersion": BY_KIND[kind].api_version, "kind": kind, "metadata": meta, "spec": copy.deepcopy(spec)}
         try:
+            self.faults.check_creation(body)
             if kind == "Pod":
                 admit_pod(self.store, body)
             return self.store.create(body)
