@@ -182,6 +182,8 @@ def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> lis
     else:
         meeting = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
         meeting += ["--master-port", str(place.master_port)]
+        where = f"{place.master_addr}:{place.master_port}"
+        print(f"kubetune: node {place.node} of {place.nodes} meets the others at {where}", flush=True)
     command = [*_module("kubetune.torchrun", note), *meeting]
     command += ["--nnodes", str(place.nodes), "--nproc-per-node", str(place.processes), "--max-restarts", "0"]
     command += ["--shutdown-timeout", str(int(relay.grace_seconds)), "--module", worker, str(run_dir)]

@@ -46,8 +46,9 @@ def launch(config: Config, plan: Plan, run_dir: Path, *, source: Path | None = N
 def create_run_dir(config: Config, run_dir: Path, plan: Plan | None = None, source: Path | None = None) -> None:
     """Write config.yaml, resolved.json and plan.json. Raises ConfigError as `check_run_dir` does."""
     check_run_dir(config, run_dir, plan)
-    files.write_atomic(run_dir / "config.yaml", source.read_text() if source is not None else as_yaml(config))
+    # First what tells other nodes on the same disk, at this very moment perhaps, that the directory is this run's.
     files.write_atomic(run_dir / RESOLVED, json.dumps(resolved(config), indent=2) + "\n")
+    files.write_atomic(run_dir / "config.yaml", source.read_text() if source is not None else as_yaml(config))
     if plan is not None:
         files.write_atomic(run_dir / PLAN, plan.to_json())
 

@@ -224,6 +224,21 @@ def test_a_second_run_in_the_same_directory_is_refused_with_the_process(inputs: 
     assert f"process {first.pid}" in second.stderr
 
 
+def test_a_pod_makes_the_run_directory_from_its_config(inputs: Path, tmp_path: Path) -> None:
+    text = f"model: {inputs / 'model'}\ndata: {{train: {inputs / 'train.jsonl'}, max_length: 64}}\nlora: {{}}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "kubetune.agent", "run", "--config", "run.yaml", "training.max_steps=1"],
+        cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "run" / "config.yaml").read_text() == text
+    resolved = json.loads((tmp_path / "run" / "resolved.json").read_text())
+    assert resolved["output"] == "run"
+    assert resolved["training"]["max_steps"] == 1
+    assert (tmp_path / "run" / "checkpoints" / "last").exists()
+
+
 def test_without_output_each_run_gets_a_directory_of_its_own(inputs: Path) -> None:
     bad = ["--data", "train.jsonl", "data.max_length=8", "data.overlong=error"]
     for _ in range(2):
