@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     # Its warnings and errors tell of signals we sent and of ranks that explain themselves.
     logging.disable(logging.ERROR)
     try:
-        run(parse_args(arguments))  # type: ignore[no-untyped-call]
+        run(parse_args(arguments))
     except ChildFailedError as error:
         lines = [json.dumps([rank, one.exitcode, one.timestamp]) + "\n" for rank, one in error.failures.items()]
         note.write_text("".join(lines))
