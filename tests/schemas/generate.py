@@ -5,7 +5,7 @@
     python tests/schemas/generate.py custom FOLDER_OF_CRDS      # CustomResourceDefinitions as YAML files
 
 Descriptions and status go, unknown keys become errors, and subtrees that occur often (every custom kind holds whole
-pod templates) are kept once. Run it when a new Kubernetes or operator release is to be supported; not part of the tests.
+pod templates) are kept once. Run it when a new Kubernetes or operator release is to be supported; no test runs it.
 """
 
 from __future__ import annotations

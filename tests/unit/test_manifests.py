@@ -97,17 +97,6 @@ def test_the_same_config_gives_the_same_bytes_in_another_process(tmp_path: Path)
     assert result.stdout == golden("job").read_text()
 
 
-def test_render_is_light() -> None:
-    code = (
-        "import sys; from kubetune.cli import main; code = main(['render', sys.argv[1]]);"
-        "heavy = {'torch', 'transformers', 'datasets', 'peft', 'numpy'} & set(sys.modules);"
-        "sys.exit(str(heavy) if heavy else code)"
-    )
-    environ = {**os.environ, "PYTHONPATH": str(FOLDER.parents[1])}
-    result = subprocess.run([sys.executable, "-c", code, str(FULL)], env=environ, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_runs_the_agent_with_its_config(kind: str) -> None:
     objects = made(kind)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 HEAVY = ("torch", "transformers", "datasets", "peft", "numpy")
+CLUSTER_RUN = Path(__file__).parents[1] / "golden" / "full.yaml"
 SHARED = Path(__file__).parents[2].parent / "shared"
 
 PROBE = f"""
@@ -60,8 +61,9 @@ def folder(tmp_path: Path) -> Path:
         (["plan", "--help"], "--lora-r"),
         (["plan", "run.yaml", "training.global_batch_size=32"], "effective batch   32"),
         (["plan", "run.yaml", "--json"], '"rows": 450'),
+        (["render", str(CLUSTER_RUN), "--kind=jobset"], "kind: JobSet"),
     ],
-    ids=["help", "init", "plan-help", "plan", "plan-json"],
+    ids=["help", "init", "plan-help", "plan", "plan-json", "render"],
 )
 def test_light_verbs_answer_at_once(folder: Path, argv: list[str], answer: str) -> None:
     done, seconds = fastest(folder, *argv)
