@@ -17,15 +17,21 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 
-from tests.cluster.standin.objects import Object, labels_of, name_of, phase, terminating
+from tests.cluster.standin.objects import (
+    COMPLETION_INDEX,
+    Object,
+    condition,
+    labels_of,
+    name_of,
+    phase,
+    terminating,
+)
 from tests.cluster.standin.resources import BY_KIND
 
 REPOSITORY = Path(__file__).parents[2]
 _NEEDED_PROGRAMS = ("ip", "nsenter")
 _RECONNECT_SECONDS = 0.05
-JOB_INDEX = "batch.kubernetes.io/job-completion-index"
 _SYSTEM_PREFIXES = ("/usr", "/usr/local")
-
 
 Finished = subprocess.CompletedProcess[str]
 
@@ -121,7 +127,7 @@ class Cluster:
     def get(self, kind: str, name: str) -> Object:
         return self.request("GET", self._path(kind, name))
 
-    def list(self, kind: str, labels: str = "") -> list[Object]:
+    def find(self, kind: str, labels: str = "") -> list[Object]:
         query = urlencode({"labelSelector": labels})
         items: list[Object] = self.request("GET", f"{self._path(kind)}?{query}")["items"]
         return items
@@ -145,28 +151,27 @@ class Cluster:
         raise AssertionError(f"{kind} {name} is still there after {seconds} s\n{self._why()}")
 
     def wait_phase(self, pod: str, *phases: str, seconds: float = 30) -> Object:
+        """The pod once it is in one of these phases."""
         return self.wait("Pod", pod, lambda obj: phase(obj) in phases, seconds)
 
-    def wait_condition(self, kind: str, name: str, condition: str, seconds: float = 30) -> Object:
-        """The object once a condition of that type is true."""
-
-        def test(obj: Object) -> bool:
-            conditions = obj.get("status", {}).get("conditions", [])
-            return any(entry["type"] == condition and entry["status"] == "True" for entry in conditions)
-
-        return self.wait(kind, name, test, seconds)
+    def wait_condition(self, kind: str, name: str, type_: str, seconds: float = 30) -> Object:
+        """The object once its condition of that type is true."""
+        return self.wait(kind, name, lambda obj: condition(obj, type_), seconds)
 
     def wait_ready(self, job: str, pods: int = 1, seconds: float = 30) -> list[Object]:
         """The pods of a Job, once so many of them are ready."""
         self.wait("Job", job, lambda found: found.get("status", {}).get("ready") == pods, seconds)
-        return self.list("Pod", f"job-name={job}")
+        return self.find("Pod", f"job-name={job}")
 
     def wait_replacement(self, pod: Object, seconds: float = 30) -> Object:
         """The running pod that took the place of another one in the same Job."""
 
+        def place(found: Object) -> list[str | None]:
+            return [labels_of(found).get(label) for label in ("job-name", COMPLETION_INDEX)]
+
         def test(other: Object) -> bool:
-            same = all(labels_of(other).get(label) == labels_of(pod).get(label) for label in ("job-name", JOB_INDEX))
-            return same and name_of(other) != name_of(pod) and phase(other) == "Running" and not terminating(other)
+            runs = phase(other) == "Running" and not terminating(other)
+            return runs and place(other) == place(pod) and name_of(other) != name_of(pod)
 
         return self._wait("Pod", "", test, seconds)
 
@@ -295,5 +300,5 @@ class Cluster:
 
     def _why(self) -> str:
         """What a person would look at first."""
-        events = [f"{event['reason']}: {event['message']}" for event in self.list("Event")]
+        events = [f"{event['reason']}: {event['message']}" for event in self.find("Event")]
         return "\n".join(["events:", *events, "server:", self.control_plane.server_log.read_text()])

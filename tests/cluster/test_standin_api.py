@@ -125,7 +125,7 @@ def test_deleting_an_owner_deletes_what_it_owns(cluster: Cluster) -> None:
     path = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/fit"
     cluster.request("DELETE", path, {"propagationPolicy": "Foreground"})
     cluster.wait_gone("Job", "fit")
-    assert cluster.list("Pod") == []
+    assert cluster.find("Pod") == []
 
 
 # -- patches, without a server

@@ -47,7 +47,7 @@ def test_a_pod_that_never_comes_says_why(cluster: Cluster) -> None:
     cluster.apply(job("fit", pod_spec(LIVE), completions=2, parallelism=2))
     cluster.wait_event("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
     cluster.wait_ready("fit")
-    (never,) = cluster.list("Pod", "batch.kubernetes.io/job-completion-index=1")
+    (never,) = cluster.find("Pod", "batch.kubernetes.io/job-completion-index=1")
     assert find_condition(never, "PodScheduled")["reason"] == "Unschedulable"
     cluster.clear_faults()
     cluster.wait_ready("fit", pods=2)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import job, pod_spec
-from tests.cluster.standin.objects import Object, condition, find_condition, name_of, phase
+from tests.cluster.standin.objects import COMPLETION_INDEX, Object, condition, find_condition, name_of, phase
 
 # every pod shows what it was told, finds the master, and stays until all have: what has ended is in no Service
 SHOW = """
@@ -45,7 +45,7 @@ def fail_on(*codes: int, action: str = "FailJob") -> Object:
 
 
 def pods_by(cluster: Cluster, label: str) -> dict[str, Object]:
-    return {found["metadata"]["labels"][label]: found for found in cluster.list("Pod", label)}
+    return {found["metadata"]["labels"][label]: found for found in cluster.find("Pod", label)}
 
 
 # -- Job
@@ -54,7 +54,7 @@ def test_a_failed_pod_is_replaced_until_the_limit(cluster: Cluster) -> None:
     failed = cluster.wait_condition("Job", "fit", "Failed")
     assert condition(failed, "Failed")["reason"] == "BackoffLimitExceeded"
     assert failed["status"]["failed"] == 2
-    assert len(cluster.list("Pod")) == 2  # failed pods stay, with their logs
+    assert len(cluster.find("Pod")) == 2  # failed pods stay, with their logs
 
 
 def test_an_exit_code_of_the_failure_policy_fails_the_job_at_once(cluster: Cluster) -> None:
@@ -109,7 +109,7 @@ def test_members_of_a_stateful_set_have_names_ranks_and_claims(cluster: Cluster)
     }
     cluster.apply({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "fit"}, "spec": spec})
     cluster.wait("StatefulSet", "fit", lambda found: found.get("status", {}).get("readyReplicas") == 2)
-    assert [name_of(found) for found in cluster.list("Pod")] == ["fit-0", "fit-1"]
+    assert [name_of(found) for found in cluster.find("Pod")] == ["fit-0", "fit-1"]
     for index in range(2):
         cluster.kill_pod(f"fit-{index}")  # its restart policy is Always
         cluster.wait("Pod", f"fit-{index}", lambda found: found["status"]["containerStatuses"][0]["restartCount"] == 1)
@@ -209,7 +209,7 @@ def test_a_train_job_becomes_a_jobset_with_the_rendezvous(cluster: Cluster) -> N
         {**api, "kind": "TrainJob", "metadata": {"name": "fit"}, "spec": spec},
     )
     cluster.wait_condition("TrainJob", "fit", "Complete")
-    pods = pods_by(cluster, "batch.kubernetes.io/job-completion-index")
+    pods = pods_by(cluster, COMPLETION_INDEX)
     assert sorted(pods) == ["0", "1"]
     for rank, found in pods.items():
         assert shown(cluster, found) == {

@@ -48,7 +48,7 @@ def test_apply_get_describe_diff_delete(cluster: Cluster) -> None:
 def test_server_side_apply_and_dry_run(cluster: Cluster) -> None:
     dry = cluster.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=text(config_map("m", a="1")))
     assert "serverside-applied (server dry run)" in dry.stdout
-    assert cluster.list("ConfigMap") == []
+    assert cluster.find("ConfigMap") == []
     for data in ({"a": "1", "b": "1"}, {"a": "2"}):
         manifest = text(config_map("m", **data))
         cluster.kubectl("apply", "--server-side", "--field-manager=one", "-f", "-", stdin=manifest)
@@ -129,7 +129,7 @@ def test_rollout_and_scale(cluster: Cluster, kind: str) -> None:
     cluster.kubectl("rollout", "status", f"{kind}/web", "--timeout=20s")
     cluster.kubectl("set", "env", f"{kind}/web", "COLOR=green")
     cluster.kubectl("rollout", "status", f"{kind}/web", "--timeout=20s")
-    pods = [found for found in cluster.list("Pod") if not terminating(found)]
+    pods = [found for found in cluster.find("Pod") if not terminating(found)]
     assert [found["spec"]["containers"][0]["env"][0]["value"] for found in pods] == ["green"] * 2
     cluster.kubectl("scale", f"{kind}/web", "--replicas=1")
     cluster.wait(kind, "web", lambda found: found["status"]["replicas"] == 1)
@@ -161,4 +161,4 @@ def test_drain_evicts_with_the_grace_period(cluster: Cluster) -> None:
 def test_mistakes_are_refused_with_the_field_named(cluster: Cluster, change: Object, message: str) -> None:
     refused = cluster.kubectl("apply", "-f", "-", stdin=text(job("fit", pod_spec("true"), **change)), check=False)
     assert message in refused.stderr
-    assert cluster.list("Job") == []
+    assert cluster.find("Job") == []

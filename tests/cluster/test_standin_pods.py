@@ -44,7 +44,7 @@ def test_two_pods_of_a_job_talk_by_dns_name(cluster: Cluster) -> None:
     service = headless_service("talk", **{"batch.kubernetes.io/job-name": "talk"})
     cluster.apply(service, job("talk", template, completions=2, parallelism=2))
     cluster.wait_condition("Job", "talk", "Complete")
-    first = cluster.list("Pod", "batch.kubernetes.io/job-completion-index=0")[0]
+    first = cluster.find("Pod", "batch.kubernetes.io/job-completion-index=0")[0]
     assert cluster.log(name_of(first)) == "rank 1 on talk-1 True\n"
 
 
@@ -144,7 +144,7 @@ def test_a_failing_container_restarts_with_back_off(cluster: Cluster) -> None:
     cluster.apply(pod("flaky", script, restart="OnFailure", container={"volumeMounts": mounts}, volumes=volumes))
     done = cluster.wait_phase("flaky", "Succeeded")
     assert done["status"]["containerStatuses"][0]["restartCount"] == 2
-    assert {"BackOff", "Started", "Scheduled"} <= {event["reason"] for event in cluster.list("Event")}
+    assert {"BackOff", "Started", "Scheduled"} <= {event["reason"] for event in cluster.find("Event")}
 
 
 def test_a_failed_init_container_keeps_the_others_from_starting(cluster: Cluster) -> None:

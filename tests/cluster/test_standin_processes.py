@@ -15,6 +15,7 @@ import pytest
 from tests.cluster.harness import REPOSITORY, Cluster, ControlPlane, Unavailable
 from tests.cluster.manifests import config_map, headless_service, job, pod_spec
 from tests.cluster.standin.objects import name_of
+from tests.schemas import OLDEST
 
 NOBODY = 65534
 
@@ -120,6 +121,20 @@ def test_it_runs_where_there_is_one_user_only(prefix: tuple[str, ...], open_fold
         spec = pod_spec(script, container=own, volumes=volumes, subdomain="fit")
         cluster.apply(config_map("settings", greeting="hello\n"), service, job("fit", spec))
         cluster.wait_condition("Job", "fit", "Complete")
-        (found,) = cluster.list("Pod")
+        (found,) = cluster.find("Pod")
         ip = found["status"]["podIP"]
         assert cluster.log(name_of(found)).split() == ["hello", ip, "fit-0.fit.default.svc.cluster.local", ip]
+
+
+def test_it_can_be_the_oldest_supported_release(tmp_path: Path) -> None:
+    try:
+        started = ControlPlane(tmp_path, "--kubernetes-version", OLDEST, "--nodes", "3")
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    with started:
+        cluster = Cluster(started, "default", tmp_path)
+        version = cluster.request("GET", "/version")
+        assert f"{version['major']}.{version['minor']}" == OLDEST
+        assert [name_of(node) for node in cluster.find("Node")] == ["node-0", "node-1", "node-2"]
+        cluster.apply(job("fit", pod_spec("true")))
+        cluster.wait_condition("Job", "fit", "Complete")

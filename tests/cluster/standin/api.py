@@ -171,7 +171,7 @@ class Api:
         return object_response(request, target.resource, created, 201, warnings)
 
     def _replace(self, request: web.Request, target: Target, old: Object, new: Object) -> web.Response:
-        """The common end of update and patch."""
+        """The common end of update and patch. A pod's status is the kubelet's: what a client writes there is lost."""
         for key in _IMMUTABLE_METADATA:
             if key in old["metadata"]:
                 new["metadata"][key] = old["metadata"][key]
@@ -189,10 +189,9 @@ class Api:
             warnings = self._admit(new, target, request, old)
         if _dry_run(request):
             return object_response(request, target.resource, new, 200, warnings)
-        if new.get("spec") == old.get("spec") and "spec" in old:
-            new["spec"] = old["spec"]
-        if "status" in new and new["status"] == old.get("status"):
-            new["status"] = old["status"]  # the kubelet holds on to parts of it
+        for part in ("spec", "status"):  # controllers and the kubelet hold on to these; equal ones stay the same object
+            if part in new and new[part] == old.get(part):
+                new[part] = old[part]
         old.clear()
         old.update(new)
         return object_response(request, target.resource, self._store.touch(old), 200, warnings)

@@ -1,7 +1,6 @@
-"""`kubectl exec`, `attach` to nothing else: a command in a running container over the v5 (or v4) channel protocol.
+"""`kubectl exec`: a command in a running container over the v5 (or v4) channel protocol. `kubectl cp` is this and tar.
 
 Every WebSocket message starts with its channel: 0 stdin, 1 stdout, 2 stderr, 3 the final Status, 255 closes a channel.
-`kubectl cp` is this and tar.
 """
 
 from __future__ import annotations

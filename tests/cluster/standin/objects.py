@@ -9,6 +9,8 @@ from typing import Any
 
 Object = dict[str, Any]
 
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"  # annotation and label of an Indexed Job's pods
+
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}

@@ -85,5 +85,5 @@ def parse_path(parts: list[str]) -> Target:
     resource = _BY_PATH.get((group, version, rest[0]))
     if resource is None or len(rest) > 3:
         raise no_such_path()
-    rest = [*rest, *[None] * 2]  # type: ignore[list-item]
-    return Target(resource, namespace, rest[1], rest[2])
+    name = rest[1] if len(rest) > 1 else None
+    return Target(resource, namespace, name, rest[2] if len(rest) > 2 else None)

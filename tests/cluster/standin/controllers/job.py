@@ -9,6 +9,7 @@ import asyncio
 import copy
 
 from tests.cluster.standin.objects import (
+    COMPLETION_INDEX,
     Object,
     condition,
     container_statuses,
@@ -28,7 +29,6 @@ from tests.cluster.standin.objects import (
 
 from .context import Context
 
-COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 _JOB_NAME, _CONTROLLER_UID = "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid"
 _TRACKING = "batch.kubernetes.io/job-tracking"  # the finalizer that keeps a pod until it is counted
 _LARGEST_BACKOFF_EXPONENT = 5

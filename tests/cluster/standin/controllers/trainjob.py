@@ -9,6 +9,7 @@ import copy
 
 from tests.cluster.standin.merge import strategic
 from tests.cluster.standin.objects import (
+    COMPLETION_INDEX,
     Object,
     condition,
     labels_of,
@@ -20,7 +21,6 @@ from tests.cluster.standin.objects import (
 )
 
 from .context import Context
-from .job import COMPLETION_INDEX
 
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _MASTER_PORT = "29500"
