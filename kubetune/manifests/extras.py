@@ -80,6 +80,8 @@ def jupyter(spec: RunSpec) -> list[Manifest]:
         "restartPolicy": "Never",
         "activeDeadlineSeconds": wanted.hours * 3600,
         **pod_basics(spec, gpus=wanted.gpus),
+        # Servers look a bare pod's account up at once, so that a dry run would fail on one that is only being made.
+        "serviceAccountName": spec.kubernetes.service_account or "default",
         "containers": [server],
         "volumes": volumes(spec),
     }
