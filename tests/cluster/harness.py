@@ -29,7 +29,7 @@ from tests.cluster.standin.objects import (
 from tests.cluster.standin.resources import BY_KIND
 
 REPOSITORY = Path(__file__).parents[2]
-_NEEDED_PROGRAMS = ("ip", "nsenter")
+_NEEDED_PROGRAMS = ("ip", "nsenter", "setpriv")
 _RECONNECT_SECONDS = 0.05
 _SYSTEM_PREFIXES = ("/usr", "/usr/local")
 
@@ -58,7 +58,7 @@ class ControlPlane:
         """Start it; `prefix` is put before its command (`setpriv …`). Raises Unavailable."""
         missing = [program for program in _NEEDED_PROGRAMS if shutil.which(program) is None]
         if missing:
-            raise Unavailable(f"the stand-in cluster needs {' and '.join(missing)}")
+            raise Unavailable(f"the stand-in cluster needs {', '.join(missing)}")
         self.state = folder / "state"
         self.server_log = folder / "server.log"
         (folder / "images.json").write_text(json.dumps(_images()))

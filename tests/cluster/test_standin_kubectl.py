@@ -89,6 +89,13 @@ def test_exec_passes_streams_and_exit_code(shell: Cluster) -> None:
     assert "code 5" in terminal.stdout
 
 
+def test_exec_is_the_containers_user_with_its_groups(cluster: Cluster) -> None:
+    context = {"runAsUser": 10001, "runAsGroup": 10002, "fsGroup": 10003}
+    cluster.apply(pod("box", "exec sleep 600", securityContext=context, terminationGracePeriodSeconds=0))
+    cluster.wait_phase("box", "Running")
+    assert cluster.kubectl("exec", "box", "--", "sh", "-c", "id -u; id -G").stdout == "10001\n10002 10003\n"
+
+
 def test_cp_brings_a_folder_there_and_back(shell: Cluster, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "weights.bin").write_bytes(content := os.urandom(300_000))

@@ -38,6 +38,8 @@ class Container:
         context = (worker.spec.get("securityContext") or {}) | (spec.get("securityContext") or {})
         self._context = context
         self._uid, self._gid = context.get("runAsUser", 0), context.get("runAsGroup", 0)
+        groups = [context.get("fsGroup"), *context.get("supplementalGroups", [])]
+        self._groups: list[int] = [group for group in groups if group is not None]
 
     def log_file(self, attempt: int) -> Path:
         return self.worker.folder / "logs" / f"{self.name}.{attempt}.log"
@@ -61,8 +63,10 @@ class Container:
 
     async def exec(self, argv: list[str], **streams: Any) -> Process:
         """Start a command inside the running container, as the container's user."""
-        user = () if runtime.single_user() else ("-S", str(self._uid), "-G", str(self._gid))
-        join = ("nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", *user, "--")
+        join = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "--"]
+        if not runtime.single_user():
+            groups = f"--groups={','.join(map(str, self._groups))}" if self._groups else "--clear-groups"
+            join += ["setpriv", f"--reuid={self._uid}", f"--regid={self._gid}", groups, "--"]
         return await asyncio.create_subprocess_exec(*join, *argv, env=self._env, start_new_session=True, **streams)
 
     def signal(self, number: int) -> None:
@@ -80,7 +84,6 @@ class Container:
         home = "/" if self._uid else "/root"
         self._env = environment(worker.store, worker.pod, self.spec, image, home)
         argv = [*self.spec.get("command", image.command), *self.spec.get("args", [])]
-        groups = [context.get("fsGroup"), *context.get("supplementalGroups", [])]
         return {
             "sandbox": worker.sandbox_pid,
             "scratch": str(worker.folder / "scratch"),
@@ -90,7 +93,7 @@ class Container:
             "no_new_privileges": context.get("allowPrivilegeEscalation") is False,
             "uid": self._uid,
             "gid": self._gid,
-            "groups": [group for group in groups if group is not None],
+            "groups": self._groups,
             "folder": self.spec.get("workingDir", "/"),
             "argv": [expand(word, self._env) for word in argv],
             "env": self._env,

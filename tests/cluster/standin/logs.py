@@ -17,6 +17,8 @@ _FOLLOW_SECONDS = 0.05  # how often a followed file is looked at
 
 async def send_log(request: web.Request, pod: Object, name: str, container: Container | None) -> web.StreamResponse:
     """Stream a container's log; ApiError 400 when it has not started, or has no previous run."""
+    if container is None:
+        raise bad_request(f'container "{name}" in pod "{name_of(pod)}" is waiting to start: ContainerCreating')
     path, attempt = _find(request, pod, name, container)
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     await response.prepare(request)
@@ -28,8 +30,7 @@ async def send_log(request: web.Request, pod: Object, name: str, container: Cont
             file.seek(_tail_start(path, request.query.get("tailLines")))
             while not hung_up(request):
                 # asked before reading: what is written after the read is seen in the next round
-                running = container is not None and container.status["restartCount"] == attempt
-                running = running and "running" in container.status["state"]  # type: ignore[union-attr]
+                running = container.status["restartCount"] == attempt and "running" in container.status["state"]
                 if text := _plain(file.read(), since, flag(request, "timestamps")):
                     await response.write(text)
                 if not (running and flag(request, "follow")):
@@ -41,11 +42,9 @@ async def send_log(request: web.Request, pod: Object, name: str, container: Cont
     return response
 
 
-def _find(request: web.Request, pod: Object, name: str, container: Container | None) -> tuple[Path, int]:
+def _find(request: web.Request, pod: Object, name: str, container: Container) -> tuple[Path, int]:
     """The log file asked for, and the attempt (restart count) that wrote it."""
     about = f'container "{name}" in pod "{name_of(pod)}"'
-    if container is None:
-        raise bad_request(f"{about} is waiting to start: ContainerCreating")
     attempt = container.status["restartCount"]
     if flag(request, "previous"):
         if attempt == 0:
