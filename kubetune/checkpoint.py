@@ -35,6 +35,8 @@ class State:
     best_step: int | None = None
     best_value: float | None = None
     evaluations_without_improvement: int = 0
+    loss_scale: float = 1.0
+    steps_since_overflow: int = 0
     data_fingerprint: str = ""
     global_batch_size: int = 0
 
@@ -70,31 +72,48 @@ def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
 
 def _seal(folder: Path) -> None:
     """Make every file durable and write the manifest last."""
-    sums = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-        sums[str(path.relative_to(folder))] = {"sha256": files.sha256_file(path), "bytes": path.stat().st_size}
-    files.write_atomic(folder / MANIFEST, json.dumps({"version": 1, "files": sums}, indent=1) + "\n")
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            files.fsync_folder(path)
+        else:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+    sums = {name: {"sha256": files.sha256_file(path), "bytes": path.stat().st_size} for name, path in _contents(folder)}
+    files.write_atomic(folder / MANIFEST, _manifest_text(sums))
 
 
-def verify(folder: Path) -> str | None:
-    """None for a whole checkpoint, else what is wrong with it."""
+def _contents(folder: Path) -> list[tuple[str, Path]]:
+    """(name in the manifest, path) of every file that a manifest names."""
+    paths = ((str(path.relative_to(folder)), path) for path in sorted(folder.rglob("*")) if path.is_file())
+    return [(name, path) for name, path in paths if name != MANIFEST]
+
+
+def _manifest_text(sums: dict[str, Any]) -> str:
+    return json.dumps({"version": 1, "files": sums}, indent=1) + "\n"
+
+
+def verify(folder: Path, *, thorough: bool = True) -> str | None:
+    """None for a whole checkpoint, else what is wrong with it. Not `thorough`: names and sizes only."""
     try:
-        listed: dict[str, Any] = json.loads((folder / MANIFEST).read_text())["files"]
+        text = (folder / MANIFEST).read_text()
+        listed: dict[str, Any] = json.loads(text)["files"]
+        # Byte by byte what was written: JSON forgives changes that a checksum would not.
+        is_ours = text == _manifest_text(listed) and all(set(facts) == {"sha256", "bytes"} for facts in listed.values())
     except FileNotFoundError:
         return "has no manifest"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        is_ours = False
+    if not is_ours:
         return "has an unreadable manifest"
-    present = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {MANIFEST}
-    if missing := sorted(listed.keys() - present):
+    present = dict(_contents(folder))
+    if missing := sorted(listed.keys() - present.keys()):
         return f"lacks {', '.join(missing)}"
-    if foreign := sorted(present - listed.keys()):
+    if foreign := sorted(present.keys() - listed.keys()):
         return f"holds {', '.join(foreign)}, which its manifest does not name"
-    for name, facts in listed.items():
-        if (folder / name).stat().st_size != facts["bytes"]:
-            return f"{name} has {(folder / name).stat().st_size} bytes instead of {facts['bytes']}"
-        if files.sha256_file(folder / name) != facts["sha256"]:
+    for name, path in present.items():
+        if path.stat().st_size != listed[name]["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {listed[name]['bytes']}"
+        if thorough and files.sha256_file(path) != listed[name]["sha256"]:
             return f"{name} is damaged (checksum differs)"
     return None
 
@@ -118,21 +137,23 @@ def set_aside(folder: Path) -> Path:
 def find(run_dir: Path) -> Path | None:
     """The newest checkpoint whose every byte is right; damaged newer ones are set aside.
 
-    Raises ConfigError when there are checkpoints and none is whole: starting over silently would lose the work.
+    Raises ConfigError when there are checkpoints and none is whole: starting over silently would lose the work. They
+    stay where they are then, so that the next start says the same.
     """
-    found = steps(run_dir)
-    wrong = []
-    for step in reversed(found):
+    wrong: dict[Path, str] = {}
+    for step in reversed(steps(run_dir)):
         folder = folder_of(run_dir, step)
         problem = verify(folder)
         if problem is None:
+            for damaged, why in wrong.items():
+                logs.STEP.warning("checkpoint %s %s; set aside as %s", damaged.name, why, set_aside(damaged).name)
             return folder
-        wrong.append(f"{folder.name} {problem}")
-        logs.STEP.warning("checkpoint %s %s; set aside as %s", folder.name, problem, set_aside(folder).name)
+        wrong[folder] = problem
     if wrong:
         raise errors.ConfigError(
-            f"{run_dir / 'checkpoints'}: no checkpoint is whole: {'; '.join(wrong)}. Restore one, or start over with "
-            "another `output` (or training.resume=never after moving this one)."
+            f"{run_dir / 'checkpoints'}: no checkpoint is whole: "
+            f"{'; '.join(f'{folder.name} {problem}' for folder, problem in wrong.items())}. Restore one, or start over "
+            "with another `output`. Nothing was written."
         )
     return None
 
@@ -168,9 +189,15 @@ def link(run_dir: Path, name: str, step: int) -> None:
 
 
 def prune(run_dir: Path, keep: int, protected: set[int]) -> None:
-    """Delete all but the newest `keep` checkpoints, never a protected one (the best)."""
-    for step in set(steps(run_dir)[:-keep]) - protected:
-        files.remove_tree_atomically(folder_of(run_dir, step))
+    """Delete what is older than the newest `keep` whole checkpoints, never a protected one (the best).
+
+    Damaged ones do not count, so that those kept are worth keeping. Names and sizes tell: reading every byte at each
+    save would cost more than it gives.
+    """
+    whole = [step for step in steps(run_dir) if verify(folder_of(run_dir, step), thorough=False) is None]
+    if len(whole) > keep:
+        for step in {step for step in steps(run_dir) if step < whole[-keep]} - protected:
+            files.remove_tree_atomically(folder_of(run_dir, step))
 
 
 def clean(run_dir: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,8 @@ def _is_plain_lora(module: Any) -> bool:
 
     if type(module) is not Linear or len(module.active_adapters) != 1:
         return False
-    name, weight = module.active_adapters[0], module.base_layer.weight
+    name = module.active_adapters[0]
+    weight = cast(Tensor, module.base_layer.weight)
     frozen = not weight.requires_grad and weight.is_floating_point()
     plain = not module.lora_variant and module.lora_A[name].bias is None and module.lora_B[name].bias is None
     return frozen and plain
@@ -130,7 +131,7 @@ def _swiglu_forward(module: Any, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _is_same(module: nn.Module, forward: Forward, features: int) -> bool:
+def _is_same(module: Any, forward: Forward, features: int) -> bool:
     """Whether `forward` gives what the module gives, on random input."""
     parameter = next(module.parameters())
     x = torch.randn(1, 6, features, generator=torch.Generator().manual_seed(0)).to(parameter)

@@ -70,10 +70,12 @@ class FlatAdamW:
         parameter.register_post_accumulate_grad_hook(collect)
         self._mirrors.append((parameter, value))
 
-    def clip(self, norm: float, largest: float) -> None:
-        """Scale the gradient, whose L2 norm is `norm`, down to `largest`; 0 switches clipping off."""
+    def scale_gradient(self, factor: float, norm: float, largest: float) -> None:
+        """Multiply the gradient by `factor`, which makes its norm `norm`, and clip that to `largest` (0: never)."""
         if 0 < largest < norm:
-            self.gradient.mul_(largest / norm)
+            factor *= largest / norm
+        if factor != 1.0:
+            self.gradient.mul_(factor)
 
     def update(self, learning_rate: float) -> None:
         """One AdamW step from `gradient`, which is zeroed afterwards."""

@@ -6,6 +6,7 @@ resuming is nothing but starting at another step.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,9 @@ from kubetune.optim import AdamSettings, FlatAdamW
 from kubetune.parallel import World
 from kubetune.plan import Plan, learning_rate_at
 from kubetune.snapshot import Snapshots
+
+FIRST_LOSS_SCALE = 2.0**14
+STEPS_TO_RAISE_LOSS_SCALE = 1000
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ def train(
         snapshots=Snapshots(run_dir, world, learner.model, optimizer, data.tokenizer, config.training.save_total_limit),
     )
     state = run.snapshots.restore(config.training.resume, data.fingerprint, plan.global_batch_size)
+    if state.step == 0 and next(learner.model.parameters()).dtype == torch.float16:
+        state = replace(state, loss_scale=FIRST_LOSS_SCALE)
     stop.defer()
     with open_journal(config, plan, run_dir, world, state) as journal:
         return loop(run, state, journal)
@@ -93,17 +99,20 @@ def loop(run: Run, state: State, journal: Journal) -> State:
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
         began = time.perf_counter()
         work = run.feed.step(state.step)
-        losses = [_backward(run, state.step, i, batch, work) for i, batch in enumerate(work.batches)]
+        losses = [_backward(run, state, i, batch, work) for i, batch in enumerate(work.batches)]
         computed = time.perf_counter() - began
         loss, stopping, ranks = _agree(run, losses, computed)
-        norm = float(parallel.sum_(optimizer.gradient, world).norm())
+        norm = float(parallel.sum_(optimizer.gradient, world).norm()) / state.loss_scale
+        if state.loss_scale > 1.0 and not math.isfinite(norm):
+            state = _lower_loss_scale(optimizer, state)
+            continue
         health.require_finite(loss, norm, state.step, _with_samples(work, losses), world)
-        optimizer.clip(norm, run.config.training.max_grad_norm)
+        optimizer.scale_gradient(1.0 / state.loss_scale, norm, run.config.training.max_grad_norm)
         rate = learning_rate_at(plan, state.step)
         optimizer.update(rate)
         seconds = time.perf_counter() - began
         state = replace(
-            state,
+            _raise_loss_scale(state),
             step=state.step + 1,
             tokens=state.tokens + work.tokens,
             trained_tokens=state.trained_tokens + work.labels,
@@ -116,16 +125,34 @@ def loop(run: Run, state: State, journal: Journal) -> State:
     return state
 
 
-def _backward(run: Run, step: int, micro: int, batch: Batch, work: Work) -> torch.Tensor:
+def _backward(run: Run, state: State, micro: int, batch: Batch, work: Work) -> torch.Tensor:
     """Gradient of one micro-batch, divided by the labels of the whole global batch, whatever the split."""
     began = time.perf_counter()
     batch = batch.to(run.world.device)
     # Dropout depends on where we are, not on what ran before: a resumed run draws the same masks.
-    torch.manual_seed(mixed_seed(run.config.training.seed, step, micro, run.world.rank))
-    loss: torch.Tensor = run.task.backward(run.learner, batch, 1.0 / max(work.labels, 1))
+    torch.manual_seed(mixed_seed(run.config.training.seed, state.step, micro, run.world.rank))
+    loss: torch.Tensor = (
+        run.task.backward(run.learner, batch, state.loss_scale / max(work.labels, 1)) / state.loss_scale
+    )
     if logs.BATCH.isEnabledFor(10):
         log_batch(run.config, micro, len(work.batches), batch, float(loss), began)
     return loss
+
+
+def _lower_loss_scale(optimizer: FlatAdamW, state: State) -> State:
+    """fp16 overflowed: try the same step again with a smaller factor before the loss."""
+    optimizer.gradient.zero_()
+    logs.TRAIN.info(
+        "step %d: fp16 overflow, loss scale %g -> %g", state.step + 1, state.loss_scale, state.loss_scale / 2
+    )
+    return replace(state, loss_scale=state.loss_scale / 2, steps_since_overflow=0)
+
+
+def _raise_loss_scale(state: State) -> State:
+    """After enough good fp16 steps the factor may grow again."""
+    if state.loss_scale == 1.0 or state.steps_since_overflow + 1 < STEPS_TO_RAISE_LOSS_SCALE:
+        return replace(state, steps_since_overflow=state.steps_since_overflow + 1)
+    return replace(state, loss_scale=state.loss_scale * 2, steps_since_overflow=0)
 
 
 def _agree(run: Run, losses: Sequence[torch.Tensor], computed: float) -> tuple[float, bool, list[float]]:

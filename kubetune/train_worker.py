@@ -9,22 +9,24 @@ written to `logs/rank-N.exit.json`, because torchrun itself answers 1 whatever i
 from __future__ import annotations
 
 import argparse
-import json
+import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from kubetune import errors, files, logs, malloc, metrics, processes
+from kubetune import endings, errors, files, logs, malloc, metrics, processes
 from kubetune.config.schema import Config
 from kubetune.health import StopRequest
+from kubetune.plan import Plan, make_plan
 
 if TYPE_CHECKING:
     from kubetune.checkpoint import State
     from kubetune.data.prepare import Prepared
     from kubetune.parallel import World
-    from kubetune.plan import Plan
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code, reason, step, run_dir = errors.OK, "done", None, None
     try:
         config, run_dir = open_run(sys.argv[1:] if argv is None else list(argv), rank)
-        step = work(config, run_dir, rank, stop).step
+        step = work(config, run_dir, stop).step
     except errors.Preempted as stopped:
         code, reason, step = stopped.exit_code, str(stopped), stopped.step
         logs.STEP.info("%s", stopped)
@@ -46,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, reason = errors.BUG, f"{type(error).__name__}: {error}"
         logs.family_logger("ERROR").critical("this is a bug in kubetune", exc_info=error)
     if run_dir is not None:
-        facts = {"code": code, "reason": logs.scrub(reason), "step": step, "time": metrics.now()}
-        files.write_atomic(run_dir / "logs" / f"rank-{rank}.exit.json", json.dumps(facts) + "\n")
+        endings.write_rank_ending(run_dir, rank, endings.Ending(code, reason, step))
     return code
 
 
@@ -56,7 +57,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
 
     Raises ConfigError for what is wrong with them.
     """
-    from kubetune.config.flags import add_run_arguments, config_from_args
+    from kubetune.config.flags import add_run_arguments, config_from_args, parse
     from kubetune.config.load import load_resolved
 
     if len(argv) == 1 and (Path(argv[0]) / "resolved.json").is_file():
@@ -67,7 +68,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
 
         parser = argparse.ArgumentParser(prog="kubetune.train_worker", description="One rank of a run.")
         add_run_arguments(parser)
-        config = config_from_args(parser.parse_args(argv), os.environ)
+        config = config_from_args(parse(parser, argv), os.environ)
         if config.output is None:
             raise errors.ConfigError("under torchrun every rank must know the run directory: set output=DIR")
         run_dir = Path(config.output)
@@ -83,31 +84,53 @@ def _shows_bar(rank: int) -> bool:
     return is_wanted(rank)
 
 
-def work(config: Config, run_dir: Path, rank: int, stop: StopRequest) -> State:
+def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     """Prepare, join the others, train, report."""
-    from kubetune.data.prepare import prepare
-
+    malloc.keep_memory()
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
     logs.STEP.info("preparing data")
-    data = prepare(config)
-    malloc.keep_memory()
-    from kubetune import parallel
-    from kubetune.plan import make_plan
-
-    logs.STEP.info("joining the other ranks")
-    with parallel.join() as world:
-        plan = make_plan(
-            config, **sizes(data), world_size=world.size, device="cuda" if world.device.type == "cuda" else "cpu"
-        )
-        log_start(config, plan, world, data)
-        if world.is_main:
-            files.write_atomic(run_dir / "plan.json", plan.to_json())
+    with preparing(config) as prepared:
+        from kubetune import parallel
         from kubetune.tasks import task_module
         from kubetune.train import train
 
-        state = train(config, plan, run_dir, data, task_module(config), world, stop)
+        task = task_module(config)
+        data = prepared()
+    logs.STEP.info("joining the other ranks")
+    with parallel.join() as world:
+        device: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
+        plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
+        log_start(plan, world, data)
+        if world.is_main:
+            files.write_atomic(run_dir / "plan.json", plan.to_json())
+        state = train(config, plan, run_dir, data, task, world, stop)
         report(config, run_dir, world, data, state)
     return state
+
+
+@contextmanager
+def preparing(config: Config) -> Iterator[Callable[[], Prepared]]:
+    """Prepare the data in another process while this one imports torch; the function yielded waits for them.
+
+    Forked, and before torch starts threads of its own: that way it costs nothing and shares no lock.
+    """
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=processes.die_with_parent) as pool:
+        folder = pool.submit(_prepare_folder, config)
+        yield lambda: _open_prepared(folder.result(), config)
+
+
+def _prepare_folder(config: Config) -> Path:
+    from kubetune.data.prepare import prepare
+
+    return prepare(config).path
+
+
+def _open_prepared(folder: Path, config: Config) -> Prepared:
+    from kubetune.data.prepare import load_prepared
+    from kubetune.data.tokenizer import load_tokenizer
+
+    return load_prepared(folder, load_tokenizer(config.model), config)
 
 
 def sizes(data: Prepared) -> dict[str, Any]:
@@ -117,7 +140,7 @@ def sizes(data: Prepared) -> dict[str, Any]:
     return {"rows": rows_per_epoch(data.train), "eval_rows": len(data.eval) if data.eval is not None else 0}
 
 
-def log_start(config: Config, plan: Plan, world: World, data: Prepared) -> None:
+def log_start(plan: Plan, world: World, data: Prepared) -> None:
     """The facts that every log should begin with."""
     from kubetune import parallel
 
@@ -125,7 +148,7 @@ def log_start(config: Config, plan: Plan, world: World, data: Prepared) -> None:
     logs.DDP.info("%s, device %s", environment, world.device)
     evaluated = f", {len(data.eval):,} for evaluation" if data.eval is not None else ""
     logs.DATA.info("%s rows%s, fingerprint %s", f"{len(data.train):,}", evaluated, data.fingerprint[:12])
-    logs.TRAIN.info("%s", plan.batch_line())
+    logs.DATA.info("%s", plan.batch_line())
 
 
 def report(config: Config, run_dir: Path, world: World, data: Prepared, state: State) -> None:
