@@ -1,0 +1,138 @@
+"""What is measured: the cases, and the trainers that each is given to. Data only; adding one is one entry here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from benchmarks.corpus import Corpus
+from benchmarks.flops import Adapt
+
+Home = Literal["ours", "peers", "llamafactory"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, what of it is trained, on which rows. The first epoch warms up and is not counted.
+
+    `batch` sequences at a time for the peers; kubetune gets a budget of `batch × corpus.longest` tokens.
+    """
+
+    name: str
+    model: str
+    adapt: Adapt
+    corpus: Corpus
+    trainers: tuple[str, ...]
+    epochs: int = 3
+    batch: int = 4
+    sequences_per_step: int = 16
+    pack_length: int = 512
+    gpu: bool = False
+
+    @property
+    def packs_per_step(self) -> int:
+        """Packed rows that hold about as many sequences as a step has."""
+        mean = self.corpus.mean if self.corpus.sigma else self.corpus.longest
+        return max(1, round(mean * self.sequences_per_step / self.pack_length))
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer with its settings; `label` is its name in tables. `home`: the environment it runs in."""
+
+    label: str
+    driver: str
+    home: Home
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+BF16 = {"model": {"dtype": "bfloat16"}, "arguments": {"gradient_checkpointing": False}}
+
+TRAINERS: dict[str, Trainer] = {
+    "kubetune": Trainer(
+        "kubetune, bf16, compiled", "ours", "ours", {"model.dtype": "bfloat16", "training.compile": True}
+    ),
+    "kubetune-eager": Trainer(
+        "kubetune, bf16, not compiled", "ours", "ours", {"model.dtype": "bfloat16", "training.compile": False}
+    ),
+    "kubetune-default": Trainer("kubetune, defaults (fp32 on a CPU)", "ours", "ours"),
+    "hf-best": Trainer(
+        "HF Trainer + PEFT, best stock: bf16 weights, length groups",
+        "hf",
+        "peers",
+        {"dtype": "bfloat16", "grouped": True, "tuned": True},
+    ),
+    "hf-default": Trainer("HF Trainer + PEFT, defaults", "hf", "peers"),
+    "trl-best": Trainer(
+        "TRL, best stock: bf16 weights, no checkpointing, packing",
+        "trl",
+        "peers",
+        {**BF16, "packed": True, "tuned": True},
+    ),
+    "trl-grouped": Trainer(
+        "TRL, bf16 weights, no checkpointing, length groups", "trl", "peers", {**BF16, "grouped": True, "tuned": True}
+    ),
+    "trl-default": Trainer("TRL SFTTrainer, defaults", "trl", "peers"),
+    "llamafactory": Trainer(
+        "LLaMA-Factory, defaults with bf16", "llamafactory", "llamafactory", {"arguments": {"bf16": True}}
+    ),
+}
+
+ALPACA = Corpus(rows=64)
+ALL = tuple(TRAINERS)
+STOCK = ("kubetune", "hf-best", "hf-default", "trl-best", "trl-default")
+GPU = ("kubetune", "kubetune-eager", "hf-best", "trl-best", "trl-default", "llamafactory")
+
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in (
+        Case("q32k-attention", "q32k", "attention", ALPACA, ALL),
+        Case("q32k-all-linear", "q32k", "all-linear", ALPACA, STOCK),
+        Case("q152k-attention", "q152k", "attention", ALPACA, ("kubetune", "hf-best", "trl-default"), epochs=2),
+        Case("q32k-full", "q32k", "full", ALPACA, ("kubetune", "hf-best", "hf-default")),
+        Case(
+            "qwen3-8b-alpaca", "qwen3-8b", "all-linear", Corpus(rows=512), GPU,
+            batch=16, sequences_per_step=128, pack_length=4096, gpu=True,
+        ),
+        Case(
+            "qwen3-8b-4096", "qwen3-8b", "all-linear", Corpus(rows=32, sigma=0.0, longest=4096, unlabelled=(0.0, 0.0)),
+            ("kubetune", "hf-best", "trl-best", "trl-default"), batch=2, pack_length=4096, gpu=True,
+        ),
+        Case("tiny", "tiny", "attention", Corpus(rows=32, mean=60, longest=128), ALL, pack_length=128),
+    )
+}  # fmt: skip
+QUICK = Case("quick-q32k-attention", "q32k", "attention", Corpus(rows=32), ALL, epochs=2)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement of one trainer in processes of its own."""
+
+    case: Case
+    trainer: str
+    threads: int = 1
+    processes: int = 1
+    repeat: int = 0
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What tells this measurement from the others in a results file."""
+        return {
+            "case": self.case.name,
+            "trainer": self.trainer,
+            "threads": self.threads,
+            "processes": self.processes,
+            "repeat": self.repeat,
+        }
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per step and rank for the peers."""
+        return max(1, self.case.sequences_per_step // (self.case.batch * self.processes))
+
+    def settings(self) -> dict[str, Any]:
+        """The trainer's settings, with the batch that packing needs for an equal number of sequences a step."""
+        settings = dict(TRAINERS[self.trainer].settings)
+        if settings.get("packed"):
+            settings |= {"batch": 1, "accumulation": max(1, self.case.packs_per_step // self.processes)}
+        return settings

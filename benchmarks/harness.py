@@ -1,0 +1,244 @@
+"""Carries out jobs one after the other, each in processes of its own, and keeps what they report.
+
+Each job gets the same model files and rows; a job that fails, takes too long or lacks a library is written down as such
+and the next one follows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import models
+from benchmarks.cases import TRAINERS, Case, Home, Job
+from benchmarks.corpus import token_rows, write_tokens
+from benchmarks.flops import LORA_RANK
+from benchmarks.peers.job import ATTENTION, LEARNING_RATE, Order
+from benchmarks.recorder import RESULT
+from benchmarks.results import ROOT, Results
+
+WORK = Path(os.environ.get("KUBETUNE_BENCHMARK_WORK", ROOT / "benchmarks" / ".work"))
+TIMEOUT_SECONDS = 3600.0
+
+
+def run_jobs(suite: str, jobs: Iterable[Job], results: Results) -> None:
+    """Measure what the results do not hold yet, in the order given, with a line for each."""
+    for job in jobs:
+        if results.find(suite, job.key) is not None:
+            continue
+        name = f"{job.case.name} {job.trainer} {job.processes}×{job.threads} #{job.repeat + 1}"
+        print(f"{name:<60}", end=" ", flush=True)
+        found = run_job(job)
+        results.add(suite, job.key, found)
+        print(summary(found), flush=True)
+
+
+def summary(found: dict[str, Any]) -> str:
+    """One measurement in a few words."""
+    if "missing" in found:
+        return f"left out: {found['missing']} is not installed"
+    if "failed" in found:
+        return f"failed: {found['failed']}"
+    tokens = found["tokens_per_epoch"]
+    speed = max(tokens / s for s in found["epoch_cpu_seconds"][1:])
+    wall = max(tokens / s for s in found["epoch_seconds"][1:])
+    peak = found["peak_bytes"] / 2**20
+    return f"{speed:,.0f} tokens/CPU-s, {wall:,.0f} tokens/s, peak {peak:,.0f} MB"
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """Carry out one job and return what it reported, or why it could not."""
+    trainer = TRAINERS[job.trainer]
+    model, data = provide(job.case)
+    order = Order(
+        model=str(model),
+        data=str(data),
+        adapt=job.case.adapt,
+        lora_rank=LORA_RANK,
+        batch=job.case.batch,
+        accumulation=job.accumulation,
+        epochs=job.case.epochs,
+        max_length=job.case.corpus.longest,
+        pack_length=job.case.pack_length,
+        settings=job.settings(),
+        started=0.0,
+        run_dir=str(WORK / "run") if trainer.home == "ours" else "",
+    )
+    try:
+        if trainer.home == "ours":
+            prepare_run(job, order)
+        return execute(trainer.driver, trainer.home, order, threads=job.threads, processes=job.processes)
+    except subprocess.CalledProcessError as error:
+        return {"failed": redact(f"preparing the run: {_last_line(error.stderr)}")}
+
+
+def provide(case: Case) -> tuple[Path, Path]:
+    """The model folder and the rows of a case, made at the first time."""
+    model = WORK / "models" / case.model
+    subprocess.run([python_of("ours"), "-m", "benchmarks.models", case.model, model], cwd=ROOT, check=True)
+    data = WORK / "data" / f"{case.name}.jsonl"
+    data.parent.mkdir(parents=True, exist_ok=True)
+    write_tokens(data, token_rows(case.corpus, models.SHAPES[case.model].vocab_size))
+    return model, data
+
+
+def prepare_run(job: Job, order: Order) -> None:
+    """Make kubetune's run directory and its prepared rows, as a launcher would, and compare these with the given ids.
+
+    The peers get ids; so tokenising is not part of this measurement (benchmarks.startup has it).
+    """
+    from kubetune.config.load import load_config
+    from kubetune.data.prepare import prepare
+    from kubetune.launch.local import create_run_dir
+    from kubetune.plan import make_plan
+
+    run_dir = Path(order.run_dir)
+    shutil.rmtree(run_dir, ignore_errors=True)
+    config = load_config(None, flags=run_settings(job, order))
+    prepared = prepare(config)
+    given = [json.loads(line) for line in Path(order.data).read_text().splitlines()]
+    for index, row in enumerate(given):
+        ids, trained = prepared.train.row(index)
+        labels = [token if learnt else -100 for token, learnt in zip(ids.tolist(), trained.tolist(), strict=True)]
+        if row["labels"] != labels or row["input_ids"] != ids.tolist():
+            raise RuntimeError(f"row {index}: kubetune's ids or labels differ from those the peers are given")
+    plan = make_plan(config, len(given), 0, world_size=job.processes)
+    create_run_dir(config, run_dir, plan)
+
+
+def run_settings(job: Job, order: Order) -> dict[str, Any]:
+    """kubetune's settings by dotted key, equal to what the peers are given."""
+    lora = {
+        "lora.r": order.lora_rank,
+        "lora.target_modules": ATTENTION if order.adapt == "attention" else "all-linear",
+    }
+    return {
+        "model.path": order.model,
+        "data.train": order.data,
+        "data.max_length": order.max_length,
+        "data.cache": str(WORK / "cache"),
+        "training.num_train_epochs": float(order.epochs),
+        "training.global_batch_size": job.case.sequences_per_step,
+        "training.per_device_train_batch_size": order.batch,
+        "training.learning_rate": LEARNING_RATE,
+        "training.lr_scheduler_type": "constant",
+        "training.warmup_ratio": 0.0,
+        "training.save_steps": 1_000_000,
+        "output": order.run_dir,
+        **(lora if order.adapt != "full" else {}),
+        **order.settings,
+    }
+
+
+def execute(
+    driver: str, home: Home, order: Order, *, threads: int = 1, processes: int = 1, timeout: float = TIMEOUT_SECONDS
+) -> dict[str, Any]:
+    """Run a driver with one process per rank; returns what rank 0 reported, or `failed` and why."""
+    log = WORK / "logs" / f"{driver}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    order = Order(**{**asdict(order), "started": time.monotonic()})
+    command = [python_of(home), "-m", f"benchmarks.peers.{driver}", json.dumps(asdict(order))]
+    port = free_port()
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(log.with_suffix(f".{rank}.log").open("w+")) for rank in range(processes)]
+        ranks = [
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment(threads) | (rank_variables(rank, processes, port) if processes > 1 else {}),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            for rank, output in enumerate(outputs)
+        ]
+        try:
+            for process in ranks:
+                process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"took longer than {timeout:.0f} s"}
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+        outputs[0].seek(0)
+        return read_report(outputs[0].read(), max((p.returncode for p in ranks), key=abs))
+
+
+def read_report(output: str, code: int) -> dict[str, Any]:
+    """The report in a driver's output; without one, its last line as the reason."""
+    reports = [line.removeprefix(RESULT) for line in output.splitlines() if line.startswith(RESULT)]
+    if reports and (code == 0 or "missing" in json.loads(reports[-1])):
+        return json.loads(reports[-1])  # type: ignore[no-any-return]
+    if code == -9:
+        return {"failed": "killed, as the kernel does when memory runs out"}
+    return {"failed": redact(_last_line(output) or f"exit code {code}")}
+
+
+def _last_line(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def redact(text: str) -> str:
+    """Without folders of this machine, and short."""
+    for folder in (WORK, ROOT, Path.home(), Path(sys.prefix)):
+        text = text.replace(str(folder), "…")
+    return text[:300]
+
+
+def python_of(home: Home) -> str:
+    """The interpreter for a driver: of the peers' own environment where it was made, else this one."""
+    folder = ROOT / "benchmarks" / f".venv-{home}"
+    own = folder / "bin" / "python"
+    return str(own) if home != "ours" and (folder / "installed").exists() else sys.executable
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Variables for every trainer alike: threads, no network, no progress bars, caches in the work folder."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(WORK / "datasets"),
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "TQDM_DISABLE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "DISABLE_VERSION_CHECK": "1",
+        "TMPDIR": str(_temporary()),
+    }
+
+
+def _temporary() -> Path:
+    folder = WORK / "tmp"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def rank_variables(rank: int, processes: int, port: int) -> dict[str, str]:
+    """What torchrun would set on one node."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,159 @@
+"""What a driver is told, and what drivers of Hugging Face trainers share. Imports nothing heavy by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.recorder import Recorder, report
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class Order:
+    """One measurement: model folder, JSONL of rows, what is trained, and the trainer's own `settings`.
+
+    `batch` sequences at a time and rank, `accumulation` times per optimizer step. `started` is when the process was
+    started, on time.monotonic's clock. `run_dir` is kubetune's own; `text`: rows are text and not ids.
+    """
+
+    model: str
+    data: str
+    adapt: str
+    lora_rank: int
+    batch: int
+    accumulation: int
+    epochs: int
+    max_length: int
+    pack_length: int
+    settings: dict[str, Any]
+    started: float
+    run_dir: str = ""
+    text: bool = False
+    max_steps: int = -1
+
+
+def drive(measure: Callable[[Order], dict[str, Any]]) -> None:
+    """Carry out the order in argv. A library that is not installed is a result, not a failure."""
+    warnings.filterwarnings("ignore")
+    order = Order(**json.loads(sys.argv[1]))
+    try:
+        report(measure(order))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("benchmarks"):
+            raise
+        report({"missing": error.name.partition(".")[0]})
+
+
+def read_rows(order: Order) -> list[dict[str, list[int]]]:
+    """`input_ids` and `labels` of every row."""
+    with Path(order.data).open() as file:
+        rows = [json.loads(line) for line in file]
+    return [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]
+
+
+def lora(order: Order) -> Any:
+    """PEFT's settings, or None for full fine-tuning."""
+    if order.adapt == "full":
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=order.lora_rank,
+        lora_alpha=2 * order.lora_rank,
+        lora_dropout=0.0,
+        target_modules=ATTENTION if order.adapt == "attention" else "all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
+def common_arguments(order: Order, cpu: bool) -> dict[str, Any]:
+    """Arguments that every Hugging Face trainer gets: the batch, a constant learning rate, nothing saved or reported.
+
+    What is not set here or in the order's settings stays at the trainer's default.
+    """
+    arguments: dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(prefix="peer-"),
+        "per_device_train_batch_size": order.settings.get("batch", order.batch),
+        "gradient_accumulation_steps": order.settings.get("accumulation", order.accumulation),
+        "num_train_epochs": order.epochs,
+        "max_steps": order.max_steps,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 1.0,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    if cpu:
+        arguments |= {"use_cpu": True, "dataloader_pin_memory": False}
+        if "WORLD_SIZE" in os.environ:
+            arguments["ddp_backend"] = "gloo"
+    chosen: dict[str, Any] = order.settings.get("arguments", {})
+    return arguments | chosen
+
+
+def group_whole_set() -> None:
+    """Let length grouping sort the whole set, as it nearly does with the tens of thousands of rows of a real one.
+
+    transformers sorts at most a quarter of the rows together, which with a benchmark's few rows groups hardly anything.
+    """
+    from transformers import trainer_pt_utils
+
+    stock: Any = trainer_pt_utils.get_length_grouped_indices
+
+    def sorted_together(
+        lengths: Any, batch_size: int, mega_batch_mult: int | None = None, generator: Any = None
+    ) -> Any:
+        return stock(lengths, batch_size, mega_batch_mult=50, generator=generator)
+
+    trainer_pt_utils.get_length_grouped_indices = sorted_together
+
+
+def recording_callback(recorder: Recorder) -> Any:
+    """A transformers callback that tells `recorder` of steps, epochs and losses."""
+    from transformers import TrainerCallback
+
+    class Recording(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            recorder.begin()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            recorder.step()
+
+        def on_epoch_end(self, *_: Any, **__: Any) -> None:
+            recorder.epoch()
+
+        def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+            if logs and "loss" in logs:
+                recorder.losses.append(float(logs["loss"]))
+
+    return Recording()
+
+
+def tokens_of(rows: Any) -> int:
+    """Tokens of a data set with `input_ids`, padding not among them."""
+    return sum(len(row["input_ids"]) for row in rows)
+
+
+def effective(model: Any, arguments: Any, state: Any) -> dict[str, Any]:
+    """What a trainer really ran with, for the results file."""
+    first = next(p for p in model.parameters() if not p.requires_grad or p.dim() > 1)
+    return {
+        "weights": str(first.dtype),
+        "autocast_bf16": bool(arguments.bf16),
+        "gradient_checkpointing": any(getattr(m, "gradient_checkpointing", False) for m in model.modules()),
+        "attention": getattr(model.config, "_attn_implementation", None),
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "steps": state.global_step,
+    }

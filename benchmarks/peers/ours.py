@@ -1,0 +1,61 @@
+"""kubetune itself: one rank of a prepared run directory, by the function that `python -m kubetune.train_worker` calls.
+
+Only the log that the training loop writes its numbers to is told the time as well; nothing of the loop is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.job import Order, drive
+from benchmarks.recorder import Recorder
+from kubetune import metrics, train_worker
+
+
+def measure(order: Order) -> dict[str, Any]:
+    """Train the run in `order.run_dir`. Raises RuntimeError with the reason when it fails."""
+    recorder = Recorder(order.started)
+    run_dir = Path(order.run_dir)
+    # The journal takes the class from the module when torch is imported, which is after this.
+    metrics.MetricsLog = _timed_log(recorder, steps_per_epoch(run_dir))  # type: ignore[misc]
+    code = train_worker.main([order.run_dir])
+    if code:
+        endings = sorted((run_dir / "logs").glob("rank-*.exit.json"))
+        raise RuntimeError(json.loads(endings[0].read_text())["reason"] if endings else f"exit code {code}")
+    plan = json.loads((run_dir / "plan.json").read_text())
+    lines = metrics.read_metrics(run_dir)
+    tokens = sum(line["tokens"] for line in lines if line["step"] <= plan["steps_per_epoch"])
+    return recorder.result(tokens, effective={"steps": len(lines), "micro_batch_tokens": plan["micro_batch_tokens"]})
+
+
+def steps_per_epoch(run_dir: Path) -> int:
+    """From the plan that the launcher wrote."""
+    return int(json.loads((run_dir / "plan.json").read_text())["steps_per_epoch"])
+
+
+def _timed_log(recorder: Recorder, epoch_steps: int) -> type[metrics.MetricsLog]:
+    class TimedLog(metrics.MetricsLog):
+        """Opened as the first step begins; told of every step as it ends."""
+
+        def __init__(self, run_dir: Path, resume_step: int = 0, evaluated_step: int = 0) -> None:
+            super().__init__(run_dir, resume_step, evaluated_step)
+            recorder.begin()
+
+        def write(self, step: int, values: Mapping[str, Any]) -> None:
+            super().write(step, values)
+            recorder.losses.append(values["loss"])
+
+        def write_timing(self, step: int, values: Mapping[str, Any]) -> None:
+            super().write_timing(step, values)
+            recorder.step()
+            if step % epoch_steps == 0:
+                recorder.epoch()
+
+    return TimedLog
+
+
+if __name__ == "__main__":
+    drive(measure)

@@ -1,0 +1,107 @@
+"""The results file: written anew after every measurement, so that an interrupted benchmark goes on where it stopped.
+
+It names the machine by its processor and size only: no host names, users or folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kubetune.files import write_atomic
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "benchmarks" / "results"
+
+
+@dataclass
+class Results:
+    """One file of measurements of one machine and one state of the code."""
+
+    path: Path
+    data: dict[str, Any]
+
+    @property
+    def measurements(self) -> list[dict[str, Any]]:
+        return self.data["measurements"]  # type: ignore[no-any-return]
+
+    def find(self, suite: str, key: dict[str, Any]) -> dict[str, Any] | None:
+        """The measurement with this key, if it was made."""
+        wanted = {"suite": suite, **key}
+        return next((m for m in self.measurements if all(m.get(k) == v for k, v in wanted.items())), None)
+
+    def add(self, suite: str, key: dict[str, Any], found: dict[str, Any]) -> None:
+        """Append a measurement and write the file."""
+        self.measurements.append({"suite": suite, **key, **found})
+        write_atomic(self.path, json.dumps(self.data, indent=1) + "\n")
+
+
+def open_results(*, quick: bool, fresh: bool) -> Results:
+    """The newest file of this machine and this code, to go on with, else a new one; `fresh` begins anew.
+
+    Raises SystemExit when that would overwrite what was measured today with other code.
+    """
+    machine, source = describe_machine(), source_digest()
+    ending = f"-{slug(machine)}{'-quick' if quick else ''}.json"
+    path = FOLDER / f"{datetime.now(UTC):%Y-%m-%d}{ending}"
+    if not fresh:
+        for found in sorted(FOLDER.glob(f"????-??-??{ending}"), reverse=True):
+            if (results := read_results(found)).data["source"] == source:
+                return results
+        if path.exists():
+            raise SystemExit(
+                f"benchmarks/results/{path.name} was measured with other code of kubetune; "
+                "add --fresh to replace it, or move it away. Nothing was written."
+            )
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return Results(path, {"started": started, "machine": machine, "source": source, "measurements": []})
+
+
+def read_results(path: Path) -> Results:
+    """A results file as it lies."""
+    return Results(path, json.loads(path.read_text()))
+
+
+def source_digest() -> str:
+    """SHA-256 over the package's Python files: numbers of different code must not be mixed."""
+    digest = hashlib.sha256()
+    for file in sorted((ROOT / "kubetune").rglob("*.py")):
+        digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores available to us, memory, instructions that matter, and the GPU if there is one."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    flags = set(re.findall(r"\b(?:avx2|avx512f|avx512_bf16|amx_bf16)\b", info))
+    return {
+        "cpu": model[1].strip() if model else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "instructions": sorted(flags),
+        "gpu": _gpu(),
+    }
+
+
+def _gpu() -> str | None:
+    try:
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        names = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return names[0].strip() if names else None
+
+
+def slug(machine: dict[str, Any]) -> str:
+    """A file name for a machine: `amd-epyc-2-cores`, `nvidia-h200`."""
+    text = machine["gpu"] or f"{machine['cpu']} {machine['cores']} cores"
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -1,0 +1,135 @@
+"""How soon training starts: from the command to the end of the first optimizer step, given text, by the wall.
+
+    python -m benchmarks.startup [--quick] [--repeats N]
+
+kubetune is started by its own command line, with an empty cache of prepared data; its first step is done when its line
+is in timings.jsonl. TRL is given the same rows as a data set and marks its first step itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corpus import Corpus, write_text
+from benchmarks.flops import LORA_RANK
+from benchmarks.harness import WORK, environment, execute, python_of
+from benchmarks.peers.job import ATTENTION, Order
+from benchmarks.results import ROOT, Results, open_results
+
+SUITE = "startup"
+ROWS = (64, 10_000)
+MODEL = "q32k"
+TIMEOUT_SECONDS = 600.0
+CORES = len(os.sched_getaffinity(0))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is not measured yet."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="64 rows only, one repeat")
+    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
+    parser.add_argument("--repeats", type=int, help="left out: 3, or 1 when quick")
+    args = parser.parse_args(argv)
+    results = open_results(quick=args.quick, fresh=args.fresh)
+    model = text_model()
+    for repeat in range(args.repeats or (1 if args.quick else 3)):
+        for rows in ROWS[:1] if args.quick else ROWS:
+            data = text_data(rows)
+            for trainer, start in (("kubetune", start_kubetune), ("trl-default", start_trl)):
+                measure_once({"trainer": trainer, "rows": rows, "repeat": repeat}, start, model, data, results)
+
+
+def measure_once(key: dict[str, Any], start: Any, model: Path, data: Path, results: Results) -> None:
+    """Start a trainer and keep how long its first step took to end, unless the results have it."""
+    if results.find(SUITE, key) is not None:
+        return
+    found = start(model, data)
+    results.add(SUITE, key, found)
+    print(f"first step: {key['trainer']}, {key['rows']:,} rows: {found}", flush=True)
+
+
+def text_model() -> Path:
+    """The model with a tokenizer for text, made at the first time."""
+    folder = WORK / "models" / f"{MODEL}-text"
+    subprocess.run([python_of("ours"), "-m", "benchmarks.models", MODEL, folder, "--text"], cwd=ROOT, check=True)
+    return folder
+
+
+def text_data(rows: int) -> Path:
+    """JSONL of so many rows, some 200 tokens each."""
+    data = WORK / "data" / f"text-{rows}.jsonl"
+    data.parent.mkdir(parents=True, exist_ok=True)
+    write_text(data, Corpus(rows=rows, mean=150.0, longest=750))
+    return data
+
+
+def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
+    """`kubetune train` until its first step is done; it is stopped then."""
+    cache, run_dir = WORK / "startup-cache", WORK / "startup-run"
+    shutil.rmtree(cache, ignore_errors=True)
+    shutil.rmtree(run_dir, ignore_errors=True)
+    settings = {
+        "model.path": model,
+        "model.dtype": "bfloat16",
+        "data.train": data,
+        "data.cache": cache,
+        "data.max_length": 1024,
+        "lora.target_modules": f"[{', '.join(ATTENTION)}]",
+        "training.global_batch_size": 16,
+        "training.per_device_train_batch_size": 4,
+        "output": run_dir,
+    }
+    command = [python_of("ours"), "-m", "kubetune", "train", *(f"{key}={value}" for key, value in settings.items())]
+    log = WORK / "logs" / "startup.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(CORES), stdout=output, stderr=subprocess.STDOUT)
+        try:
+            return wait_for_line(run_dir / "timings.jsonl", process, began)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def wait_for_line(file: Path, process: subprocess.Popen[bytes], began: float) -> dict[str, Any]:
+    """Seconds from `began` until `file` has a line; looked at every 5 ms."""
+    while time.monotonic() - began < TIMEOUT_SECONDS:
+        if file.exists() and b"\n" in file.read_bytes():
+            return {"first_step_seconds": time.monotonic() - began}
+        if process.poll() is not None:
+            return {"failed": f"kubetune ended with exit code {process.returncode} before its first step"}
+        time.sleep(0.005)
+    return {"failed": f"no step within {TIMEOUT_SECONDS:.0f} s"}
+
+
+def start_trl(model: Path, data: Path) -> dict[str, Any]:
+    """SFTTrainer for one step, with its defaults but for the batch."""
+    order = Order(
+        model=str(model),
+        data=str(data),
+        adapt="attention",
+        lora_rank=LORA_RANK,
+        batch=4,
+        accumulation=4,
+        epochs=1,
+        max_length=1024,
+        pack_length=1024,
+        settings={},
+        started=0.0,
+        text=True,
+        max_steps=1,
+    )
+    found = execute("trl", "peers", order, threads=CORES, timeout=TIMEOUT_SECONDS)
+    return {key: found[key] for key in ("first_step_seconds", "versions", "missing", "failed") if key in found}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Results as Markdown: printed, and with --write put into docs/performance.md and beside the results file.
+
+    python -m benchmarks.table [FILE] [--write]
+
+Without FILE the newest results that are not quick ones are taken. No number in the documentation is typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import summary
+from benchmarks.cases import CASES, QUICK, TRAINERS, Case
+from benchmarks.corpus import token_rows
+from benchmarks.flops import peak_flops, training_flops
+from benchmarks.models import SHAPES
+from benchmarks.results import FOLDER, ROOT, Results, read_results
+from benchmarks.summary import Measurement, Spread
+from kubetune.files import write_atomic
+
+BEGIN, END = "<!-- results: begin, written by benchmarks.table -->", "<!-- results: end -->"
+PAGE = ROOT / "docs" / "performance.md"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the tables of a results file and, if asked, write them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", type=Path, help="a results file; left out: the newest full one")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.md and the .md beside the file")
+    args = parser.parse_args(argv)
+    text = render(read_results(args.file or newest()))
+    print(text)
+    if args.write:
+        path = args.file or newest()
+        write_atomic(path.with_suffix(".md"), f"# Results of {path.stem}\n\n{text}")
+        write_atomic(PAGE, fill(PAGE.read_text(), text))
+
+
+def newest() -> Path:
+    """The newest full results file. Raises SystemExit when there is none."""
+    found = sorted(path for path in FOLDER.glob("*.json") if not path.stem.endswith("-quick"))
+    if not found:
+        raise SystemExit("benchmarks/results holds no results yet; run scripts/benchmark")
+    return found[-1]
+
+
+def fill(page: str, text: str) -> str:
+    """The page with the text between its two marks. Raises ValueError when it has no marks."""
+    if BEGIN not in page or END not in page:
+        raise ValueError(f"{PAGE.name} lacks the marks {BEGIN!r} and {END!r}")
+    before, rest = page.split(BEGIN, 1)
+    return f"{before}{BEGIN}\n\n{text}\n{END}{rest.split(END, 1)[1]}"
+
+
+def render(results: Results) -> str:
+    """All tables of a results file, with the machine and the date above them."""
+    machine = results.data["machine"]
+    parts = [f"Measured on {results.data['started'][:10]}: {describe(machine)}."]
+    cases = {**CASES, QUICK.name: QUICK}
+    layouts = _distinct(results.measurements, "sft", ("case", "threads"))
+    for name, threads in layouts:
+        found = [m for m in _suite(results, "sft") if (m["case"], m["threads"]) == (name, threads)]
+        parts.append(case_table(cases[name], found, ceiling(results, cases[name]), threads, machine["gpu"]))
+    parts += [table for table in (scaling_table(results), startup_table(results), tokenize_table(results)) if table]
+    return "\n\n".join(parts) + "\n"
+
+
+def describe(machine: dict[str, Any]) -> str:
+    """The machine in one sentence."""
+    cpu = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB"
+    instructions = f" ({', '.join(machine['instructions'])})" if machine["instructions"] else ""
+    return f"{machine['gpu']}; {cpu}{instructions}" if machine["gpu"] else cpu + instructions
+
+
+def ceiling(results: Results, case: Case) -> float | None:
+    """FLOP/s of bare matrix products in the shapes of the case's model."""
+    found = results.find("ceiling", {"model": case.model})
+    return found["flops_per_second"] if found else None
+
+
+def flops_per_token(case: Case) -> float:
+    """Model FLOPs of an epoch divided by its tokens."""
+    shape = SHAPES[case.model]
+    rows = token_rows(case.corpus, shape.vocab_size)
+    lengths = [len(row.ids) for row in rows]
+    labels = sum(len(row.ids) - row.prompt for row in rows)
+    return training_flops(shape, case.adapt, lengths, labels) / sum(lengths)
+
+
+def case_table(case: Case, found: list[Measurement], ceiling: float | None, threads: int, gpu: str | None) -> str:
+    """One case: a row for each trainer. Ratios are those of `kubetune` to it, repeat by repeat."""
+    speed = summary.tokens_per_second if gpu or threads > 1 else summary.tokens_per_cpu_second
+    unit = "tokens/s" if gpu or threads > 1 else "tokens/CPU-s"
+    place = "" if gpu else f", {threads} thread{'s' if threads > 1 else ''}"
+    what = "full fine-tuning" if case.adapt == "full" else f"LoRA r=16, {case.adapt}"
+    # CPU-seconds are counted over all threads, so the ceiling of one thread is comparable with one thread only.
+    limit = ceiling if gpu or threads == 1 else None
+    flops = flops_per_token(case)
+    head = ["trainer", unit, "kubetune is faster by", "share of ceiling", "peak MB (above start)", "first step s"]
+    head += ["loss, first → last epoch"] + (["MFU"] if gpu else [])
+    ours = [m for m in found if m["trainer"] == "kubetune"]
+    rows = []
+    for trainer in dict.fromkeys(m["trainer"] for m in sorted(found, key=lambda m: list(TRAINERS).index(m["trainer"]))):
+        runs = [m for m in found if m["trainer"] == trainer]
+        measured = [m for m in runs if summary.is_measured(m)]
+        if not measured:
+            rows.append([TRAINERS[trainer].label, _reason(runs[0]), *[""] * (len(head) - 2)])
+            continue
+        middle = Spread.of(speed(m) for m in measured)
+        assert middle is not None
+        share = flops * middle.median
+        row = [
+            TRAINERS[trainer].label,
+            _spread(middle),
+            "" if trainer == "kubetune" else _times(Spread.of(summary.ratios(ours, runs, speed))),
+            f"{share / limit:.0%}" if limit else "",
+            _memory(measured),
+            f"{_median(measured, lambda m: m['first_step_seconds']):.1f}",
+            " → ".join(f"{loss:.3f}" for loss in summary.epoch_losses(measured[0])),
+        ]
+        rows.append(row + ([_share(share, peak_flops(gpu))] if gpu else []))
+    note = f"{case.corpus.rows} rows, {case.sequences_per_step} sequences per step, {flops / 1e9:.3g} GFLOP per token"
+    note += f", ceiling {ceiling / 1e12:.3g} TFLOP/s" if ceiling else ""
+    return f"### {case.model}: {what}{place}\n\n{note}.\n\n{markdown(head, rows)}"
+
+
+def scaling_table(results: Results) -> str:
+    """Tokens per second by the wall for each number of processes and threads, against one of each."""
+    found = [m for m in _suite(results, "scaling") if summary.is_measured(m)]
+    rows = []
+    for trainer, processes, threads in _distinct(found, "scaling", ("trainer", "processes", "threads")):
+        runs = [m for m in found if (m["trainer"], m["processes"], m["threads"]) == (trainer, processes, threads)]
+        single = [m for m in found if (m["trainer"], m["processes"], m["threads"]) == (trainer, 1, 1)]
+        speed = Spread.of(map(summary.tokens_per_second, runs))
+        assert speed is not None
+        gain = _times(Spread.of(summary.ratios(runs, single, summary.tokens_per_second)))
+        rows.append([TRAINERS[trainer].label, str(processes), str(threads), _spread(speed), gain])
+    head = ["trainer", "processes", "threads each", "tokens/s", "against one"]
+    return f"### One process and two\n\n{markdown(head, rows)}" if rows else ""
+
+
+def startup_table(results: Results) -> str:
+    """Seconds from the command to the end of the first step."""
+    found = _suite(results, "startup")
+    rows = []
+    for trainer, count in _distinct(found, "startup", ("trainer", "rows")):
+        runs = [m for m in found if (m["trainer"], m["rows"]) == (trainer, count)]
+        seconds = Spread.of(m["first_step_seconds"] for m in runs if summary.is_measured(m))
+        label = "`kubetune train`" if trainer == "kubetune" else TRAINERS[trainer].label
+        rows.append([f"{count:,}", label, _spread(seconds, 1) if seconds else _reason(runs[0])])
+    rows.sort(key=lambda row: int(row[0].replace(",", "")))
+    return f"### Time to the first step\n\n{markdown(['rows', 'trainer', 'seconds'], rows)}" if rows else ""
+
+
+def tokenize_table(results: Results) -> str:
+    """Rows per second from text to ids and labels."""
+    found = _suite(results, "tokenize")
+    rows = []
+    for path, count, processes in _distinct(found, "tokenize", ("path", "rows", "processes")):
+        runs = [m for m in found if (m["path"], m["rows"], m["processes"]) == (path, count, processes)]
+        speed = Spread.of(m["rows"] / m["seconds"] for m in runs if summary.is_measured(m))
+        rows.append([path, f"{count:,}", str(processes), _spread(speed) if speed else _reason(runs[0])])
+    head = ["path", "rows", "processes", "rows/s"]
+    return f"### Tokenising\n\n{markdown(head, rows)}" if rows else ""
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are aligned right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _suite(results: Results, suite: str) -> list[Measurement]:
+    return [m for m in results.measurements if m["suite"] == suite]
+
+
+def _distinct(found: Sequence[Measurement], suite: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    yield from dict.fromkeys(tuple(m[name] for name in names) for m in found if m["suite"] == suite)
+
+
+def _median(found: Sequence[Measurement], quantity: Callable[[Measurement], float]) -> float:
+    spread = Spread.of(map(quantity, found))
+    assert spread is not None
+    return spread.median
+
+
+def _memory(measured: Sequence[Measurement]) -> str:
+    if "peak_device_bytes" in measured[0]:
+        return f"{_median(measured, lambda m: m['peak_device_bytes']) / 2**20:,.0f} on the GPU"
+    peak = _median(measured, lambda m: m["peak_bytes"]) / 2**20
+    above = _median(measured, lambda m: m["peak_above_start_bytes"]) / 2**20
+    return f"{peak:,.0f} ({above:,.0f})"
+
+
+def _reason(measurement: Measurement) -> str:
+    if "missing" in measurement:
+        return f"not measured: {measurement['missing']} is not installed"
+    return f"failed: {re.sub(r'[|`]', ' ', measurement['failed'])}"
+
+
+def _spread(spread: Spread, digits: int = 0) -> str:
+    text = f"{spread.median:,.{digits}f}"
+    return text if spread.least == spread.most else f"{text} ({spread.least:,.{digits}f}–{spread.most:,.{digits}f})"
+
+
+def _times(spread: Spread | None) -> str:
+    if spread is None:
+        return ""
+    text = f"{spread.median:.2f}×"
+    return text if spread.least == spread.most else f"{text} ({spread.least:.2f}–{spread.most:.2f})"
+
+
+def _share(flops: float, peak: float | None) -> str:
+    return f"{flops / peak:.0%}" if peak else ""
+
+
+if __name__ == "__main__":
+    main()

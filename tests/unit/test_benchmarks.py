@@ -1,0 +1,219 @@
+"""The benchmarks' arithmetic: rows, FLOPs, statistics, tables, and what the harness makes of a driver's output."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import flops, harness, scaling, sft, summary, table
+from benchmarks.cases import CASES, QUICK, TRAINERS, Job
+from benchmarks.corpus import EOS, Corpus, lengths, text_rows, token_rows, word, write_tokens
+from benchmarks.models import SHAPES
+from benchmarks.results import Results, slug
+from benchmarks.summary import Spread
+
+MACHINE = {"cpu": "Some CPU", "cores": 2, "memory_gib": 24, "instructions": ["avx512f"], "gpu": None}
+
+
+def measurement(trainer: str, repeat: int, seconds: list[float], **facts: object) -> dict:
+    return {
+        "suite": "sft", "case": "tiny", "trainer": trainer, "threads": 1, "processes": 1, "repeat": repeat,
+        "tokens_per_epoch": 1000, "epoch_seconds": seconds, "epoch_cpu_seconds": seconds, "first_step_seconds": 2.0,
+        "losses": [4.0, 3.0, 2.0, 1.0], "peak_bytes": 300 * 2**20, "peak_above_start_bytes": 100 * 2**20, **facts,
+    }  # fmt: skip
+
+
+def results_of(*measurements: dict) -> Results:
+    data = {"started": "2026-01-02T03:04:05+00:00", "machine": MACHINE, "source": "x", "measurements": []}
+    return Results(Path("unused.json"), {**data, "measurements": list(measurements)})
+
+
+def test_lengths_are_log_normal_and_the_same_every_time() -> None:
+    corpus = Corpus(rows=2_000)
+    found = lengths(corpus)
+    assert found == lengths(corpus)
+    assert min(found) == 16
+    assert max(found) == 1024
+    assert 190 < sum(found) / len(found) < 202
+    assert lengths(replace(corpus, sigma=0.0, longest=77, rows=3)) == [77, 77, 77]
+
+
+def test_rows_end_and_hide_their_prompt(tmp_path: Path) -> None:
+    corpus = Corpus(rows=50, longest=100)
+    rows = token_rows(corpus, vocab_size=500)
+    write_tokens(tmp_path / "rows.jsonl", rows)
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    for row, line, length in zip(rows, lines, lengths(corpus), strict=True):
+        assert len(row.ids) == length
+        assert row.ids[-1] == EOS
+        assert max(row.ids) < 500
+        assert 0.25 * length - 1 <= row.prompt <= 0.65 * length
+        assert line["labels"].count(-100) == row.prompt
+        assert f"{line['prompt']} {line['completion']}".split() == [word(token) for token in row.ids]
+
+
+def test_fully_labelled_rows_keep_one_token_as_prompt() -> None:
+    rows = token_rows(CASES["qwen3-8b-4096"].corpus, 151_936)
+    assert {(len(row.ids), row.prompt) for row in rows} == {(4096, 1)}
+
+
+def test_text_rows_are_reproducible_and_zipfian() -> None:
+    rows = list(text_rows(Corpus(rows=200)))
+    assert rows == list(text_rows(Corpus(rows=200)))
+    words = [w for row in rows for w in (row["prompt"] + row["completion"]).split()]
+    commonest = max(words.count(w) for w in set(words[:500]))
+    assert 0.05 < commonest / len(words) < 0.15
+
+
+def test_flops_of_one_token_by_hand() -> None:
+    shape = flops.Shape(4, 2, 6, 2, 1, 2, vocab_size=10)
+    linear = 2 * (4 * 4 + 4 * 2 + 4 * 2 + 4 * 4 + 3 * 4 * 6)
+    assert flops.linear_parameters(shape) == linear
+    lora = 2 * 16 * ((4 + 4) + (4 + 2) + (4 + 2) + (4 + 4))
+    assert flops.lora_parameters(shape, "attention") == lora
+    assert flops.lora_parameters(shape, "all-linear") == lora + 2 * 16 * 3 * (4 + 6)
+    pair, head = 12 * 2 * 2 * 2, 4 * 10
+    assert flops.training_flops(shape, "attention", [1], 1) == 4 * linear + 6 * lora + pair + 4 * head
+    assert flops.training_flops(shape, "full", [1], 1) == 6 * linear + pair + 6 * head
+    # Two sequences of 3 have 2 × 6 pairs, one of 6 has 21; everything else is the same.
+    assert flops.training_flops(shape, "full", [6], 0) - flops.training_flops(shape, "full", [3, 3], 0) == 9 * pair
+
+
+def test_flops_match_the_parameters_of_a_real_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    with torch.device("meta"):
+        config = transformers.Qwen3Config(**vars(SHAPES["qwen3-8b"]))
+        model = transformers.Qwen3ForCausalLM(config)
+    linear = sum(m.weight.numel() for m in model.model.modules() if isinstance(m, torch.nn.Linear))
+    assert flops.linear_parameters(SHAPES["qwen3-8b"]) == linear
+    assert model.lm_head.weight.numel() == 4096 * 151_936
+
+
+def test_peak_is_known_by_a_part_of_the_name() -> None:
+    assert flops.peak_flops("NVIDIA H200") == 989e12
+    assert flops.peak_flops("some other card") is None
+
+
+def test_best_epoch_leaves_the_first_out() -> None:
+    one = measurement("kubetune", 0, [0.1, 4.0, 2.0])
+    assert summary.tokens_per_second(one) == 500
+    assert summary.tokens_per_cpu_second(one | {"epoch_cpu_seconds": [0.1, 5.0, 5.0]}) == 200
+    assert summary.epoch_losses(measurement("kubetune", 0, [1.0, 1.0])) == (3.5, 1.5)
+
+
+def test_ratios_pair_runs_of_the_same_repeat() -> None:
+    ours = [measurement("kubetune", i, [9.0, s]) for i, s in enumerate((1.0, 2.0, 1.0))]
+    theirs = [measurement("hf-best", 1, [9.0, 8.0]), measurement("hf-best", 0, [9.0, 2.0])]
+    failed = {"trainer": "hf-best", "repeat": 2, "failed": "no"}
+    assert summary.ratios(ours, [*theirs, failed], summary.tokens_per_second) == [2.0, 4.0]
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+    assert Spread.of([]) is None
+
+
+def test_table_shows_speeds_ratios_and_what_is_missing() -> None:
+    found = results_of(
+        {"suite": "ceiling", "model": "tiny", "flops_per_second": 2e9},
+        measurement("kubetune", 0, [9.0, 1.0]),
+        measurement("kubetune", 1, [9.0, 2.0]),
+        measurement("hf-best", 0, [9.0, 4.0]),
+        measurement("hf-best", 1, [9.0, 4.0]),
+        {"suite": "sft", "case": "tiny", "trainer": "trl-default", "threads": 1, "repeat": 0, "missing": "trl"},
+    )
+    text = table.render(found)
+    assert "Measured on 2026-01-02: Some CPU, 2 cores, 24 GiB (avx512f)." in text
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| ")}
+    ours, theirs = lines[TRAINERS["kubetune"].label], lines[TRAINERS["hf-best"].label]
+    assert "| 750 (500–1,000) |" in ours
+    assert "| 250 |" in theirs
+    assert "| 3.00× (2.00–4.00) |" in theirs
+    assert f"| {table.flops_per_token(CASES['tiny']) * 750 / 2e9:.0%} |" in ours
+    assert "| 300 (100) | 2.0 | 3.500 → 1.500 |" in ours
+    assert "not measured: trl is not installed" in lines[TRAINERS["trl-default"].label]
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+    assert len(widths) == 1
+
+
+def test_tables_of_the_other_suites() -> None:
+    one = measurement("kubetune", 0, [9.0, 2.0]) | {"suite": "scaling"}
+    start = {"suite": "startup", "rows": 10_000, "repeat": 0}
+    text = table.render(
+        results_of(
+            one,
+            one | {"processes": 2, "epoch_seconds": [9.0, 1.0]},
+            start | {"trainer": "kubetune", "first_step_seconds": 2.94},
+            start | {"trainer": "trl-default", "failed": "no | such"},
+            {"suite": "tokenize", "path": "trl", "rows": 100, "processes": 1, "repeat": 0, "seconds": 4.0},
+        )
+    )
+    assert "| 2 | 1 | 1,000 | 2.00× |" in text
+    assert "| 10,000 | `kubetune train` | 2.9 |" in text
+    assert "failed: no   such" in text
+    assert "| trl | 100 | 1 | 25 |" in text
+
+
+def test_table_is_put_between_the_marks_of_the_page() -> None:
+    page = table.PAGE.read_text()
+    filled = table.fill(page, "the table")
+    assert f"{table.BEGIN}\n\nthe table\n{table.END}" in filled
+    assert table.fill(filled, "another") == table.fill(page, "another")
+    with pytest.raises(ValueError, match="lacks the marks"):
+        table.fill("# Performance", "the table")
+
+
+def test_measurements_survive_an_interruption(tmp_path: Path) -> None:
+    results = replace(results_of(), path=tmp_path / "results.json")
+    job = Job(CASES["tiny"], "kubetune")
+    assert results.find("sft", job.key) is None
+    results.add("sft", job.key, {"failed": "no"})
+    again = Results(results.path, json.loads(results.path.read_text()))
+    assert again.find("sft", job.key) == {"suite": "sft", **job.key, "failed": "no"}
+    assert again.find("sft", replace(job, repeat=1).key) is None
+    assert again.find("scaling", job.key) is None
+
+
+def test_a_step_has_equally_many_sequences_for_all() -> None:
+    for case in [*CASES.values(), QUICK]:
+        for processes in (1, 2):
+            job = Job(case, "hf-best", processes=processes)
+            assert job.accumulation * case.batch * processes == case.sequences_per_step
+        packed = Job(case, "trl-best").settings()
+        mean = sum(lengths(case.corpus)) / case.corpus.rows
+        held = packed["batch"] * packed["accumulation"] * case.pack_length / mean
+        assert held == pytest.approx(case.sequences_per_step, rel=0.2)
+
+
+def test_trainers_take_turns_within_a_repeat() -> None:
+    jobs = list(sft.plan_jobs([CASES["q152k-attention"]], None, 2, [1]))
+    names = list(CASES["q152k-attention"].trainers)
+    assert [(job.trainer, job.repeat) for job in jobs] == [(n, r) for r in (0, 1) for n in names]
+    two = list(sft.plan_jobs([CASES["q32k-attention"]], ["kubetune"], 1, [1, 2]))
+    assert [job.threads for job in two] == [1, 2]
+    assert {(job.processes, job.threads) for job in scaling.plan_jobs(QUICK, 1)} == {(1, 1), (1, 2), (2, 1)}
+
+
+def test_report_of_a_driver_is_read_and_failures_are_named() -> None:
+    assert harness.read_report('noise\nRESULT {"tokens": 1}\nmore\n', 0) == {"tokens": 1}
+    assert harness.read_report('RESULT {"missing": "trl"}\n', 0) == {"missing": "trl"}
+    assert harness.read_report("Traceback\nValueError: bad\n\n", 1) == {"failed": "ValueError: bad"}
+    assert "memory" in harness.read_report("", -9)["failed"]
+
+
+def test_nothing_of_this_machine_but_its_processor_is_told() -> None:
+    assert slug(MACHINE) == "some-cpu-2-cores"
+    assert slug(MACHINE | {"gpu": "NVIDIA H200"}) == "nvidia-h200"
+    assert str(Path.home()) not in harness.redact(f"no file {Path.home()}/models/x")
+    assert str(harness.ROOT) not in harness.redact(f"no file {harness.ROOT}/benchmarks/.work/x")
+
+
+def test_a_missing_library_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real driver process in which LLaMA-Factory cannot be imported."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['llamafactory'] = None\n")
+    monkeypatch.setattr(harness, "WORK", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    order = harness.Order("m", "d", "attention", 16, 1, 1, 1, 8, 8, {}, 0.0)
+    assert harness.execute("llamafactory", "ours", order) == {"missing": "llamafactory"}
