@@ -101,12 +101,13 @@ def remove_tree_atomically(path: StrPath) -> None:
 def lock(path: StrPath, *, wait: bool) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`, which is created and left behind.
 
-    The kernel frees the lock when its holder dies, so a stale lock cannot exist. With `wait` a held lock is waited
-    for; without, EnvironmentFault names the holder.
+    The kernel frees the lock when its holder dies, so a stale lock cannot exist; forked children do not share it.
+    With `wait` a held lock is waited for; without, EnvironmentFault names the holder.
     """
     with explained_writes(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    _lock_fds.add(fd)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,7 +123,20 @@ def lock(path: StrPath, *, wait: bool) -> Iterator[None]:
         os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield
     finally:
-        os.close(fd)
+        if fd in _lock_fds:  # not so in a forked child
+            _lock_fds.remove(fd)
+            os.close(fd)
+
+
+_lock_fds: set[int] = set()
+
+
+def _drop_locks() -> None:
+    while _lock_fds:
+        os.close(_lock_fds.pop())
+
+
+os.register_at_fork(after_in_child=_drop_locks)
 
 
 def join_inside(folder: StrPath, relative: str) -> Path:

@@ -10,7 +10,7 @@ import os
 import signal
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
@@ -135,7 +135,7 @@ class Worker:
 
 def encode_batches(
     worker: Worker, batches: Iterator[Batch], problems: Problems, num_proc: int | None = None
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """The results of all batches, in order. Raises EnvironmentFault when a process was killed."""
     first = list(islice(batches, FEW_BATCHES + 1))
     processes = num_proc or len(os.sched_getaffinity(0))
@@ -144,19 +144,25 @@ def encode_batches(
         results: Iterable[Result] = map(worker.encode, everything)
     else:
         results = _in_processes(worker, everything, processes)
-    for result in results:
-        for where, what in result.problems:
-            problems.add(where, what)
-        yield result
+    try:
+        for result in results:
+            for where, what in result.problems:
+                problems.add(where, what)
+            yield result
+    finally:
+        if isinstance(results, Generator):
+            results.close()  # ends the processes now, not when the garbage is collected
 
 
 _worker: Worker | None = None
 
 
-def _start(worker: Worker) -> None:
+def _start(worker: Worker, parent: int) -> None:
     global _worker
     _worker = worker
     die_with_parent()
+    if os.getppid() != parent:
+        os._exit(1)  # it died before it could be watched
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes are the parallelism
@@ -167,10 +173,10 @@ def _encode(batch: Batch) -> Result:
     return _worker.encode(batch)
 
 
-def _in_processes(worker: Worker, batches: Iterator[Batch], processes: int) -> Iterator[Result]:
+def _in_processes(worker: Worker, batches: Iterator[Batch], processes: int) -> Generator[Result]:
     """Encode in forked processes, which share the tokenizer's memory; only a few batches are under way at a time."""
     fork = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(processes, mp_context=fork, initializer=_start, initargs=(worker,))
+    pool = ProcessPoolExecutor(processes, mp_context=fork, initializer=_start, initargs=(worker, os.getpid()))
     waiting: deque[Future[Result]] = deque()
     try:
         for batch in batches:

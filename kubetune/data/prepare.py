@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -166,8 +166,8 @@ def _write_rows(
     done = 0
     with ExitStack() as stack:
         writers = {split: stack.enter_context(RowWriter(folder / split)) for split in sources}
-        batches = plan_batches(config, problems)
-        for result in encode_batches(worker, batches, problems, config.data.num_proc):
+        results = encode_batches(worker, plan_batches(config, problems), problems, config.data.num_proc)
+        for result in stack.enter_context(closing(results)):
             writers[result.split].write(result.source, result.chunk)
             tallies[result.split][result.source].add(result.tally)
             done += len(result.lengths)

@@ -1,0 +1,289 @@
+"""Prepared data: right, whole or absent, made once, and another input never passes for the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kubetune.config.schema import Config
+from kubetune.data.encode import Encoder
+from kubetune.data.formats import convert
+from kubetune.data.prepare import Prepared, is_whole, prepare
+from kubetune.errors import DataError
+from tests.tiny import train_tokenizer
+
+WORDS = "the quick brown fox jumps over a lazy dog what is one two three".split()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+def record(number: int) -> dict[str, Any]:
+    random.seed(number)
+    words = [" ".join(random.choices(WORDS, k=random.randint(1, 12))) for _ in range(4)]
+    if number % 3 == 0:
+        return {"prompt": words[0], "completion": f" {number} {words[1]}"}
+    if number % 3 == 1:
+        return {"text": f"{number} {words[0]}"}
+    roles = ("user", "assistant") * 2
+    turns = zip(roles, words, strict=True)
+    return {"messages": [{"role": role, "content": f"{number} {text}"} for role, text in turns]}
+
+
+def write(file: Path, records: list[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(value) + "\n" for value in records))
+    return file
+
+
+def config(model: Path, cache: Path, train: Any, training: dict[str, Any] | None = None, **data: Any) -> Config:
+    return Config.model_validate(
+        {
+            "model": str(model),
+            "data": {"train": train, "cache": str(cache), "num_proc": 2, **data},
+            "training": training or {},
+        }
+    )
+
+
+def ids_of(prepared: Prepared) -> list[list[int]]:
+    return [prepared.train.row(i)[0].tolist() for i in range(len(prepared.train))]
+
+
+def test_rows_are_those_of_the_encoder_in_the_order_of_the_file(model: Path, tmp_path: Path) -> None:
+    records = [record(n) for n in range(4000)]  # enough for several processes to share the work
+    prepared = prepare(config(model, tmp_path, str(write(tmp_path / "a.jsonl", records))))
+    encoder = Encoder(prepared.tokenizer)
+    rows = prepared.train
+    assert len(rows) == 4000
+    for i in range(0, 4000, 7):
+        expected = encoder.encode(convert(records[i]))
+        ids, trained = rows.row(i)
+        assert (ids.tolist(), trained.tolist()) == (expected.ids, expected.trained)
+        assert (rows.lengths[i], rows.trained_counts[i]) == (len(ids), sum(expected.trained))
+    assert rows.record.tolist() == list(range(4000))
+    assert rows.weights == (1.0,)
+    assert prepared.eval is None
+    assert prepared.stats["train"]["tokens"] == rows.lengths.sum()
+    assert is_whole(prepared.path, thorough=True)
+
+
+def test_one_process_and_several_write_the_same_bytes(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [record(n) for n in range(3000)])
+    paths = [prepare(config(model, tmp_path / str(n), str(file), num_proc=n)).path for n in (1, 3)]
+    first, second = ({f.name: f.read_bytes() for f in (path / "train").iterdir()} for path in paths)
+    assert first == second
+
+
+def test_a_second_start_reads_nothing_but_bytes(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [record(n) for n in range(50)])
+    first = prepare(config(model, tmp_path, str(file)))
+    written = (first.path / "manifest.json").stat().st_mtime_ns
+    again = prepare(config(model, tmp_path, [{"path": str(file), "weight": 2.0}]))
+    assert again.path == first.path
+    assert (again.path / "manifest.json").stat().st_mtime_ns == written
+    assert again.train.weights == (2.0,)
+
+
+def test_every_change_that_matters_changes_the_fingerprint(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [record(n) for n in range(60)])
+    name = str(file)
+    prepared = [
+        prepare(config(*arguments, **options))
+        for arguments, options in [
+            ((model, tmp_path, name), {}),
+            ((model, tmp_path, name), {"max_length": 100}),
+            ((model, tmp_path, name), {"overlong": "truncate"}),
+            ((model, tmp_path, name), {"train_on": "all"}),
+            ((model, tmp_path, name), {"add_special_tokens": False}),
+            ((model, tmp_path, name), {"eval": 0.1}),
+            ((model, tmp_path, name), {"eval": 0.1, "training": {"seed": 1}}),
+            ((model, tmp_path, f"{name}#30"), {}),
+            ((model, tmp_path, [{"path": name, "range": [0, 30]}]), {}),
+            ((model, tmp_path, [name, name]), {}),
+            ((train_tokenizer(tmp_path / "other", vocab_size=400), tmp_path, name), {}),
+        ]
+    ]
+    stat = file.stat()
+    text = file.read_text().replace("quick", "quack", 1)
+    file.write_text(text)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same size and time, but other bytes
+    prepared.append(prepare(config(model, tmp_path, name)))
+    assert len({p.fingerprint for p in prepared}) == len(prepared)
+    assert prepare(config(model, tmp_path, name, training={"seed": 9})).fingerprint == prepared[-1].fingerprint
+
+
+def test_a_share_is_held_out_and_samples_are_taken(model: Path, tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{name}.jsonl", [record(n) for n in range(400)]) for name in "ab"]
+    train = [f"{files[0]}#300", {"path": str(files[1]), "range": [100, 300]}]
+    prepared = prepare(config(model, tmp_path, train, eval=0.1))
+    assert prepared.eval is not None
+    assert (len(prepared.train), len(prepared.eval)) == (450, 50)
+    origins = [
+        set(zip(rows.source.tolist(), rows.record.tolist(), strict=True)) for rows in (prepared.train, prepared.eval)
+    ]
+    assert not origins[0] & origins[1]
+    taken = origins[0] | origins[1]
+    assert [sum(source == s for source, _ in taken) for s in (0, 1)] == [300, 200]
+    assert np.all(np.diff(prepared.train.record[prepared.train.source == 0].astype(int)) > 0)
+    spread = [row for source, row in taken if source == 0]
+    assert 50 < sum(row < 100 for row in spread) < 90  # drawn from all over the file
+    other = prepare(config(model, tmp_path, train, eval=0.1, training={"seed": 1}))
+    assert set(other.train.record.tolist()) != set(prepared.train.record.tolist())
+
+
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.999])
+def test_both_splits_have_a_row_at_least(model: Path, tmp_path: Path, share: float) -> None:
+    file = write(tmp_path / "a.jsonl", [record(n) for n in range(2)])
+    prepared = prepare(config(model, tmp_path, str(file), eval=share))
+    assert prepared.eval is not None
+    assert (len(prepared.train), len(prepared.eval)) == (1, 1)
+
+
+LONG = {"text": "one two three " * 100}
+ASKED = {"messages": [{"role": "user", "content": "Ping"}]}
+
+
+def test_what_is_left_out_is_counted(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [record(n) for n in range(97)] + [LONG, LONG, ASKED])
+    stats = prepare(config(model, tmp_path, str(file), max_length=128)).stats["train"]
+    assert (stats["records"], stats["rows"], stats["overlong"], stats["no_label"]) == (100, 97, 2, 1)
+    assert stats["longest"] > 128
+    cut = prepare(config(model, tmp_path, str(file), max_length=128, overlong="truncate"))
+    assert (cut.stats["train"]["truncated"], len(cut.train)) == (2, 99)
+    assert cut.train.lengths.max() == 128
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.suffix != ".lock")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "20 of 120 records (16.7%) would be left out: 20 longer than data.max_length 128 (the longest has"),
+        ({"overlong": "error"}, "a.jsonl:101: has "),
+        ({"max_length": 8, "max_lost_share": 1.0}, "would be left out"),
+    ],
+)
+def test_too_much_lost_stops_before_anything_is_kept(
+    model: Path, tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    file = write(tmp_path / "a.jsonl", [record(n) | {} for n in range(100)] + [LONG] * 20)
+    settings = {"max_length": 128} | options
+    if settings["max_length"] == 8:
+        write(file, [LONG] * 20)
+    (tmp_path / "cache" / "prepared").mkdir(parents=True)
+    before = listing(tmp_path)
+    with pytest.raises(DataError) as caught:
+        prepare(config(model, tmp_path / "cache", str(file), **settings))
+    assert told in str(caught.value)
+    assert str(caught.value).endswith("Nothing was written.")
+    assert listing(tmp_path) == before
+
+
+def test_a_stricter_share_holds_for_data_already_prepared(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [record(n) for n in range(9)] + [LONG])
+    prepare(config(model, tmp_path, str(file), max_length=128, max_lost_share=0.2))
+    with pytest.raises(DataError, match=r"data\.max_lost_share allows 5%"):
+        prepare(config(model, tmp_path, str(file), max_length=128, max_lost_share=0.05))
+
+
+def test_bad_records_found_by_many_processes_are_all_counted(model: Path, tmp_path: Path) -> None:
+    records = [record(n) for n in range(3000)]
+    records[7] = {"messages": [{"role": "bot", "content": "x"}]}
+    records[2999] = {"text": ""}
+    file = write(tmp_path / "a.jsonl", records)
+    with pytest.raises(DataError) as caught:
+        prepare(config(model, tmp_path, str(file)))
+    assert str(caught.value).splitlines() == [
+        f'{file}:8: messages[0].role is "bot"; expected system, user, assistant or tool.',
+        f"{file}:3000: text is empty; expected a text.",
+        "2 problems. Nothing was written.",
+    ]
+
+
+START = """
+import sys
+from kubetune.config.schema import Config
+from kubetune.data.prepare import prepare
+print(prepare(Config.model_validate_json(sys.argv[1])).fingerprint)
+"""
+
+
+def start(config: Config) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", START, config.model_dump_json()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_concurrent_starts_prepare_once(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [record(n) for n in range(3000)])
+    starts = [start(config(model, tmp_path / "cache", str(file))) for _ in range(3)]
+    told = [process.communicate()[0] for process in starts]
+    assert len(set(told)) == 1
+    assert all(process.returncode == 0 for process in starts)
+    assert sum(path.is_dir() for path in (tmp_path / "cache" / "prepared").iterdir()) == 1
+
+
+def test_a_killed_start_leaves_nothing_that_counts(model: Path, tmp_path: Path) -> None:
+    """SIGKILL at random moments of preparing, of the process alone: its workers must go with it."""
+    file = write(tmp_path / "a.jsonl", [record(n) for n in range(20_000)])
+    settings = config(model, tmp_path / "cache", str(file))
+    folder = tmp_path / "cache" / "prepared"
+    random.seed(1)
+    killed = 0
+    for _ in range(5):
+        with start(settings) as process:
+            wait_until(lambda: any(folder.glob(".*.tmp/train/tokens.u32")), process)
+            time.sleep(random.uniform(0, 0.5))  # the moment of the kill, not a wait for anything
+            process.send_signal(signal.SIGKILL)
+        killed += process.returncode == -signal.SIGKILL
+        assert all(is_whole(path, thorough=True) for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    assert killed
+    prepared = prepare(settings)
+    assert len(prepared.train) == 20_000
+    assert is_whole(prepared.path, thorough=True)
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == [prepared.path.name]
+
+
+def wait_until(condition: Any, process: subprocess.Popen[str]) -> None:
+    while not condition() and process.poll() is None:
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "delete", "manifest"])
+def test_damaged_data_are_made_again(model: Path, tmp_path: Path, damage: str) -> None:
+    settings = config(model, tmp_path, str(write(tmp_path / "a.jsonl", [record(n) for n in range(30)])))
+    first = prepare(settings)
+    expected = ids_of(first)
+    victim = first.path / ("manifest.json" if damage == "manifest" else "train/tokens.u32")
+    if damage == "delete":
+        victim.unlink()
+    else:
+        os.truncate(victim, victim.stat().st_size - 4)
+    assert ids_of(prepare(settings)) == expected
+
+
+def test_a_full_disk_is_explained(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [record(n) for n in range(2000)])
+    script = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "from kubetune.errors import EnvironmentFault\n"
+        f"try:{START.replace(chr(10), chr(10) + '    ')}\nexcept EnvironmentFault as error: print('fault', error)"
+    )
+    command = [sys.executable, "-c", script, config(model, tmp_path / "cache", str(file)).model_dump_json()]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.stdout.startswith("fault cannot write "), told.stderr
+    assert not [path for path in (tmp_path / "cache" / "prepared").iterdir() if path.is_dir()]

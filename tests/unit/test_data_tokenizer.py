@@ -1,0 +1,219 @@
+"""The tokenizer gives what transformers gives, without importing it, and its files survive a copy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kubetune.config.schema import ModelConfig
+from kubetune.data.tokenizer import Tokenizer, load_tokenizer
+from kubetune.errors import ModelError
+from tests.tiny import CHATML, train_tokenizer
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+TEXTS = ["Hello World", "  a\n\nb", "<|im_start|>user\nhi<|im_end|>", "Hé 你好 🙂", "it's 12345", "[CLS] x", "e\u0301"]
+CHAT = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "Ping <ü> & 'x'"},
+    {"role": "assistant", "content": "Pong", "reasoning_content": "hm", "tool_calls": None},
+    {"role": "user", "content": "Again"},
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"ü": {}}}}}]
+
+
+def ours(folder: Path, **settings: Any) -> Tokenizer:
+    return load_tokenizer(ModelConfig(path=str(folder), **settings))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def folders() -> list[Any]:
+    real = [f"tokenizers/{name}" for name in ("qwen2.5", "qwen3", "bert-base-uncased")] + ["weights/stories260K"]
+    absent = pytest.mark.skipif(not SHARED.is_dir(), reason="the real tokenizers are not on this machine")
+    return ["tiny", *(pytest.param(name, marks=absent) for name in real)]
+
+
+@pytest.mark.parametrize("name", folders())
+def test_equal_to_transformers(name: str, tiny: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = tiny if name == "tiny" else SHARED / name
+    theirs, mine = AutoTokenizer.from_pretrained(folder), ours(folder)
+    for text in TEXTS:
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert mine.encode_text(text, special=False) == ids
+        assert mine.decode(ids, skip_special_tokens=False) == theirs.backend_tokenizer.decode(ids, False)
+        assert mine.encode_prompt(text) == theirs(text)["input_ids"][: len(mine.encode_prompt(text))]
+    assert mine.special == theirs.special_tokens_map
+    assert mine.special_ids >= frozenset(theirs.all_special_ids)  # theirs leaves out those without a role
+    assert mine.vocab_size == len(theirs)
+    assert mine.bos_id == theirs.bos_token_id
+    if mine.chat is None:
+        assert theirs.chat_template is None
+        return
+    for messages, tools, prompt in ((CHAT, None, True), (CHAT, TOOLS, True), (CHAT[:3], TOOLS, False)):
+        options = {"tools": tools, "add_generation_prompt": prompt}
+        expected = theirs.apply_chat_template(messages, tokenize=False, **options)
+        assert mine.chat.render(messages, tools, generation_prompt=prompt) == expected
+        if prompt:
+            ids = theirs.apply_chat_template(messages, return_dict=False, **options)
+            assert mine.encode_prompt(messages, tools) == ids
+
+
+@settings(max_examples=150)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_any_text_is_tokenised_and_comes_back(text: str, tiny: Path) -> None:
+    tokenizer = ours(tiny)
+    assert tokenizer.decode(tokenizer.encode_text(text), skip_special_tokens=False) == text
+
+
+def test_a_class_that_rebuilds_its_preprocessing_is_asked_once(tiny: Path, tmp_path: Path) -> None:
+    """A GPT-2 class whose tokenizer.json splits digits differently: transformers ignores the file there."""
+    folder, cache = tmp_path / "model", tmp_path / "cache"
+    folder.mkdir()
+    content = json.loads((tiny / "tokenizer.json").read_text())
+    content["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "Digits", "individual_digits": True}, content["pre_tokenizer"]],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>"}')
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(folder)
+    first = load_tokenizer(ModelConfig(path=str(folder)), cache)
+    expected = theirs("a 12 42 100")["input_ids"]
+    assert first.encode_text("a 12 42 100") == expected
+    kept = list((cache / "tokenizers").iterdir())
+    assert len(kept) == 1
+    script = f"""
+import sys
+from pathlib import Path
+from kubetune.config.schema import ModelConfig
+from kubetune.data.tokenizer import load_tokenizer
+ids = load_tokenizer(ModelConfig(path={str(folder)!r}), Path({str(cache)!r})).encode_text("a 12 42 100")
+assert ids == {expected}, ids
+heavy = {{"torch", "transformers", "datasets", "numpy"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_tokens_that_tokenizer_json_lacks_are_added_as_transformers_does(tiny: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    (tmp_path / "tokenizer.json").write_bytes((tiny / "tokenizer.json").read_bytes())
+    config = json.loads((tiny / "tokenizer_config.json").read_text())
+    config |= {"bos_token": "<bos>", "extra_special_tokens": ["<one>", "<two>"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs, mine = AutoTokenizer.from_pretrained(tmp_path), ours(tmp_path)
+    text = "<bos>a<two>b<one>"
+    assert mine.encode_text(text) == theirs(text)["input_ids"]
+    assert mine.vocab_size == len(theirs)
+    assert mine.bos_id == theirs.bos_token_id
+
+
+def test_what_ends_generation(tiny: Path, tmp_path: Path) -> None:
+    folder = train_tokenizer(tmp_path, eos_token="<|endoftext|>")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 7]}')
+    tokenizer = ours(folder)
+    assert (tokenizer.eos_id, tokenizer.turn_end_id, tokenizer.eos_ids, tokenizer.pad_id) == (0, 2, (0, 2, 7), 0)
+    assert ours(tiny).eos_ids == (2,)
+
+
+def test_saving_copies_the_files_byte_for_byte(tiny: Path, tmp_path: Path) -> None:
+    def contents(folder: Path) -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    ours(tiny).save(tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tiny)
+    template = tmp_path / "mine.jinja"
+    template.write_text("{{ messages[0].content }}")
+    ours(tiny, chat_template=str(template)).save(tmp_path / "other")
+    again = ours(tmp_path / "other")
+    assert again.chat
+    assert again.chat.source == template.read_text()
+
+
+def test_the_fingerprint_follows_every_file_and_the_template(tiny: Path, tmp_path: Path) -> None:
+    prints = [ours(tiny).fingerprint, ours(tiny, chat_template="chatml").fingerprint]
+    folder = train_tokenizer(tmp_path)
+    assert ours(folder).fingerprint == prints[0]
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text((folder / name).read_text() + " ")
+        prints.append(ours(folder).fingerprint)
+    (folder / "chat_template.jinja").write_text(CHATML)
+    prints.append(ours(folder).fingerprint)
+    assert len(set(prints)) == len(prints)
+
+
+BOMBS = [
+    "{{ cycler.__init__.__globals__.os.system('touch CANARY') }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ self._TemplateReference__context }}",
+    "{{ (messages | map(attribute='__class__') | list)[0].__base__.__subclasses__() }}",
+    "{% for x in lipsum.__globals__.values() %}{{ x }}{% endfor %}",
+    "{{ raise_exception.__globals__['json'].codecs.open('CANARY', 'w') }}",
+    "{{ strftime_now.__globals__ }}{% include '/etc/passwd' %}",
+]
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_hostile_template_runs_nothing(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = ours(train_tokenizer(tmp_path / "t", bomb))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="chat template refused the conversation"):
+        tokenizer.encode_prompt(CHAT)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"path": "/nowhere/model"}, "model folder /nowhere/model does not exist"),
+        ({"chat_template": "/nowhere.jinja"}, r"model\.chat_template /nowhere\.jinja cannot be read"),
+        ({"path": "not a hub id"}, "neither an existing folder nor a hub id"),
+        ({"path": "someone/unheard-of", "local_files_only": True}, "not in the local cache and local_files"),
+    ],
+)
+def test_what_cannot_be_had_is_explained(change: dict[str, Any], told: str, tiny: Path) -> None:
+    with pytest.raises(ModelError, match=told):
+        load_tokenizer(ModelConfig(**{"path": str(tiny), **change}))
+
+
+AS_IT_IS = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, "holds no tokenizer; expected one of tokenizer.json"),
+        ({"tokenizer.json": "{", "tokenizer_config.json": AS_IT_IS}, r"tokenizer\.json cannot be read"),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": "["}, "tokenizer_config.json cannot be read"),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": "[]"}, "holds a list; expected an object"),
+    ],
+)
+def test_damaged_files_are_named(files: dict[str, str], told: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ModelError, match=told):
+        _ = ours(tmp_path).backend
+
+
+def test_a_tokenizer_without_eos_and_a_broken_template_are_explained(tmp_path: Path) -> None:
+    folder = train_tokenizer(tmp_path, "{% if %}")
+    with pytest.raises(ModelError, match="the tokenizer's chat template is not valid Jinja: line 1"):
+        ours(folder).require_chat()
+    (folder / "tokenizer_config.json").write_text(AS_IT_IS)
+    with pytest.raises(ModelError, match="has no eos_token"):
+        _ = ours(folder).eos_id
