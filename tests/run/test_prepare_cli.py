@@ -1,0 +1,104 @@
+"""`kubetune data` as people run it: what it prints, how it ends, what it writes, and what it never imports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kubetune.cli import main
+from tests.tiny import train_tokenizer
+
+CHAT = {"messages": [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    train_tokenizer(tmp_path / "model")
+    (tmp_path / "train.jsonl").write_text((json.dumps(CHAT) + "\n") * 3 + '{"prompt": "a", "completion": "b"}\n' * 7)
+    data = f"{{train: train.jsonl, eval: 0.2, cache: {tmp_path / 'cache'}}}"
+    (tmp_path / "run.yaml").write_text(f"model: model\ndata: {data}\n")
+    return tmp_path
+
+
+def test_check_shows_counts_samples_and_a_verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", str(folder / "run.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "train: 8 rows of 8 records" in told
+    assert "eval: 2 rows of 2 records" in told
+    assert "rows repeat another" in told
+    assert "2 rows of eval are in train too" in told
+    assert "Pong<|im_end|>" in told
+    assert "ready to train" in told
+    assert sorted(path.name for path in folder.iterdir()) == ["model", "run.yaml", "train.jsonl"]
+
+
+def test_check_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", str(folder / "train.jsonl"), "--model", str(folder / "model"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["splits"]["train"]["rows"], report["splits"]["train"]["duplicates"]) == (True, 10, 8)
+    assert sum(report["splits"]["train"]["length_histogram"].values()) == 10
+    trained = "".join(piece["text"] for piece in report["samples"][0] if piece["trained"])
+    assert trained == "Pong<|im_end|>"
+
+
+@pytest.mark.parametrize("model", [True, False])
+def test_check_names_bad_records_and_writes_nothing(
+    folder: Path, model: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = folder / "bad.jsonl"
+    bad.write_text('{"messages": [{"role": "bot", "content": "x"}]}\n\n')
+    before = sorted(folder.rglob("*"))
+    assert main(["data", "check", str(bad), *(["--model", str(folder / "model")] if model else [])]) == 2
+    assert capsys.readouterr().err == (
+        f'kubetune: {bad}:1: messages[0].role is "bot"; expected system, user, assistant or tool.\n'
+        f"{bad}:2: is blank; expected a JSON object.\n2 problems. Nothing was written.\n"
+    )
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_check_stops_when_too_much_would_be_lost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", str(folder / "run.yaml"), "data.max_length=8"]) == 2
+    told = capsys.readouterr()
+    assert "not ready to train" in told.out
+    assert "data.max_lost_share allows 10%" in told.err
+
+
+def test_prepare_twice_gives_the_same_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [main(["data", "prepare", str(folder / "run.yaml"), "--json"]) for _ in range(2)] == [0, 0]
+    decoder = json.JSONDecoder()
+    text = capsys.readouterr().out
+    first, end = decoder.raw_decode(text)
+    second, _ = decoder.raw_decode(text[end:].lstrip())
+    assert first == second
+    assert Path(first["path"]).is_dir()
+
+
+def test_convert(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = folder / "a.csv"
+    table.write_text("question,answer\nPing,Pong\n")
+    columns = ["--columns", "prompt=question", "completion=answer"]
+    assert main(["data", "convert", str(table), "-o", str(folder / "o.jsonl"), *columns]) == 0
+    assert json.loads((folder / "o.jsonl").read_text()) == CHAT
+    assert "1 of 1 records written" in capsys.readouterr().out
+    assert main(["data", "convert", str(table), "-o", str(folder / "p.jsonl"), "--columns", "prompt"]) == 2
+    assert main(["data", "convert", str(table), "-o", str(folder / "p.jsonl")]) == 2
+    assert not (folder / "p.jsonl").exists()
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+def test_checking_a_small_file_imports_nothing_heavy(folder: Path, with_model: bool) -> None:
+    arguments = ["data", "check", str(folder / "train.jsonl")]
+    if with_model:
+        arguments += ["--model", str(folder / "model")]
+    script = f"""
+import sys
+from kubetune.cli import main
+assert main({arguments!r}) == 0
+heavy = {{"torch", "transformers", "datasets", "peft", "numpy", "pyarrow", "huggingface_hub"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

@@ -1,0 +1,210 @@
+"""What a source path may mean, and what it may not; conversions; hub failures each with its own words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.config.schema import SourceConfig
+from kubetune.data.convert import convert_source
+from kubetune.data.problems import Problems
+from kubetune.data.selection import select_rows
+from kubetune.data.sources import count_rows, locate, read_source
+from kubetune.errors import DataError
+
+
+def write(file: Path, values: list[Any]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return file
+
+
+def texts(source: SourceConfig) -> list[str]:
+    return [record.value["text"] for record in read_source(source, Problems())]
+
+
+def test_files_folders_and_patterns(tmp_path: Path) -> None:
+    write(tmp_path / "b.jsonl", [{"text": "b"}])
+    write(tmp_path / "sub" / "a.jsonl", [{"text": "a"}, {"text": "aa"}])
+    (tmp_path / "c.csv").write_text("text\nc\n")
+    (tmp_path / "d.json").write_text('[{"text": "d"}]')
+    (tmp_path / "notes.txt").write_text("no data")
+    assert texts(SourceConfig(path=str(tmp_path))) == ["b", "c", "d", "a", "aa"]
+    assert texts(SourceConfig(path=f"{tmp_path}/*.jsonl")) == ["b"]
+    assert texts(SourceConfig(path=f"{tmp_path}/**/*.jsonl")) == ["b", "a", "aa"]
+    assert count_rows(SourceConfig(path=str(tmp_path))) == 5
+    assert locate(SourceConfig(path=f"{tmp_path}/b.jsonl#7")).sample == 7
+    odd = write(tmp_path / "odd#3", [])
+    odd.rename(tmp_path / "odd#3.jsonl")
+    assert locate(SourceConfig(path=f"{tmp_path}/odd#3.jsonl")).sample is None
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("file:///etc/passwd", "is no path"),
+        ("https://example.org/a.jsonl", "is no path"),
+        ("a\0.jsonl", "is no path"),
+        ("/dev/zero", "is a device, pipe or socket"),
+        ("{tmp}/pipe", "is a device, pipe or socket"),
+        ("{tmp}/empty", "holds no data; expected files of .jsonl"),
+        ("{tmp}/absent.jsonl", "does not exist; expected a file of .jsonl"),
+        ("{tmp}/*.parquet", "matches no file"),
+        ("{tmp}/notes.txt", "is of an unknown kind"),
+        ("{tmp}/notes.txt#0", "asks for 0 samples"),
+        ("../../nowhere/at/all", "does not exist"),
+    ],
+)
+def test_what_holds_no_records_is_refused(path: str, told: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(DataError, match=told):
+        locate(SourceConfig(path=path.format(tmp=tmp_path)))
+
+
+def test_samples_are_a_function_of_the_seed(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [{"text": str(n)} for n in range(1000)])
+    few, many = (select_rows(SourceConfig(path=f"{file}#{n}"), 1) for n in (50, 100))
+    assert few is not None
+    assert many is not None
+    assert set(few.tolist()) < set(many.tolist())
+    assert select_rows(SourceConfig(path=f"{file}#50"), 2).tolist() != few.tolist()  # type: ignore[union-attr]
+    whole = select_rows(SourceConfig(path=f"{file}#5000"), 1)
+    assert whole is not None
+    assert len(whole) == 1000
+    parts = [select_rows(SourceConfig(path=str(file), range=r), 1) for r in ((0, 400), (400, 1000))]
+    assert sorted(i for part in parts if part is not None for i in part.tolist()) == list(range(1000))
+    with pytest.raises(DataError, match=r"range \[1000, 2000\) takes no record of 1,000"):
+        select_rows(SourceConfig(path=str(file), range=(1000, 2000)), 1)
+
+
+def test_saved_datasets(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"text": "a"}, {"text": "b"}])
+    rows.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(str(tmp_path / "two"))
+    assert texts(SourceConfig(path=str(tmp_path / "one"))) == ["a", "b"]
+    assert texts(SourceConfig(path=str(tmp_path / "two"), split="test")) == ["b"]
+    assert count_rows(SourceConfig(path=str(tmp_path / "two"))) == 2
+    with pytest.raises(DataError, match="has no split 'dev'; it has train, test"):
+        count_rows(SourceConfig(path=str(tmp_path / "two"), split="dev"))
+
+
+PAIR = {"prompt": "Ping", "completion": "Pong"}
+CHAT = {"messages": [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}]}
+TREE = [
+    {"message_id": "1", "parent_id": None, "role": "prompter", "text": "Ping", "rank": None},
+    {"message_id": "2", "parent_id": "1", "role": "assistant", "text": "worse", "rank": 1},
+    {"message_id": "3", "parent_id": "1", "role": "assistant", "text": "Pong", "rank": 0},
+    {"message_id": "4", "parent_id": "2", "role": "prompter", "text": "What?", "rank": None},
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "to", "expected"),
+    [
+        ([PAIR], "messages", [CHAT]),
+        ([CHAT], "prompt_completion", [PAIR]),
+        ([PAIR, {"text": "a"}], "text", [{"text": "PingPong"}, {"text": "a"}]),
+        (TREE, "messages", [CHAT]),
+        ([{"instruction": "Ping", "output": "Pong"}, {"messages": CHAT["messages"][:1]}], "messages", [CHAT]),
+        ([{"sentence": "Ping", "label": "Pong"}], "messages", [CHAT]),
+    ],
+)
+def test_conversions(values: list[Any], to: str, expected: list[Any], tmp_path: Path) -> None:
+    file = write(tmp_path / "in.jsonl", values)
+    counts = convert_source(SourceConfig(path=str(file)), tmp_path / "out.jsonl", to)
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == expected
+    assert counts["written"] == len(expected)
+    assert counts["read"] == len(values)
+
+
+def test_csv_to_jsonl_keeps_line_breaks_and_a_bad_record_leaves_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "in.csv"
+    file.write_text('input,output\n"Pi\nng",Pong\n')
+    convert_source(SourceConfig(path=str(file)), tmp_path / "out.jsonl", "prompt_completion")
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == {"prompt": "Pi\nng", "completion": "Pong"}
+    file.write_text("input,output\na,b\n,\n")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match=r"in\.csv:3: output is empty.* Nothing was written\."):
+        convert_source(SourceConfig(path=str(file)), tmp_path / "other.jsonl", "messages")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+FAILURES = {"gated": (403, "GatedRepo"), "unknown": (401, "RepoNotFound"), "no-revision": (404, "RevisionNotFound")}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does, in the headers by which its client library tells failures apart."""
+
+    def do_HEAD(self) -> None:
+        name = self.path.split("/")[2]
+        status, code = FAILURES.get(name, (404, "EntryNotFound"))
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+ASK = """
+import sys
+from kubetune.config.schema import ModelConfig
+from kubetune.data.tokenizer import load_tokenizer
+from kubetune.errors import KubetuneError
+for name in sys.argv[1:]:
+    try:
+        load_tokenizer(ModelConfig(path=f"org/{name}", revision="v9"))
+    except KubetuneError as error:
+        print(type(error).__name__, error.exit_code, error)
+"""
+
+
+def ask(endpoint: str, cache: Path, *names: str, **environ: str) -> list[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), **environ}
+    command = [sys.executable, "-c", ASK, *names]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_each_failure_of_the_hub_has_its_own_words(hub: str, tmp_path: Path) -> None:
+    told = ask(hub, tmp_path, "gated", "unknown", "no-revision", "empty")
+    assert told[0].startswith("ModelError 2 model org/gated is gated and no token is set: accept its licence at")
+    assert "set HF_TOKEN" in told[0]
+    assert told[1].startswith("ModelError 2 model org/unknown is not on the hub, or is private; check the spelling")
+    assert told[2].startswith("ModelError 2 model org/no-revision has no revision 'v9'")
+    assert told[3].startswith("ModelError 2 org/empty holds no tokenizer; expected one of")
+    (with_token,) = ask(hub, tmp_path, "gated", HF_TOKEN="hf_canary")
+    assert "the token in HF_TOKEN has no access yet" in with_token
+    assert "hf_canary" not in with_token
+
+
+def test_offline_says_how_to_get_the_model(tmp_path: Path) -> None:
+    (told,) = ask("http://127.0.0.1:9", tmp_path, "any", HF_HUB_OFFLINE="1")
+    assert told.startswith("EnvironmentFault 3 model org/any is not in the local cache and the hub cannot be reached")
