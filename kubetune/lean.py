@@ -16,30 +16,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from kubetune import errors, kernels
+from kubetune import kernels
 from kubetune.attention import CURRENT
 from kubetune.flat import unwrap
 
 Forward = Callable[..., Tensor]
-
-
-# Floating-point operations from which compiling pays for itself: some minutes of training on two cores, on a GPU.
-WORTH_COMPILING = {"cpu": 5e13, "cuda": 5e15}
-
-
-def wants_compile(setting: bool | str, model: nn.Module, planned_tokens: int, device: torch.device) -> bool:
-    """`training.compile` decided: by the work planned, never by a clock, so that a resumed run decides alike.
-
-    Raises ConfigError when compiling was asked for by name and cannot work here.
-    """
-    missing = kernels.can_compile(device)
-    if setting == "auto":
-        # Forward and the gradient of the inputs; frozen weights need no gradient of their own.
-        work = 4.0 * sum(p.numel() for p in model.parameters()) * planned_tokens
-        return missing is None and work >= WORTH_COMPILING[device.type]
-    if setting and missing is not None:
-        raise errors.ConfigError(f"training.compile is true, but {missing}; install one, or leave it at auto")
-    return bool(setting)
 
 
 def make_lean(model: nn.Module, *, fused: bool) -> Counter[str]:

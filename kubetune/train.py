@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kubetune import errors, health, logs, parallel
+from kubetune import errors, faults, health, logs, parallel
 from kubetune.checkpoint import State
 from kubetune.config.schema import Config
 from kubetune.data.batches import Batch
@@ -29,6 +29,7 @@ from kubetune.optim import AdamSettings, FlatAdamW
 from kubetune.parallel import World
 from kubetune.plan import Plan, learning_rate_at
 from kubetune.snapshot import Snapshots
+from kubetune.tuning import Workload
 
 FIRST_LOSS_SCALE = 2.0**14
 STEPS_TO_RAISE_LOSS_SCALE = 1000
@@ -58,7 +59,7 @@ def train(
     Raises Preempted after a stop with a committed checkpoint, Diverged before a bad update, LostPeer when left alone.
     """
     logs.STEP.info("loading model %s", config.model.path)
-    learner = task.build(config, world, _planned_tokens(plan, data))
+    learner = task.build(config, world, _workload(config, plan, data))
     settings = AdamSettings(
         config.training.adam_beta1,
         config.training.adam_beta2,
@@ -87,8 +88,9 @@ def train(
         return loop(run, state, journal)
 
 
-def _planned_tokens(plan: Plan, data: Prepared) -> int:
-    return int(data.train.lengths.mean() * plan.global_batch_size * plan.num_steps)
+def _workload(config: Config, plan: Plan, data: Prepared) -> Workload:
+    longest = plan.micro_batch_tokens or plan.per_device_train_batch_size * config.data.max_length
+    return Workload(longest, int(data.train.lengths.mean() * plan.global_batch_size * plan.num_steps))
 
 
 def loop(run: Run, state: State, journal: Journal) -> State:
@@ -97,6 +99,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
     if state.step:
         state = _finish_step(run, state, journal)  # a stop may have come between a step and its evaluation
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
+        faults.reach("step")
         began = time.perf_counter()
         work = run.feed.step(state.step)
         losses = [_backward(run, state, i, batch, work) for i, batch in enumerate(work.batches)]
@@ -127,6 +130,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
 
 def _backward(run: Run, state: State, micro: int, batch: Batch, work: Work) -> torch.Tensor:
     """Gradient of one micro-batch, divided by the labels of the whole global batch, whatever the split."""
+    faults.reach("micro-batch")
     began = time.perf_counter()
     batch = batch.to(run.world.device)
     # Dropout depends on where we are, not on what ran before: a resumed run draws the same masks.

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from kubetune import adapters, kernels, lean, logs, models
+from kubetune import adapters, models
 from kubetune.attention import stream
 from kubetune.data.batches import Batch
 from kubetune.flat import Route, choose_attention, hidden_states, logit_rule, unwrap
 from kubetune.losses import Head, linear_cross_entropy, score
+from kubetune.tuning import Workload, tune
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
@@ -29,22 +30,15 @@ class CausalLM:
     route: Route
 
 
-def build(config: Config, world: World, planned_tokens: int) -> CausalLM:
-    """Load the model, add adapters, choose the attention and everything else that makes it fast or small."""
+def build(config: Config, world: World, workload: Workload) -> CausalLM:
+    """Load the model, add adapters, choose the attention, and tune it for the work planned."""
     from transformers import AutoModelForCausalLM
 
     model = models.load_pretrained(AutoModelForCausalLM, config, world.device)
     if config.lora is not None:
         model = adapters.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
     learner = ready(model.train(), config)
-    if config.training.gradient_checkpointing is True:
-        recompute_activations(model)
-    if config.training.lean and learner.route.flat:
-        fused = lean.wants_compile(config.training.compile, model, planned_tokens, world.device)
-        kernels.compile_pointwise(fused)
-        swapped = lean.make_lean(model, fused=fused)
-        logs.MODEL.debug("cheaper forwards: %s", dict(swapped))
-        logs.MODEL.info("pointwise kernels are %s", "compiled" if fused else "not compiled")
+    tune(model, learner.route, config.training, workload, world.device)
     return learner
 
 
@@ -58,14 +52,6 @@ def load(config: Config, folder: Path, device: torch.device) -> CausalLM:
 def ready(model: nn.Module, config: Config) -> CausalLM:
     """Choose how sequences go through a loaded model."""
     return CausalLM(model, choose_attention(model, config.model.attention))
-
-
-def recompute_activations(model: nn.Module) -> None:
-    """Keep only the input of each layer and run the layer again in the backward."""
-    lm = unwrap(model)
-    # transformers 5.2x renamed it and warns about the old name.
-    enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
 
 
 def head_of(model: nn.Module) -> Head:

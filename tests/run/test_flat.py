@@ -17,7 +17,8 @@ from kubetune.data.batches import Batch, collate
 from kubetune.data.order import pack
 from kubetune.flat import Route, choose_attention, self_check
 from kubetune.lean import make_lean
-from kubetune.tasks.causal_lm import CausalLM, backward, recompute_activations
+from kubetune.tasks.causal_lm import CausalLM, backward
+from kubetune.tuning import recompute_activations
 from tests.architectures import (
     FLAT,
     ONE_BY_ONE,

@@ -1,0 +1,85 @@
+"""Decides what makes a loaded model fast or small: recomputation, cheaper forwards, compiled kernels.
+
+Decisions follow from the work planned and the memory of the device, never from a clock, so that a resumed run decides
+alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from kubetune import errors, kernels, lean, logs
+from kubetune.config.schema import TrainingConfig
+from kubetune.flat import Route, unwrap
+from kubetune.memory import Shape, needs_recompute
+
+# Floating-point operations from which compiling pays for itself: some minutes of training on two cores, or on a GPU.
+WORTH_COMPILING = {"cpu": 5e13, "cuda": 5e15}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a run is going to do: tokens in its largest micro-batch, and tokens from the first step to the last."""
+
+    micro_batch_tokens: int
+    total_tokens: int
+
+
+def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Workload, device: torch.device) -> None:
+    """Set up a model for training as `training` asks; raises ConfigError for what cannot work here."""
+    fused = wants_compile(training.compile, model, workload, device) and route.flat
+    if wants_recompute(training.gradient_checkpointing, model, workload, device, fused=fused):
+        logs.MODEL.info("activations are recomputed in the backward")
+        recompute_activations(model)
+    if not (training.lean and route.flat):
+        return
+    kernels.compile_pointwise(fused)
+    swapped = lean.make_lean(model, fused=fused)
+    logs.MODEL.debug("cheaper forwards: %s", dict(swapped))
+    if fused:
+        logs.MODEL.info("pointwise kernels are compiled; the first steps wait for it")
+
+
+def wants_compile(setting: bool | str, model: nn.Module, workload: Workload, device: torch.device) -> bool:
+    """`training.compile`, decided."""
+    missing = kernels.can_compile(device)
+    if setting == "auto":
+        # Forward and the gradient of the inputs; frozen weights need no gradient of their own.
+        work = 4.0 * sum(p.numel() for p in model.parameters()) * workload.total_tokens
+        return missing is None and work >= WORTH_COMPILING[device.type]
+    if setting and missing is not None:
+        raise errors.ConfigError(f"training.compile is true, but {missing}; install one, or leave it at auto")
+    return bool(setting)
+
+
+def wants_recompute(
+    setting: bool | str, model: nn.Module, workload: Workload, device: torch.device, *, fused: bool
+) -> bool:
+    """`training.gradient_checkpointing`, decided: `auto` recomputes on a GPU whose memory would not do otherwise."""
+    if setting != "auto":
+        return bool(setting)
+    shape = Shape.of(unwrap(model).config.get_text_config().to_dict())
+    if device.type != "cuda" or shape is None:
+        return False
+    parameters = list(model.parameters())
+    return needs_recompute(
+        shape,
+        weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        trained_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        tokens=workload.micro_batch_tokens,
+        element_bytes=min(p.element_size() for p in parameters if p.is_floating_point()),
+        device_bytes=torch.cuda.get_device_properties(device).total_memory,
+        fused=fused,
+    )
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Keep only the input of each layer and run the layer again in the backward."""
+    lm: Any = unwrap(model)
+    # transformers 5.2x renamed it and warns about the old name.
+    enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
+    enable({"use_reentrant": False})

@@ -1,0 +1,60 @@
+"""The memory arithmetic: known sizes, and the direction of every decision."""
+
+from __future__ import annotations
+
+import pytest
+
+from kubetune.memory import Shape, activation_bytes_per_token, needs_recompute
+
+QWEN3_8B = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+GIB = 2**30
+
+
+def decide(tokens: int, device_gib: int, **changes: int) -> bool:
+    shape = Shape.of({**QWEN3_8B, **changes})
+    assert shape is not None
+    return needs_recompute(
+        shape,
+        weight_bytes=16_400_000_000,
+        trained_parameters=43_600_000,
+        tokens=tokens,
+        element_bytes=2,
+        device_bytes=device_gib * GIB,
+        fused=True,
+    )
+
+
+def test_shape_reads_both_vocabularies():
+    assert Shape.of(QWEN3_8B) == Shape(4096, 36, 12288, 4096, 1024)
+    assert Shape.of({"n_embd": 64, "n_layer": 3, "n_head": 4}) == Shape(64, 3, 256, 64, 64)
+    assert Shape.of({"d_model": 64}) is None
+
+
+def test_a_layer_keeps_what_its_operations_save():
+    """4 h + 2 q + 2 kv + 3 f elements of bf16 for each of 36 layers."""
+    shape = Shape.of(QWEN3_8B)
+    assert shape is not None
+    kept = 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288) * 36
+    assert activation_bytes_per_token(shape, 2, recompute=False, fused=True) == kept
+    assert activation_bytes_per_token(shape, 2, recompute=True, fused=True) == kept // 36 + 36 * 4096 * 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "device_gib", "expected"), [(8192, 139, False), (8192, 48, True), (32768, 139, True)]
+)
+def test_recompute_only_where_memory_asks_for_it(tokens, device_gib, expected):
+    assert decide(tokens, device_gib) is expected
+
+
+def test_experts_count_only_as_often_as_a_token_meets_them():
+    dense, mixture = Shape.of(QWEN3_8B), Shape.of({**QWEN3_8B, "moe_intermediate_size": 768, "num_experts_per_tok": 8})
+    assert dense is not None
+    assert mixture is not None
+    assert mixture.intermediate == 8 * 768 < dense.intermediate
