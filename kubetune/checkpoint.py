@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kubetune import errors, files, logs
+from kubetune import errors, faults, files, logs
 
 STEP_FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "manifest.json"
@@ -58,10 +58,13 @@ def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
             partial.mkdir(parents=True)
             write(partial)
             (partial / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
+            faults.reach("commit.written")
             _seal(partial)
+            faults.reach("commit.sealed")
             if final.exists():
                 set_aside(final)
             os.rename(partial, final)
+            faults.reach("commit.renamed")
             files.fsync_folder(final.parent)
     except BaseException:
         if partial.exists():
@@ -183,9 +186,11 @@ def link(run_dir: Path, name: str, step: int) -> None:
     """Point `checkpoints/best` or `checkpoints/last` at a step, without a moment in which it is missing."""
     path = run_dir / "checkpoints" / name
     temporary = files.temporary_sibling(path)
-    os.symlink(folder_of(run_dir, step).name, temporary)
-    os.replace(temporary, path)
-    files.fsync_folder(path.parent)
+    with files.explained_writes(path):
+        os.symlink(folder_of(run_dir, step).name, temporary)
+        faults.reach("link")
+        os.replace(temporary, path)
+        files.fsync_folder(path.parent)
 
 
 def prune(run_dir: Path, keep: int, protected: set[int]) -> None:

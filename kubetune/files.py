@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from kubetune import faults
 from kubetune.errors import EnvironmentFault
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def write_atomic(path: StrPath, content: bytes | str) -> None:
             with open(temporary, "xb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
+                faults.reach("write")
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
@@ -94,6 +96,7 @@ def remove_tree_atomically(path: StrPath) -> None:
     doomed = temporary_sibling(path)
     with explained_writes(path), contextlib.suppress(FileNotFoundError):
         os.rename(path, doomed)
+        faults.reach("remove")
         shutil.rmtree(doomed)
 
 

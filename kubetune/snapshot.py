@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from kubetune import checkpoint, errors, logs, parallel
+from kubetune import checkpoint, errors, faults, logs, parallel
 from kubetune.checkpoint import State
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.optim import FlatAdamW
@@ -34,13 +37,12 @@ class Snapshots:
     def save(self, state: State) -> State:
         """Commit a checkpoint of this state, move the links, prune. Returns on all ranks when it is durable."""
         state = replace(state, saved_step=state.step)
-        failure: Exception | None = None
+        failure: errors.KubetuneError | None = None
         if self.world.is_main:
             try:
                 checkpoint.commit(self.run_dir, state, self._write)
-                self.link(state)
-                checkpoint.prune(self.run_dir, self.keep, {state.best_step or 0})
-            except (errors.KubetuneError, OSError) as error:
+                self._tidy(state)
+            except errors.KubetuneError as error:
                 failure = error
         # Every rank hears how it went: one that went on alone would wait in the next collective for a dead rank 0.
         failure = parallel.broadcast(failure, self.world)
@@ -56,10 +58,22 @@ class Snapshots:
             if state.best_step is not None and checkpoint.folder_of(self.run_dir, state.best_step).is_dir():
                 checkpoint.link(self.run_dir, "best", state.best_step)
 
+    def _tidy(self, state: State) -> None:
+        self.link(state)
+        if self.world.is_main:
+            checkpoint.prune(self.run_dir, self.keep, {state.best_step or 0})
+
     def _write(self, folder: Path) -> None:
-        self.model.save_pretrained(folder)
-        self.tokenizer.save(folder)
-        save_file(self.optimizer.state(), folder / OPTIMIZER)
+        try:
+            self.model.save_pretrained(folder)
+            self.tokenizer.save(folder)
+            faults.reach("commit.weights")
+            save_file(self.optimizer.state(), folder / OPTIMIZER)
+        except SafetensorError as error:
+            # A full disk, told in words of its own: "… I/O error: No space left on device (os error 28)".
+            if found := re.search(r"\(os error (\d+)\)", str(error)):
+                raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
+            raise
 
     def restore(self, mode: str, data_fingerprint: str, global_batch_size: int) -> State:
         """Go on from the newest whole checkpoint, or start at step 0.
@@ -86,7 +100,13 @@ class Snapshots:
                 f"with {now[1]}: going on would repeat or skip samples. Choose another `output`, or put back what "
                 "changed"
             )
-        self.optimizer.load(load_file(found / OPTIMIZER, device=str(self.world.device)))
+        try:
+            self.optimizer.load(load_file(found / OPTIMIZER, device=str(self.world.device)))
+        except ValueError as error:
+            raise errors.ConfigError(
+                f"{found}: {error}; was `model` or `lora` changed since? Use another `output`"
+            ) from error
+        self._tidy(state)  # the start before may have died between a checkpoint's commit and its links
         logs.STEP.info("resumed from %s", found.name)
         return state
 

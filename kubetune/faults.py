@@ -1,0 +1,38 @@
+"""Points at which a test can break a run for real. They do nothing unless an environment variable names one.
+
+    KUBETUNE_FAULT="signal 9:commit.sealed:2:1"      rank 1 kills itself the second time it gets to that point
+
+ACTION:POINT[:NTH[:RANK]], the first time and rank 0 where left out. Actions: `signal N`, `hang`, `exit N` (at once,
+without clean-up). Points are the calls of `reach`. Not for errors that the code could raise by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+
+FAULT = "KUBETUNE_FAULT"
+
+_seen: Counter[str] = Counter()
+
+
+def reach(point: str) -> None:
+    """Do what KUBETUNE_FAULT wants done here: usually nothing."""
+    if FAULT in os.environ:
+        _act(point, os.environ[FAULT])
+
+
+def _act(point: str, fault: str) -> None:
+    action, where, *rest = fault.split(":")
+    nth, rank = [*rest, "1", "0"][:2] if len(rest) != 1 else [rest[0], "0"]
+    _seen[point] += 1
+    if (point, _seen[point], os.environ.get("RANK", "0")) != (where, int(nth), rank):
+        return
+    kind, _, number = action.partition(" ")
+    if kind == "signal":
+        os.kill(os.getpid(), int(number))
+    elif kind == "exit":
+        os._exit(int(number))
+    else:
+        threading.Event().wait()
