@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubetune.config.schema import ModelConfig
+from kubetune.data import tokenizer_files
 from kubetune.data.tokenizer import Tokenizer, load_tokenizer
 from kubetune.errors import ModelError
 from tests.tiny import CHATML, train_tokenizer
@@ -217,3 +218,12 @@ def test_a_tokenizer_without_eos_and_a_broken_template_are_explained(tmp_path: P
     (folder / "tokenizer_config.json").write_text(AS_IT_IS)
     with pytest.raises(ModelError, match="has no eos_token"):
         _ = ours(folder).eos_id
+
+
+@pytest.mark.parametrize("name", tokenizer_files._REBUILT)
+def test_what_rebuilding_classes_build_is_known(name: str) -> None:
+    import transformers
+
+    built = json.loads(getattr(transformers, name)().backend_tokenizer.to_str())
+    expected = tokenizer_files._REBUILT[name]
+    assert tokenizer_files._steps(built) == tuple(tokenizer_files._canonical(step) for step in expected)
