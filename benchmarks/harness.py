@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +34,7 @@ TIMEOUT_SECONDS = 3600.0
 
 def run_jobs(suite: str, jobs: Iterable[Job], results: Results) -> None:
     """Measure what the results do not hold yet, in the order given, with a line for each."""
+    end_on_sigterm()
     for job in jobs:
         if results.find(suite, job.key) is not None:
             continue
@@ -41,6 +43,11 @@ def run_jobs(suite: str, jobs: Iterable[Job], results: Results) -> None:
         found = run_job(job)
         results.add(suite, job.key, found)
         print(summary(found), flush=True)
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end us as Ctrl-C does, so that the process being measured is ended too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def summary(found: dict[str, Any]) -> str:

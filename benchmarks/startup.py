@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.corpus import Corpus, write_text
 from benchmarks.flops import LORA_RANK
-from benchmarks.harness import WORK, environment, execute, python_of
+from benchmarks.harness import WORK, end_on_sigterm, environment, execute, python_of
 from benchmarks.peers.job import ATTENTION, Order
 from benchmarks.results import ROOT, Results, open_results
 
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, help="left out: 3, or 1 when quick")
     args = parser.parse_args(argv)
     results = open_results(quick=args.quick, fresh=args.fresh)
+    end_on_sigterm()
     model = text_model()
     for repeat in range(args.repeats or (1 if args.quick else 3)):
         for rows in ROWS[:1] if args.quick else ROWS:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.cases import Home
-from benchmarks.harness import execute
+from benchmarks.harness import end_on_sigterm, execute
 from benchmarks.peers.job import Order
 from benchmarks.results import open_results
 from benchmarks.startup import text_data, text_model
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, help="left out: 3, or 1 when quick")
     args = parser.parse_args(argv)
     results = open_results(quick=args.quick, fresh=args.fresh)
+    end_on_sigterm()
     rows, cores = QUICK_ROWS if args.quick else ROWS, len(os.sched_getaffinity(0))
     order = replace(ORDER, model=str(text_model()), data=str(text_data(rows)))
     for repeat in range(args.repeats or (1 if args.quick else 3)):
