@@ -1,0 +1,37 @@
+"""Fine-tune language models from one YAML file: on a laptop, on one GPU, and on a Kubernetes cluster.
+
+The functions below are the Python interface; each is imported when it is first used, so that `import kubetune` stays
+light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kubetune.config.load import load_config
+    from kubetune.data.prepare import prepare
+    from kubetune.generate import answer, load_run
+    from kubetune.launch.local import launch
+    from kubetune.manifests import render
+    from kubetune.plan import make_plan
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "answer", "launch", "load_config", "load_run", "make_plan", "prepare", "render"]
+
+_HOMES = {
+    "answer": "kubetune.generate",
+    "launch": "kubetune.launch.local",
+    "load_config": "kubetune.config.load",
+    "load_run": "kubetune.generate",
+    "make_plan": "kubetune.plan",
+    "prepare": "kubetune.data.prepare",
+    "render": "kubetune.manifests",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kubetune' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
