@@ -31,9 +31,8 @@ def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(control_plane, f"test-{next(_numbers)}", tmp_path)
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}})
     yield cluster
+    cluster.remove()
     cluster.clear_faults()
-    cluster.delete("Namespace", cluster.namespace)
-    cluster.wait_gone("Namespace", cluster.namespace)
 
 
 @pytest.fixture(scope="session")

@@ -158,6 +158,11 @@ class Cluster:
         """The object once its condition of that type is true."""
         return self.wait(kind, name, lambda obj: condition(obj, type_), seconds)
 
+    def wait_pods(self, labels: str, count: int, seconds: float = 30) -> list[Object]:
+        """The pods with these labels, once there are so many."""
+        self._wait("Pod", "", lambda _: len(self.find("Pod", labels)) == count, seconds)
+        return self.find("Pod", labels)
+
     def wait_ready(self, job: str, pods: int = 1, seconds: float = 30) -> list[Object]:
         """The pods of a Job, once so many of them are ready."""
         self.wait("Job", job, lambda found: found.get("status", {}).get("ready") == pods, seconds)
@@ -246,6 +251,12 @@ class Cluster:
 
     def _fault(self, name: str, **body: object) -> None:
         self.request("POST", f"/standin/faults/{name}", body)
+
+    def remove(self) -> None:
+        """Delete the namespace and all in it at once, whatever grace its pods were given."""
+        self.delete("Namespace", self.namespace)
+        self.request("DELETE", self._path("Pod"), {"gracePeriodSeconds": 0})
+        self.wait_gone("Namespace", self.namespace)
 
     # -- inside
     def _wait_for_connections(self, accepted: bool) -> None:

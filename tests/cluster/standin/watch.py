@@ -33,13 +33,13 @@ async def watch_objects(
 ) -> web.StreamResponse:
     """Stream changes until the client hangs up or its timeout is over; ApiError 410 for a forgotten revision."""
     stream = _Stream(request, store, resource, namespace)
-    start = stream.start(request.query.get("resourceVersion", ""))
-    await stream.response.prepare(request)
     queue: asyncio.Queue[Change] = asyncio.Queue()
-    store.watchers.add(queue)
+    start = stream.start(request.query.get("resourceVersion", ""))
+    store.watchers.add(queue)  # with no await in between, or a change would be lost
     loop = asyncio.get_running_loop()
     end = loop.time() + float(request.query.get("timeoutSeconds", _DEFAULT_TIMEOUT_SECONDS))
     try:
+        await stream.response.prepare(request)
         for change in start:
             await stream.send_change(change)
         if flag(request, "sendInitialEvents"):

@@ -1,0 +1,35 @@
+"""What `kubetune render` writes is accepted by a server, and all pods of the run are made: every golden manifest."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tests.cluster.harness import Cluster
+from tests.golden.manifests import CASES, golden
+
+UNRESTRICTED = ("existing", "rdma", "rdma-host")  # they mount what the machine has, or ask for more rights
+ASSUMED = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "trainer"}}  # by the case "existing"
+
+
+def nodes(case: str) -> int:
+    file, *words = CASES[case]
+    return 4 if file == "full.yaml" else 2 if "compute.nodes=2" in words else 1
+
+
+@pytest.mark.usefixtures("kubectl")
+@pytest.mark.parametrize("case", CASES)
+def test_a_rendered_run_is_accepted_and_its_pods_are_made(cluster: Cluster, case: str) -> None:
+    objects = [obj for obj in yaml.safe_load_all(golden(case).read_text()) if obj]
+    for obj in objects:
+        obj["metadata"]["namespace"] = cluster.namespace
+    if case not in UNRESTRICTED:
+        label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+        cluster.request("PATCH", f"/api/v1/namespaces/{cluster.namespace}", label, "application/merge-patch+json")
+    cluster.break_image(".")  # the pods are not to run: that needs the run's model and data
+    cluster.apply(ASSUMED)
+    applied = cluster.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    assert applied.stderr == ""  # where warnings go
+    assert len(applied.stdout.splitlines()) == len(objects)
+    cluster.wait_pods("app.kubernetes.io/component=trainer", nodes(case))
+    assert [event["message"] for event in cluster.find("Event") if event["reason"] == "FailedCreate"] == []
