@@ -1,15 +1,16 @@
 """The small world of the demo, as text: services, namespaces, and people who ask for things to be done to them.
 
 Two things are drawn from it, both functions of a seed alone: the text that the demo's base model is pre-trained on
-(`pretraining_texts`), and the task it is then fine-tuned for (`task_rows`): a request in English in, one kubectl
-command out. The pre-training text answers the same requests in prose and never holds a whole command of the task, so
-the base model understands the requests and cannot do the task. make_demo_model.py does the training.
+(`pretraining_pieces`), and the task it is then fine-tuned for (`task_rows`): a request in English in, one kubectl
+command out. The pre-training text answers the same requests in prose. It names the parts of commands and never holds a
+whole one of the task, so the base model understands the requests and cannot do the task. Training is
+make_demo_model.py's.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 SERVICES = (
@@ -43,7 +44,7 @@ def _one_of(*values: str) -> Callable[[random.Random], dict[str, str]]:
 
 
 def _version(rng: random.Random) -> dict[str, str]:
-    return {"n": f"{rng.randint(1, 9)}.{rng.randint(0, 9)}.{rng.randint(0, 9)}"}
+    return {"n": f"{rng.randint(1, 9)}.{rng.randint(0, 40)}"}
 
 
 INTENTS = (
@@ -80,7 +81,7 @@ INTENTS = (
         ),
         ("I will show {n} log lines of {s} from {ns}.", "Here are {n} lines that {s} logged in {ns}."),
         "kubectl logs deployment/{s} --tail={n} -n {ns}",
-        _number(5, 400),
+        _number(5, 99),
     ),
     Intent(
         (
@@ -152,25 +153,27 @@ NOTES = (
     "{p} asked {q} about {s} in {ns}. {q} said that {s} in {ns} is fine, and that {s2} is not.",
     "A deployment keeps the pods of a service such as {s} running. A namespace such as {ns} keeps services apart.",
     "With kubectl one can scale, set, rollout, logs and port-forward; {p} likes the rollout of {s} best.",
-    "The word after -n is a namespace, as in -n {ns}. The number after --tail= is a number of lines, as in --tail={n}.",
     "The image {s}:{v} was built by {p} on {d}. On {d} {q} tried {s}:{v} and found it good.",
-    "Flags have names and values: --replicas={n}, --limits=memory={n}Mi, --tail={n2}. {p} wrote {n} and {n2} down.",
     "kubectl rollout knows restart, undo and status. kubectl set knows image and resources. {q} told {p} on {d}.",
-    "deployment/{s} and service/{s2} are names that kubectl takes; so are deployment/{s2} and service/{s}.",
-    "{s}={s} and {s2}={s2}, said {p}. {n}:80 and {n2}:80, said {q}.",
 )
 QUESTIONS = (
     ("Say it again: {s}, {ns}, {n}.", "{s}, {ns}, {n}."),
     ("{p} looks after {s} and {q} after {s2}. Who looks after {s2}?", "{q} looks after {s2}."),
     ("{p} has {n} pods of {s} in {ns}. How many pods of {s}?", "There are {n} pods of {s} in {ns}."),
     ("Spell the namespace of {s}, which is {ns}.", "It is {ns}."),
-    ("Turn them around: {s} {s2}", "{s2} {s}"),
-    ("Write it with a slash: {s} {ns}", "{s}/{ns}"),
-    ("Write it with an equals sign: {s} {n}", "{s}={n}"),
-    ("Write it with a colon: {s} {v}", "{s}:{v}"),
+    ("What is the deployment of {s} called?", "deployment {s}"),
+    ("And how with a slash, {s}?", "deployment/{s}"),
+    ("How do I name {s} in {ns}?", "deployment {s} -n {ns}"),
+    ("Where do I find {s} from port {n}?", "service/{s} {n}:80"),
+    ("What is the image of {s} at version {v}?", "{s}={s}:{v}"),
+    ("Which flag stands for {n2} replicas?", "--replicas={n2}"),
+    ("Which flag stands for {n2} lines?", "--tail={n2}"),
+    ("Which flag stands for {n2}Mi of memory?", "--limits=memory={n2}Mi"),
+    ("Which flag stands for the namespace {ns}?", "-n {ns}"),
     ("Good morning, I am {p}.", "Good morning, {p}. What can I do for you?"),
     ("Thank you for {s}.", "You are welcome."),
 )
+WORDS = (*SERVICES, *NAMESPACES, *PEOPLE)
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 
@@ -185,29 +188,41 @@ def _note_slots(rng: random.Random) -> dict[str, str]:
     (s, s2), (p, q) = rng.sample(SERVICES, 2), rng.sample(PEOPLE, 2)
     hour = rng.randint(0, 22)
     slots = {"s": s, "s2": s2, "p": p, "q": q, "ns": rng.choice(NAMESPACES), "d": rng.choice(DAYS)}
-    numbers = {"n": rng.randint(2, 9999), "n2": rng.randint(2, 400), "h": hour, "h2": hour + 1}
-    return {
-        **slots,
-        **{k: str(v) for k, v in numbers.items()},
-        "m": f"{rng.randint(0, 59):02d}",
-        "v": _version(rng)["n"],
-    }
+    numbers = {"n": rng.randint(2, 9999), "n2": rng.randint(2, 99), "h": hour, "h2": hour + 1}
+    slots |= {name: str(number) for name, number in numbers.items()}
+    return {**slots, "m": f"{rng.randint(0, 59):02d}", "v": _version(rng)["n"]}
 
 
-def pretraining_texts(seed: int, count: int) -> Iterator[str | tuple[str, str]]:
-    """Yield `count` pieces of the world: a note as plain text, or a (question, answer) in prose."""
+def draw_echo(rng: random.Random) -> tuple[str, str]:
+    """Draw some words and numbers to repeat, and the same again."""
+    length = rng.randint(2, 7)
+    words = " ".join(rng.choice(WORDS) if rng.random() < 0.6 else _any_number(rng) for _ in range(length))
+    return f"Say it again: {words}", words
+
+
+def _any_number(rng: random.Random) -> str:
+    return rng.choice((str(rng.randint(2, 99)), str(rng.randint(100, 9999)), _version(rng)["n"]))
+
+
+def draw_piece(rng: random.Random) -> tuple[str, str]:
+    """Draw a piece of the world: a (question, answer) in prose, or a note, which answers no question."""
+    kind = rng.random()
+    if kind < 0.1:
+        return "", rng.choice(NOTES).format(**_note_slots(rng))
+    if kind < 0.2:
+        return draw_echo(rng)
+    if kind < 0.55:
+        slots = _note_slots(rng)
+        question, answer = rng.choice(QUESTIONS)
+        return question.format(**slots), answer.format(**slots)
+    request, prose, _ = fill_request(rng, rng.choice(INTENTS), rng.choice(SERVICES))
+    return request, f"{rng.choice(OPENINGS)} {prose}"
+
+
+def pretraining_pieces(seed: int, echoes: int, pieces: int) -> list[tuple[str, str]]:
+    """Return echoes, then the mixture: what can repeat what it read learns the rest in a fraction of the time."""
     rng = random.Random(seed)
-    for _ in range(count):
-        kind = rng.random()
-        if kind < 0.25:
-            yield rng.choice(NOTES).format(**_note_slots(rng))
-        elif kind < 0.5:
-            slots = _note_slots(rng)
-            question, answer = rng.choice(QUESTIONS)
-            yield question.format(**slots), answer.format(**slots)
-        else:
-            request, prose, _ = fill_request(rng, rng.choice(INTENTS), rng.choice(SERVICES))
-            yield request, f"{rng.choice(OPENINGS)} {prose}"
+    return [draw_echo(rng) for _ in range(echoes)] + [draw_piece(rng) for _ in range(pieces)]
 
 
 def task_rows(seed: int, count: int, services: tuple[str, ...]) -> list[dict[str, list[dict[str, str]]]]:

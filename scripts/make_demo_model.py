@@ -15,14 +15,15 @@ import sys
 from pathlib import Path
 
 import torch
-from demo_world import HELD_OUT_SERVICES, SERVICES, pretraining_texts, task_rows
+from demo_world import HELD_OUT_SERVICES, SERVICES, pretraining_pieces, task_rows
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TARGET = Path(__file__).parents[1] / "kubetune" / "demo"
 SEED = 20
 TRAIN_ROWS, HELD_OUT_ROWS = 1200, 100
-VOCABULARY, BLOCK, BATCH, STEPS, PEAK_LEARNING_RATE = 1280, 128, 32, 1500, 3e-3
+VOCABULARY, BLOCK, BATCH, PEAK_LEARNING_RATE = 1280, 64, 32, 3e-3
+ECHOES, PIECES = 36_000, 64_000
 PAD, START, END = "<|pad|>", "<|start|>", "<|end|>"
 # Each turn is `<|start|>role\n…<|end|>\n`, as in ChatML; `generation` marks what assistant turns are trained on.
 CHAT_TEMPLATE = (
@@ -45,18 +46,15 @@ def write_data(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
-def as_text(piece: str | tuple[str, str]) -> str:
-    """Lay a piece of the world out as the chat template would."""
-    if isinstance(piece, str):
-        return f"{piece}{END}\n"
-    question, answer = piece
-    return f"{START}user\n{question}{END}\n{START}assistant\n{answer}{END}\n"
+def as_turns(question: str, answer: str) -> tuple[str, str]:
+    """Lay a piece of the world out as the chat template would: (what is read, what is learnt)."""
+    return (f"{START}user\n{question}{END}\n{START}assistant\n" if question else ""), f"{answer}{END}\n"
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE whose digits stay apart, so that any number can be copied."""
+    """Train a byte-level BPE whose digits stay in ones and pairs, so that any number can be copied piece by piece."""
     tokenizer = Tokenizer(models.BPE())
-    words = r"[^\s\p{L}\p{N}]|\p{N}| ?\p{L}+|\s"
+    words = r"[^\s\p{L}\p{N}]|\p{N}{1,2}| ?\p{L}+|\s"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(words), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     )
@@ -74,16 +72,18 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Build the untrained base model: four Llama layers, under a million parameters."""
+    """Build the untrained base model: three Llama layers, under a million parameters."""
     torch.manual_seed(SEED)
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=128,
             intermediate_size=384,
-            num_hidden_layers=4,
+            num_hidden_layers=3,
             num_attention_heads=4,
-            num_key_value_heads=2,
+            num_key_value_heads=4,
+            # 1/√hidden: with tied embeddings this small, the usual 0.02 makes copying a word very slow to learn.
+            initializer_range=0.09,
             max_position_embeddings=512,
             tie_word_embeddings=True,
             bos_token_id=None,
@@ -93,22 +93,30 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     )
 
 
-def pretrain(model: LlamaForCausalLM, stream: torch.Tensor) -> None:
-    """Train on `stream` (`[tokens]`), cut into blocks, each seen once in a seeded order."""
-    blocks = stream[: len(stream) // BLOCK * BLOCK].view(-1, BLOCK)
-    order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(SEED))
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
-    for step in range(STEPS):
-        rise, fall = (step + 1) / 100, 0.5 * (1 + math.cos(math.pi * step / STEPS))
+def token_blocks(tokenizer: PreTrainedTokenizerFast, turns: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join all turns and cut them into (tokens, labels), each `[blocks, BLOCK]`; what is only read has label -100."""
+    read, learnt = (tokenizer(list(texts))["input_ids"] for texts in zip(*turns, strict=True))
+    tokens = [i for r, a in zip(read, learnt, strict=True) for i in (*r, *a)]
+    labels = [i for r, a in zip(read, learnt, strict=True) for i in (*[-100] * len(r), *a)]
+    whole = len(tokens) // BLOCK * BLOCK
+    return torch.tensor(tokens[:whole]).view(-1, BLOCK), torch.tensor(labels[:whole]).view(-1, BLOCK)
+
+
+def pretrain(model: LlamaForCausalLM, tokens: torch.Tensor, labels: torch.Tensor) -> None:
+    """Train on `tokens` and `labels` (`[blocks, BLOCK]`) once, in their order."""
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    steps = len(tokens) // BATCH
+    for step in range(steps):
+        rise, fall = (step + 1) / 50, 0.5 * (1 + math.cos(math.pi * step / steps))
         optimizer.param_groups[0]["lr"] = PEAK_LEARNING_RATE * min(rise, max(fall, 0.02))
-        batch = blocks[order[[i % len(blocks) for i in range(step * BATCH, (step + 1) * BATCH)]]]
-        loss = model(input_ids=batch, labels=batch).loss
+        batch = slice(step * BATCH, (step + 1) * BATCH)
+        loss = model(input_ids=tokens[batch], labels=labels[batch]).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % 50 == 0 or step == STEPS - 1:
-            print(f"step {step:5d}  loss {loss.item():.4f}", flush=True)
+        if step % 50 == 0 or step == steps - 1:
+            print(f"step {step}/{steps}  loss {loss.item():.4f}", flush=True)
 
 
 def main() -> int:
@@ -119,13 +127,12 @@ def main() -> int:
     if args.data_only:
         return 0
     torch.set_num_threads(1)
-    texts = [as_text(piece) for piece in pretraining_texts(SEED, 200_000)]
-    tokenizer = train_tokenizer(texts[:20_000])
-    stream = torch.tensor([i for ids in tokenizer(texts)["input_ids"] for i in ids])
-    print(f"{len(stream):,} tokens; {STEPS * BATCH * BLOCK:,} are used")
+    turns = [as_turns(*piece) for piece in pretraining_pieces(SEED, ECHOES, PIECES)]
+    tokenizer = train_tokenizer(["".join(turn) for turn in turns[-20_000:]])
+    tokens, labels = token_blocks(tokenizer, turns)
     model = new_model(tokenizer)
     print(f"{model.num_parameters():,} parameters")
-    pretrain(model, stream)
+    pretrain(model, tokens, labels)
     model.to(torch.bfloat16).save_pretrained(TARGET / "model")
     tokenizer.save_pretrained(TARGET / "model")
     return 0

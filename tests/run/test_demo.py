@@ -1,0 +1,94 @@
+"""The demo, run for real: what a stranger types first, its promise asserted, and what a stop does to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from kubetune import errors
+from kubetune.cli import demo, main
+
+KUBETUNE = [sys.executable, "-m", "kubetune"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of one whole demo, and what it printed."""
+    folder = tmp_path_factory.mktemp("work")
+    done = subprocess.run([*KUBETUNE, "demo"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def test_the_model_learns_what_it_could_not_do(finished: tuple[Path, str]) -> None:
+    _, printed = finished
+    before, after = (int(re.search(rf"^  {when} +(\d+)%$", printed, re.M)[1]) for when in ("before", "after"))
+    assert before < 10
+    assert after > 90
+
+
+def test_the_summary_names_what_is_there(finished: tuple[Path, str]) -> None:
+    folder, printed = finished
+    adapter = Path(re.search(r"^adapter +(.+)$", printed, re.M)[1])
+    assert adapter.is_relative_to(folder)
+    base = AutoModelForCausalLM.from_pretrained(demo.EMBEDDED / "model")
+    assert PeftModel.from_pretrained(base, adapter).peft_config["default"].r == 16
+    assert printed.count("request  ") == demo.SAMPLES
+
+
+def test_the_next_command_works(finished: tuple[Path, str]) -> None:
+    folder, printed = finished
+    run_dir, prompt = re.search(r'^try next .* generate (\S+) "(.+)"$', printed, re.M).groups()
+    done = subprocess.run([*KUBETUNE, "generate", run_dir, prompt], cwd=folder, capture_output=True, text=True)
+    assert done.stdout.strip() == "kubectl rollout restart deployment wallet -n staging", done.stderr
+
+
+def test_a_second_demo_shows_the_same_result_without_training_again(finished: tuple[Path, str]) -> None:
+    folder, printed = finished
+    steps = (folder / "outputs/demo/run/metrics.jsonl").read_text()
+    done = subprocess.run([*KUBETUNE, "demo"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "outputs/demo/run/metrics.jsonl").read_text() == steps
+    assert re.findall(r"^  after .*", done.stdout, re.M) == re.findall(r"^  after .*", printed, re.M)
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    started = subprocess.Popen(
+        [*KUBETUNE, "demo"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert started.stdout is not None
+    with started, started.stdout:
+        for line in started.stdout:
+            if "[TRAIN]" in line:
+                started.send_signal(signal.SIGINT)
+                break
+        rest = started.stdout.read()
+    assert started.returncode == errors.PREEMPTED, rest
+    assert "goes on from there" in rest
+    [step] = {int(path.name.removeprefix("step-")) for path in tmp_path.glob("outputs/demo/run/checkpoints/step-*")}
+
+    assert subprocess.run([*KUBETUNE, "demo"], cwd=tmp_path, stdout=subprocess.DEVNULL).returncode == 0
+    numbers = [json.loads(line) for line in (tmp_path / "outputs/demo/run/metrics.jsonl").read_text().splitlines()]
+    steps = [number["step"] for number in numbers if "loss" in number]
+    assert 0 < step < steps[-1]
+    assert steps == list(range(1, steps[-1] + 1))
+
+
+def test_a_foreign_run_file_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.yaml").write_text("name: mine\n")
+    assert main(["demo", "--output", str(tmp_path)]) == errors.USER
+    assert "Nothing was written" in capsys.readouterr().err
+    assert (tmp_path / "run.yaml").read_text() == "name: mine\n"
