@@ -1,0 +1,102 @@
+"""Real ranks in about a second: processes forked from a server that has imported torch, transformers and peft.
+
+    norms = run_ranks(gradient_norm, 2, run_dir)       # gradient_norm(world, run_dir) on two ranks joined by gloo
+
+Each rank is a process of its own with torchrun's variables, so signals, deaths and collectives are the real ones.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+SECONDS = 120.0
+"""Longer than anything started here takes, even on a crowded machine."""
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["kubetune.train_worker", "kubetune.train", "kubetune.data.prepare", "tests.warm"])
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(
+    target: Callable[..., object], world_size: int, *args: Any, environ: Mapping[str, str] | None = None
+) -> Iterator[list[ForkServerProcess]]:
+    """`target(*args)` as ranks 0, 1, …; an int it returns is the exit code. Killed when the block is left."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+    processes = []
+    for rank in range(world_size):
+        variables = {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank), **(environ or {})}
+        processes.append(_CONTEXT.Process(target=_enter, args=(variables, target, args)))
+    try:
+        for process in processes:
+            process.start()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def wait_all(processes: list[ForkServerProcess], seconds: float = SECONDS) -> list[int]:
+    """Exit codes of ranks that should end by themselves, negative for the signal that ended one."""
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    assert None not in codes, f"rank {codes.index(None)} still runs after {seconds} s"
+    return [code for code in codes if code is not None]
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+    """What `function(world, *args)` returns on each rank; a rank's error is raised here with its traceback."""
+    pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
+    writers = [writer for _, writer in pipes]
+    results: dict[int, Any] = {}
+    with started(_tell, world_size, writers, function, args):
+        readers = {reader: rank for rank, (reader, _) in enumerate(pipes)}
+        for writer in writers:
+            writer.close()  # so that a rank that dies is an end of file here
+        while readers:
+            ready = wait(list(readers), SECONDS)
+            assert ready, f"ranks {sorted(readers.values())} did not answer in {SECONDS} s"
+            for reader in ready:
+                assert isinstance(reader, Connection)
+                rank = readers.pop(reader)
+                results[rank], failure = reader.recv()
+                assert failure is None, f"rank {rank}: {failure}"
+    return [results[rank] for rank in range(world_size)]
+
+
+def _enter(variables: Mapping[str, str], target: Callable[..., object], args: tuple[Any, ...]) -> None:
+    os.environ.update(variables)
+    code = target(*args)
+    if isinstance(code, int):
+        raise SystemExit(code)
+
+
+def _tell(writers: list[Connection], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    from kubetune import parallel
+
+    rank = int(os.environ["RANK"])
+    for other in writers[:rank] + writers[rank + 1 :]:
+        other.close()
+    try:
+        with parallel.join(timeout_seconds=SECONDS / 2) as world:
+            writers[rank].send((function(world, *args), None))
+    except Exception:
+        writers[rank].send((None, traceback.format_exc()))

@@ -1,0 +1,277 @@
+"""Training for real against plain transformers and torch: gradients, losses, evaluation, checkpoints, resuming."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from kubetune import checkpoint, errors, metrics, parallel
+from kubetune.adapters import add_lora
+from kubetune.config.schema import Config
+from kubetune.data.feed import Feed, rows_per_epoch
+from kubetune.data.prepare import prepare
+from kubetune.data.rows import Rows
+from kubetune.evaluate import evaluate
+from kubetune.optim import AdamSettings, FlatAdamW, decays
+from kubetune.parallel import World
+from kubetune.plan import make_plan
+from kubetune.tasks import causal_lm
+from kubetune.tuning import Workload
+from tests import toy
+from tests.architectures import randomize_lora, reference_gradients
+from tests.ranks import run_ranks, started, wait_all
+
+FULL = {"lora": None}
+NO_WORK = Workload(micro_batch_tokens=128, total_tokens=0)
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def lora_run(inputs: Path) -> Path:
+    return toy.finished(inputs / "lora", toy.make_config(inputs))
+
+
+def split(inputs: Path, batch: int, packing: bool = False) -> Config:
+    return toy.make_config(inputs, {"per_device_train_batch_size": batch}, data={"packing": packing})
+
+
+def first_gradient(world: World, config: Config) -> tuple[np.ndarray, int]:
+    """The gradient of the first global batch over all ranks, and how many micro-batches this rank had."""
+    learner = causal_lm.build(config, world, NO_WORK)
+    randomize_lora(learner.model)
+    optimizer = FlatAdamW(learner.model.named_parameters(), AdamSettings())
+    rows = prepare(config).train
+    plan = make_plan(config, rows_per_epoch(rows), world_size=world.size)
+    work = Feed(rows, plan, config.training.seed, world).step(0)
+    for batch in work.batches:
+        causal_lm.backward(learner, batch, 1.0 / work.labels)
+    return parallel.sum_(optimizer.gradient, world).numpy(), len(work.batches)
+
+
+@pytest.fixture(scope="module")
+def whole_batch_gradient(inputs: Path) -> np.ndarray:
+    gradient, micro_batches = run_ranks(first_gradient, 1, split(inputs, toy.BATCH))[0]
+    assert micro_batches == 1
+    return np.asarray(gradient)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "batch", "micro_batches"), [(1, 4, 2), (1, 2, 4), (1, 1, 8), (2, 4, 1), (2, 2, 2), (4, 1, 2)]
+)
+def test_the_gradient_does_not_depend_on_the_split(
+    inputs: Path, whole_batch_gradient: np.ndarray, world_size: int, batch: int, micro_batches: int
+) -> None:
+    for gradient, found in run_ranks(first_gradient, world_size, split(inputs, batch)):
+        assert found == micro_batches
+        assert np.linalg.norm(gradient - whole_batch_gradient) <= 1e-6 * np.linalg.norm(whole_batch_gradient)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_gradient_does_not_depend_on_packing(
+    inputs: Path, whole_batch_gradient: np.ndarray, world_size: int
+) -> None:
+    for gradient, _ in run_ranks(first_gradient, world_size, split(inputs, 1, packing=True)):
+        assert np.linalg.norm(gradient - whole_batch_gradient) <= 1e-6 * np.linalg.norm(whole_batch_gradient)
+
+
+def row_copy(rows: Rows, index: int) -> tuple[np.ndarray, np.ndarray]:
+    """A row that torch may share without a warning: the prepared ones cannot be written to."""
+    ids, trained = rows.row(index)
+    return ids.copy(), trained.copy()
+
+
+def test_the_gradient_is_that_of_plain_transformers(inputs: Path, whole_batch_gradient: np.ndarray) -> None:
+    config = split(inputs, toy.BATCH)
+    rows = prepare(config).train
+    ids = Feed(rows, make_plan(config, len(rows), world_size=1), config.training.seed, World()).samples(0)
+    assert config.lora is not None
+    model = add_lora(
+        AutoModelForCausalLM.from_pretrained(inputs / "model"), config.lora, task_type="CAUSAL_LM", seed=42
+    )
+    randomize_lora(model)
+    layout = FlatAdamW(model.named_parameters(), AdamSettings())
+    _, gradients = reference_gradients(model, [row_copy(rows, i) for i in ids.tolist()])
+    plain = torch.cat([gradients[name].flatten() for name in layout.layout]).numpy()
+    assert np.linalg.norm(plain - whole_batch_gradient) <= 1e-5 * np.linalg.norm(plain)
+
+
+def padded_loss(model: Any, rows: Rows, ids: list[int]) -> tuple[Tensor, int]:
+    """(summed cross-entropy, labels) as most people would compute it: right padding, mask, -100."""
+    sequences = [torch.from_numpy(row_copy(rows, i)[0].astype(np.int64)) for i in ids]
+    trained = [torch.from_numpy(row_copy(rows, i)[1]) for i in ids]
+    pad = torch.nn.utils.rnn.pad_sequence
+    labels = pad([torch.where(t, s, -100) for s, t in zip(sequences, trained, strict=True)], True, -100)[:, 1:]
+    mask = pad([torch.ones_like(s) for s in sequences], True)
+    logits = model(input_ids=pad(sequences, True), attention_mask=mask).logits[:, :-1]
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    return loss, int((labels >= 0).sum())
+
+
+@pytest.mark.parametrize("sections", [{}, FULL], ids=["lora", "full"])
+def test_losses_are_those_of_plain_torch(inputs: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
+    """Two epochs with clipping, weight decay and a last batch of two samples, in the plainest code there is."""
+    rate, decay, clip = 3e-3, 0.1, 0.4
+    training = {"learning_rate": rate, "lr_scheduler_type": "constant", "warmup_steps": 0}
+    config = toy.make_config(inputs, {**training, "weight_decay": decay, "max_grad_norm": clip}, **sections)
+    found = toy.losses(toy.finished(tmp_path / "run", config))
+    rows = prepare(config).train
+    feed = Feed(rows, make_plan(config, len(rows), world_size=1), config.training.seed, World())
+    model: Any = AutoModelForCausalLM.from_pretrained(inputs / "model", attn_implementation="eager").train()
+    if config.lora is not None:
+        model = add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for name, p in named if decays(name, p) is wanted], "weight_decay": decay * wanted}
+        for wanted in (True, False)
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=rate)
+    for step, ours in enumerate(found):
+        ids = feed.samples(step).tolist()
+        loss, labels = padded_loss(model, rows, ids)
+        (loss / labels).backward()
+        assert ours == pytest.approx(float(loss.detach()) / labels, abs=1e-4), f"step {step + 1}"
+        torch.nn.utils.clip_grad_norm_([p for _, p in named], clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [len(feed.samples(step)) for step in (6, 13)] == [2, 2]
+    assert len(found) == 2 * toy.STEPS_PER_EPOCH
+
+
+@pytest.mark.parametrize("sections", [{}, FULL], ids=["lora", "full"])
+def test_two_ranks_train_as_one_process(inputs: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
+    config = toy.make_config(inputs, {"learning_rate": 1e-3}, **sections)
+    one, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
+    assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)
+    for ours, theirs in zip(metrics.read_metrics(two), metrics.read_metrics(one), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
+
+
+def initial_evaluation(world: World, config: Config) -> dict[str, float]:
+    data = prepare(config)
+    assert data.eval is not None
+    learner = causal_lm.build(config, world, NO_WORK)
+    values = evaluate(causal_lm, learner, data.eval, make_plan(config, world_size=world.size), world)
+    assert values is not None
+    return values
+
+
+def test_evaluation_counts_every_sample_once_at_any_world_size(inputs: Path) -> None:
+    config = toy.make_config(inputs)
+    rows = prepare(config).eval
+    assert rows is not None
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(inputs / "model").eval()
+        loss, labels = padded_loss(model, rows, list(range(len(rows))))
+    for world_size in (1, 2, 3):
+        for values in run_ranks(initial_evaluation, world_size, config):
+            assert values["eval_loss"] == pytest.approx(float(loss) / labels, rel=1e-6)
+            assert values["eval_token_accuracy"] * labels == pytest.approx(
+                round(values["eval_token_accuracy"] * labels)
+            )
+
+
+def plain_evaluation(model: Any, rows: Rows | None) -> float:
+    assert rows is not None
+    with torch.no_grad():
+        loss, labels = padded_loss(model.eval(), rows, list(range(len(rows))))
+    return float(loss) / labels
+
+
+def test_the_adapter_is_pefts_and_does_what_the_run_measured(inputs: Path, lora_run: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(inputs / "model")
+    last = metrics.read_metrics(lora_run)[-1]
+    rows = prepare(toy.make_config(inputs)).eval
+    before = plain_evaluation(base, rows)
+    model = PeftModel.from_pretrained(base, lora_run / "checkpoints" / "last")
+    assert plain_evaluation(model, rows) == pytest.approx(last["eval_loss"], abs=1e-5)
+    assert last["eval_loss"] < before - 0.1
+
+
+def test_full_fine_tuning_leaves_a_model_that_transformers_loads(inputs: Path, tmp_path: Path) -> None:
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, {"learning_rate": 1e-3}, **FULL))
+    model = AutoModelForCausalLM.from_pretrained(run_dir / "checkpoints" / "last")
+    rows = prepare(toy.make_config(inputs)).eval
+    assert plain_evaluation(model, rows) == pytest.approx(metrics.read_metrics(run_dir)[-1]["eval_loss"], abs=1e-5)
+
+
+def test_bf16_weights_follow_an_fp32_master(inputs: Path, tmp_path: Path) -> None:
+    model = {"path": str(inputs / "model"), "dtype": "bfloat16"}
+    config = toy.make_config(inputs, {"learning_rate": 1e-5, "max_steps": 4}, model=model, **FULL)
+    last = toy.finished(tmp_path / "run", config) / "checkpoints" / "last"
+    master = load_file(last / "optimizer.safetensors")["master"]
+    assert master.dtype == torch.float32
+    assert not torch.equal(master, master.bfloat16().float())  # what bf16 alone would have rounded away
+    trained = AutoModelForCausalLM.from_pretrained(last, dtype="auto")
+    layout = FlatAdamW(trained.named_parameters(), AdamSettings())
+    assert trained.dtype == torch.bfloat16
+    assert torch.equal(layout.master, master.bfloat16().float())
+
+
+def stopped(run_dir: Path, config: Config, world_size: int, number: int, rank: int) -> int:
+    """Send a signal to one rank in the middle of a run; returns the step it stopped after."""
+    toy.make_run(run_dir, config, world_size)
+    environ = {"KUBETUNE_FAULT": f"signal {number}:step:6:{rank}"}
+    assert toy.train(run_dir, world_size, environ) == [errors.PREEMPTED] * world_size
+    return checkpoint.steps(run_dir)[-1]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "number", "sections"),
+    [
+        (1, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}),
+        (1, signal.SIGINT, FULL),
+        (2, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}),
+        (2, signal.SIGTERM, FULL),
+    ],
+    ids=["lora", "full, Ctrl-C", "lora, two ranks", "full, two ranks"],
+)
+def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(
+    inputs: Path, tmp_path: Path, world_size: int, number: int, sections: dict[str, Any]
+) -> None:
+    config = toy.make_config(inputs, **sections)
+    whole = toy.finished(tmp_path / "whole", config, world_size)
+    cut = tmp_path / "cut"
+    assert stopped(cut, config, world_size, number, rank=world_size - 1) == 6
+    assert toy.train(cut, world_size) == [0] * world_size
+    assert toy.digests(cut) == toy.digests(whole)
+
+
+def test_best_last_early_stopping_and_retention(inputs: Path, tmp_path: Path) -> None:
+    training = {"learning_rate": 0.3, "eval_steps": 2, "save_steps": 2, "save_total_limit": 1}
+    config = toy.make_config(inputs, {**training, "early_stopping_patience": 2, "num_train_epochs": 8})
+    run_dir = toy.finished(tmp_path / "run", config)
+    evaluations = [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line]
+    best = min(evaluations, key=lambda line: line["eval_loss"])["step"]
+    last = evaluations[-1]["step"]
+    assert last == best + 4 < 8 * toy.STEPS_PER_EPOCH
+    assert len(toy.losses(run_dir)) == last
+    assert os.readlink(run_dir / "checkpoints" / "best") == f"step-{best:06d}"
+    assert os.readlink(run_dir / "checkpoints" / "last") == f"step-{last:06d}"
+    assert checkpoint.steps(run_dir) == [best, last]
+    assert toy.train(run_dir) == [0]  # and stays ended
+    assert len(toy.losses(run_dir)) == last
+
+
+def test_other_data_under_the_same_run_are_refused(inputs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "train.jsonl"
+    copy.write_bytes((inputs / "train.jsonl").read_bytes())
+    config = toy.make_config(inputs, {"max_steps": 1}, data={"train": str(copy)})
+    run_dir = toy.finished(tmp_path / "run", config)
+    copy.write_text("".join(copy.read_text().splitlines(keepends=True)[1:]))
+    with started(toy.train_worker.main, 1, [str(run_dir)]) as processes:
+        assert wait_all(processes) == [errors.USER]
+    assert "going on would repeat or skip samples" in (run_dir / "logs" / "rank-0.log").read_text()

@@ -1,0 +1,85 @@
+"""Whole runs of a toy model in real ranks: 50 short rows, 7 steps an epoch, the last with 2 samples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kubetune import metrics, train_worker
+from kubetune.config.schema import Config
+from kubetune.launch.local import create_run_dir
+from kubetune.plan import make_plan
+from tests.architectures import save_model
+from tests.ranks import started, wait_all
+
+ROWS, BATCH, STEPS_PER_EPOCH = 50, 8, 7
+WORDS = "the quick brown fox jumps over a lazy dog what is the capital of one two three".split()
+
+
+def make_inputs(folder: Path) -> Path:
+    """A folder with `model`, `train.jsonl` and `eval.jsonl`; rows differ much in length."""
+    save_model(folder / "model")
+    draw = random.Random(0)
+    for name, rows in (("train", ROWS), ("eval", 13)):
+        with (folder / f"{name}.jsonl").open("w") as file:
+            for number in range(rows):
+                prompt, answer = (" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(2))
+                file.write(json.dumps({"prompt": f"{number} {prompt}", "completion": f" {answer}"}) + "\n")
+    return folder
+
+
+def make_config(inputs: Path, training: Mapping[str, Any] | None = None, **sections: Any) -> Config:
+    """LoRA on everything, two epochs, evaluated and saved every 3 steps; `sections` and `training` change that."""
+    data = {"train": str(inputs / "train.jsonl"), "eval": str(inputs / "eval.jsonl"), "max_length": 64}
+    settings: dict[str, Any] = {
+        "model": str(inputs / "model"),
+        "lora": {"r": 4},
+        **sections,
+        "data": {**data, "cache": str(inputs / "cache"), "num_proc": 1, **sections.get("data", {})},
+        "training": {
+            "global_batch_size": BATCH,
+            "per_device_train_batch_size": 2,
+            "num_train_epochs": 2,
+            "learning_rate": 1e-2,
+            "eval_steps": 3,
+            "save_steps": 3,
+            **(training or {}),
+        },
+    }
+    return Config.model_validate(settings)
+
+
+def make_run(run_dir: Path, config: Config, world_size: int = 1) -> Path:
+    """The run directory that a launcher would make."""
+    create_run_dir(
+        config.model_copy(update={"output": str(run_dir)}), run_dir, make_plan(config, world_size=world_size)
+    )
+    return run_dir
+
+
+def train(run_dir: Path, world_size: int = 1, environ: Mapping[str, str] | None = None) -> list[int]:
+    """Train to the end in ranks of their own; returns their exit codes."""
+    with started(train_worker.main, world_size, [str(run_dir)], environ=environ) as processes:
+        return wait_all(processes)
+
+
+def finished(run_dir: Path, config: Config, world_size: int = 1) -> Path:
+    """A run that has ended well."""
+    codes = train(make_run(run_dir, config, world_size), world_size)
+    assert codes == [0] * world_size, (run_dir / "logs" / "rank-0.log").read_text()
+    return run_dir
+
+
+def losses(run_dir: Path) -> list[float]:
+    """The training loss of every step."""
+    return [line["loss"] for line in metrics.read_metrics(run_dir) if "loss" in line]
+
+
+def digests(run_dir: Path, which: str = "last") -> dict[str, str]:
+    """SHA-256 of all that a repeat of the run must reproduce bit for bit: weights, optimizer and metrics."""
+    paths = [*sorted((run_dir / "checkpoints" / which).glob("*.safetensors")), run_dir / "metrics.jsonl"]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
