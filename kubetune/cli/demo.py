@@ -15,9 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from kubetune import cli, errors
 from kubetune.devices import visible_gpus
 from kubetune.files import write_atomic
@@ -37,7 +34,7 @@ data:
   max_length: 128
 lora: {{r: 16, dropout: 0.1}}
 training:
-  num_train_epochs: 3
+  num_train_epochs: 5
   global_batch_size: 16
   per_device_train_batch_size: 8
   learning_rate: 4e-3        # a model this small bears more than the default
@@ -119,24 +116,23 @@ def exact_match(expected: Sequence[str], answers: Sequence[str]) -> float:
 def show(answers: Sequence[Answer], run_file: Path, run_dir: Path, seconds: float) -> None:
     """Print the comparison: exact match, the first prompts with both answers, and what to do next."""
     expected = [row.expected for row in answers]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("exact match", f"on {len(answers)} held-out requests, none about a service of the training data")
-    table.add_row("  before", f"{exact_match(expected, [row.before for row in answers]):.0%}")
-    table.add_row("  after", f"{exact_match(expected, [row.after for row in answers]):.0%}")
+    lines = [
+        ("exact match", f"on {len(answers)} held-out requests, none about a service of the training data"),
+        ("  before", f"{exact_match(expected, [row.before for row in answers]):.0%}"),
+        ("  after", f"{exact_match(expected, [row.after for row in answers]):.0%}"),
+    ]
     for row in answers[:SAMPLES]:
-        table.add_row()
-        table.add_row("request", row.prompt)
-        table.add_row("  before", row.before)
-        table.add_row("  after", row.after)
-    table.add_row()
-    table.add_row("adapter", str((run_dir / "checkpoints" / "best").resolve()))
-    table.add_row("run file", str(run_file))
-    table.add_row("time", f"{seconds:.0f} s")
-    table.add_row("try next", f'{_command()} generate {run_dir} {NEXT_PROMPT}"')
+        lines += [("", ""), ("request", row.prompt), ("  before", row.before), ("  after", row.after)]
+    lines += [
+        ("", ""),
+        ("adapter", str(run_dir / "checkpoints" / "best")),
+        ("run file", str(run_file)),
+        ("time", f"{seconds:.0f} s"),
+        ("try next", f'{_command()} generate {run_dir} "{NEXT_PROMPT}"'),
+    ]
     print()
-    Console(highlight=False, markup=False).print(table)
+    for label, text in lines:
+        print(f"{label:<12} {text}".rstrip())
 
 
 def _command() -> str:

@@ -38,11 +38,10 @@ def test_the_model_learns_what_it_could_not_do(finished: tuple[Path, str]) -> No
 
 def test_the_summary_names_what_is_there(finished: tuple[Path, str]) -> None:
     folder, printed = finished
-    adapter = Path(re.search(r"^adapter +(.+)$", printed, re.M)[1])
-    assert adapter.is_relative_to(folder)
+    adapter = folder / re.search(r"^adapter +(.+)$", printed, re.M)[1]
     base = AutoModelForCausalLM.from_pretrained(demo.EMBEDDED / "model")
     assert PeftModel.from_pretrained(base, adapter).peft_config["default"].r == 16
-    assert printed.count("request  ") == demo.SAMPLES
+    assert len(re.findall("^request", printed, re.M)) == demo.SAMPLES
 
 
 def test_the_next_command_works(finished: tuple[Path, str]) -> None:
