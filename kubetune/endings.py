@@ -110,7 +110,8 @@ def judge(
 
 
 def _named(causes: Mapping[int, Ending], ranks: int) -> Ending:
-    rank, cause = next(iter(sorted(causes.items())))
+    # A rank that hung names itself; those that waited for it only say that they lost somebody.
+    rank, cause = min(causes.items(), key=lambda item: (not item[1].reason.startswith("rank "), item[0]))
     if ranks == 1 or len(causes) > 1 or cause.reason.startswith("rank "):
         return cause
     return Ending(cause.code, f"rank {rank}: {cause.reason}", cause.step)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kubetune import checkpoint, errors, faults
+from kubetune import checkpoint, errors, watchdog
 from kubetune.config.load import read_config
 from kubetune.config.schema import SourceConfig
 from kubetune.data.feed import evaluation_batch, evaluation_batches
@@ -34,7 +34,7 @@ def evaluate(
         for index in range(longest):
             if stop is not None and index % BETWEEN_STOP_CHECKS == 0 and agree(stop.requested, world):
                 return None
-            faults.reach("evaluation")
+            watchdog.beat("evaluation")
             if index < len(mine):
                 batch = evaluation_batch(rows, mine[index]).to(world.device)
                 sums = [a + b for a, b in zip(sums, task.evaluate(learner, batch), strict=True)]

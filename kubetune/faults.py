@@ -2,12 +2,14 @@
 
     KUBETUNE_FAULT="signal 9:commit.sealed:2:1"      rank 1 kills itself the second time it gets to that point
 
-ACTION:POINT[:NTH[:RANK]], the first time and rank 0 where left out. Actions: `signal N`, `hang`, `exit N` (at once,
-without clean-up). Points are the calls of `reach`. Not for errors that the code could raise by itself.
+ACTION:POINT[:NTH[:RANK]], the first time and rank 0 where left out. Actions: `signal N`, `hang`, `freeze` (hang with
+the interpreter's lock), `exit N` (at once, without clean-up). Points are the calls of `reach` and of `watchdog.beat`.
+Not for errors that the code could raise by itself.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections import Counter
@@ -25,7 +27,7 @@ def reach(point: str) -> None:
 
 def _act(point: str, fault: str) -> None:
     action, where, *rest = fault.split(":")
-    nth, rank = [*rest, "1", "0"][:2] if len(rest) != 1 else [rest[0], "0"]
+    nth, rank = (*rest, *("1", "0")[len(rest) :])
     _seen[point] += 1
     if (point, _seen[point], os.environ.get("RANK", "0")) != (where, int(nth), rank):
         return
@@ -34,5 +36,7 @@ def _act(point: str, fault: str) -> None:
         os.kill(os.getpid(), int(number))
     elif kind == "exit":
         os._exit(int(number))
+    elif kind == "freeze":
+        ctypes.PyDLL(None).sleep(3600)
     else:
         threading.Event().wait()

@@ -7,6 +7,7 @@ function is the identity.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kubetune import errors
+from kubetune import errors, watchdog
 
 CPU = torch.device("cpu")
 
@@ -76,16 +77,23 @@ def join(environ: Mapping[str, str] = os.environ, timeout_seconds: float = 600.0
 
 @contextmanager
 def peers() -> Iterator[None]:
-    """Turn a broken or timed-out collective into LostPeer."""
+    """Wait for the other ranks; turn a broken or timed-out collective into LostPeer."""
     try:
-        yield
+        with watchdog.waiting():
+            yield
     except (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError) as error:
-        raise errors.LostPeer(f"lost another rank: {str(error).splitlines()[0]}") from error
+        raise _lost_peer(error) from error
     except RuntimeError as error:
         # gloo reports a closed connection or a time-out as a plain RuntimeError.
         if not any(sign in str(error) for sign in ("gloo", "Connection closed", "Connection reset", "Timed out")):
             raise
-        raise errors.LostPeer(f"lost another rank: {str(error).splitlines()[0]}") from error
+        raise _lost_peer(error) from error
+
+
+def _lost_peer(error: Exception) -> errors.LostPeer:
+    # gloo begins with a place in its own source and goes on with good wishes.
+    said = re.sub(r"^\[[^]]*] ", "", str(error).splitlines()[0]).partition(". ")[0]
+    return errors.LostPeer(f"lost another rank: {said}")
 
 
 def sum_(tensor: Tensor, world: World) -> Tensor:

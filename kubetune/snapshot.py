@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from kubetune import checkpoint, errors, faults, logs, parallel
+from kubetune import checkpoint, errors, faults, logs, parallel, watchdog
 from kubetune.checkpoint import State
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.optim import FlatAdamW
@@ -36,6 +36,7 @@ class Snapshots:
 
     def save(self, state: State) -> State:
         """Commit a checkpoint of this state, move the links, prune. Returns on all ranks when it is durable."""
+        watchdog.beat("save", state.step)
         state = replace(state, saved_step=state.step)
         failure: errors.KubetuneError | None = None
         if self.world.is_main:

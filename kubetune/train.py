@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kubetune import errors, faults, health, logs, parallel
+from kubetune import errors, health, logs, parallel, watchdog
 from kubetune.checkpoint import State
 from kubetune.config.schema import Config
 from kubetune.data.batches import Batch
@@ -99,7 +99,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
     if state.step:
         state = _finish_step(run, state, journal)  # a stop may have come between a step and its evaluation
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
-        faults.reach("step")
+        watchdog.beat("step", state.step)
         began = time.perf_counter()
         work = run.feed.step(state.step)
         losses = [_backward(run, state, i, batch, work) for i, batch in enumerate(work.batches)]
@@ -130,7 +130,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
 
 def _backward(run: Run, state: State, micro: int, batch: Batch, work: Work) -> torch.Tensor:
     """Gradient of one micro-batch, divided by the labels of the whole global batch, whatever the split."""
-    faults.reach("micro-batch")
+    watchdog.beat("micro-batch")
     began = time.perf_counter()
     batch = batch.to(run.world.device)
     # Dropout depends on where we are, not on what ran before: a resumed run draws the same masks.
@@ -182,6 +182,7 @@ def _stop(run: Run, state: State, journal: Journal) -> None:
 
 def _finish_step(run: Run, state: State, journal: Journal) -> State:
     """What is due after a step: an evaluation, then a checkpoint that knows its result."""
+    watchdog.beat("end of step", state.step)
     plan, last = run.plan, state.step == run.plan.num_steps
     if run.data.eval is not None and state.evaluated_step < state.step and (last or plan.is_eval_step(state.step)):
         values = evaluate(run.task, run.learner, run.data.eval, plan, run.world, run.stop)

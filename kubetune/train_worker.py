@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kubetune import endings, errors, files, logs, malloc, metrics, processes
+from kubetune import endings, errors, files, logs, malloc, metrics, processes, watchdog
 from kubetune.config.schema import Config
 from kubetune.health import StopRequest
 from kubetune.plan import Plan, make_plan
@@ -97,13 +97,16 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
         task = task_module(config)
         data = prepared()
     logs.STEP.info("joining the other ranks")
-    with parallel.join() as world:
+    # Ranks that wait have the more patience, so that the one that hangs is the one that says so.
+    patience = config.training.timeout_seconds
+    with parallel.join(timeout_seconds=patience + watchdog.WAITING_SECONDS) as world:
         device: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
         plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
         log_start(plan, world, data)
         if world.is_main:
             files.write_atomic(run_dir / "plan.json", plan.to_json())
-        state = train(config, plan, run_dir, data, task, world, stop)
+        with watchdog.watch(run_dir, world.rank, patience):
+            state = train(config, plan, run_dir, data, task, world, stop)
         report(config, run_dir, world, data, state)
     return state
 

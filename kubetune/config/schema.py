@@ -222,6 +222,12 @@ class TrainingConfig(Section):
         description="`auto`: go on from the newest good checkpoint. `must`: fail without one. `never`: refuse to "
         "touch a run that has one.",
     )
+    timeout_seconds: float = Field(
+        1800.0,
+        ge=1,
+        description="A rank that gets nowhere for this long ends the run, and so does one that others wait for this "
+        "long. Loading the model, and each checkpoint, must take less.",
+    )
     seed: int = Field(42, ge=0, lt=2**63, description="Decides data order, splits, initial weights and dropout.")
 
 

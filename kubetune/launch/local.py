@@ -22,6 +22,7 @@ PLAN = "plan.json"
 _FREE_TO_CHANGE = (
     "name", "output", "compute", "kubernetes", "logging", "tracking",
     "data.cache", "data.num_proc", "training.resume", "training.save_total_limit",
+    "training.timeout_seconds",
 )  # fmt: skip
 """Keys, or whole sections, that may differ between two starts of one run: none of them moves a number."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "kubetune"
 
 FLOORS: tuple[set[str], ...] = (
-    {"errors", "faults", "files", "logs", "metrics", "processes", "relay", "endings", "malloc", "progress"},
+    {"errors", "faults", "files", "logs", "metrics", "processes", "relay", "endings", "malloc", "progress", "watchdog"},
     {"config", "devices"},
     {"plan", "memory", "tracking"},
     {"agent", "cluster", "launch", "manifests", "report"},

@@ -1,0 +1,105 @@
+"""Ends a rank that makes no progress, and says where it hung: hang.json names rank, phase, step and Python stack.
+
+A hung rank would keep all others waiting, and paid for, until somebody looks. The loop calls `beat` wherever it gets
+to; a thread looks how long ago that was. Not for ranks that die, which the others notice by themselves.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kubetune import endings, errors, faults, files, metrics
+
+HANG = "hang.json"
+WAITING_SECONDS = 2.0
+"""Patience added for a rank that only waits for others, so that the one they wait for explains itself first."""
+
+_FROZEN_SECONDS = 2.0
+"""Patience added before a rank whose interpreter does not even let this thread run is ended from outside of it."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Where this process was last seen: completed steps, and `since` on the monotonic clock."""
+
+    phase: str
+    step: int
+    since: float
+    is_waiting: bool = False
+
+
+_last = Beat("starting", 0, time.monotonic())
+
+
+def beat(phase: str, step: int | None = None) -> None:
+    """This process has got to `phase`, after `step` completed steps where that is news."""
+    global _last
+    _last = Beat(phase, _last.step if step is None else step, time.monotonic())
+    faults.reach(phase)
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """In here this process waits for the other ranks."""
+    global _last
+    before = _last
+    _last = Beat(before.phase, before.step, time.monotonic(), is_waiting=True)
+    yield
+    _last = Beat(before.phase, before.step, time.monotonic())
+
+
+@contextmanager
+def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
+    """End this process with LOST_PEER, and leave hang.json, when no beat comes for `timeout_seconds`."""
+    if rank == 0:
+        (run_dir / HANG).unlink(missing_ok=True)
+    done, stacks = threading.Event(), run_dir / "logs" / f"rank-{rank}.frozen.txt"
+    beat("starting")
+    with files.explained_writes(stacks), open(stacks, "w") as frozen:
+        arguments = (done, run_dir, rank, timeout_seconds, frozen.fileno())
+        thread = threading.Thread(target=_watch, args=arguments, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            faulthandler.cancel_dump_traceback_later()
+            stacks.unlink()
+
+
+def _watch(done: threading.Event, run_dir: Path, rank: int, timeout_seconds: float, frozen: int) -> None:
+    while not done.wait(min(1.0, timeout_seconds / 10)):
+        # Python's own timer needs no interpreter: it strikes where a C call never gives back the lock of it.
+        faulthandler.dump_traceback_later(timeout_seconds + _FROZEN_SECONDS, exit=True, file=frozen)
+        last, silent = _last, time.monotonic() - _last.since
+        if silent > timeout_seconds + (WAITING_SECONDS if last.is_waiting else 0.0):
+            _give_up(run_dir, rank, last, silent)
+
+
+def _give_up(run_dir: Path, rank: int, last: Beat, silent: float) -> None:
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    stack = "".join(traceback.format_stack(frame))
+    doing = f"waited for other ranks in {last.phase}" if last.is_waiting else f"hung in {last.phase}"
+    reason = f"rank {rank} {doing} for {silent:.0f} s after step {last.step}; see {HANG}"
+    facts = {"rank": rank, "phase": last.phase, "waiting": last.is_waiting, "step": last.step, "seconds": silent}
+    try:
+        # To the file descriptor: the main thread may have been stopped in the middle of a print.
+        os.write(2, f"kubetune: {reason}\n{stack}".encode())
+        endings.write_rank_ending(run_dir, rank, endings.Ending(errors.LOST_PEER, reason, last.step))
+        if not (last.is_waiting and (run_dir / HANG).exists()):
+            written = {**facts, "time": metrics.now(), "stack": stack}
+            files.write_atomic(run_dir / HANG, json.dumps(written, indent=2) + "\n")
+    finally:
+        # The main thread cannot be asked to leave: it is what hangs.
+        os._exit(errors.LOST_PEER)
