@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,8 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank = int(os.environ.get("RANK", "0"))
     code, reason, step, run_dir = errors.OK, "done", None, None
     try:
-        config, run_dir = open_run(sys.argv[1:] if argv is None else list(argv), rank)
-        step = work(config, run_dir, stop).step
+        config, found = open_run(sys.argv[1:] if argv is None else list(argv), rank)
+        with hold(found, rank):
+            run_dir = found
+            step = work(config, run_dir, stop).step
     except errors.Preempted as stopped:
         code, reason, step = stopped.exit_code, str(stopped), stopped.step
         logs.STEP.info("%s", stopped)
@@ -50,6 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if run_dir is not None:
         endings.write_rank_ending(run_dir, rank, endings.Ending(code, reason, step))
     return code
+
+
+def hold(run_dir: Path, rank: int) -> AbstractContextManager[None]:
+    """Keep a second writer out where no agent does; raises EnvironmentFault naming the first."""
+    if rank != 0 or processes.AGENT_PID in os.environ:
+        return nullcontext()
+    from kubetune import agent
+
+    return agent.hold(run_dir, node=0)
 
 
 def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
@@ -120,7 +131,11 @@ def preparing(config: Config) -> Iterator[Callable[[], Prepared]]:
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(1, mp_context=context, initializer=processes.die_with_parent) as pool:
         folder = pool.submit(_prepare_folder, config)
-        yield lambda: _open_prepared(folder.result(), config)
+        try:
+            yield lambda: _open_prepared(folder.result(), config)
+        except BaseException:
+            processes.kill_children()  # the pool would wait until work is done that nobody wants any more
+            raise
 
 
 def _prepare_folder(config: Config) -> Path:

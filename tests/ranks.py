@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
 import socket
 import time
 import traceback
@@ -60,6 +61,14 @@ def wait_all(processes: list[ForkServerProcess], seconds: float = SECONDS) -> li
     codes = [process.exitcode for process in processes]
     assert None not in codes, f"rank {codes.index(None)} still runs after {seconds} s"
     return [code for code in codes if code is not None]
+
+
+def wait_until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
+    """Look again and again; for what a process does at a moment of its own choice."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        select.select([], [], [], 0.01)
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:

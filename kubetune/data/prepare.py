@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kubetune import faults
 from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.labels import Labels, find_labels, label_facts
 from kubetune.data.pipeline import Tally, Worker, encode_batches
 from kubetune.data.problems import Problems
 from kubetune.data.row_writer import RowWriter
@@ -38,10 +40,15 @@ __all__ = ["Prepared", "Rows", "load_prepared", "prepare"]
 FORMAT: Final = 1
 """Changes when the same input would give other rows, or the files another form."""
 
+LABELS: Final = "labels.json"
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data ready for training. `stats` maps split and source to what became of its records."""
+    """Data ready for training. `stats` maps split and source to what became of its records.
+
+    `labels` are what a classifier is to tell apart; None for language models.
+    """
 
     path: Path
     fingerprint: str
@@ -49,6 +56,7 @@ class Prepared:
     train: Rows
     eval: Rows | None
     stats: dict[str, Any]
+    labels: Labels | None = None
 
 
 def prepare(config: Config, *, progress: Callable[[int], None] | None = None) -> Prepared:
@@ -83,6 +91,7 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
         train=rows["train"],
         eval=rows.get("eval"),
         stats={split: json.loads((folder / split / "stats.json").read_text()) for split in sources},
+        labels=Labels.read(folder / LABELS) if (folder / LABELS).is_file() else None,
     )
 
 
@@ -105,6 +114,8 @@ def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
         "seed": config.training.seed if seeded else None,
         "sources": {split: [_source_facts(source) for source in given] for split, given in sources.items()},
     }
+    if config.task == "sequence_classification":
+        facts["labels"] = label_facts(config)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -162,18 +173,24 @@ def _write_rows(
     sources = split_sources(config)
     tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
     problems = Problems()
-    worker = Worker(tokenizer, config.data, sources)
+    labels = find_labels(config)
+    worker = Worker(tokenizer, config.data, sources, labels)
     done = 0
     with ExitStack() as stack:
-        writers = {split: stack.enter_context(RowWriter(folder / split)) for split in sources}
+        writers = {
+            split: stack.enter_context(RowWriter(folder / split, labelled=labels is not None)) for split in sources
+        }
         results = encode_batches(worker, plan_batches(config, problems), problems, config.data.num_proc)
         for result in stack.enter_context(closing(results)):
             writers[result.split].write(result.source, result.chunk)
             tallies[result.split][result.source].add(result.tally)
             done += len(result.lengths)
+            faults.reach("prepare")
             if progress:
                 progress(done)
     problems.raise_if_any()
+    if labels is not None:
+        labels.write(folder / LABELS)
     for split, given in tallies.items():
         stats = summarise(sources[split], given)
         require_rows(config, split, stats)

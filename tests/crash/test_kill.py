@@ -1,0 +1,109 @@
+"""kill -9 at any point: the run that goes on ends bit for bit as one that was never killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import checkpoint, errors, train_worker
+from tests import toy
+from tests.ranks import started, wait_all, wait_until
+
+LORA: dict[str, Any] = {"lora": {"r": 4, "dropout": 0.1}}
+FULL: dict[str, Any] = {"lora": None}
+KILLED = -signal.SIGKILL
+
+slow = pytest.mark.slow
+POINTS = [
+    # (point, how often it is passed before, steps that must be safe by then)
+    pytest.param("step", 1, 0, id="before the first step"),
+    pytest.param("micro-batch", 8, 3, id="accumulation", marks=slow),
+    pytest.param("evaluation", 4, 3, id="evaluation", marks=slow),
+    pytest.param("commit.weights", 2, 3, id="weights written", marks=slow),
+    pytest.param("commit.written", 2, 3, id="all but the manifest written"),
+    pytest.param("write", 3, 3, id="manifest half written"),
+    pytest.param("commit.sealed", 2, 3, id="sealed, not named"),
+    pytest.param("commit.renamed", 2, 6, id="named", marks=slow),
+    pytest.param("link", 3, 6, id="before `last` moves", marks=slow),
+    pytest.param("link", 4, 6, id="before `best` moves", marks=slow),
+    pytest.param("remove", 1, 12, id="half deleted"),
+    pytest.param("commit.renamed", 5, 14, id="named, the last one"),
+]
+
+
+def kill_at(run_dir: Path, world_size: int, point: str, nth: int, rank: int = 0) -> list[int]:
+    return toy.train(run_dir, world_size, {"KUBETUNE_FAULT": f"signal 9:{point}:{nth}:{rank}"})
+
+
+@pytest.mark.parametrize(("point", "nth", "safe"), POINTS)
+def test_killed_at_each_point(
+    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, point: str, nth: int, safe: int
+) -> None:
+    config = toy.make_config(toy_inputs, **LORA)
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert kill_at(run_dir, 1, point, nth) == [KILLED]
+    newest = checkpoint.find(run_dir)
+    assert newest == (checkpoint.folder_of(run_dir, safe) if safe else None)
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == uninterrupted(config, 1)
+    assert os.readlink(run_dir / "checkpoints" / "last") == "step-000014"
+    assert not list(run_dir.glob("checkpoints/.*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("sections", "point", "nth", "rank"),
+    [
+        pytest.param(LORA, "micro-batch", 9, 1, id="lora, rank 1"),
+        pytest.param(FULL, "commit.sealed", 2, 0, id="full, rank 0"),
+        pytest.param(FULL, "step", 8, 1, id="full, rank 1", marks=slow),
+        pytest.param(LORA, "commit.renamed", 3, 0, id="lora, rank 0", marks=slow),
+    ],
+)
+def test_one_of_two_ranks_killed(
+    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, sections: Any, point: str, nth: int, rank: int
+) -> None:
+    config = toy.make_config(toy_inputs, **sections)
+    run_dir = toy.make_run(tmp_path / "run", config, 2)
+    codes = kill_at(run_dir, 2, point, nth, rank)
+    assert (codes[rank], codes[1 - rank]) == (KILLED, errors.LOST_PEER)
+    assert toy.train(run_dir, 2) == [0, 0]
+    assert toy.digests(run_dir) == uninterrupted(config, 2)
+
+
+@pytest.mark.slow
+def test_ten_interruptions_in_one_run(toy_inputs: Path, tmp_path: Path, uninterrupted: Any) -> None:
+    """Two before the first save, several in one epoch, one at its very edge, one in the last save."""
+    config = toy.make_config(toy_inputs, {"save_steps": 1}, **LORA)
+    run_dir = toy.make_run(tmp_path / "run", config)
+    faults = [
+        ("step", 1), ("commit.sealed", 1), ("step", 2), ("micro-batch", 5), ("commit.renamed", 1), ("step", 3),
+        ("link", 2), ("commit.written", 2), ("evaluation", 1), ("step", 3),
+    ]  # fmt: skip
+    reached = []
+    for point, nth in faults:
+        assert kill_at(run_dir, 1, point, nth) == [KILLED]
+        reached.append(max(checkpoint.steps(run_dir), default=0))
+    assert reached == sorted(reached)
+    assert toy.STEPS_PER_EPOCH in reached
+    assert toy.train(run_dir) == [0]
+    assert len(toy.losses(run_dir)) == 2 * toy.STEPS_PER_EPOCH
+    assert toy.digests(run_dir) == uninterrupted(config, 1)
+
+
+def test_killed_while_it_saves_after_sigterm(toy_inputs: Path, tmp_path: Path, uninterrupted: Any) -> None:
+    """As when the grace time is too short: the checkpoint before is used."""
+    config = toy.make_config(toy_inputs, **LORA)
+    run_dir = toy.make_run(tmp_path / "run", config)
+    environ = {"KUBETUNE_FAULT": "hang:commit.written:2"}
+    with started(train_worker.main, 1, [str(run_dir)], environ=environ) as (process,):
+        wait_until(lambda: any(run_dir.glob("checkpoints/.step-000006.*.tmp/state.json")))
+        process.terminate()
+        process.kill()
+        assert wait_all([process]) == [KILLED]
+    assert checkpoint.find(run_dir) == checkpoint.folder_of(run_dir, 3)
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == uninterrupted(config, 1)
