@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from kubetune import checkpoint, errors, faults, logs, parallel, watchdog
+from kubetune import checkpoint, errors, faults, files, logs, parallel, watchdog
 from kubetune.checkpoint import State
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.optim import FlatAdamW
@@ -33,6 +33,7 @@ class Snapshots:
     optimizer: FlatAdamW
     tokenizer: Tokenizer
     keep: int
+    labelled: bool = False
 
     def save(self, state: State) -> State:
         """Commit a checkpoint of this state, move the links, prune. Returns on all ranks when it is durable."""
@@ -52,6 +53,19 @@ class Snapshots:
         logs.STEP.info("saved checkpoint %s", checkpoint.folder_of(self.run_dir, state.step).name)
         return state
 
+    def require_room(self) -> None:
+        """Raise EnvironmentFault, before hours are spent, when the checkpoints still to come do not fit the disk."""
+        trained = (p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+        each = sum(trained) + sum(t.numel() * t.element_size() for t in self.optimizer.state().values())
+        # One more than are kept: the new one is whole before an old one goes.
+        missing = max(1, self.keep + 1 - len(checkpoint.steps(self.run_dir)))
+        free = parallel.broadcast(files.free_bytes(self.run_dir), self.world)
+        if free < missing * each:
+            raise errors.EnvironmentFault(
+                f"{self.run_dir}: {missing} checkpoints of {each:,} bytes need {missing * each:,} bytes, {free:,} are "
+                "free; free some space, or lower training.save_total_limit, and run the same command again"
+            )
+
     def link(self, state: State) -> None:
         """Point `last` and `best` at their checkpoints."""
         if self.world.is_main:
@@ -67,6 +81,9 @@ class Snapshots:
     def _write(self, folder: Path) -> None:
         try:
             self.model.save_pretrained(folder)
+            if self.labelled and hasattr(self.model, "get_base_model"):
+                # An adapter of a classifier is of no use without the names and number of its classes.
+                self.model.get_base_model().config.save_pretrained(folder)
             self.tokenizer.save(folder)
             faults.reach("commit.weights")
             save_file(self.optimizer.state(), folder / OPTIMIZER)

@@ -25,7 +25,8 @@ from kubetune.data.order import mixed_seed
 from kubetune.data.prepare import Prepared
 from kubetune.evaluate import evaluate
 from kubetune.journal import Journal, log_batch, open_journal
-from kubetune.optim import AdamSettings, FlatAdamW
+from kubetune.optim import FlatAdamW
+from kubetune.optim_8bit import make_optimizer
 from kubetune.parallel import World
 from kubetune.plan import Plan, learning_rate_at
 from kubetune.snapshot import Snapshots
@@ -60,13 +61,7 @@ def train(
     """
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(config, plan, data))
-    settings = AdamSettings(
-        config.training.adam_beta1,
-        config.training.adam_beta2,
-        config.training.adam_epsilon,
-        config.training.weight_decay,
-    )
-    optimizer = FlatAdamW(learner.model.named_parameters(), settings)
+    optimizer = make_optimizer(learner.model.named_parameters(), config.training)
     _log_model(learner, optimizer)
     run = Run(
         config=config,
@@ -78,8 +73,17 @@ def train(
         optimizer=optimizer,
         feed=Feed(data.train, plan, config.training.seed, world, flat=learner.route.flat),
         data=data,
-        snapshots=Snapshots(run_dir, world, learner.model, optimizer, data.tokenizer, config.training.save_total_limit),
+        snapshots=Snapshots(
+            run_dir,
+            world,
+            learner.model,
+            optimizer,
+            data.tokenizer,
+            config.training.save_total_limit,
+            labelled=data.labels is not None,
+        ),
     )
+    run.snapshots.require_room()
     state = run.snapshots.restore(config.training.resume, data.fingerprint, plan.global_batch_size)
     if state.step == 0 and next(learner.model.parameters()).dtype == torch.float16:
         state = replace(state, loss_scale=FIRST_LOSS_SCALE)
@@ -90,7 +94,8 @@ def train(
 
 def _workload(config: Config, plan: Plan, data: Prepared) -> Workload:
     longest = plan.micro_batch_tokens or plan.per_device_train_batch_size * config.data.max_length
-    return Workload(longest, int(data.train.lengths.mean() * plan.global_batch_size * plan.num_steps))
+    total = int(data.train.lengths.mean() * plan.global_batch_size * plan.num_steps)
+    return Workload(longest, total, data.labels)
 
 
 def loop(run: Run, state: State, journal: Journal) -> State:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import signal
 from collections.abc import Mapping
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from kubetune.config.schema import Config
 from kubetune.launch.local import create_run_dir
 from kubetune.plan import make_plan
 from tests.architectures import save_model
-from tests.ranks import started, wait_all
+from tests.ranks import started, wait_all, wait_until
 
 ROWS, BATCH, STEPS_PER_EPOCH = 50, 8, 7
 WORDS = "the quick brown fox jumps over a lazy dog what is the capital of one two three".split()
@@ -83,3 +86,14 @@ def digests(run_dir: Path, which: str = "last") -> dict[str, str]:
     """SHA-256 of all that a repeat of the run must reproduce bit for bit: weights, optimizer and metrics."""
     paths = [*sorted((run_dir / "checkpoints" / which).glob("*.safetensors")), run_dir / "metrics.jsonl"]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def wait_until_stopped(process: ForkServerProcess) -> None:
+    """Wait for a rank that stops itself with SIGSTOP."""
+    wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
+
+def go_on(process: ForkServerProcess) -> None:
+    """Let a stopped rank run again."""
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGCONT)

@@ -1,0 +1,112 @@
+"""A full disk: exit code 3 with what to do, every earlier checkpoint whole, and the run goes on when there is room."""
+
+from __future__ import annotations
+
+import errno
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import checkpoint, errors, files, train_worker
+from kubetune.checkpoint import folder_of
+from tests import toy
+from tests.ranks import started, wait_all
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("point", "nth", "safe"),
+    [
+        ("commit.weights", 2, 3),
+        pytest.param("commit.written", 2, 3, marks=slow),
+        ("write", 3, 3),  # the manifest of the second checkpoint
+        pytest.param("commit.sealed", 2, 3, marks=slow),
+        pytest.param("commit.renamed", 2, 6, marks=slow),
+        ("link", 3, 6),
+        pytest.param("remove", 1, 12, marks=slow),
+    ],
+)
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=slow)])
+def test_no_space_at_each_point(
+    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, world_size: int, point: str, nth: int, safe: int
+) -> None:
+    config = toy.make_config(toy_inputs)
+    run_dir = toy.make_run(tmp_path / "run", config, world_size)
+    codes = toy.train(run_dir, world_size, {"KUBETUNE_FAULT": f"error {errno.ENOSPC}:{point}:{nth}"})
+    assert codes == [errors.ENVIRONMENT] * world_size
+    log = (run_dir / "logs" / "rank-0.log").read_text()
+    assert "No space left on device (" in log
+    assert "bytes free); free some space and run the same command again" in log
+    assert checkpoint.find(run_dir) == folder_of(run_dir, safe)
+    assert toy.train(run_dir, world_size) == [0] * world_size
+    assert toy.digests(run_dir) == uninterrupted(config, world_size)
+
+
+def train_with_small_files(run_dir: str, largest: int) -> int:
+    """Train where no file may grow beyond `largest` bytes: a limit of the kernel, met inside the libraries too."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    return train_worker.main([run_dir])
+
+
+@pytest.mark.parametrize(("sections", "largest"), [({}, 60_000), ({"lora": None}, 200_000)], ids=["lora", "full"])
+def test_a_write_that_fails_inside_a_library(
+    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, sections: dict[str, Any], largest: int
+) -> None:
+    config = toy.make_config(toy_inputs, **sections)
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 15:step:4"}) == [errors.PREEMPTED]
+    with started(train_with_small_files, 1, str(run_dir), largest) as processes:
+        assert wait_all(processes) == [errors.ENVIRONMENT]
+    assert "File too large" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert checkpoint.find(run_dir) == folder_of(run_dir, 4)
+    assert not list(run_dir.glob("checkpoints/.*.tmp"))
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == uninterrupted(config, 1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB, where this user may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_cannot_hold_the_checkpoints_is_refused_at_once(toy_inputs: Path, small_disk: Path) -> None:
+    run_dir = toy.make_run(small_disk / "run", toy.make_config(toy_inputs, lora=None))
+    assert toy.train(run_dir) == [errors.ENVIRONMENT]
+    told = re.search(
+        r"4 checkpoints of ([\d,]+) bytes need ([\d,]+) bytes, ([\d,]+) are free",
+        (run_dir / "logs" / "rank-0.log").read_text(),
+    )
+    assert told is not None
+    each, needed, free = (int(number.replace(",", "")) for number in told.groups())
+    assert free < 2_097_152 < 4 * each == needed
+    assert not (run_dir / "metrics.jsonl").exists()
+
+
+def test_a_disk_that_somebody_else_fills(toy_inputs: Path, small_disk: Path, uninterrupted: Any) -> None:
+    config = toy.make_config(toy_inputs)
+    run_dir = toy.make_run(small_disk / "run", config)
+    with started(train_worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:step:5"}) as (process,):
+        toy.wait_until_stopped(process)
+        with (small_disk / "other").open("wb") as other:
+            other.write(bytes(files.free_bytes(small_disk) - 50_000))
+        toy.go_on(process)
+        assert wait_all([process]) == [errors.ENVIRONMENT]
+    assert checkpoint.find(run_dir) == folder_of(run_dir, 3)
+    (small_disk / "other").unlink()
+    assert shutil.disk_usage(small_disk).free > 1_000_000
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == uninterrupted(config, 1)
