@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kubetune import agent, errors, files, tracking
 from kubetune.config.load import as_yaml, dotted_values, resolved
@@ -88,6 +90,11 @@ def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple
         key = "training.global_batch_size"
         old[key] = json.loads((run_dir / PLAN).read_text())["global_batch_size"]
         new[key] = plan.global_batch_size
+    return moved_numbers(old, new)
+
+
+def moved_numbers(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(key, old value, new value) of what differs between two configs, as dotted values, and makes them two runs."""
     return [
         (key, json.dumps(old.get(key)), json.dumps(new.get(key)))
         for key in sorted(old.keys() | new.keys())
