@@ -1,6 +1,6 @@
 """The command line: one module per verb, imported only when that verb is used.
 
-A verb module has `add_arguments(parser)` and `run(args) -> int` (the exit code).
+A verb module has `add_arguments(parser)` and `run(args) -> int` (the exit code); `port-forward` is port_forward.py.
 Adding a verb is one file and one line in VERBS.
 """
 
@@ -25,6 +25,20 @@ VERBS: dict[str, str] = {
     "chat": "talk to the result of a run",
     "demo": "fine-tune the embedded model on the embedded data, offline",
     "render": "write the Kubernetes manifests of a run",
+    "submit": "start a run on a cluster",
+    "status": "how runs on a cluster stand",
+    "logs": "what all pods of a run print",
+    "events": "what the cluster says about a run",
+    "exec": "run a command in the pods of a run",
+    "cp": "copy the results of a run home",
+    "gpus": "nvidia-smi over all pods of a run",
+    "top": "CPU, memory and disk of all pods of a run",
+    "stop": "have a run save a checkpoint and leave its nodes",
+    "resume": "let a stopped run go on",
+    "delete": "remove a run from the cluster",
+    "port-forward": "open TensorBoard or JupyterLab of a run",
+    "secret": "put a secret of this machine into the cluster, unseen",
+    "dev": "pods that idle, and training in them with the code of this folder",
 }
 
 
@@ -35,13 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = argv[0] if argv and argv[0] in VERBS else None
     parser = argparse.ArgumentParser(prog="kubetune", description="Fine-tune language models from one YAML file.")
     commands = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    command: list[str] = []
     for name, help_line in VERBS.items():
         sub = commands.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
         if name == verb:
-            module = import_module(f"kubetune.cli.{name}")
+            module = import_module(f"kubetune.cli.{name.replace('-', '_')}")
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
+            if hasattr(module, "COMMAND") and module.COMMAND in argv:
+                # Another program's command line, whose dashes are none of ours.
+                at = argv.index(module.COMMAND)
+                argv, command = argv[:at], argv[at + 1 :]
     args = parse(parser, argv)
+    args.command = command
     try:
         return int(args.run(args))
     except errors.KubetuneError as error:

@@ -1,0 +1,77 @@
+"""`kubetune dev`: work in pods by hand. `start` makes pods that idle, `run` trains in them with this folder's code.
+
+`stop` ends the training with a checkpoint, and `kubetune delete NAME-dev` gives the pods back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kubetune.cli.exec import Marked
+from kubetune.cli.run_on_cluster import asker, open_cluster, prefix
+from kubetune.config.flags import add_run_arguments, config_from_args
+from kubetune.errors import OK, ConfigError
+
+if TYPE_CHECKING:
+    from kubetune.cluster.client import Cluster
+    from kubetune.manifests.spec import RunSpec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("action", choices=("start", "run", "stop"))
+    add_run_arguments(parser)
+    more = parser.add_argument_group("cluster")
+    more.add_argument("-n", "--namespace", dest="kubernetes.namespace", metavar="NAME", help="namespace of the pods")
+    more.add_argument("--fresh", action="store_true", help="run: set the run directory aside and begin anew")
+    more.add_argument("--yes", action="store_true", help="start: replace pods without asking")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it; `run` returns the exit code of the training. Raises ConfigError, EnvironmentFault."""
+    from kubetune.cluster.dev import dev_config, idling
+    from kubetune.launch.kubernetes import spec_of, submit
+    from kubetune.manifests import local_files
+
+    config = dev_config(config_from_args(args, environ={}))
+    assert config.kubernetes is not None
+    files = local_files(config)
+    cluster, spec = open_cluster(config.kubernetes.namespace), spec_of(config, files)
+    if args.action == "start":
+        submit(cluster, config, files, confirm=asker(args), change=idling)
+        print(f"kubetune: {spec.nodes} pods of {spec.name} come up and idle; then: kubetune dev run")
+        return OK
+    return run_in_pods(cluster, spec, args) if args.action == "run" else stop_in_pods(cluster, spec)
+
+
+def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> int:
+    """Train in all pods, showing what they print. Ctrl-C leaves them at it; `dev stop` ends it."""
+    from kubetune.cluster.dev import all_running, follow_training, set_aside, start_training
+    from kubetune.cluster.runs import find_run
+
+    there = find_run(cluster, spec.name)
+    carried = {seen.rsplit("/", 1)[-1]: spec.files[path] for path, seen in spec.carried().items()}
+    if carried != there.files:
+        raise ConfigError("the data files differ from those in the pods; bring them up to date: kubetune dev start")
+    targets = all_running(cluster, spec)
+    if args.fresh:
+        set_aside(cluster, spec, targets[0])
+    start_training(cluster, spec, targets, Path.cwd())
+    sinks = {target: Marked(sys.stdout.buffer, prefix(target.node, spec.nodes)) for target in targets}
+    codes = follow_training(cluster, targets, sinks.__getitem__)
+    for sink in sinks.values():
+        sink.end()
+    return next((code for code in codes if code != OK), OK)
+
+
+def stop_in_pods(cluster: Cluster, spec: RunSpec) -> int:
+    """End training in all pods with a checkpoint; the pods stay."""
+    from kubetune.cluster.dev import all_running, stop_training
+
+    targets = all_running(cluster, spec)
+    for target, code in zip(targets, stop_training(cluster, targets), strict=True):
+        print(f"kubetune: node {target.node}: training ended with exit code {code}")
+    return OK

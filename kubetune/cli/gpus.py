@@ -1,0 +1,42 @@
+"""`kubetune gpus`: the GPUs of all pods of a run in one table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from kubetune.cli.run_on_cluster import add_run, find, print_table
+from kubetune.errors import OK, ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run(parser)
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table. Raises ConfigError when no pod runs."""
+    from kubetune.cluster.gpus import query_gpus
+    from kubetune.cluster.runs import running
+
+    cluster, spec = find(args)
+    targets = running(cluster, spec)
+    if not targets:
+        raise ConfigError(f"{spec.name}: no pod is running; see kubetune status {spec.name}")
+    found = query_gpus(cluster, targets)
+    if args.json:
+        print(json.dumps([asdict(node) for node in found], indent=2))
+        return OK
+    rows: list[tuple[object, ...]] = []
+    for node in found:
+        for gpu in node.rows:
+            memory = f"{gpu['memory_used_mib']}/{gpu['memory_total_mib']} MiB"
+            heat, power = gpu["temperature_celsius"], gpu["power_watts"]
+            load = f"{gpu['utilization_percent']}%"
+            rows.append((node.node, node.pod, gpu["index"], gpu["name"], load, memory, f"{heat}°C", f"{power} W"))
+        if node.problem:
+            rows.append((node.node, node.pod, "", node.problem.splitlines()[0], "", "", "", ""))
+    print_table(("NODE", "POD", "GPU", "NAME", "LOAD", "MEMORY", "HEAT", "POWER"), rows)
+    return OK

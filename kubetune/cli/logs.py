@@ -1,0 +1,103 @@
+"""`kubetune logs`: what all pods of a run print, in one stream, or the whole log of one rank."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kubetune.cli.run_on_cluster import add_run, find, local_folder, prefix
+from kubetune.errors import OK, ConfigError
+
+if TYPE_CHECKING:
+    from kubetune.cluster.client import Cluster
+    from kubetune.cluster.streams import Source
+    from kubetune.manifests.spec import RunSpec
+
+_POLL_SECONDS = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--rank", type=int, metavar="N", help="everything that rank N logged, over all its starts")
+    chosen.add_argument("--node", type=int, metavar="N", help="only what the pod of node N prints")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print logs. Raises ConfigError for a run, node or rank there is not."""
+    cluster, spec = find(args)
+    ranks = spec.nodes * spec.processes
+    for name, value, count in (("--rank", args.rank, ranks), ("--node", args.node, spec.nodes)):
+        if value is not None and not 0 <= value < count:
+            raise ConfigError(f"{name}: found {value}; expected 0 to {count - 1}")
+    if args.rank is not None:
+        print_rank_log(cluster, spec, args.rank, follow=args.follow)
+        return OK
+    from kubetune.cluster.pods import node_number
+    from kubetune.cluster.streams import Streams
+
+    streams = Streams(
+        cluster,
+        spec,
+        printer(spec),
+        wanted=lambda pod: args.node is None or node_number(pod) == args.node,
+        keep=local_folder(spec) / "logs" / "pods" if args.follow else None,
+    )
+    if args.follow:
+        streams.follow()
+    else:
+        streams.read()
+    return OK
+
+
+def printer(spec: RunSpec) -> Callable[[Source, str], None]:
+    """Prints the lines of all pods, each marked with its node."""
+
+    def show(source: Source, text: str) -> None:
+        more = "" if source.is_trainer else source.container
+        sys.stdout.write(f"{prefix(source.node, spec.nodes, more)}{text}\n")
+        sys.stdout.flush()
+
+    return show
+
+
+def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) -> None:
+    """Print `logs/rank-N.log` of the run directory, which all starts of that rank have written to.
+
+    It is read by byte offset, so neither a new pod nor an absence of the API server loses or doubles a line.
+    """
+    from kubetune.cluster.pods import state_of
+    from kubetune.cluster.refusals import Unreachable
+    from kubetune.cluster.runs import reader, trainer_pods, workload_kind
+
+    path, shown = f"{spec.run_dir}/logs/rank-{rank}.log", _Counter()
+    while True:
+        state, _ = state_of(cluster.get(workload_kind(spec), spec.name), trainer_pods(cluster, spec))
+        goes_on = follow and state in ("waiting", "running")
+        try:
+            if state != "waiting":
+                with reader(cluster, spec) as target:
+                    argv = ["sh", "-c", 'test ! -e "$2" || tail -c "+$1" -- "$2"', "sh", str(shown.bytes + 1), path]
+                    cluster.exec(target.pod, target.container, argv, stdout=shown)
+        except Unreachable:
+            goes_on = True
+        if not goes_on:
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+class _Counter:
+    """Writes to the terminal and counts."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def write(self, data: bytes) -> None:
+        self.bytes += len(data)
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()

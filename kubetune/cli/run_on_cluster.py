@@ -1,0 +1,124 @@
+"""What all verbs about a run on a cluster share: how it is named, how a person is asked, how tables are printed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kubetune.errors import ConfigError, EnvironmentFault
+
+if TYPE_CHECKING:
+    from kubetune.cluster.client import Cluster
+    from kubetune.manifests.spec import RunSpec
+
+_COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add the run, by name or by its file, and the namespace it is in."""
+    parser.add_argument("run_name", nargs="?" if optional else None, metavar="RUN", help="name of a run, or its file")
+    parser.add_argument("-n", "--namespace", help="default: the run file's, else that of the kubeconfig")
+
+
+def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
+    """The cluster, and the name of the run if one was given. Raises ConfigError, EnvironmentFault."""
+    name, namespace = args.run_name, args.namespace
+    if name is not None and (name.endswith((".yaml", ".yml")) or os.sep in name):
+        from kubetune.config.load import load_config
+        from kubetune.manifests.spec import run_name
+
+        config = load_config(Path(name), environ={})
+        name = run_name(config)
+        namespace = namespace or (config.kubernetes.namespace if config.kubernetes else None)
+    return open_cluster(namespace), name
+
+
+def open_cluster(namespace: str | None) -> Cluster:
+    """The cluster of the kubeconfig. Raises EnvironmentFault, also where lightkube is not installed."""
+    try:
+        from kubetune.cluster.client import Cluster
+    except ModuleNotFoundError as error:
+        raise EnvironmentFault(
+            f"{error.name} is not installed; to work with a cluster: pip install 'kubetune[k8s]'"
+        ) from None
+    return Cluster(namespace)
+
+
+def find(args: argparse.Namespace) -> tuple[Cluster, RunSpec]:
+    """The cluster and the run that the command line names. Raises ConfigError when there is no such run."""
+    from kubetune.cluster.runs import find_run
+
+    cluster, name = connect(args)
+    assert name is not None
+    return cluster, find_run(cluster, name)
+
+
+def local_folder(spec: RunSpec) -> Path:
+    """Where logs and results of a run are kept on this machine."""
+    return Path("outputs") / spec.name
+
+
+def asker(args: argparse.Namespace) -> Callable[[str], bool]:
+    """A function that asks the person at the terminal; with --yes the answer is yes."""
+
+    def ask(question: str) -> bool:
+        if args.yes:
+            return True
+        if not sys.stdin.isatty():
+            raise ConfigError(f"{question}? Nobody can be asked here; add --yes. Nothing was changed.")
+        return input(f"{question}? [y/N] ").strip().lower() in ("y", "yes")
+
+    return ask
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as they need to be; nothing is cut off, so that everything can be searched and copied."""
+    lines = [list(head), *([("" if cell is None else str(cell)) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def duration(seconds: float | None) -> str:
+    """`42s`, `12m`, `3h05m`, `2d04h`."""
+    if seconds is None:
+        return ""
+    whole = int(max(0.0, seconds))
+    if whole < 100:
+        return f"{whole}s"
+    minutes, hours = whole // 60, whole // 3600
+    if minutes < 100:
+        return f"{minutes}m"
+    return f"{hours}h{minutes % 60:02}m" if hours < 48 else f"{hours // 24}d{hours % 24:02}h"
+
+
+def size(count: float | None) -> str:
+    """`1.5 GiB`."""
+    if count is None:
+        return ""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}" if count < 999 else f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def prefix(node: int, nodes: int, more: str = "") -> str:
+    """What marks the lines of one node, coloured on a terminal; empty for the only node."""
+    if nodes == 1 and not more:
+        return ""
+    text = f"[node {node}{f' {more}' if more else ''}] "
+    return f"\x1b[{_COLOURS[node % len(_COLOURS)]}m{text}\x1b[0m" if sys.stdout.isatty() else text
+
+
+def kubectl() -> str:
+    """Path of kubectl, which does what needs SPDY or a terminal. Raises EnvironmentFault where it is missing."""
+    path = shutil.which("kubectl")
+    if path is None:
+        raise EnvironmentFault("kubectl is not on the PATH; this needs it: https://kubernetes.io/docs/tasks/tools/")
+    return path

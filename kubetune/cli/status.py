@@ -1,0 +1,175 @@
+"""`kubetune status`: how the runs of a namespace stand, or all that is known of one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kubetune.cli.run_on_cluster import add_run, connect, duration, print_table
+from kubetune.errors import OK
+
+if TYPE_CHECKING:
+    from kubetune.cluster.client import Cluster, Object
+    from kubetune.cluster.runs import Snapshot
+
+_SHOWN_EVENTS = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run(parser, optional=True)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print how things stand. Raises ConfigError when there is no such run."""
+    from kubetune.cluster.runs import find_run, list_runs, take_snapshot
+
+    cluster, name = connect(args)
+    if name is None:
+        snapshots = [take_snapshot(cluster, find_run(cluster, found)) for found in list_runs(cluster)]
+        _print_runs(cluster, snapshots, as_json=args.json)
+        return OK
+    snapshot = take_snapshot(cluster, find_run(cluster, name))
+    if args.json:
+        print(json.dumps(facts(snapshot), indent=2))
+        return OK
+    for line in headline(snapshot):
+        print(line)
+    if snapshot.pods:
+        print()
+        print_table(
+            ("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY"), [_row(snapshot, p) for p in snapshot.pods]
+        )
+    for event in [event for event in snapshot.events if event.get("type") == "Warning"][-_SHOWN_EVENTS:]:
+        print(f"! {event['involvedObject']['name']}: {event['reason']}: {event['message']}")
+    return OK
+
+
+def _print_runs(cluster: Cluster, snapshots: list[Snapshot], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([facts(snapshot) for snapshot in snapshots], indent=2))
+    elif not snapshots:
+        print(f"no runs in namespace {cluster.namespace}")
+    else:
+        rows = []
+        for snapshot in snapshots:
+            told = facts(snapshot)
+            step = f"{told['step']}/{told['steps'] or '?'}" if told["step"] is not None else ""
+            eta = duration(told["seconds_left"]) if snapshot.state == "running" else ""
+            rows.append(
+                (told["name"], told["kind"], told["state"], step, _number(told["loss"], ".4f"), eta, told["why"])
+            )
+        print_table(("RUN", "KIND", "STATE", "STEP", "LOSS", "ETA", "WHY"), rows)
+
+
+def facts(snapshot: Snapshot) -> dict[str, Any]:
+    """What `--json` prints: everything, with None for what is not known."""
+    from kubetune.cluster import pods
+
+    progress, words = snapshot.progress or {}, snapshot.words
+    restarts = progress.get("restarts")
+    if restarts is None:
+        restarts = ((snapshot.workload or {}).get("status") or {}).get("restarts")
+    return {
+        "name": snapshot.spec.name,
+        "namespace": snapshot.spec.kubernetes.namespace,
+        "kind": (snapshot.workload or {}).get("kind") or snapshot.spec.kubernetes.kind,
+        "state": snapshot.state,
+        "why": why(snapshot),
+        "nodes": snapshot.spec.nodes,
+        "restarts": restarts,
+        "step": progress.get("step", words.step),
+        "steps": progress.get("steps", words.steps),
+        "loss": progress.get("loss", words.loss),
+        "tokens_per_second": progress.get("tokens_per_second", words.tokens_per_second),
+        "seconds_left": progress.get("seconds_left"),
+        "evaluation": progress.get("evaluation"),
+        "saved_step": progress.get("saved_step"),
+        "last_exit": progress.get("last_exit"),
+        "pods": [
+            {
+                "name": pods.name_of(pod),
+                "node": pods.node_number(pod),
+                "machine": pod["spec"].get("nodeName"),
+                "phase": pods.phase_of(pod),
+                "restarts": pods.trainer_status(pod).get("restartCount", 0),
+                "exit_code": pods.exit_code(pod),
+                "why": pods.why(pod, _events_of(snapshot, pod)),
+            }
+            for pod in snapshot.pods
+        ],
+        "warnings": [event["message"] for event in snapshot.events if event.get("type") == "Warning"],
+    }
+
+
+def why(snapshot: Snapshot) -> str:
+    """Why a run is not running: the cause of its end, or what it waits for."""
+    from kubetune.cluster import pods
+
+    if snapshot.state in ("running", "done", "stopped"):
+        return ""
+    if snapshot.state == "absent":
+        return "its pods were removed; submit it again to go on with it"
+    reasons = [reason for pod in snapshot.pods if (reason := pods.why(pod, _events_of(snapshot, pod)))]
+    if snapshot.state == "failed":
+        return snapshot.words.reason or next(iter(reasons), snapshot.reason)
+    queue = snapshot.spec.kubernetes.queue
+    if queue and snapshot.workload is not None and pods.is_suspended(snapshot.workload):
+        return f"waiting in queue {queue}"
+    refused = [event["message"] for event in snapshot.events if event.get("reason") == "FailedCreate"]
+    return next(iter(reasons), refused[-1] if refused and not snapshot.pods else "")
+
+
+def headline(snapshot: Snapshot) -> Iterator[str]:
+    """One line on how the run stands, and one on how far it is."""
+    told = facts(snapshot)
+    running = sum(pod["phase"] == "Running" for pod in told["pods"])
+    parts = [
+        f"{told['name']}: {told['kind']} in {told['namespace']}, {told['state']}",
+        f"{running} of {told['nodes']} pods running" if snapshot.state in ("running", "waiting") else "",
+        f"{told['restarts']} restarts" if told["restarts"] else "",
+        told["why"],
+    ]
+    yield ", ".join(filter(None, parts))
+    if told["step"] is not None:
+        evaluation = told["evaluation"] or {}
+        numbers = [
+            f"step {told['step']}/{told['steps'] or '?'}",
+            f"loss {_number(told['loss'], '.4f')}",
+            f"{_number(told['tokens_per_second'], ',.0f')} tokens/s",
+            f"ETA {duration(told['seconds_left'])}" if snapshot.state == "running" and told["seconds_left"] else "",
+            f"eval_loss {evaluation['eval_loss']:.4f} at step {evaluation['step']}" if evaluation else "",
+            f"saved step {told['saved_step']}" if told["saved_step"] is not None else "",
+        ]
+        yield " · ".join(filter(None, numbers))
+    if told["last_exit"] and told["restarts"]:
+        last = told["last_exit"]
+        yield f"last stop {last['time']}: exit code {last['code']}, {last['reason']}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "?" if value is None else format(value, form)
+
+
+def _events_of(snapshot: Snapshot, pod: Object) -> list[Object]:
+    name = pod["metadata"]["name"]
+    return [event for event in snapshot.events if event["involvedObject"].get("name") == name]
+
+
+def _row(snapshot: Snapshot, pod: Object) -> tuple[object, ...]:
+    from kubetune.cluster import pods
+
+    status = pods.trainer_status(pod)
+    age = duration(pods.age_seconds(pod["metadata"].get("creationTimestamp")))
+    return (
+        pods.name_of(pod),
+        pods.node_number(pod),
+        pod["spec"].get("nodeName"),
+        pods.phase_of(pod),
+        status.get("restartCount", 0),
+        age,
+        pods.why(pod, _events_of(snapshot, pod)),
+    )

@@ -1,0 +1,124 @@
+"""`kubetune submit`: run on a cluster what `kubetune train` runs here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kubetune import errors
+from kubetune.cli.render import origins, report
+from kubetune.cli.run_on_cluster import asker, local_folder, open_cluster
+from kubetune.config.flags import add_run_arguments, config_from_args, run_file
+from kubetune.manifests import KINDS, dump, local_files, render
+from kubetune.manifests.lint import lint
+from kubetune.plan import make_plan
+
+if TYPE_CHECKING:
+    from kubetune.cluster.client import Cluster
+    from kubetune.cluster.runs import Snapshot
+    from kubetune.config.schema import Config
+    from kubetune.manifests.spec import RunSpec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run_arguments(parser)
+    target = parser.add_argument_group("cluster")
+    target.add_argument("--kind", dest="kubernetes.kind", choices=KINDS, help="what runs the pods")
+    target.add_argument("-n", "--namespace", dest="kubernetes.namespace", metavar="NAME", help="namespace of the run")
+    target.add_argument(
+        "--dry-run",
+        choices=("client", "server"),
+        nargs="?",
+        const="server",
+        help="client: print the manifests; server: have the cluster check them; neither changes anything",
+    )
+    target.add_argument("--wait", action="store_true", help="wait for the run's end and take over its exit code")
+    target.add_argument("--follow", action="store_true", help="as --wait, and show the logs")
+    target.add_argument("--yes", action="store_true", help="replace pods of this run without asking")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit; returns 0, or with --wait the exit code of the run. Raises ConfigError, EnvironmentFault."""
+    # As in render, variables of this machine are left out: the same file is the same run everywhere.
+    config = config_from_args(args, environ={})
+    files = local_files(config)
+    plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
+    objects = render(config, plan, files)
+    report(lint(config, plan, objects, files), origins(run_file(args)), strict=False)
+    if args.dry_run == "client":
+        print(dump(objects), end="")
+        return errors.OK
+    assert config.kubernetes is not None
+    cluster = open_cluster(config.kubernetes.namespace)
+    return submit_config(cluster, config, files, args)
+
+
+def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args: argparse.Namespace) -> int:
+    """Apply, say what came of it, and wait where that was asked for."""
+    from kubetune.launch.kubernetes import spec_of, submit
+
+    job = submit(cluster, config, files, confirm=asker(args), dry_run=args.dry_run == "server")
+    where = f"{job.kind} {job.name} in namespace {job.namespace}"
+    if job.outcome == "checked":
+        print(f"kubetune: the cluster would accept {where}. Nothing was changed.")
+        return errors.OK
+    standing = {"done": ", which is done", "stopped": f", which is stopped: kubetune resume {job.name}"}
+    done = "was there already" + standing.get(job.state, "") if job.outcome == "unchanged" else f"was {job.outcome}"
+    print(f"kubetune: {where} {done}", flush=True)
+    if args.wait or args.follow:
+        return wait_for_end(cluster, spec_of(config, files), show_logs=args.follow)
+    print(f"kubetune: see kubetune status {job.name} -n {job.namespace}, and kubetune logs -f {job.name}")
+    return errors.OK
+
+
+def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
+    """Follow a run to its end, telling what it waits for; returns its exit code. Ctrl-C leaves it running."""
+    from kubetune.cli.logs import printer
+    from kubetune.cli.status import headline
+    from kubetune.cluster.runs import take_snapshot
+    from kubetune.cluster.streams import Streams
+
+    keep = local_folder(spec) / "logs" / "pods"
+    emit = printer(spec) if show_logs else lambda source, text: None
+    Streams(cluster, spec, emit, keep=keep, look=_teller(cluster, spec)).follow()
+    snapshot = take_snapshot(cluster, spec)
+    for line in headline(snapshot):
+        print(line)
+    return exit_code(snapshot)
+
+
+def _teller(cluster: Cluster, spec: RunSpec) -> Callable[[], None]:
+    """Tells, once each, why pods do not come and what the cluster warns of."""
+    from kubetune.cluster.client import say
+    from kubetune.cluster.pods import name_of, why
+    from kubetune.cluster.runs import events_of, trainer_pods
+
+    told = set[str]()
+
+    def look() -> None:
+        events = events_of(cluster, spec)
+        news = [f"{e['involvedObject']['name']}: {e['message']}" for e in events if e.get("type") == "Warning"]
+        news += [f"{name_of(pod)}: {reason}" for pod in trainer_pods(cluster, spec) if (reason := why(pod))]
+        for text in news:
+            if text not in told:
+                told.add(text)
+                say(text)
+
+    return look
+
+
+def exit_code(snapshot: Snapshot) -> int:
+    """The exit code of a run that has ended: its own verdict, else what its pods ended with."""
+    from kubetune.cluster import pods
+
+    if snapshot.state == "done":
+        return errors.OK
+    if snapshot.state == "stopped":
+        return errors.PREEMPTED
+    if snapshot.progress and snapshot.progress["ending"]:
+        return int(snapshot.progress["ending"]["code"])
+    codes = [code for pod in snapshot.pods if (code := pods.exit_code(pod))]
+    final = [code for code in codes if code in (errors.USER, errors.DIVERGED, errors.ENVIRONMENT)]
+    return (final or codes or [errors.BUG])[-1]

@@ -1,0 +1,339 @@
+"""The only file that talks to an API server: plain dicts in and out, over lightkube's connection.
+
+lightkube reads the kubeconfig, proves who we are and speaks exec's protocol. Its typed models are not used, because
+they drop the fields they do not know. Every error leaves here as a sentence (refusals.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Protocol
+
+import httpx2
+import lightkube
+from httpx2.websockets import HTTPXWSException, WebSocketUpgradeError
+from lightkube.config.client_adapter import Client as connected
+from lightkube.config.client_adapter import ConnectionParams
+from lightkube.config.kubeconfig import KubeConfig, SingleConfig
+from lightkube.config.models import User
+from lightkube.core.generic_client import BasicRequest
+from lightkube.core.websocket import WebsocketDriver
+
+from kubetune.cluster.kinds import KINDS
+from kubetune.cluster.refusals import Question, Unreachable, refusal
+from kubetune.errors import EnvironmentFault
+from kubetune.logs import scrub
+
+Object = dict[str, Any]
+
+MANAGER = "kubetune"
+"""Field manager of everything we apply."""
+
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_TRY_AGAIN = (429, 502, 503, 504)
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
+# A connection that died without a word is noticed after this time; nothing is lost by following a log anew.
+_SILENCE_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
+
+
+class Sink(Protocol):
+    """Takes what a command in a pod writes."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal something beside the results."""
+    print(scrub(f"kubetune: {text}"), file=sys.stderr, flush=True)
+
+
+class Cluster:
+    """One namespace of the cluster that the kubeconfig points to.
+
+    Requests are repeated for `patience_seconds` while nothing answers. `tell` gets what the user should know:
+    warnings of the API server, each once, and that we wait.
+    """
+
+    def __init__(
+        self, namespace: str | None = None, *, patience_seconds: float = 60.0, tell: Callable[[str], None] = say
+    ) -> None:
+        config = _kubeconfig()
+        self.namespace = namespace or config.namespace
+        self.address = config.cluster.server
+        self._patience_seconds, self._tell = patience_seconds, tell
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+        timeout = httpx2.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS)
+        with _explained_login():
+            self._http = connected(config, ConnectionParams(timeout=timeout))
+
+    # -- objects
+    def get(self, kind: str, name: str) -> Object | None:
+        """One object, or None where there is none of that name (or no such kind)."""
+        response = self._send("GET", Question("get", KINDS[kind], self.namespace, name), missing_ok=True)
+        return _object(response) if response is not None else None
+
+    def list(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
+        """The objects with these labels; none where the kind is not installed."""
+        question = Question("list", KINDS[kind], self.namespace)
+        response = self._send("GET", question, _selector(labels), missing_ok=True)
+        items: list[Object] = _object(response).get("items") or [] if response is not None else []
+        # The items of a list do not say what they are.
+        facts = {"apiVersion": KINDS[kind].api_version, "kind": kind}
+        return [{**facts, **item} for item in items]
+
+    def apply(self, obj: Object, *, dry_run: bool = False) -> Object:
+        """Server-side apply, checked strictly: fields the server does not know are errors."""
+        question = Question("apply", KINDS[obj["kind"]], self.namespace, obj["metadata"]["name"])
+        params = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        return _object(self._asked("PATCH", question, params, obj, _APPLY))
+
+    def create(self, obj: Object) -> Object:
+        """Make an object that must not exist: Refused with code 409 where it does."""
+        question = Question("create", KINDS[obj["kind"]], self.namespace, obj["metadata"]["name"])
+        return _object(self._asked("POST", question, {"fieldManager": MANAGER}, obj))
+
+    def merge(self, kind: str, name: str, change: Object) -> Object:
+        """Change only the fields that `change` holds."""
+        question = Question("patch", KINDS[kind], self.namespace, name)
+        return _object(self._asked("PATCH", question, {"fieldManager": MANAGER}, change, _MERGE))
+
+    def delete(self, kind: str, name: str, *, grace_seconds: int | None = None) -> bool:
+        """Delete an object and then what it owns; False where there was none."""
+        options: Object = {"propagationPolicy": "Background"}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        question = Question("delete", KINDS[kind], self.namespace, name)
+        return self._send("DELETE", question, body=options, missing_ok=True) is not None
+
+    def watch(
+        self, kind: str, labels: Mapping[str, str] | None = None, *, seconds: int
+    ) -> Iterator[tuple[str, Object]]:
+        """What there is, as `("ADDED", object)`, and then each change, for so long. Unreachable when it breaks off."""
+        question = Question("watch", KINDS[kind], self.namespace)
+        params = {"watch": "true", "timeoutSeconds": str(seconds), **_selector(labels)}
+        with self._stream(question, params) as response:
+            for line in _lines(response.iter_bytes()):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise refusal(question, event["object"].get("code", 500), event["object"])
+                yield event["type"], event["object"]
+
+    # -- pods
+    def log(
+        self,
+        pod: str,
+        container: str,
+        *,
+        since: str | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+        previous: bool = False,
+    ) -> Iterator[str]:
+        """The log of a container, each line after its time. Unreachable when it breaks off.
+
+        `since` is a time of whole seconds, `tail` a number of lines; `previous` asks for the container's last start.
+        """
+        question = Question("get", KINDS["Pod"], self.namespace, pod, "log")
+        wanted = {
+            "sinceTime": since,
+            "tailLines": str(tail) if tail is not None else None,
+            "follow": "true" if follow else None,
+            "previous": "true" if previous else None,
+        }
+        params = {"container": container, "timestamps": "true"} | {k: v for k, v in wanted.items() if v is not None}
+        with self._stream(question, params) as response:
+            for line in _lines(response.iter_bytes()):
+                yield line.decode(errors="replace")
+
+    def exec(
+        self,
+        pod: str,
+        container: str,
+        argv: Sequence[str],
+        *,
+        stdin: BinaryIO | None = None,
+        stdout: Sink | None = None,
+        stderr: Sink | None = None,
+    ) -> int:
+        """Run a command in a running container; its exit code. Unreachable when the connection breaks off."""
+        question = Question("exec", KINDS["Pod"], self.namespace, pod, "exec")
+        outputs = {name: "true" for name, sink in (("stdout", stdout), ("stderr", stderr)) if sink is not None}
+        params: Any = {"container": container, "command": list(argv), **outputs}
+        if stdin is not None:
+            params["stdin"] = "true"
+        request = BasicRequest("GET", KINDS["Pod"].path(self.namespace, pod, "exec"), params=params)
+        sinks: Any = {"stdout": stdout or False, "stderr": stderr or False}
+        try:
+            driver = WebsocketDriver(self._http, request)
+            return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
+        except WebSocketUpgradeError as error:
+            error.response.read()
+            raise refusal(question, error.response.status_code, _status(error.response)) from None
+        except lightkube.ApiError as error:
+            raise refusal(question, error.status.code or 500, {"message": error.status.message}) from None
+        except (HTTPXWSException, httpx2.TransportError) as error:
+            raise Unreachable(f"{question}: the connection broke off ({error or type(error).__name__})") from None
+
+    # -- inside
+    def _asked(
+        self,
+        method: str,
+        question: Question,
+        params: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> httpx2.Response:
+        response = self._send(method, question, params, body, content_type)
+        assert response is not None
+        return response
+
+    def _send(
+        self,
+        method: str,
+        question: Question,
+        params: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+        *,
+        missing_ok: bool = False,
+    ) -> httpx2.Response | None:
+        """One request, repeated while nothing answers; None for a missing object where that is no error."""
+        path = question.kind.path(question.namespace, question.name, question.subresource)
+        if method == "POST":
+            path = question.kind.path(question.namespace)
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": content_type} if body is not None else {}
+        for last in self._attempts():
+            try:
+                with _explained_login():
+                    response = self._http.request(method, path, params=params, content=content, headers=headers)
+            except httpx2.TransportError as error:
+                if last:
+                    raise Unreachable(self._silence(error)) from None
+                continue
+            if response.status_code in _TRY_AGAIN and not last:
+                continue
+            self._show_warnings(response)
+            if response.status_code == 404 and missing_ok and not _is_missing_namespace(response):
+                return None
+            if response.status_code >= 400:
+                raise refusal(question, response.status_code, _status(response))
+            return response
+        raise AssertionError("the last attempt returns or raises")
+
+    def _attempts(self) -> Iterator[bool]:
+        """One item for each attempt, with growing pauses between them: whether it is the last."""
+        deadline, pause = time.monotonic() + self._patience_seconds, _FIRST_PAUSE_SECONDS
+        yield False
+        while (left := deadline - time.monotonic()) > 0:
+            if pause == _LONGEST_PAUSE_SECONDS:
+                self._warn(f"{self.address} does not answer; trying for {left:.0f} s more")
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            yield False
+        yield True
+
+    def _silence(self, error: Exception) -> str:
+        return (
+            f"{self.address} does not answer: {error or type(error).__name__}; check your network and the kubeconfig "
+            f"({os.environ.get('KUBECONFIG', '~/.kube/config')})"
+        )
+
+    @contextmanager
+    def _stream(self, question: Question, params: Mapping[str, str]) -> Iterator[httpx2.Response]:
+        path = question.kind.path(question.namespace, question.name, question.subresource)
+        try:
+            with _explained_login(), self._http.stream("GET", path, params=params) as response:
+                if response.status_code >= 400:
+                    response.read()
+                    if response.status_code in _TRY_AGAIN:
+                        raise Unreachable(f"{question}: the API server is not ready ({response.status_code})")
+                    raise refusal(question, response.status_code, _status(response))
+                yield response
+        except httpx2.TransportError as error:
+            raise Unreachable(self._silence(error)) from None
+
+    def _show_warnings(self, response: httpx2.Response) -> None:
+        """Warning headers: `299 - "text"`. A pod template that pod security will refuse shows only here."""
+        for header in response.headers.get_list("warning"):
+            text = header.split(" ", 2)[-1].strip('"').replace('\\"', '"')
+            self._warn(f"the cluster warns: {text}")
+
+    def _warn(self, text: str) -> None:
+        with self._lock:
+            is_new = text not in self._warned
+            self._warned.add(text)
+        if is_new:
+            self._tell(text)
+
+
+def _kubeconfig() -> SingleConfig:
+    """The context that kubectl would use. Raises EnvironmentFault saying what is wrong with it."""
+    if os.pathsep in os.environ.get("KUBECONFIG", "").strip(os.pathsep):
+        raise EnvironmentFault(
+            "KUBECONFIG names several files; make one of them (kubectl config view --flatten > kubeconfig.yaml) and "
+            "set KUBECONFIG to it"
+        )
+    try:
+        config = KubeConfig.from_env().get()
+    except Exception as error:  # of three libraries, for as many ways in which a file can be wrong
+        raise EnvironmentFault(
+            f"no cluster can be read from the kubeconfig: {error or type(error).__name__}; set KUBECONFIG to one"
+        ) from None
+    if config is None:
+        raise EnvironmentFault("the kubeconfig has no current context; choose one: kubectl config use-context NAME")
+    user = config.user or User()
+    if user.exec is not None and user.exec.apiVersion == "client.authentication.k8s.io/v1":
+        # lightkube asks for the version before; what it reads of the answer is the same in both.
+        user.exec.apiVersion = "client.authentication.k8s.io/v1beta1"
+    return config._replace(user=user)
+
+
+@contextmanager
+def _explained_login() -> Iterator[None]:
+    """Turn what lightkube says of certificates and of the program that logs us in into an EnvironmentFault."""
+    try:
+        yield
+    except lightkube.ConfigError as error:
+        raise EnvironmentFault(f"logging in to the cluster failed: {error}") from None
+
+
+def _selector(labels: Mapping[str, str] | None) -> dict[str, str]:
+    return {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
+
+
+def _object(response: httpx2.Response) -> Object:
+    answer: Object = response.json()
+    return answer
+
+
+def _status(response: httpx2.Response) -> Object:
+    """The Status of a refusal; what a proxy in between says instead is kept as its message."""
+    try:
+        found = response.json()
+    except ValueError:
+        found = response.text[:500]
+    return found if isinstance(found, dict) else {"message": str(found).strip() or response.reason_phrase}
+
+
+def _is_missing_namespace(response: httpx2.Response) -> bool:
+    return "namespaces " in str(_status(response).get("message"))
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines without their end; only a newline ends one, whatever Unicode thinks of other characters."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest

@@ -1,0 +1,68 @@
+"""Where the API server keeps each kind of object that a run is made of, and what to install where one is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+JOBSET_RELEASE = (
+    "install JobSet v0.12.0 or newer: kubectl apply --server-side -f "
+    "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
+)
+TRAINER_RELEASE = (
+    "install Kubeflow Trainer v2.2 or newer: kubectl apply --server-side -k "
+    "'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0'"
+)
+OPERATOR_RELEASE = (
+    "install the Kubeflow training operator v1.9: kubectl apply --server-side -k "
+    "'https://github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4'"
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind in one API version. `install` says how a cluster gets it; None: every cluster has it."""
+
+    name: str
+    api_version: str
+    plural: str
+    install: str | None = None
+
+    @property
+    def group(self) -> str:
+        """API group; empty for the core."""
+        return self.api_version.rpartition("/")[0]
+
+    def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
+        """URL path of all objects of a namespace, of one of them, or of a part of one."""
+        root = "apis" if self.group else "api"
+        parts = [root, *self.api_version.split("/"), "namespaces", namespace, self.plural, name, subresource]
+        return "/" + "/".join(quote(part, safe="") for part in parts if part)
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("ServiceAccount", "v1", "serviceaccounts"),
+        Kind("Role", "rbac.authorization.k8s.io/v1", "roles"),
+        Kind("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),
+        Kind("ConfigMap", "v1", "configmaps"),
+        Kind("Secret", "v1", "secrets"),
+        Kind("PersistentVolumeClaim", "v1", "persistentvolumeclaims"),
+        Kind("Service", "v1", "services"),
+        Kind("Pod", "v1", "pods"),
+        Kind("Event", "v1", "events"),
+        Kind("Job", "batch/v1", "jobs"),
+        Kind("Deployment", "apps/v1", "deployments"),
+        Kind("StatefulSet", "apps/v1", "statefulsets"),
+        Kind("JobSet", "jobset.x-k8s.io/v1alpha2", "jobsets", JOBSET_RELEASE),
+        Kind("PyTorchJob", "kubeflow.org/v1", "pytorchjobs", OPERATOR_RELEASE),
+        Kind("TrainJob", "trainer.kubeflow.org/v1alpha1", "trainjobs", TRAINER_RELEASE),
+        Kind("TrainingRuntime", "trainer.kubeflow.org/v1alpha1", "trainingruntimes", TRAINER_RELEASE),
+    )
+}
+
+WORKLOADS: dict[str, Kind] = {
+    name.lower(): KINDS[name] for name in ("Job", "StatefulSet", "JobSet", "PyTorchJob", "TrainJob")
+}
+"""What runs the pods, by the `kind` of the config."""

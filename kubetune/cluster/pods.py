@@ -1,0 +1,179 @@
+"""What the status of pods and workloads means: which node a pod is, what it waits for, how a run stands.
+
+Pure questions to plain dicts as the API server gives them. Asking the server is client.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from kubetune import errors
+from kubetune.manifests.spec import QUEUE_NAME
+
+Object = Mapping[str, Any]
+State = Literal["absent", "waiting", "running", "stopped", "done", "failed"]
+
+TRAINER_NAMES = ("trainer", "pytorch", "node")
+"""Names of the trainer's container; operators look for some of them."""
+
+_INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
+_ROLE, _ROLE_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
+_ENDED_WELL = ("Complete", "Completed", "Succeeded")
+
+_ADVICE = {
+    "ImagePullBackOff": "check kubernetes.image, and kubernetes.image_pull_secrets for a private registry",
+    "ErrImagePull": "check kubernetes.image, and kubernetes.image_pull_secrets for a private registry",
+    "InvalidImageName": "check kubernetes.image",
+    "CreateContainerConfigError": "make the missing Secret: kubetune secret set HF_TOKEN",
+    "CrashLoopBackOff": "it ends again and again; see kubetune logs",
+}
+_EXIT_MEANING = {
+    errors.USER: "a mistake in the config or the data",
+    errors.ENVIRONMENT: "disk, device or cluster",
+    errors.DIVERGED: "the loss diverged",
+    errors.PREEMPTED: "stopped early with a good checkpoint",
+    errors.LOST_PEER: "lost another node",
+    137: "killed (SIGKILL): out of memory, or its grace period was over",
+    139: "crashed (SIGSEGV)",
+    135: "crashed (SIGBUS): often too small a /dev/shm, see kubernetes.shm_size",
+}
+
+
+def name_of(obj: Object) -> str:
+    """An object's name."""
+    return str(obj["metadata"]["name"])
+
+
+def labels_of(obj: Object) -> Mapping[str, str]:
+    """An object's labels."""
+    return obj["metadata"].get("labels") or {}
+
+
+def node_number(pod: Object) -> int:
+    """Which node of the run a trainer pod is, from 0; a pod of another component is 0."""
+    labels = labels_of(pod)
+    for label in _INDEX_LABELS:
+        if label in labels:
+            return int(labels[label])
+        if label in (pod["metadata"].get("annotations") or {}):
+            return int(pod["metadata"]["annotations"][label])
+    if _ROLE in labels:
+        return int(labels.get(_ROLE_INDEX, "0")) + (labels[_ROLE] == "worker")
+    return 0
+
+
+def trainer_container(pod: Object) -> str:
+    """The name of the container that trains (for other components: of the first)."""
+    names = [str(container["name"]) for container in pod["spec"]["containers"]]
+    return next((name for name in names if name in TRAINER_NAMES), names[0])
+
+
+def trainer_status(pod: Object) -> Object:
+    """The status of that container; empty while the pod has none."""
+    wanted = trainer_container(pod)
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return next((status for status in statuses if status["name"] == wanted), {})
+
+
+def phase_of(pod: Object) -> str:
+    """`Running`, `Pending`, `Succeeded`, `Failed`, `Unknown` or, on its way out, `Terminating`."""
+    phase = str((pod.get("status") or {}).get("phase") or "Pending")
+    return "Terminating" if "deletionTimestamp" in pod["metadata"] and phase not in ("Succeeded", "Failed") else phase
+
+
+def is_running(pod: Object) -> bool:
+    """Whether commands can be run in its trainer's container."""
+    return "running" in (trainer_status(pod).get("state") or {}) and "deletionTimestamp" not in pod["metadata"]
+
+
+def has_ended(pod: Object) -> bool:
+    """Whether its containers will write no more."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def exit_code(pod: Object) -> int | None:
+    """The exit code of the trainer's last end; None when it has not ended yet."""
+    status = trainer_status(pod)
+    for state in (status.get("state") or {}, status.get("lastState") or {}):
+        if "terminated" in state:
+            return int(state["terminated"]["exitCode"])
+    return None
+
+
+def age_seconds(stamp: str | None) -> float | None:
+    """Seconds since a time such as `2026-11-20T10:15:00Z`."""
+    if not stamp:
+        return None
+    return (datetime.now(UTC) - datetime.fromisoformat(stamp.replace("Z", "+00:00"))).total_seconds()
+
+
+def why(pod: Object, events: Sequence[Object] = ()) -> str:
+    """Why a pod does not run, or how it ended; empty while all is well. `events` are those of the pod."""
+    status = pod.get("status") or {}
+    unschedulable = condition(pod, "PodScheduled", "False")
+    if unschedulable is not None and not pod["spec"].get("nodeName"):
+        return f"no node fits: {unschedulable.get('message') or unschedulable.get('reason')}"
+    for found in _waiting(status):
+        if found.get("reason") not in ("PodInitializing", "ContainerCreating"):
+            reason = str(found.get("reason"))
+            advice = _ADVICE.get(reason)
+            return f"{reason}: {found.get('message', '')}".strip(": ") + (f"; {advice}" if advice else "")
+    code = exit_code(pod)
+    if code:
+        terminated = (trainer_status(pod).get("state") or {}).get("terminated") or {}
+        meaning = "out of memory (OOMKilled)" if terminated.get("reason") == "OOMKilled" else _EXIT_MEANING.get(code)
+        return f"exit code {code}" + (f": {meaning}" if meaning else "")
+    if status.get("reason"):
+        return f"{status['reason']}: {status.get('message', '')}".strip(": ")
+    if phase_of(pod) == "Pending":
+        return next((str(event["message"]) for event in reversed(events) if event.get("type") == "Warning"), "")
+    return ""
+
+
+def _waiting(status: Object) -> Iterator[Object]:
+    for group in ("initContainerStatuses", "containerStatuses"):
+        for entry in status.get(group) or []:
+            if "waiting" in (entry.get("state") or {}):
+                yield entry["state"]["waiting"]
+
+
+def condition(obj: Object, kind: str, value: str = "True") -> Object | None:
+    """The condition of that type and value."""
+    conditions = (obj.get("status") or {}).get("conditions") or []
+    return next((found for found in conditions if found["type"] == kind and found["status"] == value), None)
+
+
+def is_suspended(workload: Object) -> bool:
+    """Whether a workload is asked to have no pods."""
+    spec = workload["spec"]
+    if workload["kind"] == "StatefulSet":
+        return bool(spec.get("replicas") == 0)
+    if workload["kind"] == "PyTorchJob":
+        return bool((spec.get("runPolicy") or {}).get("suspend"))
+    return bool(spec.get("suspend"))
+
+
+def suspension(kind: str, nodes: int, *, suspend: bool) -> dict[str, Any]:
+    """The change that stops a workload of `kind` (its pods get SIGTERM), or lets it go on with `nodes` pods."""
+    if kind == "StatefulSet":
+        return {"spec": {"replicas": 0 if suspend else nodes}}
+    if kind == "PyTorchJob":
+        return {"spec": {"runPolicy": {"suspend": suspend}}}
+    return {"spec": {"suspend": suspend}}
+
+
+def state_of(workload: Object | None, pods: Sequence[Object]) -> tuple[State, str]:
+    """How a run stands, and what its workload says about that. A StatefulSet never ends of its own accord."""
+    if workload is None:
+        return "absent", ""
+    for kind in _ENDED_WELL:
+        if found := condition(workload, kind):
+            return "done", str(found.get("message") or "")
+    if found := condition(workload, "Failed"):
+        return "failed", f"{found.get('reason', '')}: {found.get('message', '')}".strip(": ")
+    if is_suspended(workload):
+        # Kueue suspends what it holds back.
+        return ("waiting" if QUEUE_NAME in labels_of(workload) else "stopped"), ""
+    return ("running" if any(is_running(pod) for pod in pods) else "waiting"), ""

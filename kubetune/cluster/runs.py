@@ -1,0 +1,233 @@
+"""Runs as the cluster knows them: found by name, looked at as a whole, and asked through their pods.
+
+The ConfigMap of a run holds its config, so a name is enough for every verb, on any machine.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from kubetune.cluster import pods
+from kubetune.cluster.client import Cluster, Object
+from kubetune.cluster.kinds import WORKLOADS
+from kubetune.cluster.last_words import Words, read_words
+from kubetune.cluster.pods import State
+from kubetune.cluster.refusals import Refused, Unreachable
+from kubetune.config.load import load_resolved
+from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.manifests.pod import container, pod_basics, pod_metadata
+from kubetune.manifests.spec import MANAGED_BY, OUTPUTS, TRAINER, RunSpec
+from kubetune.manifests.storage import outputs_volume
+from kubetune.plan import make_plan
+
+CONFIG_KEY = "run.yaml"
+
+_FILES = "files"
+_POD_SECONDS = 300
+_TAIL_LINES = 100
+# A pod that reads the outputs volume ends by itself, should whoever started it lose the connection.
+_READER_SECONDS = 6 * 3600
+
+
+@dataclass(frozen=True)
+class Target:
+    """A container that commands can be run in."""
+
+    pod: str
+    container: str
+    node: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment. `pods` are the trainer's, by node and age; `progress` is inside.progress's answer."""
+
+    spec: RunSpec
+    workload: Object | None
+    pods: list[Object]
+    events: list[Object]
+    state: State
+    reason: str
+    progress: dict[str, Any] | None
+    words: Words
+
+
+def workload_kind(spec: RunSpec) -> str:
+    """The Kubernetes kind that runs the pods."""
+    return WORKLOADS[spec.kubernetes.kind].name
+
+
+def list_runs(cluster: Cluster) -> list[str]:
+    """Names of the runs in the namespace."""
+    labels = {MANAGED_BY: "kubetune", "app.kubernetes.io/component": TRAINER}
+    return sorted(pods.name_of(found) for found in cluster.list("ConfigMap", labels) if CONFIG_KEY in found["data"])
+
+
+def find_run(cluster: Cluster, name: str) -> RunSpec:
+    """The run of that name. Raises ConfigError naming those there are."""
+    found = read_run(cluster, name)
+    if found is None:
+        there = ", ".join(list_runs(cluster)) or "none"
+        raise ConfigError(f"there is no run {name} in namespace {cluster.namespace}; runs there: {there}")
+    return found
+
+
+def read_run(cluster: Cluster, name: str) -> RunSpec | None:
+    """The run of that name, with the files that travel with it, by their name in the ConfigMap; or None."""
+    found = cluster.get("ConfigMap", name)
+    if found is None:
+        return None
+    text = (found.get("data") or {}).get(CONFIG_KEY)
+    if text is None or pods.labels_of(found).get(MANAGED_BY) != "kubetune":
+        raise ConfigError(f"ConfigMap {name} in namespace {cluster.namespace} is none of kubetune's; use another name")
+    config = load_resolved(YAML(typ="safe", pure=True).load(io.StringIO(text)))
+    if config.kubernetes is not None:
+        # An overlay of kustomize may have moved it.
+        moved = config.kubernetes.model_copy(update={"namespace": cluster.namespace})
+        config = config.model_copy(update={"kubernetes": moved})
+    carried = cluster.get("ConfigMap", f"{name}-data")
+    plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
+    return RunSpec.of(config, plan, (carried or {}).get("data") or {})
+
+
+def trainer_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
+    """The pods that train, by node, older ones first."""
+    found = cluster.list("Pod", spec.selector(TRAINER))
+    return sorted(found, key=lambda pod: (pods.node_number(pod), pod["metadata"].get("creationTimestamp", "")))
+
+
+def running(cluster: Cluster, spec: RunSpec) -> list[Target]:
+    """The trainer's running containers, by node."""
+    found = [pod for pod in trainer_pods(cluster, spec) if pods.is_running(pod)]
+    return [Target(pods.name_of(pod), pods.trainer_container(pod), pods.node_number(pod)) for pod in found]
+
+
+def events_of(cluster: Cluster, spec: RunSpec) -> list[Object]:
+    """Events about anything of the run, oldest first: objects of its name, or whose name begins with it."""
+    others = [name for name in list_runs(cluster) if name.startswith(f"{spec.name}-")]
+
+    def is_ours(name: str) -> bool:
+        ours = name == spec.name or name.startswith(f"{spec.name}-")
+        return ours and not any(name == other or name.startswith(f"{other}-") for other in others)
+
+    found = [event for event in cluster.list("Event") if is_ours(event["involvedObject"].get("name", ""))]
+    return sorted(found, key=event_time)
+
+
+def event_time(event: Object) -> str:
+    """When an event was last seen."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
+
+
+def ask(cluster: Cluster, target: Target, *question: str) -> list[Any]:
+    """Put a question of inside.py to a pod; the lines of JSON it answers. EnvironmentFault when it cannot answer."""
+    answer, errors = io.BytesIO(), io.BytesIO()
+    argv = ["python", "-m", "kubetune.cluster.inside", *question]
+    code = cluster.exec(target.pod, target.container, argv, stdout=answer, stderr=errors)
+    if code != 0:
+        said = errors.getvalue().decode(errors="replace").strip().rpartition("\n")[2]
+        raise EnvironmentFault(f"pod {target.pod} could not answer ({question[0]}, exit code {code}): {said}")
+    return [json.loads(line) for line in answer.getvalue().splitlines()]
+
+
+def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
+    """Everything there is to know about a run now."""
+    workload = cluster.get(workload_kind(spec), spec.name)
+    found = trainer_pods(cluster, spec)
+    state, reason = pods.state_of(workload, found)
+    progress = read_progress(cluster, spec, found)
+    if state == "running" and progress and progress["ending"]:
+        # A StatefulSet goes on after the run has ended; so does, for a moment, everything else.
+        state, reason = ("done" if progress["ending"]["code"] == 0 else "failed"), progress["ending"]["reason"]
+    words = Words() if progress else _last_words(cluster, found)
+    return Snapshot(spec, workload, found, events_of(cluster, spec), state, reason, progress, words)
+
+
+def read_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> dict[str, Any] | None:
+    """What the run directory says, through the first pod that runs; None when none does or may be asked."""
+    for pod in found:
+        if pods.is_running(pod):
+            target = Target(pods.name_of(pod), pods.trainer_container(pod))
+            try:
+                (answer,) = ask(cluster, target, "progress", spec.run_dir)
+            except (Refused, Unreachable, EnvironmentFault, ValueError):
+                continue  # it has ended meanwhile, or exec is not allowed: status shows what is known without it
+            return dict(answer)
+    return None
+
+
+def _last_words(cluster: Cluster, found: Sequence[Object]) -> Words:
+    """What the log of an ended node 0 says at its end; of the last pod where it has had several."""
+    ended = [pod for pod in found if pods.exit_code(pod) is not None and pods.node_number(pod) == 0]
+    if not ended:
+        return Words()
+    try:
+        pod = ended[-1]
+        lines = cluster.log(pods.name_of(pod), pods.trainer_container(pod), tail=_TAIL_LINES)
+        return read_words([line.partition(" ")[2] for line in lines])
+    except (Refused, Unreachable):
+        return Words()
+
+
+@contextmanager
+def reader(cluster: Cluster, spec: RunSpec) -> Iterator[Target]:
+    """A container that sees the outputs volume: of the run where it runs, else of a small pod that is made for it."""
+    if there := running(cluster, spec):
+        yield there[0]
+        return
+    pod = _reader_pod(spec)
+    cluster.apply(pod)
+    try:
+        wait_until_running(cluster, pods.name_of(pod), spec)
+        yield Target(pods.name_of(pod), _FILES)
+    finally:
+        cluster.delete("Pod", pods.name_of(pod), grace_seconds=1)
+
+
+def _reader_pod(spec: RunSpec) -> Object:
+    server = container(
+        spec,
+        _FILES,
+        ["python", "-m", "kubetune.cluster.inside", "idle"],
+        resources={"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
+        volumeMounts=[{"name": "outputs", "mountPath": OUTPUTS, "readOnly": True}],
+    )
+    body = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": _READER_SECONDS,
+        **pod_basics(spec),
+        # The run's own account may be gone already.
+        "serviceAccountName": spec.kubernetes.service_account or "default",
+        "containers": [server],
+        "volumes": [outputs_volume(spec)],
+    }
+    name = f"{spec.name}-{_FILES}-{secrets.token_hex(2)}"
+    return {**spec.manifest("v1", "Pod", name, _FILES, spec=body), "metadata": _named(spec, name)}
+
+
+def _named(spec: RunSpec, name: str) -> Object:
+    return {"name": name, "namespace": spec.kubernetes.namespace, **pod_metadata(spec, _FILES)}
+
+
+def wait_until_running(cluster: Cluster, name: str, spec: RunSpec, seconds: int = _POD_SECONDS) -> None:
+    """Wait for a pod of a component of its own. Raises EnvironmentFault saying what it waits for when time is up."""
+    last: Object = {}
+    for _, pod in cluster.watch("Pod", spec.selector(_FILES), seconds=seconds):
+        if pods.name_of(pod) == name:
+            last = pod
+            if pods.is_running(pod):
+                return
+            if pods.has_ended(pod):
+                break
+    reason = pods.why(last, [e for e in events_of(cluster, spec) if e["involvedObject"]["name"] == name])
+    raise EnvironmentFault(
+        f"pod {name}, which reads the outputs volume, does not run: {reason or 'no reason is known'}"
+    )

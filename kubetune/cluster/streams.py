@@ -1,0 +1,238 @@
+"""The logs of all pods of a run as one stream: from the start, through restarts of pods and absences of the API server.
+
+Each start of each container is read by a thread of its own. A broken connection is taken up at the last line's time,
+and what was shown already is skipped. Every line is kept in a folder, since the restarts of a JobSet or a PyTorchJob
+delete the pods and their logs with them.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kubetune.cluster import pods
+from kubetune.cluster.client import Cluster, Object
+from kubetune.cluster.refusals import Refused, Unreachable
+from kubetune.cluster.runs import read_progress, workload_kind
+from kubetune.errors import KubetuneError
+from kubetune.files import explained_writes
+from kubetune.manifests.spec import TRAINER, RunSpec
+
+_LOOK_SECONDS = 5
+_PAUSE_SECONDS = 0.5
+_FRACTION = re.compile(r"(?:\.(\d+))?(Z|[+-]\d\d:\d\d)$")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One start of one container: `attempt` counts its restarts within the pod."""
+
+    pod: str
+    uid: str
+    container: str
+    attempt: int
+    node: int
+    is_trainer: bool
+
+    @property
+    def file_name(self) -> str:
+        """Where its lines are kept."""
+        return f"{self.pod}.{self.uid[:8]}.{self.container}.{self.attempt}.log"
+
+
+Emit = Callable[[Source, str], None]
+
+
+def sources_of(pod: Object) -> Iterator[Source]:
+    """The containers of a pod that have a log by now, in the order in which they run."""
+    trainer, uid = pods.trainer_container(pod), str(pod["metadata"]["uid"])
+    status = pod.get("status") or {}
+    for group in ("initContainerStatuses", "containerStatuses"):
+        for entry in status.get(group) or []:
+            state = entry.get("state") or {}
+            if "running" in state or "terminated" in state:
+                name = str(entry["name"])
+                attempt = int(entry.get("restartCount", 0))
+                yield Source(pods.name_of(pod), uid, name, attempt, pods.node_number(pod), name == trainer)
+
+
+class Position:
+    """How far a log was read, by the times of its lines, of which several may share one."""
+
+    def __init__(self) -> None:
+        self._stamp, self._count, self._skip = "", 0, 0
+
+    @property
+    def since(self) -> str | None:
+        """Where to go on reading; servers know whole seconds only."""
+        return _FRACTION.sub(r"\2", self._stamp) or None
+
+    def reconnect(self) -> None:
+        """The next lines begin again at `since`."""
+        self._skip = self._count
+
+    def is_new(self, stamp: str) -> bool:
+        """Whether the next line, of this time, was not seen before the connection broke."""
+        if _padded(stamp) < _padded(self._stamp):
+            return False
+        if stamp != self._stamp:
+            self._stamp, self._count, self._skip = stamp, 1, 0
+            return True
+        if self._skip:
+            self._skip -= 1
+            return False
+        self._count += 1
+        return True
+
+
+def _padded(stamp: str) -> str:
+    """A time that compares as text: `.12Z` comes after `.119Z`."""
+    found = _FRACTION.search(stamp)
+    return f"{stamp[: found.start()]}.{found[1] or '':0<9}" if found else stamp
+
+
+class Streams:
+    """Follows the containers of a run.
+
+    `wanted` chooses pods, `keep` is a folder for copies of all lines, and `look` is called every few seconds and
+    whenever a pod ends, for whoever wants to tell more than the logs do.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        spec: RunSpec,
+        emit: Emit,
+        *,
+        wanted: Callable[[Object], bool] = lambda pod: True,
+        keep: Path | None = None,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._cluster, self._spec, self._emit, self._wanted, self._keep = cluster, spec, emit, wanted, keep
+        self._look_around = look
+        self._threads: dict[Source, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._errors: list[Exception] = []
+
+    def read(self) -> None:
+        """Emit what there is now, pod by pod in the order of their nodes and ages."""
+        found = [pod for pod in self._cluster.list("Pod", self._spec.selector(TRAINER)) if self._wanted(pod)]
+        for pod in sorted(found, key=lambda pod: (pods.node_number(pod), pod["metadata"].get("creationTimestamp", ""))):
+            for source in sources_of(pod):
+                self._read(source, follow=False)
+        self._raise_error()
+
+    def follow(self) -> None:
+        """Emit everything from the start until the run has ended, was stopped or deleted, and all logs are read."""
+        try:
+            ended = set[str]()
+            while True:
+                try:
+                    self._look(ended)
+                    self._look_around()
+                    is_over = self._is_over()
+                except Unreachable:
+                    self._stop.wait(_PAUSE_SECONDS)
+                    continue
+                self._raise_error()
+                if is_over and not any(thread.is_alive() for thread in self._threads.values()):
+                    return
+        finally:
+            self._stop.set()
+
+    def _look(self, ended: set[str]) -> None:
+        """Start readers for what begins, until some pod ends: then it is time to see whether the run has."""
+        all_ended = bool(self._threads) and not any(thread.is_alive() for thread in self._threads.values())
+        seconds = 1 if all_ended else _LOOK_SECONDS
+        for change, pod in self._cluster.watch("Pod", self._spec.selector(TRAINER), seconds=seconds):
+            if self._wanted(pod):
+                for source in sources_of(pod):
+                    self._start(source)
+            uid = str(pod["metadata"]["uid"])
+            if (change == "DELETED" or pods.has_ended(pod)) and uid not in ended:
+                ended.add(uid)
+                return
+
+    def _start(self, source: Source) -> None:
+        if source not in self._threads:
+            thread = threading.Thread(target=self._read, args=(source,), kwargs={"follow": True}, daemon=True)
+            self._threads[source] = thread
+            thread.start()
+
+    def _is_over(self) -> bool:
+        workload = self._cluster.get(workload_kind(self._spec), self._spec.name)
+        found = self._cluster.list("Pod", self._spec.selector(TRAINER))
+        state, _ = pods.state_of(workload, found)
+        if state == "running" and self._spec.kubernetes.kind == "statefulset":
+            progress = read_progress(self._cluster, self._spec, found)
+            if progress and progress["ending"]:
+                self._stop.set()  # its containers stay, silent
+                return True
+        return state in ("done", "failed") or (state in ("absent", "stopped") and not found)
+
+    def _read(self, source: Source, *, follow: bool) -> None:
+        position, previous = Position(), False
+        try:
+            while True:
+                position.reconnect()
+                try:
+                    self._pass_on(source, position, follow=follow, previous=previous)
+                except Unreachable:
+                    if not follow:
+                        raise
+                except Refused as error:
+                    # 400: it is still being started; 404: the pod has gone, and its log with it.
+                    if error.code not in (400, 404):
+                        raise
+                    if error.code == 404 or previous:
+                        return
+                if not follow or previous or self._stop.wait(_PAUSE_SECONDS):
+                    return
+                now = self._attempt_now(source)
+                if now is None:
+                    return
+                # What a start wrote at its end is, once the next one has begun, in the previous log.
+                previous = now != source.attempt
+        except (KubetuneError, OSError) as error:  # an OSError: nobody reads what is emitted any more
+            self._errors.append(error)
+
+    def _attempt_now(self, source: Source) -> int | None:
+        """Which start of its container goes on now; None when none does, and everything of this one was read."""
+        try:
+            pod = self._cluster.get("Pod", source.pod)
+        except Unreachable:
+            return source.attempt
+        if pod is None or pod["metadata"]["uid"] != source.uid:
+            return None
+        for entry in sources_of(pod):
+            if entry.container == source.container:
+                statuses = [*(pod["status"].get("initContainerStatuses") or []), *pod["status"]["containerStatuses"]]
+                state = next(s["state"] for s in statuses if s["name"] == source.container)
+                return None if entry.attempt == source.attempt and "terminated" in state else entry.attempt
+        return source.attempt
+
+    def _pass_on(self, source: Source, position: Position, *, follow: bool, previous: bool) -> None:
+        lines = self._cluster.log(
+            source.pod, source.container, since=position.since, follow=follow and not previous, previous=previous
+        )
+        for line in lines:
+            stamp, _, text = line.partition(" ")
+            if position.is_new(stamp):
+                with self._lock:
+                    self._emit(source, text)
+                    if self._keep is not None:
+                        self._keep_line(self._keep / source.file_name, line)
+
+    def _keep_line(self, path: Path, line: str) -> None:
+        with explained_writes(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+
+    def _raise_error(self) -> None:
+        if self._errors:
+            raise self._errors[0]

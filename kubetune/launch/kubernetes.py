@@ -1,0 +1,253 @@
+"""Starts, stops and removes runs on a cluster. What is applied is what `render` makes, and nothing else.
+
+A name belongs to one run, as a run directory does: another config of the same name is refused, unless it differs only
+in what moves no number, and then the pods are replaced and go on from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kubetune.cluster import pods
+from kubetune.cluster.client import Cluster, Object
+from kubetune.cluster.kinds import KINDS
+from kubetune.cluster.refusals import Refused
+from kubetune.cluster.runs import read_run, trainer_pods, workload_kind
+from kubetune.config.load import dotted_values, load_resolved, resolved
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.launch.local import moved_numbers
+from kubetune.manifests import render
+from kubetune.manifests.configmap import pod_config
+from kubetune.manifests.extras import jupyter_secret
+from kubetune.manifests.spec import MANAGED_BY, MARGIN_SECONDS, TRAINER, Manifest, RunSpec
+from kubetune.plan import make_plan
+
+Outcome = Literal["submitted", "unchanged", "replaced", "checked"]
+Confirm = Callable[[str], bool]
+
+_VOLUMES = "PersistentVolumeClaim"
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """A run on a cluster, and what submitting it came to."""
+
+    name: str
+    namespace: str
+    kind: str
+    outcome: Outcome
+    state: pods.State
+
+
+def spec_of(config: Config, files: Mapping[str, str] | None = None) -> RunSpec:
+    """What the manifests of a config are made from. `files`: those that travel along, by their path here."""
+    return RunSpec.of(config, make_plan(config, gpus=config.compute.gpus_per_node or 0), files)
+
+
+def submit(
+    cluster: Cluster,
+    config: Config,
+    files: Mapping[str, str],
+    *,
+    confirm: Confirm,
+    dry_run: bool = False,
+    change: Callable[[list[Manifest]], list[Manifest]] = lambda objects: objects,
+) -> JobRef:
+    """Apply the objects of a run, after the server has accepted all of them in a dry run.
+
+    Doing it twice changes nothing. `confirm` is asked, once, before pods that exist are replaced; `change` has the
+    last word on the objects. Raises ConfigError when the name belongs to another run or the answer was no,
+    EnvironmentFault with everything the server refuses.
+    """
+    spec = spec_of(config, files)
+    objects = change(render(config, make_plan(config, gpus=spec.gpus), files))
+    kind, old = workload_kind(spec), read_run(cluster, spec.name)
+    _check_owner(cluster, spec, old)
+    was = workload_kind(old) if old else kind
+    workload = cluster.get(was, spec.name)
+    state, _ = pods.state_of(workload, [])
+    is_same = old is not None and resolved(old.config) == _as_seen(spec)
+    replaces = workload is not None and (not is_same or state == "failed")
+    # A workload in the way would be refused for its fixed fields, though it will be gone by then.
+    _check(cluster, spec, [obj for obj in objects if not (replaces and obj["kind"] == kind)])
+    if dry_run:
+        return JobRef(spec.name, cluster.namespace, kind, "checked", state)
+    if replaces:
+        _replace(cluster, spec, was, state, confirm)
+    _make_jupyter_token(cluster, spec)
+    for obj in objects:
+        if not (is_same and state == "stopped" and obj["kind"] == kind):
+            cluster.apply(obj)
+    outcome: Outcome = "replaced" if replaces else "submitted" if workload is None else "unchanged"
+    return JobRef(spec.name, cluster.namespace, kind, outcome, "waiting" if replaces or workload is None else state)
+
+
+def _as_seen(spec: RunSpec) -> dict[str, Any]:
+    """The whole config with the paths that its pods see."""
+    return resolved(load_resolved(pod_config(spec)))
+
+
+def _check_owner(cluster: Cluster, spec: RunSpec, old: RunSpec | None) -> None:
+    """Raise ConfigError when the name is taken: by something else of this kind, or by another run."""
+    if old is None:
+        found = cluster.get(workload_kind(spec), spec.name)
+        if found is not None and pods.labels_of(found).get(MANAGED_BY) != "kubetune":
+            raise ConfigError(
+                f"name: {found['kind']} {spec.name} in namespace {cluster.namespace} is none of kubetune's; choose "
+                "another name. Nothing was changed."
+            )
+        return
+    before, now = dict(dotted_values(resolved(old.config))), dict(dotted_values(_as_seen(spec)))
+    changes = [f"{key} was {was}, now is {value}" for key, was, value in moved_numbers(before, now)]
+    ours = {seen.rsplit("/", 1)[-1]: spec.files[path] for path, seen in spec.carried().items()}
+    changes += [f"{name}: its contents have changed" for name in ours if old.files.get(name, ours[name]) != ours[name]]
+    if changes:
+        raise ConfigError(
+            [
+                *changes,
+                f"name: {spec.name} in namespace {cluster.namespace} is a run with another config; to go on with it "
+                "undo these changes, to start afresh choose another name. Nothing was changed.",
+            ]
+        )
+
+
+def _check(cluster: Cluster, spec: RunSpec, objects: Sequence[Manifest]) -> None:
+    """Raise EnvironmentFault with all that the server would refuse, and with Secrets that are not there."""
+    problems = _missing_secrets(cluster, spec)
+    for obj in objects:
+        try:
+            cluster.apply(obj, dry_run=True)
+        except Refused as error:
+            problems.append(str(error))
+    if problems:
+        raise EnvironmentFault("\n".join([*dict.fromkeys(problems), "Nothing was changed."]))
+
+
+def _missing_secrets(cluster: Cluster, spec: RunSpec) -> list[str]:
+    problems = []
+    for variable, reference in spec.kubernetes.secrets.items():
+        try:
+            found = cluster.get("Secret", reference.secret)
+        except Refused:
+            continue  # whoever may not read Secrets learns of a missing one from the pods
+        key, command = reference.key or variable, f"kubetune secret set {variable} -n {cluster.namespace}"
+        if found is None or key not in (found.get("data") or {}):
+            missing = f"Secret {reference.secret}" + (f" has no key {key}" if found else " does not exist")
+            problems.append(f"kubernetes.secrets.{variable}: {missing}; make it: {command}")
+    return problems
+
+
+def _replace(cluster: Cluster, spec: RunSpec, kind: str, state: pods.State, confirm: Confirm) -> None:
+    standing = {"failed": "has failed", "done": "is done", "stopped": "is stopped"}.get(state, "is there already")
+    question = (
+        f"{kind} {spec.name} in namespace {cluster.namespace} {standing}. Replace it? Its pods are stopped (they save "
+        "first); the new ones go on from the newest checkpoint"
+    )
+    if not confirm(question):
+        raise ConfigError(f"{kind} {spec.name} was left as it is. Nothing was changed.")
+    cluster.delete(kind, spec.name)
+    wait_gone(cluster, spec, kind)
+
+
+def _make_jupyter_token(cluster: Cluster, spec: RunSpec) -> None:
+    """Give JupyterLab a random token, once; nobody needs to have seen it."""
+    if spec.kubernetes.jupyter is None:
+        return
+    name, key = jupyter_secret(spec)
+    secret = spec.manifest("v1", "Secret", name, "jupyter", type="Opaque", stringData={key: secrets.token_urlsafe(32)})
+    try:
+        cluster.create(secret)
+    except Refused as error:
+        if error.code != 409:
+            raise
+
+
+def wait_gone(cluster: Cluster, spec: RunSpec, kind: str | None = None) -> None:
+    """Wait until no trainer pod is left (nor, with `kind`, the workload). EnvironmentFault when they stay."""
+    deadline = spec.kubernetes.grace_seconds + 2 * MARGIN_SECONDS
+    waited = 0
+    while waited < deadline:
+        if not trainer_pods(cluster, spec) and (kind is None or cluster.get(kind, spec.name) is None):
+            return
+        # Ends at once when a pod goes; else looks again, for the workload may go last.
+        for change, _ in cluster.watch("Pod", spec.selector(TRAINER), seconds=1):
+            if change == "DELETED":
+                break
+        else:
+            waited += 1
+    left = ", ".join(pods.name_of(pod) for pod in trainer_pods(cluster, spec)) or f"{kind} {spec.name}"
+    raise EnvironmentFault(f"{left} did not go within {deadline} s; look at kubetune events {spec.name}")
+
+
+def stop(cluster: Cluster, spec: RunSpec) -> None:
+    """Ask all pods to save and end; `resume` lets the run go on. Raises ConfigError where that cannot be."""
+    workload = _present(cluster, spec)
+    state, _ = pods.state_of(workload, [])
+    if state in ("done", "failed"):
+        raise ConfigError(f"{spec.name} is not running: it {'is done' if state == 'done' else 'has failed'}")
+    _suspend(cluster, spec, suspend=True)
+
+
+def resume(cluster: Cluster, spec: RunSpec) -> None:
+    """Let a stopped run go on from its newest checkpoint. Raises ConfigError where it is not stopped."""
+    workload = _present(cluster, spec)
+    state, _ = pods.state_of(workload, [])
+    if state == "failed":
+        raise ConfigError(f"{spec.name} has failed; mend the cause and submit it again, it goes on where it was")
+    if state != "stopped":
+        raise ConfigError(f"{spec.name} is not stopped: {'it is done' if state == 'done' else 'it is running'}")
+    _suspend(cluster, spec, suspend=False)
+
+
+def _present(cluster: Cluster, spec: RunSpec) -> Object:
+    workload = cluster.get(workload_kind(spec), spec.name)
+    if workload is None:
+        raise ConfigError(f"{spec.name} has no {workload_kind(spec)} any more; submit it again to go on with it")
+    if spec.kubernetes.queue:
+        raise ConfigError(
+            f"queue {spec.kubernetes.queue} decides when {spec.name} runs and would start it again; `kubetune delete "
+            f"{spec.name}` stops it with a checkpoint and keeps its volumes, and submitting it again goes on from there"
+        )
+    return workload
+
+
+def _suspend(cluster: Cluster, spec: RunSpec, *, suspend: bool) -> None:
+    kind = workload_kind(spec)
+    cluster.merge(kind, spec.name, pods.suspension(kind, spec.nodes, suspend=suspend))
+
+
+def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]:
+    """The objects of a run that exist, workload first; its volumes only where asked for, since results lie there."""
+    files = {f"/{name}": text for name, text in spec.files.items()}
+    objects = render(spec.config, make_plan(spec.config, gpus=spec.gpus), files)
+    if spec.kubernetes.jupyter:
+        objects.append(spec.manifest("v1", "Secret", jupyter_secret(spec)[0], "jupyter"))
+    wanted = [obj for obj in reversed(objects) if volumes or obj["kind"] != _VOLUMES]
+    # The ConfigMap is what the run is found by: last, so that a broken-off deletion can be taken up again.
+    wanted.sort(key=lambda obj: (obj["kind"] in ("ConfigMap", _VOLUMES), obj["metadata"]["name"] == spec.name))
+    return [obj for obj in wanted if _exists(cluster, obj)]
+
+
+def _exists(cluster: Cluster, obj: Manifest) -> bool:
+    try:
+        return cluster.get(obj["kind"], obj["metadata"]["name"]) is not None
+    except Refused as error:
+        if error.code == 403:
+            return KINDS[obj["kind"]].group != "rbac.authorization.k8s.io"
+        raise
+
+
+def delete(cluster: Cluster, spec: RunSpec, objects: Sequence[Object]) -> None:
+    """Delete these objects of a run: the workload first, and the rest once its pods have saved and gone."""
+    kind = workload_kind(spec)
+    for obj in objects:
+        if obj["kind"] == kind:
+            cluster.delete(kind, obj["metadata"]["name"])
+    wait_gone(cluster, spec, kind)
+    for obj in objects:
+        if obj["kind"] != kind:
+            cluster.delete(obj["kind"], obj["metadata"]["name"])
