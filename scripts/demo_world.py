@@ -10,7 +10,7 @@ make_demo_model.py's.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 SERVICES = (
@@ -22,7 +22,6 @@ SERVICES = (
 ).split()
 NAMESPACES = "staging production testing preview sandbox canary demo nightly".split()
 PEOPLE = "Mira Jonas Aiko Tomas Lena Omar Ruth Ivan Nadia Paul Sofia Hugo".split()
-HELD_OUT_SERVICES = tuple(SERVICES[3::4])
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ INTENTS = (
         (
             "Restart {s} in {ns}.",
             "Please bounce {s} in {ns}.",
-            "{s} in {ns} hangs, give it a restart.",
+            "Since {s} in {ns} hangs, give it a restart.",
             "Can you restart all pods of {s} in {ns}?",
             "In {ns}, start {s} afresh.",
         ),
@@ -121,7 +120,7 @@ INTENTS = (
         (
             "Give {s} in {ns} at most {n} of memory.",
             "Limit the memory of {s} in {ns} to {n}.",
-            "{s} in {ns} may use {n} of memory, no more.",
+            "Let {s} in {ns} use {n} of memory, no more.",
             "Please cap {s} at {n} of memory in {ns}.",
             "In {ns}, hold {s} to {n} of memory.",
         ),
@@ -177,9 +176,16 @@ WORDS = (*SERVICES, *NAMESPACES, *PEOPLE)
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 
-def fill_request(rng: random.Random, intent: Intent, service: str) -> tuple[str, str, str]:
+def is_held_out(service: str, namespace: str) -> bool:
+    """Whether a service in a namespace is kept for the held-out requests: a quarter of all pairs, some of each."""
+    return (SERVICES.index(service) + NAMESPACES.index(namespace)) % 4 == 0
+
+
+def fill_request(
+    rng: random.Random, intent: Intent, service: str, namespaces: Sequence[str] = NAMESPACES
+) -> tuple[str, str, str]:
     """Draw one (request, prose answer, command) of an intent for one service."""
-    slots = {"s": service, "ns": rng.choice(NAMESPACES), **intent.draw(rng)}
+    slots = {"s": service, "ns": rng.choice(namespaces), **intent.draw(rng)}
     request, prose = rng.choice(intent.requests), rng.choice(intent.prose)
     return request.format(**slots), prose.format(**slots), intent.command.format(**slots)
 
@@ -225,12 +231,17 @@ def pretraining_pieces(seed: int, echoes: int, pieces: int) -> list[tuple[str, s
     return [draw_echo(rng) for _ in range(echoes)] + [draw_piece(rng) for _ in range(pieces)]
 
 
-def task_rows(seed: int, count: int, services: tuple[str, ...]) -> list[dict[str, list[dict[str, str]]]]:
-    """Return `count` different chats of the task, the intents in turn: a request, and its command as the answer."""
+def task_rows(seed: int, count: int, held_out: bool) -> list[dict[str, list[dict[str, str]]]]:
+    """Return `count` different chats of the task, the intents in turn: a request, and its command as the answer.
+
+    No service stands in the same namespace in the held-out rows and in the others.
+    """
     rng = random.Random(seed)
     commands: dict[str, str] = {}
     while len(commands) < count:
-        request, _, command = fill_request(rng, INTENTS[len(commands) % len(INTENTS)], rng.choice(services))
+        service = rng.choice(SERVICES)
+        namespaces = [namespace for namespace in NAMESPACES if is_held_out(service, namespace) == held_out]
+        request, _, command = fill_request(rng, INTENTS[len(commands) % len(INTENTS)], service, namespaces)
         commands.setdefault(request, command)
     return [
         {"messages": [{"role": "user", "content": request}, {"role": "assistant", "content": command}]}

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import torch
-from demo_world import HELD_OUT_SERVICES, SERVICES, pretraining_pieces, task_rows
+from demo_world import pretraining_pieces, task_rows
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -35,12 +35,11 @@ CHAT_TEMPLATE = (
 
 
 def write_data(folder: Path) -> None:
-    """Write train.jsonl and heldout.jsonl; no service of one appears in the other."""
+    """Write train.jsonl and heldout.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
-    seen = tuple(s for s in SERVICES if s not in HELD_OUT_SERVICES)
     for name, rows in (
-        ("train", task_rows(SEED, TRAIN_ROWS, seen)),
-        ("heldout", task_rows(SEED + 1, HELD_OUT_ROWS, HELD_OUT_SERVICES)),
+        ("train", task_rows(SEED, TRAIN_ROWS, held_out=False)),
+        ("heldout", task_rows(SEED + 1, HELD_OUT_ROWS, held_out=True)),
     ):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")

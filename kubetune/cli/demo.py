@@ -34,7 +34,7 @@ data:
   max_length: 128
 lora: {{r: 16, dropout: 0.1}}
 training:
-  num_train_epochs: 5
+  num_train_epochs: 3
   global_batch_size: 16
   per_device_train_batch_size: 8
   learning_rate: 4e-3        # a model this small bears more than the default
@@ -117,7 +117,7 @@ def show(answers: Sequence[Answer], run_file: Path, run_dir: Path, seconds: floa
     """Print the comparison: exact match, the first prompts with both answers, and what to do next."""
     expected = [row.expected for row in answers]
     lines = [
-        ("exact match", f"on {len(answers)} held-out requests, none about a service of the training data"),
+        ("exact match", f"on {len(answers)} requests that the training data do not hold"),
         ("  before", f"{exact_match(expected, [row.before for row in answers]):.0%}"),
         ("  after", f"{exact_match(expected, [row.after for row in answers]):.0%}"),
     ]

@@ -1,0 +1,92 @@
+"""What a stranger gets: a wheel that works outside the checkout, commands that exist, files that agree."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from kubetune import cli
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+
+
+def requirements() -> list[Requirement]:
+    extras = PROJECT["optional-dependencies"]
+    # bitsandbytes is left out: it is not among the things that [dev] installs.
+    optional = [text for name in extras if name != "quantization" for text in extras[name]]
+    return [Requirement(text) for text in (*PROJECT["dependencies"], *optional)]
+
+
+def test_every_requirement_is_pinned_to_a_version_in_its_range() -> None:
+    for wanted in requirements():
+        if wanted.name != "kubetune":
+            assert wanted.specifier.contains(PINS[wanted.name.lower().replace("_", "-").replace(".", "-")]), wanted
+
+
+def test_the_commands_of_the_readme_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    scripts = set(re.findall(r"\./(scripts/\w+)", readme))
+    assert {"scripts/demo", "scripts/test"} <= scripts
+    assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
+    blocks = "".join(re.findall(r"^```\w*\n(.*?)^```", readme, re.M | re.S))
+    verbs = set(re.findall(r"^kubetune (\w+)", blocks, re.M))
+    assert {"init", "plan", "train", "generate"} <= verbs <= set(cli.VERBS)
+    links = re.findall(r"\]\(([^)#:]+)\)", readme)
+    assert links
+    assert all((ROOT / link).exists() for link in links)
+
+
+def test_ci_runs_the_second_command_of_the_readme() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert [line for line in lines if line and not line.startswith("#")] == [
+        'exec "$(dirname "${BASH_SOURCE[0]}")/../scripts/test"'
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts on what /usr/bin holds")
+def test_without_a_python_that_is_new_enough_the_scripts_say_so(tmp_path: Path) -> None:
+    (tmp_path / "python3.9").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python3.9").chmod(0o755)
+    environ = {**os.environ, "PYTHON": str(tmp_path / "python3.9")}
+    done = subprocess.run([ROOT / "scripts" / "venv"], env=environ, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "found no Python 3.11 or newer" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
+    """Built without isolation and installed without dependencies, because tests have no network."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    source = tmp_path / "source"
+    subprocess.run(["git", "clone", "--quiet", ROOT, source], check=True)
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, source]
+    subprocess.run(build, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    assert wheel.stat().st_size < 5_000_000
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"kubetune/demo/model/model.safetensors", "kubetune/demo/data/heldout.jsonl"} <= set(names)
+    assert not [name for name in names if name.startswith(("tests", "scripts"))]
+
+    venv.create(tmp_path / "venv", with_pip=False)
+    # The libraries of this environment, the package from the wheel only: a .pth would bring the checkout along.
+    site = tmp_path / "venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True)
+    libraries = next(path for path in sys.path if path.endswith("site-packages"))
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(site), libraries))}
+    python = tmp_path / "venv/bin/python"
+    done = subprocess.run([python, "-m", "kubetune", "demo"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.search(r"^  after +(\d+)%$", done.stdout, re.M)[1]) > 90
+    where = [python, "-c", "import kubetune; print(kubetune.__file__)"]
+    assert str(tmp_path) in subprocess.run(where, cwd=tmp_path, env=environ, capture_output=True, text=True).stdout
