@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kubetune import errors, health, logs, parallel, watchdog
+from kubetune import errors, health, logs, parallel, trace, watchdog
 from kubetune.checkpoint import State
 from kubetune.config.schema import Config
 from kubetune.data.batches import Batch
@@ -109,6 +109,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
         work = run.feed.step(state.step)
         losses = [_backward(run, state, i, batch, work) for i, batch in enumerate(work.batches)]
         computed = time.perf_counter() - began
+        trace.record(world.rank, state.step, work.batches, losses, optimizer)
         loss, stopping, ranks = _agree(run, losses, computed)
         norm = float(parallel.sum_(optimizer.gradient, world).norm()) / state.loss_scale
         if state.loss_scale > 1.0 and not math.isfinite(norm):
