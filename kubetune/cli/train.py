@@ -10,6 +10,7 @@ from pathlib import Path
 from kubetune.cli.plan import describe
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.config.schema import Config
+from kubetune.data.hub import check_model_folder
 from kubetune.devices import visible_gpus
 from kubetune.estimate import estimate_rows
 from kubetune.launch.local import launch
@@ -25,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     """Train to the end, or to a stop; returns the exit code. Mistakes of the config raise before anything starts."""
     with Relay() as relay:
         config = config_from_args(args, os.environ)
+        check_model_folder(config.model)
         run_dir = Path(config.output) if config.output else _new_run_dir(config)
         config = config.model_copy(update={"output": str(run_dir)})
         rows, eval_rows = estimate_rows(config)

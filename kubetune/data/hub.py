@@ -67,6 +67,29 @@ def _download(repo: str, name: str, revision: str | None, local_files_only: bool
             raise
 
 
+def check_model_folder(model: ModelConfig) -> None:
+    """Look into a local folder before anything starts; transformers' own message would send the user to the hub.
+
+    Raises ModelError when it is missing, is no model, or holds weights only as pickles.
+    """
+    if not is_local(model.path):
+        return
+    folder = Path(model.path).expanduser()
+    if not folder.is_dir():
+        raise ModelError(f"model {folder}: there is no such folder")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model {folder}: has no config.json; expected a folder in Hugging Face form")
+    if list(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt*"))
+    if pickled:
+        raise ModelError(
+            f"model {folder}: has only {pickled[0]}, a pickle that could run code when it is read; convert it to "
+            "safetensors (model.save_pretrained with transformers does)"
+        )
+    raise ModelError(f"model {folder}: has no *.safetensors file")
+
+
 @contextlib.contextmanager
 def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "model") -> Iterator[None]:
     """Turn what `huggingface_hub` raises into errors that say what to do."""
