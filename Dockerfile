@@ -1,0 +1,68 @@
+# The image that a run's pods start from. scripts/image builds it; docs/image.md explains it.
+# Plain Dockerfile syntax without BuildKit's additions, so that docker, podman and buildah build the same.
+
+# Both stages must start from the same image: the virtual environment points at its Python.
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS dependencies
+# cpu or cuda: which build of PyTorch the image is meant to hold, checked below.
+ARG VARIANT=cpu
+# Address of a package index to take PyTorch from; empty: the one that pip is set up with.
+ARG TORCH_INDEX=
+ARG EXTRAS=hub,tracking,vision
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+# pip stays in an environment of its own, and so out of the image.
+RUN python3 -m venv /pip && python3 -m venv --without-pip /opt/kubetune && mkdir /outputs
+WORKDIR /source
+COPY constraints.txt pyproject.toml ./
+RUN /pip/bin/pip --python /opt/kubetune/bin/python install --no-deps ${TORCH_INDEX:+--index-url=$TORCH_INDEX} \
+        "$(grep '^torch==' constraints.txt)" \
+    && if grep -q '^cuda.*= None' /opt/kubetune/lib/python3*/site-packages/torch/version.py; \
+        then found=cpu; else found=cuda; fi \
+    && if [ "$found" != "$VARIANT" ]; then \
+        echo "VARIANT is $VARIANT, but the package index gave PyTorch's $found build." >&2; \
+        echo "Set TORCH_INDEX to the address of PyTorch's $VARIANT index; it stands at pytorch.org, Get started." >&2; \
+        exit 1; fi
+# Without the package itself, so that a change of its code does not install or push all of this again.
+RUN python3 -c 'import sys, tomllib; \
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+extras = [project["optional-dependencies"][name] for name in sys.argv[1].split(",") if name]; \
+print(*project["dependencies"], *sum(extras, []), sep="\n")' "$EXTRAS" > requirements.txt \
+    && /pip/bin/pip --python /opt/kubetune/bin/python install --constraint constraints.txt -r requirements.txt \
+    # 80 MB of PyTorch's own compiled tests.
+    && rm -rf /opt/kubetune/lib/python3*/site-packages/torch/test
+
+FROM dependencies AS package
+COPY README.md LICENSE ./
+COPY kubetune kubetune
+# --no-build-isolation: with the setuptools that constraints.txt pins.
+RUN /pip/bin/pip --python /opt/kubetune/bin/python install --no-deps --no-build-isolation --prefix=/package .
+
+# No RUN from here on: nothing of the build, such as its mounts, leaves a trace.
+FROM ${BASE}
+ARG BASE
+ARG VARIANT=cpu
+ARG VERSION=
+ARG REVISION=
+LABEL org.opencontainers.image.title="kubetune" \
+      org.opencontainers.image.description="Fine-tune language models from one YAML file (${VARIANT})" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.base.name="${BASE}"
+COPY --from=dependencies /opt/kubetune /opt/kubetune
+COPY --from=package /package /opt/kubetune
+COPY --from=dependencies --chown=10001:10001 /outputs /outputs
+# The root file system may be read-only, and whoever runs this need not be in /etc/passwd: libraries put their caches
+# below XDG_CACHE_HOME or HOME, and torch asks for the user's name. Pods set the same variables to their volumes.
+ENV PATH=/opt/kubetune/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp \
+    USER=kubetune \
+    XDG_CACHE_HOME=/tmp/cache \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# A number, since Kubernetes cannot tell whether a name is root's.
+USER 10001:10001
+WORKDIR /outputs
+ENTRYPOINT ["kubetune"]
+CMD ["--help"]
