@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +14,10 @@ from kubetune import errors
 from kubetune.config.schema import LoraConfig
 
 
-def add_lora(model: nn.Module, lora: LoraConfig, *, task_type: str, seed: int) -> nn.Module:
+def add_lora(model: nn.Module, lora: LoraConfig, *, task_type: str, seed: int, heads: Sequence[str] = ()) -> nn.Module:
     """Freeze `model` and put fp32 adapters into it. Initial weights depend on `seed` alone.
 
+    `heads` are modules that are new to the model: trained in full and saved with the adapter.
     Raises ConfigError when no module matches `target_modules`.
     """
     from peft import LoraConfig as PeftLoraConfig
@@ -30,7 +32,8 @@ def add_lora(model: nn.Module, lora: LoraConfig, *, task_type: str, seed: int) -
         lora_alpha=lora.lora_alpha,  # type: ignore[arg-type]  # PEFT divides by r; fractions are fine
         lora_dropout=lora.dropout,
         target_modules=targets,
-        modules_to_save=list(lora.modules_to_save) or None,
+        modules_to_save=list(dict.fromkeys((*lora.modules_to_save, *heads))) or None,
+        exclude_modules=list(heads) or None,
         use_dora=lora.use_dora,
         use_rslora=lora.use_rslora,
         # GPT-2's Conv1D keeps its weight transposed.
@@ -48,7 +51,14 @@ def add_lora(model: nn.Module, lora: LoraConfig, *, task_type: str, seed: int) -
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    for head in heads:
+        adapted.get_base_model().get_submodule(head).register_forward_pre_hook(_to_float)
     return adapted
+
+
+def _to_float(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A head is trained in fp32; what a half-precision base hands it must be that too."""
+    return (inputs[0].float(), *inputs[1:])
 
 
 def _require_targets(model: nn.Module, targets: list[str]) -> None:

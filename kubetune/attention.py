@@ -23,6 +23,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from kubetune.block_attention import Rule, block_attention
+from kubetune.padded_attention import padded_attention
 
 LONG = 1024  # beyond this many tokens the quadratic memory of BlockAttention costs more than SDPA's slower kernel
 
@@ -121,7 +122,9 @@ def flat_attention(
     borders = CURRENT.borders
     if borders is None or query.shape[0] != 1 or not borders[-1] == key.shape[2] == query.shape[2]:
         raise CannotRunFlat("attention outside a stream")
-    odd = [name for name in UNSUPPORTED if kwargs.get(name) is not None] + ["attention dropout"] * bool(dropout)
+    odd = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
+    if dropout and (softcap or s_aux is not None or attention_mask is None or attention_mask.window):
+        odd.append("attention dropout")
     if odd or not isinstance(attention_mask, FlatMask):
         raise CannotRunFlat(f"attention with {', '.join(odd) or 'a mask of its own'}")
     if CURRENT.causal and not getattr(module, "is_causal", True):
@@ -130,15 +133,20 @@ def flat_attention(
     if sliding_window and sliding_window < longest(borders) and window != sliding_window:
         raise CannotRunFlat("mask and sliding_window disagree")
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    rule = Rule(scaling if scaling is not None else q.shape[-1] ** -0.5, CURRENT.causal, window, softcap or 0.0)
+    scale = scaling if scaling is not None else q.shape[-1] ** -0.5
+    rule = Rule(scale, CURRENT.causal, window, softcap or 0.0, dropout)
     return attend(q, k, v, s_aux, borders, rule)[None], None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, borders: tuple[int, ...], rule: Rule) -> Tensor:
     """Attention within each sequence, by the best kernel at hand. q `[tokens, heads, dim]` -> the same shape."""
     plain = not rule.softcap and sinks is None
+    if rule.dropout:
+        return padded_attention(q, k, v, borders, rule)
     if q.is_cuda and plain and _varlen_fits(q, v):
         return _varlen(q, k, v, borders, rule)
+    if not rule.causal and plain and not rule.window:
+        return padded_attention(q, k, v, borders, rule)
     if not plain or rule.window:
         return block_attention(q, k, v, sinks, borders, rule)
     parts = []

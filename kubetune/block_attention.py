@@ -21,12 +21,16 @@ ROWS = 256
 
 
 class Rule(NamedTuple):
-    """What a model asks of attention. `window` and `softcap` of 0 mean none."""
+    """What a model asks of attention. `window`, `softcap` and `dropout` (of the probabilities) of 0 mean none.
+
+    Dropout is for padded_attention.py; block attention has none.
+    """
 
     scale: float
     causal: bool = True
     window: int = 0
     softcap: float = 0.0
+    dropout: float = 0.0
 
 
 class Block(NamedTuple):

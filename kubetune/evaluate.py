@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +15,9 @@ from kubetune.config.schema import SourceConfig
 from kubetune.data.feed import evaluation_batch, evaluation_batches
 from kubetune.data.prepare import prepare
 from kubetune.data.rows import Rows
+from kubetune.files import write_atomic
 from kubetune.health import StopRequest
-from kubetune.parallel import World, agree, sum_numbers
+from kubetune.parallel import World, agree
 from kubetune.plan import Plan, make_plan
 from kubetune.tasks import task_module
 
@@ -26,9 +28,20 @@ def evaluate(
     task: ModuleType, learner: Any, rows: Rows, plan: Plan, world: World, stop: StopRequest | None = None
 ) -> dict[str, float] | None:
     """The task's metrics over `rows`, equal on all ranks; None when a stop was asked for meanwhile."""
+    parts = collect(task, learner, rows, plan, world, stop)
+    if parts is None:
+        return None
+    metrics: dict[str, float] = task.metrics(learner, parts, world)
+    return metrics
+
+
+def collect(
+    task: ModuleType, learner: Any, rows: Rows, plan: Plan, world: World, stop: StopRequest | None = None
+) -> list[Any] | None:
+    """What the task finds in each of this rank's batches of `rows`; None when a stop was asked for meanwhile."""
     shares = evaluation_batches(rows, plan, world, flat=learner.route.flat)
     mine, longest = shares[world.rank], max(len(share) for share in shares)
-    sums = [0.0] * len(task.SUMS)
+    parts = []
     learner.model.eval()
     try:
         for index in range(longest):
@@ -37,30 +50,41 @@ def evaluate(
             watchdog.beat("evaluation")
             if index < len(mine):
                 batch = evaluation_batch(rows, mine[index]).to(world.device)
-                sums = [a + b for a, b in zip(sums, task.evaluate(learner, batch), strict=True)]
+                parts.append(task.evaluate(learner, batch))
     finally:
         learner.model.train()
-    metrics: dict[str, float] = task.metrics(tuple(sum_numbers(sums, world)))
-    return metrics
+    return parts
 
 
-def evaluate_run(run_dir: Path, which: str, data: str | None = None) -> dict[str, float]:
+def evaluate_run(
+    run_dir: Path, which: str, data: str | None = None, predictions: Path | None = None
+) -> dict[str, float]:
     """The metrics of a run's checkpoint on its evaluation data, or on `data`.
 
-    Raises ConfigError when the run has no evaluation data and none are given.
+    A classifier's predictions are also written to `predictions`, one JSON object a line. Raises ConfigError when the
+    run has no evaluation data and none are given.
     """
     config = read_config(run_dir)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    task = task_module(config)
+    if predictions is not None and not hasattr(task, "predictions"):
+        raise errors.ConfigError(f"predictions are a classifier's; {run_dir} is a run of task {config.task}")
+    learner = task.load(config, checkpoint.choose(run_dir, which), device)
     if data is not None:
         sources = config.data.model_copy(update={"train": (SourceConfig(path=data),), "eval": None})
         config = config.model_copy(update={"data": sources})
+        if hasattr(learner, "labels"):
+            config = learner.labels.fix(config)  # other data may lack some of the classes
     elif config.data.eval is None:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
     prepared = prepare(config)
     rows = prepared.train if data is not None else prepared.eval
     assert rows is not None
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    task = task_module(config)
-    learner = task.load(config, checkpoint.choose(run_dir, which), device)
-    values = evaluate(task, learner, rows, make_plan(config, world_size=1), World(device=device))
-    assert values is not None
+    world = World(device=device)
+    parts = collect(task, learner, rows, make_plan(config, world_size=1), world)
+    assert parts is not None
+    if predictions is not None:
+        lines = (json.dumps(line, ensure_ascii=False) for line in task.predictions(learner, parts, rows))
+        write_atomic(predictions, "".join(f"{line}\n" for line in lines))
+    values: dict[str, float] = task.metrics(learner, parts, world)
     return values

@@ -7,6 +7,7 @@ per micro-batch: still without padding, still exact, only slower.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -107,7 +108,7 @@ def self_check(model: nn.Module) -> float:
 
     try:
         lm.set_attn_implementation("flat")
-        if _implementation(lm) != "flat":
+        if implementation(lm) != "flat":
             raise CannotRunFlat("its attention cannot be set from outside")
         flat, other = flat_logits(sequences), flat_logits(changed)
         lm.set_attn_implementation("eager")
@@ -117,21 +118,26 @@ def self_check(model: nn.Module) -> float:
     parts = flat.split([len(s) for s in sequences])
     differences = [float((a - b).norm() / b.norm()) for a, b in zip(parts, alone, strict=True)]
     leak = float((other - flat)[first:].norm() / flat.norm())
+    return require_exact(differences, leak, next(lm.parameters()).dtype)
+
+
+def require_exact(differences: Sequence[float], leak: float, dtype: torch.dtype) -> float:
+    """The largest of the relative differences; raises CannotRunFlat when one, or the leak, is too large or NaN."""
     # `not (<=)` instead of `>`: NaN must refuse too.
     if not leak <= LEAK:
         raise CannotRunFlat(f"sequences see each other (relative change {leak:.0e})")
-    if not all(d <= TOLERANCE[next(lm.parameters()).dtype] for d in differences):
+    if not all(d <= TOLERANCE[dtype] for d in differences):
         raise CannotRunFlat(f"the flat run differs from one by one ({max(differences):.0e})")
     return max(differences)
 
 
-def _implementation(lm: Any) -> str | None:
+def implementation(lm: Any) -> str | None:
     # Old models only warn in set_attn_implementation and keep what they had.
     return cast("str | None", lm.config.get_text_config()._attn_implementation)
 
 
-def choose_attention(model: nn.Module, wanted: str = "auto") -> Route:
-    """Set the model's attention: flat where it is proved exact, else its own. `wanted` is `model.attention`.
+def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn.Module], float] = self_check) -> Route:
+    """Set the model's attention: flat where `check` proves it exact, else its own. `wanted` is `model.attention`.
 
     Raises CannotRunFlat only when "flat" was asked for by name.
     """
@@ -141,7 +147,7 @@ def choose_attention(model: nn.Module, wanted: str = "auto") -> Route:
         lm.set_attn_implementation(wanted)
         return Route(False, f"model.attention is {wanted}")
     try:
-        difference = self_check(model)
+        difference = check(model)
     except CannotRunFlat as refusal:
         reason: Exception = refusal
     except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError, KeyError) as error:

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
-from kubetune import errors
+from kubetune import errors, quantization
 from kubetune.config.schema import Config, ModelConfig
-from kubetune.data.hub import explained_hub_errors, hub_token, is_local
+from kubetune.data.hub import check_model_folder, explained_hub_errors, hub_token
 
 # Libraries telling each other about renamed functions is nothing a user of ours can mend.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
@@ -40,77 +40,37 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
     Raises ModelError when the model is missing, gated, of another architecture, or not in safetensors.
     """
     model = config.model
-    check_folder(model)
-    if (quantization := quantize(config, device)) is not None:
-        settings |= {"quantization_config": quantization, "device_map": {"": str(device)}}
+    check_model_folder(model)
+    arithmetic = choose_dtype(model.dtype, device)
+    if (quantised := quantization.settings(config, arithmetic)) is not None:
+        settings |= {"quantization_config": quantised, "device_map": {"": str(device)}}
+    settings = {"dtype": arithmetic, **settings}
     transformers_logging.disable_progress_bar()
     with explain(model):
         loaded = auto_class.from_pretrained(
             model.path,
             revision=model.revision,
-            dtype=choose_dtype(model.dtype, device),
             local_files_only=model.local_files_only,
             token=hub_token(),
             trust_remote_code=model.trust_remote_code,
             use_safetensors=True,
             **settings,
         )
-    return loaded if quantization is not None else loaded.to(device)  # type: ignore[no-any-return]
+    return loaded if quantised is not None else loaded.to(device)  # type: ignore[no-any-return]
 
 
-def load_trained(auto_class: Any, config: Config, folder: Path, device: torch.device) -> nn.Module:
-    """The model of a checkpoint folder: the base with its adapters, or the weights that were trained whole."""
+def load_trained(auto_class: Any, config: Config, folder: Path, device: torch.device, **settings: Any) -> nn.Module:
+    """The model of a checkpoint folder: the base with its adapters, or the weights that were trained whole.
+
+    `settings` go to `from_pretrained`.
+    """
     if config.lora is None:
         trained = config.model.model_copy(update={"path": str(folder), "revision": None})
-        return load_pretrained(auto_class, config.model_copy(update={"model": trained}), device)
+        return load_pretrained(auto_class, config.model_copy(update={"model": trained}), device, **settings)
     from peft import PeftModel
 
-    base: Any = load_pretrained(auto_class, config, device)
+    base: Any = load_pretrained(auto_class, config, device, **settings)
     return PeftModel.from_pretrained(base, str(folder))
-
-
-def quantize(config: Config, device: torch.device) -> Any:
-    """bitsandbytes' settings for a quantised frozen base, or None."""
-    if config.quantization in ("none", "auto"):
-        return None
-    if config.lora is None:
-        raise errors.ConfigError(f"quantization: {config.quantization} freezes the base: add a `lora` section")
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
-        raise errors.ConfigError(
-            f"quantization: {config.quantization} needs bitsandbytes: pip install 'kubetune[quantization]'"
-        ) from None
-    from transformers import BitsAndBytesConfig
-
-    if config.quantization == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=choose_dtype(config.model.dtype, device),
-    )
-
-
-def check_folder(model: ModelConfig) -> None:
-    """Look into a local folder before transformers does: its own message would send the user to the hub."""
-    if not is_local(model.path):
-        return
-    folder = Path(model.path).expanduser()
-    if not folder.is_dir():
-        raise errors.ModelError(f"model {folder}: there is no such folder")
-    if not (folder / "config.json").is_file():
-        raise errors.ModelError(f"model {folder}: has no config.json; expected a folder in Hugging Face form")
-    if list(folder.glob("*.safetensors")):
-        return
-    pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt*"))
-    if pickled:
-        raise errors.ModelError(
-            f"model {folder}: has only {pickled[0]}, a pickle that could run code when it is read; convert it to "
-            "safetensors (model.save_pretrained with transformers does)"
-        )
-    raise errors.ModelError(f"model {folder}: has no *.safetensors file")
 
 
 @contextmanager

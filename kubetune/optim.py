@@ -117,7 +117,7 @@ class FlatAdamW:
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over a checkpoint's state; parameters follow. Raises ValueError when sizes differ."""
         for name, tensor in self.state().items():
-            if name not in state or state[name].shape != tensor.shape:
+            if name not in state or (state[name].shape, state[name].dtype) != (tensor.shape, tensor.dtype):
                 raise ValueError(f"optimizer state {name!r} does not fit this model")
             tensor.copy_(state[name])
         self._refresh()

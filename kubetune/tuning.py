@@ -14,6 +14,7 @@ from torch import nn
 
 from kubetune import errors, kernels, lean, logs
 from kubetune.config.schema import TrainingConfig
+from kubetune.data.labels import Labels
 from kubetune.flat import Route, unwrap
 from kubetune.memory import Shape, needs_recompute
 
@@ -23,10 +24,14 @@ WORTH_COMPILING = {"cpu": 5e13, "cuda": 5e15}
 
 @dataclass(frozen=True)
 class Workload:
-    """What a run is going to do: tokens in its largest micro-batch, and tokens from the first step to the last."""
+    """What a run is going to do: tokens in its largest micro-batch, and tokens from the first step to the last.
+
+    `labels` are what a classifier is to tell apart.
+    """
 
     micro_batch_tokens: int
     total_tokens: int
+    labels: Labels | None = None
 
 
 def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Workload, device: torch.device) -> None:

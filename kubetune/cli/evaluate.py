@@ -13,6 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("--data", help="data to evaluate on instead of the run's own")
     parser.add_argument("--checkpoint", default="best", help="best, last or a step (default best)")
+    parser.add_argument(
+        "--predictions", type=Path, metavar="FILE", help="write what a classifier says of each row here, as JSON lines"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -20,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     """Print every metric of the task."""
     from kubetune.evaluate import evaluate_run
 
-    values = evaluate_run(args.run_dir, args.checkpoint, args.data)
+    values = evaluate_run(args.run_dir, args.checkpoint, args.data, args.predictions)
     if args.json:
         print(json.dumps(values))
     else:

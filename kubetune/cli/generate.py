@@ -51,6 +51,8 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
 
 def run(args: argparse.Namespace) -> int:
     """Answer every prompt; one answer a line for several, bare for one."""
+    if is_classifier(args.run_dir):
+        return classify(args)
     prompts = read_prompts(args)
     sampling = sampling_of(args)
     from kubetune.generate import answer, load_run
@@ -70,6 +72,58 @@ def run(args: argparse.Namespace) -> int:
         for row in rows:
             print(f"base:  {row['base_answer']}\ntuned: {row['answer']}" if args.compare else row["answer"])
     return errors.OK
+
+
+def is_classifier(run_dir: Path) -> bool:
+    """Whether a run's result tells texts apart instead of writing them."""
+    from kubetune.config.load import read_config
+
+    return read_config(run_dir).task == "sequence_classification"
+
+
+def classify(args: argparse.Namespace) -> int:
+    """Print the label of every text and its probability; the two texts of a pair are given with a tab between."""
+    texts = read_texts(args)
+    from kubetune.classify import classify_texts
+
+    verdicts = classify_texts(args.run_dir, args.checkpoint, texts)
+    if args.out is not None:
+        rows = (
+            {"text": text, "second": second} | verdict for (text, second), verdict in zip(texts, verdicts, strict=True)
+        )
+        write_atomic(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        return errors.OK
+    for verdict in verdicts:
+        print(*shown(verdict), sep="\t")
+    return errors.OK
+
+
+def shown(verdict: dict[str, Any]) -> list[str]:
+    """A verdict in columns: the label, or each of several, with its probability; of regression, the number."""
+    said = verdict["predicted"]
+    if isinstance(said, float):
+        return [f"{said:.6g}"]
+    names = said if isinstance(said, list) else [said]
+    return [part for name in names for part in (name, f"{verdict['probabilities'][name]:.4f}")] or ["(none)"]
+
+
+def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
+    """Texts to classify, from the command line, a JSONL file or standard input. Raises DataError naming bad lines."""
+    if args.file is None:
+        lines = args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+        return [(first, second if tab else None) for first, tab, second in (line.partition("\t") for line in lines)]
+    from kubetune.data.formats import texts_of
+    from kubetune.data.problems import Problems
+    from kubetune.data.readers import READERS
+
+    problems, texts = Problems(), []
+    for record in READERS[".jsonl"](args.file, problems):
+        try:
+            texts.append(texts_of(record.value))
+        except ValueError as error:
+            problems.add(record.where, str(error))
+    problems.raise_if_any()
+    return texts
 
 
 def read_prompts(args: argparse.Namespace) -> list[dict[str, Any]]:

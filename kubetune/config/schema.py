@@ -26,6 +26,7 @@ OPTIM_NAMES = {
     "adamw_hf": "adamw",
     "adamw_bnb_8bit": "adamw_8bit",
 }
+QUANTIZATION_NAMES = {"nf4": "4bit", "int8": "8bit"}
 
 
 def _as_tuple(value: Any) -> Any:
@@ -166,6 +167,17 @@ class LoraConfig(Section):
         return self.alpha if self.alpha is not None else 2.0 * self.r
 
 
+class ClassificationConfig(Section):
+    problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = Field(
+        "auto", description="One class, any number of classes, or a number; `auto`: as the labels look."
+    )
+    labels: Annotated[tuple[str, ...] | None, AsTuple] = Field(
+        None,
+        min_length=2,
+        description="Names of the classes, in order. Left out: the model's own where they fit, else those in the data.",
+    )
+
+
 Interval = Annotated[int, Field(ge=1)] | Literal["epoch"]
 
 
@@ -270,7 +282,14 @@ class Config(Section):
     lora: Annotated[LoraConfig | None, BeforeValidator(_as_lora, json_schema_input_type=LoraConfig | bool | None)] = (
         Field(None, description="`true` or a section: adapters. Left out: every parameter is trained.")
     )
-    quantization: Literal["none", "4bit", "8bit", "auto"] = Field("none", description="Quantised frozen base.")
+    quantization: Annotated[Literal["none", "4bit", "fp4", "8bit", "auto"], _renamed(QUANTIZATION_NAMES)] = Field(
+        "none",
+        description="Quantised frozen base: 4-bit NormalFloat (`4bit`, `nf4`) or float (`fp4`), or 8-bit integers "
+        "(`8bit`, `int8`). `auto`: 8-bit on a single GPU, none with several and none without.",
+    )
+    classification: ClassificationConfig = Field(
+        default_factory=ClassificationConfig, description="What `task: sequence_classification` tells apart."
+    )
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides the run.")
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is printed.")
@@ -286,7 +305,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
         problems = []
-        if self.quantization in ("4bit", "8bit") and self.lora is None:
+        if self.quantization in ("4bit", "fp4", "8bit") and self.lora is None:
             problems.append(
                 f"quantization: found {self.quantization} without lora; a quantised base cannot be trained itself, "
                 "add `lora: true` or set quantization to none"

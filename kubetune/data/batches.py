@@ -20,7 +20,8 @@ class Batch:
 
     `input_ids`, `position_ids`: int64 `[tokens]`, positions restart in each sequence. `borders`: where sequences
     begin and end, `[sequences + 1]`. `rows`: int64 `[labels]`, positions in the stream that predict; `labels`: int64
-    `[labels]`, what they should predict. `samples`: ids of the rows it was made from.
+    `[labels]`, what they should predict. `samples`: ids of the rows it was made from. Of labelled texts, `labels` is
+    fp32 `[sequences, width]`, `rows` is empty, and `segments` holds the token types, int64 `[tokens]`.
     """
 
     input_ids: Tensor
@@ -29,6 +30,7 @@ class Batch:
     rows: Tensor
     labels: Tensor
     samples: tuple[int, ...]
+    segments: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -42,7 +44,8 @@ class Batch:
         """The batch on a device; pinned memory makes the copy to a GPU asynchronous."""
         if device.type == "cpu":
             return self
-        tensors = {name: getattr(self, name) for name in ("input_ids", "position_ids", "rows", "labels")}
+        names = ("input_ids", "position_ids", "rows", "labels", "segments")
+        tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
         return replace(self, **{name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()})
 
 
@@ -62,3 +65,16 @@ def collate(rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], sample
         labels=torch.from_numpy(ids[targets]),
         samples=tuple(int(s) for s in samples),
     )
+
+
+def collate_labelled(
+    rows: Sequence[NDArray[np.uint32]],
+    segments: Sequence[NDArray[np.uint8]],
+    targets: NDArray[np.float32],
+    samples: Sequence[int] = (),
+) -> Batch:
+    """Lay labelled sequences of ids end to end. `targets`: `[sequences, width]`."""
+    nothing_trained = [np.zeros(len(ids), bool) for ids in rows]
+    batch = collate(list(zip(rows, nothing_trained, strict=True)), samples)
+    types = torch.from_numpy(np.concatenate(segments).astype(np.int64))
+    return replace(batch, labels=torch.from_numpy(targets.astype(np.float32)), segments=types)

@@ -14,6 +14,7 @@ from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.formats import convert
+from kubetune.data.labels import find_labels
 from kubetune.data.pipeline import Split, Tally, Worker, encode_batches
 from kubetune.data.problems import Problems
 from kubetune.data.row_writer import Chunk
@@ -68,7 +69,7 @@ def check(config: Config, tokenizer: Tokenizer, samples: int = 0) -> Report:
     tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
     report.lengths = {split: Counter() for split in sources}
     seen: dict[Split, Counter[int]] = {split: Counter() for split in sources}
-    worker = Worker(tokenizer, config.data, sources)
+    worker = Worker(tokenizer, config.data, sources, find_labels(config))
     batches = plan_batches(config, report.problems)
     for result in encode_batches(worker, batches, report.problems, config.data.num_proc):
         tallies[result.split][result.source].add(result.tally)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenizers import Encoding
@@ -22,10 +22,15 @@ TrainOn = Literal["assistant", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One row: `ids`, and for each of them whether it is a label. The first never is: nothing predicts it."""
+    """One row: `ids`, and for each of them whether it is a label. The first never is: nothing predicts it.
+
+    Of a labelled text no token is a label; it has a `target` and token types (`segments`) instead.
+    """
 
     ids: list[int]
     trained: list[bool]
+    target: tuple[float, ...] = ()
+    segments: list[int] = field(default_factory=list)
 
 
 class Encoder:
@@ -62,6 +67,10 @@ class Encoder:
         for (i, text, spans), encoding in zip(chats, encodings, strict=True):
             results[i] = self._encode_chat(text, spans, encoding)
         return results
+
+    def cut(self, _: Example, encoded: Encoded, limit: int) -> Encoded:
+        """The first `limit` tokens of a row."""
+        return Encoded(encoded.ids[:limit], encoded.trained[:limit])
 
     def _encodings(self, texts: list[str]) -> list[Encoding]:
         return self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)

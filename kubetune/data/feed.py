@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from kubetune.data.batches import Batch, collate
+from kubetune.data.batches import Batch, collate, collate_labelled
 from kubetune.data.order import Ids, epoch_order, epoch_size, global_batch, hash_ids, split_batch
 from kubetune.data.prepare import Rows
 from kubetune.parallel import World
@@ -80,4 +80,8 @@ def evaluation_batch(rows: Rows, ids: Ids) -> Batch:
 
 
 def _collate(rows: Rows, ids: Ids) -> Batch:
-    return collate([rows.row(int(i)) for i in ids], [int(i) for i in ids])
+    samples = [int(i) for i in ids]
+    if rows.targets is None:
+        return collate([rows.row(i) for i in samples], samples)
+    segments = [rows.segments(i) for i in samples]
+    return collate_labelled([rows.row(i)[0] for i in samples], segments, rows.targets[ids], samples)

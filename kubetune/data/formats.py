@@ -41,13 +41,16 @@ class Text:
     text: str
 
 
+Label = str | int | float | tuple[str | int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A text, or two, and its class."""
+    """A text, or two, and its label: the name or number of a class, several of them, or a number to predict."""
 
     text: str
     second: str | None
-    label: str | int
+    label: Label
 
 
 Example = Chat | Pair | Text | Labelled
@@ -88,7 +91,7 @@ def convert(
 
 def detect(value: Value, *, labelled: bool = False) -> str:
     """The shape of a record by its keys. Raises ValueError when it has none."""
-    if labelled and "label" in value:
+    if labelled:
         return "labelled"
     if "messages" in value:
         return "messages"
@@ -167,17 +170,42 @@ def _from_alpaca(value: Value) -> Chat:
     return Chat(tuple(messages))
 
 
+_PAIRS: Final = (
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("text", "text_pair"),
+)
+
+
 def _from_labelled(value: Value) -> Labelled:
-    first = next((key for key in ("sentence", "text", "premise", "sentence1", "question") if key in value), None)
-    if first is None:
+    text, second = texts_of(value)
+    return Labelled(text, second, _label(_required(value, "label")))
+
+
+def texts_of(value: Value) -> tuple[str, str | None]:
+    """The text, or two, of a record to be classified. Raises ValueError where there is none."""
+    pair = next((keys for keys in _PAIRS if all(key in value for key in keys)), None)
+    keys = pair or next(((key,) for key in ("sentence", "text") if key in value), None)
+    if keys is None:
         raise ValueError(f"{_keys(value)}; expected `sentence`, `text`, or `premise` and `hypothesis`, with `label`")
-    second = next((key for key in ("hypothesis", "sentence2", "text_pair") if key in value), None)
-    label = _required(value, "label")
+    texts = [_text(value[key], key) for key in keys]
+    return texts[0], texts[1] if pair else None
+
+
+def _label(label: Any) -> Label:
+    if isinstance(label, str) and label.startswith("["):
+        label = _parsed(label, "label")
+    if isinstance(label, list):
+        if any(isinstance(name, bool) or not isinstance(name, (int, str)) for name in label):
+            raise ValueError(f"label is {_show(label)}; expected a list of names or numbers of classes")
+        return tuple(label)
     if isinstance(label, str) and label.lstrip("-").isdecimal():
         label = int(label)
-    if isinstance(label, bool) or not isinstance(label, (int, str)) or label in ("", -1):
-        raise ValueError(f"label is {_show(label)}; expected a whole number of at least 0, or a name")
-    return Labelled(_text(value[first], first), _text(value[second], second) if second else None, label)
+    if isinstance(label, bool) or not isinstance(label, (int, float, str)) or label == "":
+        raise ValueError(f"label is {_show(label)}; expected a class by name or number, a list of them, or a number")
+    return label
 
 
 SHAPES: Final[dict[str, Callable[[Value], Example]]] = {

@@ -19,7 +19,9 @@ from typing import Final, Literal
 
 from kubetune.config.schema import DataConfig, SourceConfig
 from kubetune.data.encode import Encoded, Encoder
-from kubetune.data.formats import convert
+from kubetune.data.encode_labelled import LabelledEncoder
+from kubetune.data.formats import Example, convert
+from kubetune.data.labels import Labels
 from kubetune.data.problems import Problems
 from kubetune.data.readers import Record
 from kubetune.data.row_writer import Chunk
@@ -84,8 +86,20 @@ class Result:
 class Worker:
     """Turns batches into results; every process has one."""
 
-    def __init__(self, tokenizer: Tokenizer, data: DataConfig, sources: dict[Split, tuple[SourceConfig, ...]]) -> None:
-        self._encoder = Encoder(tokenizer, train_on=data.train_on, add_special_tokens=data.add_special_tokens)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        data: DataConfig,
+        sources: dict[Split, tuple[SourceConfig, ...]],
+        labels: Labels | None = None,
+    ) -> None:
+        """`labels`: those of a classifier; None for language models."""
+        self._encoder: Encoder | LabelledEncoder = (
+            Encoder(tokenizer, train_on=data.train_on, add_special_tokens=data.add_special_tokens)
+            if labels is None
+            else LabelledEncoder(tokenizer, labels)
+        )
+        self._labelled = labels is not None
         self._data = data
         self._sources = sources
 
@@ -96,21 +110,22 @@ class Worker:
         good, examples = [], []
         for index, record in batch.records:
             try:
-                examples.append(convert(record.value, source.format, source.columns))
+                examples.append(convert(record.value, source.format, source.columns, labelled=self._labelled))
                 good.append((index, record.where))
             except ValueError as error:
                 result.problems.append((record.where, str(error)))
-        for (index, where), encoded in zip(good, self._encoder.encode_batch(examples), strict=True):
+        rows = self._encoder.encode_batch(examples)
+        for (index, where), example, encoded in zip(good, examples, rows, strict=True):
             if isinstance(encoded, str):
                 result.problems.append((where, encoded))
             else:
-                self._keep(result, index, where, encoded)
+                self._keep(result, index, where, example, encoded)
         return result
 
-    def _keep(self, result: Result, index: int, where: str, encoded: Encoded) -> None:
+    def _keep(self, result: Result, index: int, where: str, example: Example, encoded: Encoded) -> None:
         """Add a row to a result, unless it is too long or teaches nothing, and count what became of it."""
         tally, limit = result.tally, self._data.max_length
-        ids, trained = encoded.ids, encoded.trained
+        ids = encoded.ids
         tally.records += 1
         tally.longest = max(tally.longest, len(ids))
         result.lengths.append(len(ids))
@@ -121,16 +136,16 @@ class Worker:
             if self._data.overlong == "drop":
                 tally.overlong += 1
                 return
-            ids, trained = ids[:limit], trained[:limit]
+            encoded = self._encoder.cut(example, encoded, limit)
             tally.truncated += 1
-        labels = sum(trained)
+        labels = 1 if encoded.target else sum(encoded.trained)
         if not labels:
             tally.no_label += 1
             return
         tally.rows += 1
-        tally.tokens += len(ids)
+        tally.tokens += len(encoded.ids)
         tally.trained_tokens += labels
-        result.chunk.add(index, ids, trained)
+        result.chunk.add(index, encoded.ids, encoded.trained, encoded.target, encoded.segments)
 
 
 def encode_batches(
@@ -194,9 +209,7 @@ def _in_processes(worker: Worker, batches: Iterator[Batch], processes: int) -> G
         pool.shutdown(cancel_futures=True)
 
 
-def make_batches(
-    records: Iterator[Record], source: int, split_of: Callable[[int], Split | None]
-) -> Iterator[Batch]:
+def make_batches(records: Iterator[Record], source: int, split_of: Callable[[int], Split | None]) -> Iterator[Batch]:
     """Group the records of one source by split; `split_of(index)` is None for those not taken."""
     open_batches: dict[Split, Batch] = {}
     for index, record in enumerate(records):
@@ -208,5 +221,3 @@ def make_batches(
         if len(batch.records) == BATCH_RECORDS:
             yield open_batches.pop(split)
     yield from open_batches.values()
-
-

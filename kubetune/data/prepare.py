@@ -167,13 +167,19 @@ def _build(
         raise
 
 
-def _write_rows(
-    folder: Path, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None
-) -> None:
+def _within_positions(config: Config, tokenizer: Tokenizer) -> Config:
+    """Encoders know so many positions and no more; a longer row would end the run in its middle."""
+    limit = min(config.data.max_length, tokenizer.max_length or config.data.max_length)
+    return config.model_copy(update={"data": config.data.model_copy(update={"max_length": limit})})
+
+
+def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None) -> None:
     sources = split_sources(config)
     tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
     problems = Problems()
     labels = find_labels(config)
+    if labels is not None:
+        config = _within_positions(config, tokenizer)
     worker = Worker(tokenizer, config.data, sources, labels)
     done = 0
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 A folder holds `tokens.u32` and `trained.u8` (all rows end to end), `offsets.i64` (`[rows + 1]`, where each begins),
 `labels.u32` (labels in each row), and `source.u16` and `row.u32` (the source, and the record in it, that each is of).
+Labelled rows also have `targets.f32` (`[rows, width]`, what each is to be told as) and `segments.u8` (token types).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ FILES: Final = {
     "source": "source.u16",
     "row": "row.u32",
 }
+LABELLED_FILES: Final = {"targets": "targets.f32", "segments": "segments.u8"}
 
 
 @dataclass
@@ -33,22 +35,35 @@ class Chunk:
     lengths: array[int] = field(default_factory=lambda: array("I"))
     labels: array[int] = field(default_factory=lambda: array("I"))
     rows: array[int] = field(default_factory=lambda: array("I"))
+    targets: array[float] = field(default_factory=lambda: array("f"))
+    segments: bytearray = field(default_factory=bytearray)
 
-    def add(self, row: int, ids: Sequence[int], trained: Sequence[bool]) -> None:
-        """Append one row; `row` is its index in its source."""
+    def add(
+        self,
+        row: int,
+        ids: Sequence[int],
+        trained: Sequence[bool],
+        target: Sequence[float] = (),
+        segments: Sequence[int] = (),
+    ) -> None:
+        """Append one row; `row` is its index in its source. A row with a `target` counts as one label."""
         self.tokens.extend(ids)
         self.trained += bytes(trained)
         self.lengths.append(len(ids))
-        self.labels.append(sum(trained))
+        self.labels.append(1 if target else sum(trained))
+        self.targets.extend(target)
+        self.segments += bytes(segments)
         self.rows.append(row)
 
 
 class RowWriter:
     """Writes the rows of one split into a new folder, in the order they come."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, labelled: bool = False) -> None:
         folder.mkdir()
-        self._files = {name: open(folder / file, "xb") for name, file in FILES.items()}  # noqa: SIM115
+        names = FILES | LABELLED_FILES if labelled else FILES
+        self._labelled = labelled
+        self._files = {name: open(folder / file, "xb") for name, file in names.items()}  # noqa: SIM115
         self._end = 0
         self._files["offsets"].write(array("q", [0]).tobytes())
 
@@ -64,6 +79,9 @@ class RowWriter:
         self._files["labels"].write(chunk.labels.tobytes())
         self._files["source"].write(array("H", [source]).tobytes() * len(chunk.rows))
         self._files["row"].write(chunk.rows.tobytes())
+        if self._labelled:
+            self._files["targets"].write(chunk.targets.tobytes())
+            self._files["segments"].write(chunk.segments)
 
     def __enter__(self) -> RowWriter:
         return self

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kubetune.data.row_writer import FILES
+from kubetune.data.row_writer import FILES, LABELLED_FILES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_DTYPES: Final = {"tokens": "u4", "trained": "u1", "offsets": "i8", "labels": "u4", "source": "u2", "row": "u4"}
+_DTYPES: Final = {
+    "tokens": "u4",
+    "trained": "u1",
+    "offsets": "i8",
+    "labels": "u4",
+    "source": "u2",
+    "row": "u4",
+    "targets": "f4",
+    "segments": "u1",
+}
 
 
 class Rows:
@@ -28,7 +37,7 @@ class Rows:
         self.weights = tuple(weights)
 
     def _map(self, name: str) -> NDArray[Any]:
-        file = self.folder / FILES[name]
+        file = self.folder / (FILES | LABELLED_FILES)[name]
         if not file.stat().st_size:
             return np.empty(0, _DTYPES[name])  # an empty file cannot be mapped
         return np.memmap(file, _DTYPES[name], "r").view(np.ndarray)
@@ -67,6 +76,21 @@ class Rows:
     def record(self) -> NDArray[np.uint32]:
         """Index of each row's record in its source, from 0, `[rows]`."""
         return self._map("row")
+
+    @cached_property
+    def targets(self) -> NDArray[np.float32] | None:
+        """What labelled rows are to be told as, `[rows, width]`; None where rows have no label of their own."""
+        if not (self.folder / LABELLED_FILES["targets"]).exists():
+            return None
+        return self._map("targets").reshape(len(self), -1)
+
+    @cached_property
+    def _segments(self) -> NDArray[np.uint8]:
+        return self._map("segments")
+
+    def segments(self, index: int) -> NDArray[np.uint8]:
+        """Token types of a labelled row: 1 for the second text of a pair."""
+        return self._segments[self._offsets[index] : self._offsets[index + 1]]
 
     def row(self, index: int) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         """Ids of a row, and for each of them whether it is a label."""

@@ -46,7 +46,7 @@ class Tokenizer:
         self._cache = cache or default_cache()
 
     @cached_property
-    def _loaded(self) -> tuple[tokenizers.Tokenizer, list[int]]:
+    def _loaded(self) -> tuple[tokenizers.Tokenizer, list[int], Any]:
         backend = load_backend(self.files, self._config, self._cache)
         backend.no_truncation()
         backend.no_padding()
@@ -54,13 +54,21 @@ class Tokenizer:
         full = backend.encode("a", add_special_tokens=True).ids
         prefix = full[: next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)]
         # Besides adding special tokens, post-processors may trim offsets, which are wanted exact here.
+        post_processor = backend.post_processor
         backend.post_processor = tokenizers.processors.Sequence([])
-        return backend, prefix
+        return backend, prefix, post_processor
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
         """The tokenizer proper; it adds no special tokens."""
         return self._loaded[0]
+
+    @cached_property
+    def framing_backend(self) -> tokenizers.Tokenizer:
+        """The tokenizer with its post-processor, which puts special tokens around a text or a pair of texts."""
+        framing = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        framing.post_processor = self._loaded[2]
+        return framing
 
     @property
     def prefix(self) -> list[int]:
@@ -140,6 +148,15 @@ class Tokenizer:
 
     def _id(self, name: str) -> int | None:
         return self.backend.token_to_id(self.special[name]) if name in self.special else None
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens that the model takes, where its files say so."""
+        limits = (
+            self._config.get("model_max_length"),
+            read_json(self.files.get("config.json")).get("max_position_embeddings"),
+        )
+        return min((int(limit) for limit in limits if limit), default=None)
 
     @property
     def vocab_size(self) -> int:

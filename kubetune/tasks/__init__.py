@@ -1,7 +1,8 @@
 """What can be learnt: one module per task, imported on use.
 
 A task module has `build(config, world)`, `load(config, folder, device)`, `backward(learner, batch, scale)`,
-`evaluate(learner, batch)` whose sums are named by `SUMS`, and `metrics(sums)`. A learner has `model` and `route`.
+`evaluate(learner, batch)`, and `metrics(learner, parts, world)` of what that gave for all batches of this rank. A
+learner has `model` and `route`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from types import ModuleType
 
 from kubetune.config.schema import Config
 
-TASKS = {"causal_lm": "kubetune.tasks.causal_lm"}
+TASKS = {
+    "causal_lm": "kubetune.tasks.causal_lm",
+    "sequence_classification": "kubetune.tasks.sequence_classification",
+}
 
 
 def task_module(config: Config) -> ModuleType:

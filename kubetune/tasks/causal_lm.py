@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,16 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from kubetune import adapters, models
+from kubetune import adapters, models, quantization
 from kubetune.attention import stream
 from kubetune.data.batches import Batch
 from kubetune.flat import Route, choose_attention, hidden_states, logit_rule, unwrap
 from kubetune.losses import Head, linear_cross_entropy, score
+from kubetune.parallel import World, sum_numbers
 from kubetune.tuning import Workload, tune
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
-    from kubetune.parallel import World
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ def build(config: Config, world: World, workload: Workload) -> CausalLM:
     """Load the model, add adapters, choose the attention, and tune it for the work planned."""
     from transformers import AutoModelForCausalLM
 
+    config = quantization.decide(config, world)
     model = models.load_pretrained(AutoModelForCausalLM, config, world.device)
     if config.lora is not None:
         model = adapters.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
@@ -46,6 +48,7 @@ def load(config: Config, folder: Path, device: torch.device) -> CausalLM:
     """The trained model of a checkpoint folder, to be evaluated."""
     from transformers import AutoModelForCausalLM
 
+    config = quantization.decide(config, World(device=device))
     return ready(models.load_trained(AutoModelForCausalLM, config, folder, device), config)
 
 
@@ -74,21 +77,19 @@ def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
     return value.detach()
 
 
-SUMS = ("loss", "right", "labels")
-
-
 @torch.no_grad()
 def evaluate(task: CausalLM, batch: Batch) -> tuple[float, float, float]:
-    """Sums over one micro-batch, in the order of SUMS; they add up over batches and ranks."""
+    """Sums over one micro-batch: loss, labels told rightly, labels. They add up over batches and ranks."""
     with stream(batch.borders):
         hidden = hidden_states(unwrap(task.model), batch)[batch.rows]
     total, right = score(hidden, batch.labels, head_of(task.model))
     return float(total), float(right), float(batch.num_labels)
 
 
-def metrics(sums: tuple[float, ...]) -> dict[str, float]:
-    """Evaluation metrics from the sums over all samples of all ranks."""
-    total, right, labels = sums
+def metrics(_: CausalLM, parts: Sequence[tuple[float, float, float]], world: World) -> dict[str, float]:
+    """Evaluation metrics from the sums of all batches of all ranks."""
+    mine = [sum(column) for column in zip((0.0, 0.0, 0.0), *parts, strict=True)]
+    total, right, labels = sum_numbers(mine, world)
     mean = total / max(labels, 1.0)
     return {
         "eval_loss": mean,

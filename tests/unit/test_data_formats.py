@@ -107,7 +107,8 @@ def test_named_columns_and_a_named_shape() -> None:
         ({"instruction": "", "output": "x"}, "instruction is empty"),
         ({"instruction": "x", "output": ""}, "output is empty"),
         ({"instruction": "x", "output": "y", "history": [["a"]]}, r"history\[0\] is .*expected \[question, answer\]"),
-        ({"sentence": "x", "label": -1}, "label is -1; expected a whole number of at least 0, or a name"),
+        ({"sentence": "x", "label": {"a": 1}}, "expected a class by name or number, a list of them, or a number"),
+        ({"sentence": "x", "label": [True]}, "expected a list of names or numbers of classes"),
         ({"sentence": "x", "label": True}, "label is true"),
     ],
 )

@@ -1,0 +1,141 @@
+"""Running an unmodified Hugging Face classifier on flat streams, and proving on the model at hand that this is exact.
+
+An encoder's head looks at the first token of each sequence, a decoder's at the last. In a stream those stand anywhere,
+so hooks hand the head exactly these rows as a batch of sequences of one token. What pools otherwise (means, the end of
+an encoder-decoder) does not pass the self-check and runs one sequence at a time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kubetune.attention import CURRENT, CannotRunFlat, stream
+from kubetune.data.batches import Batch, collate_labelled
+from kubetune.flat import Route, backbone, choose_attention, hidden_states, implementation, require_exact, unwrap
+
+
+def prepare_pooling(model: nn.Module, wanted: str) -> Route:
+    """Set a classifier's attention, flat where it is proved exact. `wanted` is `model.attention`."""
+    lm = unwrap(model)
+    if not pools_last(lm):
+        _hook_pooling(lm)
+    return choose_attention(model, wanted, self_check)
+
+
+def heads(lm: Any) -> list[str]:
+    """Names of the modules behind the backbone, which are new when a pretrained model learns to classify."""
+    children = ((name, child) for name, child in lm.named_children() if name != lm.base_model_prefix)
+    return [name for name, child in children if next(child.parameters(), None) is not None]
+
+
+def pools_last(lm: Any) -> bool:
+    """Whether the model is a decoder, which knows all of a text only at its last token."""
+    return hasattr(lm, "score")
+
+
+def flow(lm: Any, batch: Batch) -> Any:
+    """The stream to be declared around forward and backward of a batch."""
+    ends = torch.tensor(batch.borders, device=batch.input_ids.device)
+    return stream(batch.borders, ends[1:] - 1 if pools_last(lm) else ends[:-1], causal=pools_last(lm))
+
+
+def flat_logits(lm: Any, batch: Batch) -> Tensor:
+    """Logits `[sequences, labels]` of a stream. Call inside `flow`."""
+    if pools_last(lm):
+        return cast(Tensor, lm.score(hidden_states(lm, batch)[CURRENT.rows]))
+    positions = batch.position_ids + _first_position(lm)
+    return cast(Tensor, lm(input_ids=batch.input_ids[None], position_ids=positions[None], **_types(lm, batch)).logits)
+
+
+def lone_logits(lm: Any, batch: Batch) -> Tensor:
+    """Logits `[1, labels]` of a single sequence, by the model's own code."""
+    return cast(Tensor, lm(input_ids=batch.input_ids[None], **_types(lm, batch)).logits)
+
+
+def _types(lm: Any, batch: Batch) -> dict[str, Tensor]:
+    if batch.segments is None or "token_type_ids" not in _parameters(type(lm)):
+        return {}
+    return {"token_type_ids": batch.segments[None]}
+
+
+@lru_cache(maxsize=8)
+def _parameters(kind: Hashable) -> frozenset[str]:
+    return frozenset(inspect.signature(cast(Any, kind).forward).parameters)
+
+
+def _first_position(lm: Any) -> int:
+    """RoBERTa and its kin count positions from behind the padding's."""
+    embeddings = getattr(backbone(lm), "embeddings", None)
+    counts_from_padding = hasattr(embeddings, "create_position_ids_from_input_ids")
+    return int(cast(Any, embeddings).padding_idx) + 1 if counts_from_padding else 0
+
+
+def _hook_pooling(lm: Any) -> None:
+    def pick(hidden: Tensor) -> Tensor:
+        """`[1, tokens, hidden]` -> `[sequences, 1, hidden]` while a stream is run."""
+        rows = CURRENT.rows
+        return hidden if rows is None or hidden.shape[1] != (CURRENT.borders or (0,))[-1] else hidden[0, rows][:, None]
+
+    def pick_output(_: nn.Module, __: Any, output: Any) -> Any:
+        output["last_hidden_state"] = pick(output[0])
+        return output
+
+    trunk = backbone(lm)
+    if isinstance(pooler := getattr(trunk, "pooler", None), nn.Module):
+        pooler.register_forward_pre_hook(lambda _, args: (pick(args[0]), *args[1:]))
+    trunk.register_forward_hook(pick_output)
+
+
+def _examples(lm: Any) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    vocabulary, device = lm.config.get_text_config().vocab_size, next(lm.parameters()).device
+    low = min(5, vocabulary - 2)
+    drawn = [torch.randint(low, vocabulary, (n,), generator=generator) for n in (7, 19, 12)]
+    return [_stream_of([ids]).to(device) for ids in drawn]
+
+
+def _stream_of(sequences: list[Tensor]) -> Batch:
+    rows = [s.cpu().numpy().astype(np.uint32) for s in sequences]
+    segments = [(np.arange(len(row)) > len(row) // 2).astype(np.uint8) for row in rows]
+    return collate_labelled(rows, segments, np.zeros((len(rows), 1), np.float32))
+
+
+@torch.no_grad()
+def self_check(model: nn.Module) -> float:
+    """Compare the flat run with the model's own code, one by one; return the largest relative difference.
+
+    Raises CannotRunFlat where they differ, where tokens of the first sequence change the others, or on NaN.
+    """
+    lm = unwrap(model)
+    was_training, device = lm.training, next(lm.parameters()).device
+    lm.eval()
+    lone = _examples(lm)
+    together = _stream_of([b.input_ids for b in lone]).to(device)
+    other_ids = torch.cat([lone[0].input_ids.flip(0), *(b.input_ids for b in lone[1:])])
+    changed = _stream_of(list(other_ids.split([len(b.input_ids) for b in lone]))).to(device)
+
+    def run(batch: Batch) -> Tensor:
+        with flow(lm, batch):
+            return flat_logits(lm, batch).float()
+
+    try:
+        lm.set_attn_implementation("flat")
+        if implementation(lm) != "flat":
+            raise CannotRunFlat("its attention cannot be set from outside")
+        flat, other = run(together), run(changed)
+        lm.set_attn_implementation("eager")
+        alone = torch.cat([lone_logits(lm, batch).float() for batch in lone])
+    finally:
+        lm.train(was_training)
+    if flat.shape != alone.shape:
+        raise CannotRunFlat(f"its head gives {tuple(flat.shape)} for a stream of three sequences")
+    differences = ((flat - alone).norm(dim=1) / alone.norm(dim=1)).tolist()
+    leak = float((other - flat)[1:].norm() / flat.norm())
+    return require_exact(differences, leak, next(lm.parameters()).dtype)

@@ -1,0 +1,77 @@
+"""Whether and how the frozen base is quantised, by bitsandbytes: the decision, its reason, and its settings."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from kubetune import errors, logs
+from kubetune.config.schema import Config
+from kubetune.parallel import World
+
+# Small and new layers gain nothing from being quantised, and a new head must be trained.
+HEADS = ("classifier", "score", "pre_classifier", "pooler", "lm_head", "embed_out", "qa_outputs")
+
+
+def decide(config: Config, world: World) -> Config:
+    """The config with `quantization: auto` replaced by what that means here; the log says why.
+
+    8-bit on a single GPU, where memory is short; none with several, where speed counts and there is memory.
+    """
+    if config.quantization != "auto":
+        return config
+    chosen, reason = _auto(config, world)
+    logs.MODEL.info("quantization: auto -> %s, because %s", chosen, reason)
+    return config.model_copy(update={"quantization": chosen})
+
+
+def _auto(config: Config, world: World) -> tuple[str, str]:
+    if config.lora is None:
+        return "none", "every parameter is trained and a quantised base could not be"
+    if world.device.type != "cuda":
+        return "none", "there is no GPU whose memory it would save"
+    if world.size > 1:
+        return "none", f"{world.size} GPUs share the work"
+    if find_spec("bitsandbytes") is None:
+        return "none", "bitsandbytes is not installed (pip install 'kubetune[quantization]')"
+    return "8bit", "there is a single GPU"
+
+
+def settings(config: Config, compute_dtype: torch.dtype) -> Any:
+    """transformers' settings for bitsandbytes, or None for a base that is not quantised.
+
+    Raises ConfigError when bitsandbytes is missing or cannot run, and when nothing but the base would be trained.
+    """
+    if config.quantization in ("none", "auto"):
+        return None
+    if config.lora is None:
+        raise errors.ConfigError(f"quantization: {config.quantization} freezes the base: add a `lora` section")
+    require_bitsandbytes(f"quantization: {config.quantization}")
+    from transformers import BitsAndBytesConfig
+
+    # Naming modules replaces transformers' own choice, so the heads of all tasks are named.
+    if config.quantization == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(HEADS))
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="fp4" if config.quantization == "fp4" else "nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute_dtype,
+        llm_int8_skip_modules=list(HEADS),
+    )
+
+
+def require_bitsandbytes(setting: str) -> None:
+    """Raise ConfigError, naming the setting that needs it, unless bitsandbytes can be used."""
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        raise errors.ConfigError(
+            f"{setting} needs bitsandbytes: pip install 'kubetune[quantization]'. Nothing was written."
+        ) from None
+    except (RuntimeError, OSError) as error:
+        raise errors.ConfigError(
+            f"{setting} needs bitsandbytes, which cannot run here: {' '.join(str(error).split())}. Nothing was written."
+        ) from error

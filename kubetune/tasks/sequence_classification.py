@@ -1,0 +1,162 @@
+"""Sequence classification and regression: build the model, loss of a micro-batch, outputs of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from kubetune import adapters, models, quantization
+from kubetune.classifier import flat_logits, flow, heads, lone_logits, pools_last, prepare_pooling
+from kubetune.data.batches import Batch
+from kubetune.data.labels import Labels, ProblemType
+from kubetune.flat import Route, unwrap
+from kubetune.parallel import World, gather
+from kubetune.tuning import Workload, tune
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kubetune.config.schema import Config
+    from kubetune.data.rows import Rows
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A model ready to train, how sequences go through it, and what it tells apart."""
+
+    model: nn.Module
+    route: Route
+    labels: Labels
+
+
+class Outputs(NamedTuple):
+    """What the model said of some samples: `samples` `[n]`, `logits` `[n, outputs]`, `targets` `[n, width]`."""
+
+    samples: NDArray[np.int64]
+    logits: NDArray[np.float64]
+    targets: NDArray[np.float64]
+
+
+def build(config: Config, world: World, workload: Workload) -> Classifier:
+    """Load the model with a head for the labels, add adapters, choose the attention, and tune it for the work."""
+    labels = workload.labels
+    assert labels is not None, "prepared data of this task have labels"
+    config = quantization.decide(config, world)
+    torch.manual_seed(config.training.seed)  # a new head is drawn at random, alike on every rank
+    model = models.load_pretrained(
+        AutoModelForSequenceClassification,
+        config,
+        world.device,
+        ignore_mismatched_sizes=True,
+        **labels.model_settings(),
+    )
+    if config.lora is not None:
+        seed = config.training.seed
+        model = adapters.add_lora(model, config.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model))
+    learner = Classifier(model.train(), prepare_pooling(model, config.model.attention), labels)
+    training = config.training
+    if not pools_last(unwrap(model)) and training.compile == "auto":
+        training = training.model_copy(update={"compile": False})  # encoders have none of the parts that gain by it
+    tune(model, learner.route, training, workload, world.device)
+    return learner
+
+
+def load(config: Config, folder: Path, device: torch.device) -> Classifier:
+    """The trained model of a checkpoint folder, to be evaluated."""
+    labels = labels_of(folder)
+    config = quantization.decide(config, World(device=device))
+    settings = labels.model_settings() | {"ignore_mismatched_sizes": True} if config.lora is not None else {}
+    model = models.load_trained(AutoModelForSequenceClassification, config, folder, device, **settings)
+    return Classifier(model.eval(), prepare_pooling(model, config.model.attention), labels)
+
+
+def labels_of(folder: Path) -> Labels:
+    """The labels that the model of a checkpoint folder tells apart."""
+    facts = AutoConfig.from_pretrained(folder)
+    return Labels(cast(ProblemType, facts.problem_type), tuple(facts.id2label[i] for i in range(facts.num_labels)))
+
+
+def logits(task: Classifier, batch: Batch) -> Tensor:
+    """fp32 logits `[sequences, outputs]`. Call it, and `.backward()`, inside `flow`."""
+    lm = unwrap(task.model)
+    return (flat_logits if task.route.flat else lone_logits)(lm, batch).float()
+
+
+def loss(task: Classifier, batch: Batch, scale: float) -> Tensor:
+    """`scale × Σ loss` over the sequences of one micro-batch: cross-entropy, mean binary one, or squared error."""
+    said = logits(task, batch)
+    if task.labels.problem_type == "single_label_classification":
+        return scale * F.cross_entropy(said, batch.labels[:, 0].long(), reduction="sum")
+    if task.labels.problem_type == "multi_label_classification":
+        return scale * F.binary_cross_entropy_with_logits(said, batch.labels, reduction="none").mean(1).sum()
+    return scale * F.mse_loss(said, batch.labels, reduction="sum")
+
+
+def backward(task: Classifier, batch: Batch, scale: float) -> Tensor:
+    """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
+    with flow(unwrap(task.model), batch):
+        value = loss(task, batch, scale)
+        value.backward()
+    return value.detach()
+
+
+@torch.no_grad()
+def evaluate(task: Classifier, batch: Batch) -> Outputs:
+    """What the model says of one micro-batch."""
+    with flow(unwrap(task.model), batch):
+        said = logits(task, batch).double().cpu().numpy()
+    return Outputs(np.asarray(batch.samples, np.int64), said, batch.labels.double().cpu().numpy())
+
+
+def metrics(task: Classifier, parts: Sequence[Outputs], world: World) -> dict[str, float]:
+    """Evaluation metrics of all samples of all ranks, each once."""
+    from kubetune.classification_metrics import measure  # imports scikit-learn and scipy, which training can wait for
+
+    everything = join([part for share in gather(list(parts), world) for part in share])
+    return measure(task.labels, everything.logits, everything.targets)
+
+
+def join(parts: Sequence[Outputs]) -> Outputs:
+    """Outputs in the order of the samples, whoever ran them."""
+    samples, said, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(samples, kind="stable")
+    return Outputs(samples[order], said[order], targets[order])
+
+
+def predictions(task: Classifier, parts: Sequence[Outputs], rows: Rows) -> Iterator[dict[str, Any]]:
+    """What the model said of each row, in order: `source`, `record` (from 0), `label`, and what `verdicts` gives."""
+    everything = join(parts)
+    said = verdicts(task.labels, everything.logits)
+    for sample, target, verdict in zip(everything.samples, everything.targets, said, strict=True):
+        place = {"source": int(rows.source[sample]), "record": int(rows.record[sample])}
+        yield {**place, "label": task.labels.name(target), **verdict}
+
+
+def classify(task: Classifier, batches: Sequence[Batch]) -> list[dict[str, Any]]:
+    """Verdicts on the texts of some batches, in the order of their samples."""
+    return verdicts(task.labels, join([evaluate(task, batch) for batch in batches]).logits)
+
+
+def verdicts(labels: Labels, logits: NDArray[np.float64]) -> list[dict[str, Any]]:
+    """For each sample `predicted`, what the model takes it for, and the `probabilities` of all classes."""
+    from kubetune.classification_metrics import probabilities
+
+    if labels.problem_type == "regression":
+        return [{"predicted": float(value)} for value in logits[:, 0]]
+    single = labels.problem_type == "single_label_classification"
+    chosen = logits.argmax(1)[:, None] if single else logits > 0
+    return [
+        {
+            "predicted": labels.name(choice),
+            "probabilities": {name: round(float(p), 6) for name, p in zip(labels.names, row, strict=True)},
+        }
+        for choice, row in zip(chosen, probabilities(labels, logits), strict=True)
+    ]
