@@ -12,8 +12,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from kubetune import errors, logs
+from kubetune import errors
 from kubetune.config.flags import parse
+
+# Not `logs` itself: that name is the verb's as soon as its module is imported.
+from kubetune.logs import scrub, scrub_tracebacks
 
 VERBS: dict[str, str] = {
     "init": "write a commented starter file",
@@ -44,7 +47,7 @@ VERBS: dict[str, str] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; errors are explained, never shown as a traceback."""
-    logs.scrub_tracebacks()
+    scrub_tracebacks()
     argv = list(sys.argv[1:] if argv is None else argv)
     verb = argv[0] if argv and argv[0] in VERBS else None
     parser = argparse.ArgumentParser(prog="kubetune", description="Fine-tune language models from one YAML file.")
@@ -65,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except errors.KubetuneError as error:
-        print(logs.scrub(f"kubetune: {error}"), file=sys.stderr)
+        print(scrub(f"kubetune: {error}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

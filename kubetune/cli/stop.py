@@ -23,7 +23,8 @@ def run(args: argparse.Namespace) -> int:
     last: dict[int, str] = {}
 
     def remember(source: Source, text: str) -> None:
-        if text.strip():
+        # The agent's own last line only repeats the exit code.
+        if text.strip() and not text.startswith("kubetune: ended"):
             last[source.node] = text
 
     stop(cluster, spec)

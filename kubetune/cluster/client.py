@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol
@@ -74,6 +75,7 @@ class Cluster:
         timeout = httpx2.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS)
         with _explained_login():
             self._http = connected(config, ConnectionParams(timeout=timeout))
+        weakref.finalize(self, self._http.close)
 
     # -- objects
     def get(self, kind: str, name: str) -> Object | None:

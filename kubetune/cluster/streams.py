@@ -21,7 +21,7 @@ from kubetune.errors import KubetuneError
 from kubetune.files import explained_writes
 from kubetune.manifests.spec import TRAINER, RunSpec
 
-_LOOK_SECONDS = 5
+_LOOK_SECONDS, _LAST_LOOK_SECONDS = 5, 1
 _PAUSE_SECONDS = 0.5
 _FRACTION = re.compile(r"(?:\.(\d+))?(Z|[+-]\d\d:\d\d)$")
 
@@ -129,12 +129,13 @@ class Streams:
     def follow(self) -> None:
         """Emit everything from the start until the run has ended, was stopped or deleted, and all logs are read."""
         try:
-            ended = set[str]()
+            ended, is_near_end = set[str](), False
             while True:
                 try:
-                    self._look(ended)
+                    is_near_end = self._look(ended, _LAST_LOOK_SECONDS if is_near_end else _LOOK_SECONDS)
                     self._look_around()
                     is_over = self._is_over()
+                    is_near_end |= is_over
                 except Unreachable:
                     self._stop.wait(_PAUSE_SECONDS)
                     continue
@@ -144,10 +145,8 @@ class Streams:
         finally:
             self._stop.set()
 
-    def _look(self, ended: set[str]) -> None:
-        """Start readers for what begins, until some pod ends: then it is time to see whether the run has."""
-        all_ended = bool(self._threads) and not any(thread.is_alive() for thread in self._threads.values())
-        seconds = 1 if all_ended else _LOOK_SECONDS
+    def _look(self, ended: set[str], seconds: int) -> bool:
+        """Start readers for what begins, until some pod ends: True, and it is time to see whether the run has."""
         for change, pod in self._cluster.watch("Pod", self._spec.selector(TRAINER), seconds=seconds):
             if self._wanted(pod):
                 for source in sources_of(pod):
@@ -155,7 +154,8 @@ class Streams:
             uid = str(pod["metadata"]["uid"])
             if (change == "DELETED" or pods.has_ended(pod)) and uid not in ended:
                 ended.add(uid)
-                return
+                return True
+        return False
 
     def _start(self, source: Source) -> None:
         if source not in self._threads:

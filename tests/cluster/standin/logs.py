@@ -25,13 +25,14 @@ async def send_log(request: web.Request, pod: Object, name: str, container: Cont
     since = request.query.get("sinceTime") or ""
     if "sinceSeconds" in request.query:
         since = now(-float(request.query["sinceSeconds"]))
+    plain = _Plain(since, flag(request, "timestamps"))
     try:
         with path.open("rb") as file:
             file.seek(_tail_start(path, request.query.get("tailLines")))
             while not hung_up(request):
                 # asked before reading: what is written after the read is seen in the next round
                 running = container.status["restartCount"] == attempt and "running" in container.status["state"]
-                if text := _plain(file.read(), since, flag(request, "timestamps")):
+                if text := plain.text(file.read()):
                     await response.write(text)
                 if not (running and flag(request, "follow")):
                     break
@@ -66,11 +67,18 @@ def _tail_start(path: Path, tail_lines: str | None) -> int:
     return sum(map(len, lines[: max(0, len(lines) - int(tail_lines))]))
 
 
-def _plain(entries: bytes, since: str, timestamps: bool) -> bytes:
-    """CRI entries as the text the container wrote."""
-    out = []
-    for entry in entries.splitlines():
-        stamp, _, tag, text = entry.split(b" ", 3)
-        if stamp.decode() >= since.rstrip("Z"):
-            out += [stamp + b" " if timestamps else b"", text, b"\n" if tag == b"F" else b""]
-    return b"".join(out)
+class _Plain:
+    """CRI entries as the text the container wrote, with a time before each line if `timestamps`."""
+
+    def __init__(self, since: str, timestamps: bool) -> None:
+        self._since, self._timestamps, self._within_line = since.rstrip("Z"), timestamps, False
+
+    def text(self, entries: bytes) -> bytes:
+        out = []
+        for entry in entries.splitlines():
+            stamp, _, tag, text = entry.split(b" ", 3)
+            if stamp.decode() >= self._since:
+                with_stamp = self._timestamps and not self._within_line
+                out += [stamp + b" " if with_stamp else b"", text, b"\n" if tag == b"F" else b""]
+            self._within_line = tag == b"P"
+        return b"".join(out)

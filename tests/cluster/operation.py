@@ -1,0 +1,136 @@
+"""A user's side of the stand-in cluster for tests: a folder with a run file, and kubetune run in it as a command."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kubetune.cli import main
+from kubetune.cluster.client import Cluster as Client
+from kubetune.config.load import load_config
+from kubetune.launch.kubernetes import JobRef, submit
+from kubetune.manifests import local_files
+from tests.cluster.harness import Cluster
+
+Finished = subprocess.CompletedProcess[str]
+
+BASE: dict[str, Any] = {
+    "name": "fit",
+    "model": {"path": "/models/tiny", "local_files_only": True},
+    "data": {"train": "train.jsonl", "eval": 0.1, "max_length": 64},
+    "lora": {"r": 4},
+    "training": {"per_device_train_batch_size": 4, "compile": False},
+    "compute": {"nodes": 2, "gpus_per_node": 0, "cpu": 1, "memory": "1Gi"},
+    "kubernetes": {
+        "image": "registry.example/kubetune:1.0",
+        "storage": {"cache": {"size": "1Gi"}, "outputs": {"size": "1Gi"}},
+        "mounts": [{"path": "/models", "claim": "models"}],
+        "grace_seconds": 10,
+    },
+}
+
+
+@dataclass
+class Desk:
+    """One user: a working folder, and a namespace of the cluster."""
+
+    cluster: Cluster
+    folder: Path
+
+    def __post_init__(self) -> None:
+        rows = [{"prompt": f"{n} plus one is", "completion": f" {n + 1}"} for n in range(64)]
+        (self.folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "spec": spec}
+        self.cluster.apply(claim)
+        self.write({})
+
+    def write(self, changes: Mapping[str, Any]) -> Path:
+        """Write run.yaml: BASE with changes by dotted key."""
+        config = json.loads(json.dumps(BASE))
+        config["kubernetes"]["namespace"] = self.cluster.namespace
+        for key, value in changes.items():
+            *sections, last = key.split(".")
+            at = config
+            for section in sections:
+                at = at.setdefault(section, {})
+            at[last] = value
+        path = self.folder / "run.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def environment(self) -> dict[str, str]:
+        return self.cluster.environment()
+
+    def command(self, *argv: str) -> list[str]:
+        return [sys.executable, "-m", "kubetune", *argv]
+
+    def kubetune(self, *argv: str, code: int = 0) -> Finished:
+        """Run kubetune as a process; AssertionError when it ends with another exit code."""
+        done = subprocess.run(
+            self.command(*argv), cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=180
+        )
+        assert done.returncode == code, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def quick(self, *argv: str, code: int = 0, stdin: bytes | None = None) -> Finished:
+        """The same within this process, for verbs that need no process of their own."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
+        with self.at(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            found = main(list(argv))
+        texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+        assert found == code, f"{argv}: {found}\n{texts[0]}\n{texts[1]}"
+        return Finished(argv, found, *texts)
+
+    @contextlib.contextmanager
+    def at(self) -> Iterator[None]:
+        """Be this user for a while: in their folder, with their kubeconfig."""
+        before = os.environ.get("KUBECONFIG")
+        os.environ["KUBECONFIG"] = str(self.cluster.kubeconfig)
+        try:
+            with contextlib.chdir(self.folder):
+                yield
+        finally:
+            os.environ.pop("KUBECONFIG")
+            if before is not None:
+                os.environ["KUBECONFIG"] = before
+
+    def submit_script(self, script: str, **changes: Any) -> JobRef:
+        """Submit the run as it is, but for what its trainers do: a shell script instead of training."""
+        path = self.write({key.replace("__", "."): value for key, value in changes.items()})
+
+        def scripted(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            for template in _templates(objects):
+                template["spec"]["containers"][0]["command"] = ["sh", "-c", script]
+            return objects
+
+        with self.at():
+            config = load_config(path, environ={})
+            files = local_files(config)
+            return submit(Client(), config, files, confirm=lambda question: True, change=scripted)
+
+    def run_folder(self, name: str = "fit") -> Path:
+        """The run directory on the cluster, as this machine sees it."""
+        return self.cluster.claim_folder(f"{name}-outputs") / name
+
+
+def _templates(value: Any) -> Iterator[dict[str, Any]]:
+    """Every pod template in objects, however deep: those with containers."""
+    if isinstance(value, dict):
+        if "containers" in (value.get("spec") or {}) and "metadata" in value:
+            yield value
+        for inner in value.values():
+            yield from _templates(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _templates(inner)

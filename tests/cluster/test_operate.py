@@ -1,0 +1,463 @@
+"""What people do with runs on a cluster, through the command line, against pods that are real but train nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from kubetune.cluster.streams import Source, Streams
+from tests.cluster.harness import Cluster
+from tests.cluster.operation import Desk
+from tests.cluster.standin.objects import find_condition, name_of
+
+WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
+NVIDIA_SMI = """#!/bin/sh
+echo "0, NVIDIA H100 80GB HBM3, 97, 61234, 81559, 64, 612.31"
+echo "1, NVIDIA H100 80GB HBM3, 3, 12, 81559, 31, [N/A]"
+"""
+
+
+def slow(value: object) -> ParameterSet:
+    """A parameter that the default suite leaves out."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path) -> Desk:
+    return Desk(cluster, tmp_path)
+
+
+def trainers(desk: Desk) -> list[str]:
+    """Names of the trainer's pods that run, by node."""
+    found = desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")
+    return sorted(name_of(pod) for pod in found if pod["status"].get("phase") == "Running")
+
+
+def write_progress(desk: Desk, name: str = "fit") -> Path:
+    """A run directory such as training leaves on the way."""
+    folder = desk.run_folder(name)
+    (folder / "logs").mkdir(parents=True)
+    steps = [{"step": n, "loss": 3.0 - n / 10} for n in range(1, 6)]
+    lines = [*steps, {"step": 5, "eval_loss": 2.25}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "lo')
+    timings = [{"step": n, "seconds": 2.0, "tokens_per_second": 1234.5} for n in range(1, 6)]
+    (folder / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timings))
+    (folder / "plan.json").write_text(json.dumps({"num_steps": 20}))
+    (folder / "logs" / "rank-0.log").write_text("one\ntwo\n")
+    for step in (2, 4):
+        (folder / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+        (folder / "checkpoints" / f"step-{step:06d}" / "manifest.json").write_text(f"{step}")
+    (folder / "checkpoints" / "last").symlink_to("step-000004")
+    return folder
+
+
+# -- submit
+def test_a_dry_run_changes_nothing(desk: Desk) -> None:
+    assert "kind: Job" in desk.quick("submit", "run.yaml", "--dry-run=client").stdout
+    assert "would accept Job fit" in desk.quick("submit", "run.yaml", "--dry-run=server").stdout
+    assert desk.cluster.find("Job") == desk.cluster.find("ConfigMap") == []
+
+
+def test_submitting_twice_is_submitting_once(desk: Desk) -> None:
+    desk.cluster.break_image(".")
+    desk.quick("submit", "run.yaml")
+    first = desk.cluster.get("Job", "fit")["metadata"]
+    assert "was there already" in desk.quick("submit", "run.yaml").stdout
+    second = desk.cluster.get("Job", "fit")["metadata"]
+    assert (first["uid"], first["generation"]) == (second["uid"], second["generation"])
+
+
+def test_another_run_of_the_same_name_is_refused(desk: Desk) -> None:
+    desk.cluster.break_image(".")
+    desk.quick("submit", "run.yaml")
+    refused = desk.quick("submit", "run.yaml", "training.seed=7", "--yes", code=2).stderr
+    assert "training.seed was 42, now is 7" in refused
+    assert "choose another name. Nothing was changed." in refused
+    (desk.folder / "train.jsonl").write_text('{"text": "other data"}\n')
+    assert "train.jsonl: its contents have changed" in desk.quick("submit", "run.yaml", code=2).stderr
+
+
+def test_a_job_of_somebody_else_is_left_alone(desk: Desk) -> None:
+    spec = {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "x", "image": "none"}]}}}
+    desk.cluster.apply({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "fit"}, "spec": spec})
+    assert "none of kubetune's" in desk.quick("submit", "run.yaml", "--yes", code=2).stderr
+
+
+def test_replacing_is_asked_for_once_and_lets_the_pods_save(desk: Desk) -> None:
+    desk.submit_script(WAIT)
+    desk.cluster.wait_ready("fit", pods=2)
+    first = desk.cluster.get("Job", "fit")["metadata"]["uid"]
+    refused = desk.quick("submit", "run.yaml", "compute.memory=2Gi", code=2).stderr
+    assert "Replace it? Its pods are stopped (they save first)" in refused
+    assert desk.cluster.get("Job", "fit")["metadata"]["uid"] == first
+    desk.cluster.break_image(".")
+    assert "was replaced" in desk.quick("submit", "run.yaml", "compute.memory=2Gi", "--yes").stdout
+    assert desk.cluster.get("Job", "fit")["metadata"]["uid"] != first
+
+
+def test_everything_the_cluster_refuses_is_told_at_once(desk: Desk) -> None:
+    desk.write({"kubernetes.secrets": {"HF_TOKEN": "hf-token"}, "kubernetes.kind": "jobset"})
+    desk.cluster.uninstall("JobSet")
+    desk.cluster.refuse("PersistentVolumeClaim", "exceeded quota: disk, requested: 1Gi, used: 9Gi, limited: 9Gi")
+    refused = desk.quick("submit", "run.yaml", code=3).stderr
+    assert "Secret hf-token does not exist; make it: kubetune secret set HF_TOKEN" in refused
+    assert "the cluster has no kind JobSet in jobset.x-k8s.io/v1alpha2; install JobSet v0.12.0" in refused
+    assert "quota disk of namespace" in refused
+    assert refused.endswith("Nothing was changed.\n")
+    assert desk.cluster.find("ConfigMap") == []
+
+
+def test_a_missing_namespace_is_one_sentence(desk: Desk) -> None:
+    refused = desk.quick("submit", "run.yaml", "-n", "nowhere", code=3).stderr
+    assert refused.count("there is no namespace nowhere; create it (kubectl create namespace nowhere)") == 1
+
+
+def test_a_missing_right_comes_with_the_role_that_grants_it(desk: Desk) -> None:
+    text = desk.cluster.kubeconfig.read_text()
+    desk.cluster.kubeconfig.write_text(text.replace("token: admin", f"token: sa:{desk.cluster.namespace}:guest"))
+    refused = desk.quick("status", code=3).stderr
+    assert f"guest may not list configmaps in namespace {desk.cluster.namespace}" in refused
+    assert "kind: Role\n" in refused
+    assert "resources: [configmaps]\n    verbs: [list]" in refused
+
+
+def test_warnings_of_the_server_are_shown(desk: Desk) -> None:
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    path = f"/api/v1/namespaces/{desk.cluster.namespace}"
+    desk.cluster.request("PATCH", path, label, "application/merge-patch+json")
+    desk.write({"kubernetes.profile": "rdma"})
+    told = desk.quick("submit", "run.yaml").stderr
+    assert told.count('the cluster warns: would violate PodSecurity "restricted:latest"') == 1
+    desk.cluster.wait_event("violates PodSecurity")
+    shown = desk.quick("status", "fit").stdout
+    assert "violates PodSecurity" in shown.splitlines()[0]
+
+
+# -- status
+def test_status_shows_progress_from_the_run_directory(desk: Desk) -> None:
+    desk.submit_script(WAIT)
+    desk.cluster.wait_ready("fit", pods=2)
+    write_progress(desk)
+    shown = desk.quick("status", "run.yaml").stdout
+    assert f"fit: Job in {desk.cluster.namespace}, running, 2 of 2 pods running" in shown
+    assert "step 5/20 · loss 2.5000 · 1,234 tokens/s · ETA 30s · eval_loss 2.2500 at step 5 · saved step 4" in shown
+    facts = json.loads(desk.quick("status", "fit", "--json").stdout)
+    assert (facts["state"], facts["step"], facts["seconds_left"]) == ("running", 5, 30.0)
+    assert [pod["node"] for pod in facts["pods"]] == [0, 1]
+    assert "fit  Job   running  5/20  2.5000  30s" in desk.quick("status").stdout
+
+
+def test_status_says_why_a_pod_does_not_come(desk: Desk) -> None:
+    desk.cluster.never_schedule("fit-1-")
+    desk.submit_script(WAIT)
+    desk.cluster.wait_event("0/2 nodes are available")
+    desk.cluster.wait_ready("fit")
+    shown = desk.quick("status", "fit").stdout
+    assert "1 of 2 pods running" in shown
+    assert "no node fits: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu." in shown
+    assert "FailedScheduling" in desk.quick("events", "fit").stdout
+
+
+def test_status_says_why_an_image_is_not_there(desk: Desk) -> None:
+    desk.cluster.break_image(".")
+    desk.quick("submit", "run.yaml")
+    desk.cluster.wait_event("Back-off pulling image")
+    shown = desk.quick("status", "fit").stdout
+    assert "waiting" in shown
+    assert "ImagePullBackOff" in shown
+    assert "check kubernetes.image" in shown
+
+
+def test_status_names_the_cause_of_a_failure(desk: Desk) -> None:
+    script = "echo 'kubetune: train.jsonl:3: not JSON; ended with exit code 2, logs in /outputs/fit/logs'; exit 2"
+    desk.submit_script(script, compute__nodes=1)
+    desk.cluster.wait_condition("Job", "fit", "Failed")
+    shown = desk.quick("status", "fit").stdout
+    assert "fit: Job" in shown
+    assert "failed, train.jsonl:3: not JSON" in shown
+    assert "exit code 2: a mistake in the config or the data" in shown
+
+
+def test_an_unknown_run_is_named_with_those_there_are(desk: Desk) -> None:
+    desk.cluster.break_image(".")
+    desk.quick("submit", "run.yaml")
+    refused = desk.quick("status", "fti", "-n", desk.cluster.namespace, code=2).stderr
+    assert f"there is no run fti in namespace {desk.cluster.namespace}; runs there: fit" in refused
+
+
+# -- logs
+def lines_of(desk: Desk, *argv: str) -> list[str]:
+    return desk.quick("logs", *argv).stdout.splitlines()
+
+
+def test_logs_of_all_pods_are_marked_with_their_node(desk: Desk) -> None:
+    desk.submit_script("echo from $JOB_COMPLETION_INDEX")
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    assert lines_of(desk, "fit") == ["[node 0] from 0", "[node 1] from 1"]
+    assert lines_of(desk, "fit", "--node", "1") == ["[node 1] from 1"]
+    assert "--rank: found 2; expected 0 to 1" in desk.quick("logs", "fit", "--rank", "2", code=2).stderr
+
+
+def test_the_log_of_a_rank_outlives_its_pods(desk: Desk) -> None:
+    desk.submit_script("true")
+    write_progress(desk)
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    assert lines_of(desk, "fit", "--rank", "0") == ["one", "two"]
+    desk.cluster.wait_pods("app.kubernetes.io/component=files", 0)  # the one that read them
+
+
+COUNT = """
+n=0; trap 'echo bye; exit 143' TERM
+while [ ! -e /outputs/end ]; do n=$((n+1)); echo line $n; sleep 0.01; done
+echo last $n
+"""
+
+
+@pytest.mark.parametrize("seconds", [1, slow(10)])
+def test_followed_logs_lose_and_double_nothing_in_an_outage(desk: Desk, seconds: int) -> None:
+    desk.submit_script(COUNT, compute__nodes=1)
+    (pod,) = desk.cluster.wait_ready("fit")
+    with subprocess.Popen(
+        desk.command("logs", "-f", "fit"), cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        seen = [process.stdout.readline() for _ in range(20)]
+        asking = subprocess.Popen(
+            desk.command("status", "fit"), cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True
+        )
+        with asking:
+            with desk.cluster.outage(), pytest.raises(subprocess.TimeoutExpired):
+                asking.wait(seconds)
+            assert "running, 1 of 1 pods running" in asking.communicate(timeout=30)[0]
+        desk.cluster.wait_log(name_of(pod), "line")
+        (desk.cluster.claim_folder("fit-outputs") / "end").touch()
+        seen += process.stdout.readlines()
+    assert process.returncode == 0
+    count = len(seen) - 1
+    assert [line.strip() for line in seen] == [*(f"line {n}" for n in range(1, count + 1)), f"last {count}"]
+    (kept,) = (desk.folder / "outputs" / "fit" / "logs" / "pods").iterdir()
+    assert [line.split(" ", 1)[1] for line in kept.read_text().splitlines()] == [line.strip() for line in seen]
+
+
+@pytest.mark.parametrize("kind", ["job", *(slow(kind) for kind in ("statefulset", "jobset", "pytorchjob"))])
+def test_followed_logs_go_on_in_the_pods_of_the_next_start(desk: Desk, kind: str) -> None:
+    """Each pod fails once with a code that means: start me again."""
+    script = """
+    if test -e /outputs/$HOSTNAME; then
+      echo second; test -z "$KUBETUNE_STAY" || exec sleep 600; exit 0
+    fi
+    echo first; touch /outputs/$HOSTNAME
+    while [ $(ls /outputs | wc -l) -lt 2 ]; do sleep 0.02; done; exit 145
+    """
+    desk.submit_script(script, kubernetes__kind=kind)
+    seen: list[tuple[int, str]] = []
+
+    def note(source: Source, text: str) -> None:
+        seen.append((source.node, text))
+        if kind == "statefulset" and sum(line == "second" for _, line in seen) == 2:
+            raise BrokenPipeError  # nobody reads on
+
+    with desk.at():
+        from kubetune.cluster.client import Cluster as Client
+        from kubetune.cluster.runs import find_run
+
+        client = Client()
+        streams = Streams(client, find_run(client, "fit"), note)
+        if kind == "statefulset":
+            with pytest.raises(BrokenPipeError):
+                streams.follow()
+        else:
+            streams.follow()
+    assert [text for node, text in seen if node == 0] == ["first", "second"]
+    assert [text for node, text in seen if node == 1] == ["first", "second"]
+
+
+# -- exec, cp, gpus, top
+def test_exec_runs_in_one_pod_or_all_and_passes_the_exit_code_on(desk: Desk) -> None:
+    desk.submit_script(WAIT)
+    desk.cluster.wait_ready("fit", pods=2)
+    assert desk.quick("exec", "fit", "--node", "1", "--", "hostname").stdout == "fit-1\n"
+    everywhere = desk.quick("exec", "fit", "--all", "--", "sh", "-c", "hostname; exit 7", code=7).stdout
+    assert sorted(everywhere.splitlines()) == ["[node 0] fit-0", "[node 1] fit-1"]
+    assert "found no command" in desk.kubetune("exec", "fit", code=2).stderr
+    done = subprocess.run(
+        desk.command("exec", "fit", "--stdin", "--", "cat"),
+        cwd=desk.folder, env=desk.environment(), input=bytes(range(256)), capture_output=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == bytes(range(256))
+
+
+def test_cp_brings_the_results_and_what_is_there_stays(desk: Desk) -> None:
+    desk.submit_script("true")
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    there, here = write_progress(desk), desk.folder / "outputs" / "fit"
+    (there / "weights.bin").write_bytes(os.urandom(3_000_000))
+    first = desk.quick("cp", "fit").stdout
+    assert "all verified" in first
+    assert (here / "weights.bin").read_bytes() == (there / "weights.bin").read_bytes()
+    assert (here / "checkpoints" / "last" / "manifest.json").read_text() == "4"
+    assert not (here / "checkpoints" / "step-000002").exists()
+    (here / "weights.bin").write_bytes(b"damaged")
+    second = desk.quick("cp", "fit")
+    assert "1 files (2.86 MiB)" in second.stdout
+    assert (here / "weights.bin").read_bytes() == (there / "weights.bin").read_bytes()
+    desk.quick("cp", "fit", "checkpoints/step-000002", "-o", "elsewhere")
+    assert [p.name for p in (desk.folder / "elsewhere").rglob("*") if p.is_file()] == ["manifest.json"]
+
+
+def test_a_broken_off_cp_goes_on_where_it_was(desk: Desk) -> None:
+    desk.submit_script(WAIT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    big = desk.run_folder() / "weights.bin"
+    big.parent.mkdir(parents=True)
+    big.write_bytes(os.urandom(60_000_000))
+    here = desk.folder / "outputs" / "fit"
+    with subprocess.Popen(
+        desk.command("cp", "fit"), cwd=desk.folder, env=desk.environment(), stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "weights.bin (60,000,000 bytes)" in process.stderr.readline()
+        while not any(part.stat().st_size for part in here.glob(".*.part")):
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    (part,) = here.glob(".*.part")
+    assert 0 < part.stat().st_size < 60_000_000
+    assert "going on after" in desk.quick("cp", "fit").stderr
+    assert (here / "weights.bin").read_bytes() == big.read_bytes()
+    assert list(here.glob(".*")) == []
+
+
+def test_cp_writes_nothing_outside_of_its_folder(desk: Desk) -> None:
+    desk.submit_script(WAIT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    there = desk.run_folder()
+    there.mkdir(parents=True)
+    (there / "evil").symlink_to("../../../secret")
+    assert "leads outside" in desk.quick("cp", "fit", code=3).stderr
+
+
+def test_gpus_of_all_pods_are_one_table(desk: Desk) -> None:
+    """nvidia-smi is a script that prints what the real one does: this machine has no GPU."""
+    bin_folder = desk.cluster.claim_folder("models")
+    bin_folder.mkdir(parents=True, exist_ok=True)
+    (bin_folder / "nvidia-smi").write_text(NVIDIA_SMI)
+    (bin_folder / "nvidia-smi").chmod(0o755)
+    desk.submit_script(WAIT, kubernetes__env={"PATH": f"/models:{os.environ['PATH']}"})
+    desk.cluster.wait_ready("fit", pods=2)
+    head, *rows = desk.quick("gpus", "fit").stdout.splitlines()
+    assert head.split() == ["NODE", "POD", "GPU", "NAME", "LOAD", "MEMORY", "HEAT", "POWER"]
+    assert len(rows) == 4
+    assert "NVIDIA H100 80GB HBM3  97%   61234/81559 MiB" in rows[0]
+    facts = json.loads(desk.quick("gpus", "fit", "--json").stdout)
+    assert facts[1]["rows"][1]["power_watts"] is None
+    (bin_folder / "nvidia-smi").unlink()
+    assert "No such file" in desk.quick("gpus", "fit").stdout
+
+
+def test_top_needs_no_metrics_server(desk: Desk) -> None:
+    desk.submit_script("while :; do :; done", compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    (use,) = json.loads(desk.quick("top", "fit", "--json").stdout)
+    assert use["cpu_cores"] > 0.1
+    assert use["memory_bytes"] > 0
+    assert use["shm_total_bytes"] == 256 * 1024 * 1024
+    assert "OUTPUTS FREE" in desk.quick("top", "fit").stdout
+
+
+# -- stop, resume, delete
+@pytest.mark.parametrize("kind", ["job", *(slow(kind) for kind in ("statefulset", "jobset", "pytorchjob", "trainjob"))])
+def test_a_stopped_run_holds_no_pod_until_it_is_resumed(desk: Desk, kind: str) -> None:
+    script = "trap 'echo saved step 7; exit 143' TERM; echo up; while :; do sleep 0.02; done"
+    desk.submit_script(script, kubernetes__kind=kind)
+    desk.cluster.wait_pods("app.kubernetes.io/component=trainer", 2)
+    for pod in desk.cluster.find("Pod", "app.kubernetes.io/component=trainer"):
+        desk.cluster.wait_phase(name_of(pod), "Running")
+        desk.cluster.wait_log(name_of(pod), "up")
+    told = desk.quick("stop", "fit").stdout
+    assert "node 0: saved step 7" in told
+    assert desk.cluster.find("Pod", "app.kubernetes.io/component=trainer") == []
+    assert ", stopped" in desk.quick("status", "fit").stdout
+    assert "kubetune resume fit" in desk.quick("submit", "run.yaml").stdout
+    desk.quick("resume", "fit")
+    desk.cluster.wait_pods("app.kubernetes.io/component=trainer", 2)
+    assert "is not stopped" in desk.quick("resume", "fit", code=2).stderr
+
+
+def test_delete_says_what_goes_and_keeps_the_results(desk: Desk) -> None:
+    desk.submit_script(WAIT)
+    desk.cluster.wait_ready("fit", pods=2)
+    refused = desk.quick("delete", "fit", code=2)
+    assert "Nobody can be asked here; add --yes" in refused.stderr
+    assert "Job fit" in refused.stdout
+    assert len(trainers(desk)) == 2
+    told = desk.quick("delete", "fit", "--yes").stdout
+    assert "results on claim fit-outputs stay" in told
+    for kind in ("Job", "Service", "ConfigMap", "ServiceAccount", "Pod"):
+        assert desk.cluster.find(kind, "app.kubernetes.io/instance=fit") == []
+    assert "fit-outputs" in [name_of(claim) for claim in desk.cluster.find("PersistentVolumeClaim")]
+    desk.submit_script("true")
+    assert "lost for ever" in desk.quick("delete", "fit", "--volumes", "--yes").stdout
+    assert "fit-outputs" not in [name_of(claim) for claim in desk.cluster.find("PersistentVolumeClaim")]
+
+
+# -- secrets, ports, dev
+def test_a_secret_is_set_unseen_and_beside_others(desk: Desk) -> None:
+    (desk.folder / ".env").write_text("# mine\nexport HF_TOKEN='hf_from_the_file'\n")
+    desk.write({"kubernetes.secrets": {"HF_TOKEN": {"secret": "keys", "key": "hf"}}})
+    told = desk.kubetune("secret", "set", "HF_TOKEN", "run.yaml")
+    assert "hf_from" not in told.stdout + told.stderr
+    environ = {**desk.environment(), "OTHER_KEY": "another value"}
+    command = desk.command("secret", "set", "OTHER_KEY", "--secret", "keys", "-n", desk.cluster.namespace)
+    subprocess.run(command, cwd=desk.folder, env=environ, check=True, capture_output=True)
+    data = desk.cluster.get("Secret", "keys")["data"]
+    assert {key: base64.b64decode(value) for key, value in data.items()} == {
+        "hf": b"hf_from_the_file", "OTHER_KEY": b"another value",
+    }  # fmt: skip
+    missing = desk.quick("secret", "set", "NO_SUCH", "-n", desk.cluster.namespace, code=2).stderr
+    assert "NO_SUCH is neither in .env nor in the environment" in missing
+    typed = desk.quick("secret", "set", "hf_abc=def", code=2).stderr
+    assert "hf_abc" not in typed
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_tensorboard_is_forwarded_by_kubectl(desk: Desk) -> None:
+    desk.cluster.break_image(".")
+    desk.quick("submit", "run.yaml")
+    told = desk.quick("port-forward", "fit", "tensorboard", code=2).stderr
+    assert "put `kubernetes.tensorboard: true` into the run file" in told
+
+
+def test_jupyter_gets_a_token_that_stays(desk: Desk) -> None:
+    desk.cluster.break_image(".")
+    desk.write({"kubernetes.jupyter": {}})
+    desk.quick("submit", "run.yaml")
+    token = desk.cluster.get("Secret", "fit-jupyter")["data"]["token"]
+    assert len(base64.b64decode(token)) >= 32
+    desk.quick("submit", "run.yaml")
+    assert desk.cluster.get("Secret", "fit-jupyter")["data"]["token"] == token
+
+
+def test_events_are_those_of_the_run_alone(desk: Desk) -> None:
+    desk.submit_script("true", name="fit")
+    desk.submit_script("true", name="fit-2")
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    desk.cluster.wait_condition("Job", "fit-2", "Complete")
+    about = {event["involvedObject"]["name"] for event in json.loads(desk.quick("events", "fit", "--json").stdout)}
+    assert about
+    assert not [name for name in about if name.startswith("fit-2")]
+
+
+def test_condition_of_a_pod_is_asked_of_the_right_pod(desk: Desk) -> None:
+    desk.cluster.never_schedule("fit-0-")
+    desk.submit_script(WAIT)
+    desk.cluster.wait_event("0/2 nodes")
+    (never,) = desk.cluster.find("Pod", "batch.kubernetes.io/job-completion-index=0")
+    assert find_condition(never, "PodScheduled")["reason"] == "Unschedulable"
+    assert "no pod of node 0 is running" in desk.quick("exec", "fit", "--", "true", code=2).stderr
