@@ -18,9 +18,10 @@ _NORMAL_ENDS = re.compile(
     r"(DistNetworkError|DistStoreError|SignalException|ChildFailedError|RendezvousConnectionError"
     r"|RendezvousClosedError|RendezvousTimeoutError)\b"
 )
-# `[W1120 10:15:00.1 TCPStore.cpp:106] [c10d] …` and the frames of C++ that follow it.
+# `[rank1]:[W1120 10:15:00.1 TCPStore.cpp:106] [c10d] …` and the frames of C++ that follow it.
 _STORE = re.compile(
-    r"^\[?(rank\d+:)?\[[WEI]\d{3,4} .*\b(TCPStore|socket|ProcessGroup\w+)\.cpp|^frame #\d+: |^Exception raised from "
+    r"^(\[rank\d+\]:)?\[[WEI]\d{3,4} .*\b(TCPStore|TCPStoreLibUvBackend|socket|ProcessGroup\w+)\.cpp"
+    r"|^frame #\d+: |^Exception raised from "
 )
 
 

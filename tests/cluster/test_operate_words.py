@@ -1,0 +1,174 @@
+"""What kubetune makes of answers, statuses, times and log ends: pure, so no cluster is needed."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubetune.cluster import pods
+from kubetune.cluster.dev import dev_config, pack_tree
+from kubetune.cluster.gpus import parse_gpus
+from kubetune.cluster.kinds import KINDS
+from kubetune.cluster.last_words import meaningful, read_words
+from kubetune.cluster.refusals import Question, refusal
+from kubetune.cluster.streams import Position
+from kubetune.config.load import load_resolved
+from kubetune.errors import ConfigError
+
+HEAVY = ("torch", "transformers", "datasets", "peft", "numpy")
+
+
+def sentence(code: int, message: str, kind: str = "Job", **status: Any) -> str:
+    return str(refusal(Question("apply", KINDS[kind], "ml", "fit"), code, {"message": message, **status}))
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "told"),
+    [
+        (401, "Unauthorized", "log in again"),
+        (404, 'namespaces "ml" not found', "kubectl create namespace ml"),
+        (403, 'pods "fit" is forbidden: exceeded quota: gpus, requested: 8, used: 8, limited: 8', "quota gpus"),
+        (403, 'pods "fit" is forbidden: violates PodSecurity "restricted:latest": privileged', "privileged"),
+        (409, 'Apply failed with 1 conflict: conflict with "kubectl": .spec.x', 'conflict with "kubectl"'),
+        (503, "etcd leader changed", "try again later"),
+        (418, "<html>a proxy</html>", "a proxy"),
+    ],
+)
+def test_every_refusal_is_a_sentence(code: int, message: str, told: str) -> None:
+    assert told in sentence(code, message)
+
+
+def test_a_refusal_names_every_field() -> None:
+    causes = [{"field": "spec.a", "message": "bad"}, {"field": "spec.b", "message": "worse"}]
+    assert "spec.a: bad; spec.b: worse" in sentence(422, "long", details={"name": "fit", "causes": causes})
+
+
+@pytest.mark.parametrize(("kind", "release"), [("JobSet", "jobset"), ("TrainJob", "trainer"), ("PyTorchJob", "v1.9")])
+def test_a_kind_that_is_not_installed_comes_with_its_release(kind: str, release: str) -> None:
+    told = sentence(404, "the server could not find the requested resource", kind)
+    assert f"the cluster has no kind {kind}" in told
+    assert release in told
+
+
+def test_a_missing_right_is_granted_by_the_role_shown() -> None:
+    cannot = 'User "ann" cannot patch resource "jobs" in API group "batch" in the namespace "ml"'
+    message = f'jobs.batch "fit" is forbidden: {cannot}'
+    told = sentence(403, message)
+    assert "ann may not patch jobs in API group batch in namespace ml" in told
+    assert "  - apiGroups: [batch]\n    resources: [jobs]\n    verbs: [patch]" in told
+
+
+STORE = "[rank1]:[W1120 10:15:00.1 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl"
+NORMAL = [
+    "Traceback (most recent call last):",
+    '  File "run.py", line 1',
+    "    run()",
+    "torch.distributed.DistNetworkError: x",
+]
+
+
+def test_tracebacks_of_normal_ends_are_no_cause() -> None:
+    ours = ["Traceback (most recent call last):", '  File "mine.py", line 3', "ValueError: mine"]
+    assert list(meaningful([STORE, "frame #0: c10::Error", *NORMAL, "between", *ours])) == ["between", *ours]
+
+
+def test_the_end_of_a_log_tells_numbers_and_cause() -> None:
+    words = read_words(
+        [
+            "2026-11-20 10:15:00 [TRAIN] step 12/300 epoch 0.4 loss 1.9312 lr 0.00019 grad_norm 0.800 tokens/s 5200",
+            "kubetune: rank 1 was killed by SIGKILL; ended with exit code 145, logs in /outputs/fit/logs",
+            *NORMAL,
+        ]
+    )
+    assert (words.step, words.steps, words.loss, words.tokens_per_second) == (12, 300, 1.9312, 5200)
+    assert words.reason == "rank 1 was killed by SIGKILL"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=40), st.lists(st.integers(0, 40), max_size=4))
+def test_a_log_read_over_broken_connections_is_the_log(times: list[tuple[int, int]], breaks: list[int]) -> None:
+    """Whatever whole second the server starts again from, and however many lines share a time."""
+    stamps = [f"2026-11-20T10:15:0{second}.{tenth}Z" for second, tenth in sorted(times)]
+    position, seen = Position(), list[int]()
+    for stop in [*breaks, len(stamps)]:
+        position.reconnect()
+        since = position.since
+        again = [n for n, stamp in enumerate(stamps) if since is None or stamp[:19] >= since[:19]]
+        for n in [n for n in again if n < max(stop, len(seen))]:
+            if position.is_new(stamps[n]):
+                seen.append(n)
+    assert seen == list(range(len(stamps)))
+
+
+def test_times_of_different_length_compare_right() -> None:
+    position = Position()
+    assert position.is_new("2026-11-20T10:15:00.119Z")
+    assert position.is_new("2026-11-20T10:15:00.12Z")
+    position.reconnect()
+    assert position.since == "2026-11-20T10:15:00Z"
+    assert [position.is_new(f"2026-11-20T10:15:00.{tail}Z") for tail in ("119", "12", "12")] == [False, False, True]
+
+
+def pod(**status: Any) -> dict[str, Any]:
+    spec = {"containers": [{"name": "trainer"}]}
+    return {"metadata": {"name": "fit-0", "uid": "u", "labels": {}}, "spec": spec, "status": status}
+
+
+def test_a_pod_says_why() -> None:
+    trainer = {"name": "trainer", "restartCount": 0}
+    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hf-token" not found'}}
+    killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    assert "kubetune secret set" in pods.why(pod(phase="Pending", containerStatuses=[{**trainer, "state": waiting}]))
+    assert pods.why(pod(phase="Failed", containerStatuses=[{**trainer, "state": killed}])).endswith("(OOMKilled)")
+    assert pods.why(pod(phase="Failed", reason="Evicted", message="disk pressure")) == "Evicted: disk pressure"
+    assert pods.why(pod(phase="Running", containerStatuses=[{**trainer, "state": {"running": {}}}])) == ""
+    event = {"type": "Warning", "message": "Multi-Attach error"}
+    assert pods.why(pod(phase="Pending"), [event]) == "Multi-Attach error"
+
+
+def test_a_queued_run_waits_and_is_not_stopped() -> None:
+    job = {"kind": "Job", "metadata": {"name": "fit", "labels": {"kueue.x-k8s.io/queue-name": "gpu"}}}
+    assert pods.state_of({**job, "spec": {"suspend": True}}, [])[0] == "waiting"
+    assert pods.state_of({**job, "metadata": {"name": "fit"}, "spec": {"suspend": True}}, [])[0] == "stopped"
+
+
+def test_what_a_gpu_does_not_tell_is_none() -> None:
+    (gpu,) = parse_gpus("0, NVIDIA H200, 12, 100, 143771, 35, [N/A]\n")
+    assert (gpu["name"], gpu["utilization_percent"], gpu["power_watts"]) == ("NVIDIA H200", 12, None)
+
+
+def test_only_code_is_copied_into_pods(tmp_path: Any) -> None:
+    for name in ("mine.py", "deep/other.py", ".git/config", "__pycache__/x.pyc", ".env"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    with tarfile.open(fileobj=io.BytesIO(pack_tree(tmp_path, "name: fit\n"))) as tar:
+        assert sorted(tar.getnames()) == ["run.yaml", "tree/deep/other.py", "tree/mine.py"]
+    (tmp_path / "weights.bin").write_bytes(bytes(65 * 1024 * 1024))
+    with pytest.raises(ConfigError, match=r"weights\.bin is one too many"):
+        pack_tree(tmp_path, "")
+
+
+def test_dev_pods_have_a_name_that_fits() -> None:
+    config = load_resolved({"name": "a" * 40, "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}})
+    name = dev_config(config).name
+    assert name == "a" * 36 + "-dev"
+
+
+def test_no_verb_imports_what_training_needs() -> None:
+    program = f"""
+import contextlib, io, sys
+import kubetune.cluster.client, kubetune.cluster.streams, kubetune.cluster.copies, kubetune.cluster.dev
+from kubetune.cli import main
+for verb in "submit status logs events exec cp gpus top stop resume delete port-forward secret dev".split():
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main([verb, "--help"])
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
