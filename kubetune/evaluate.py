@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from kubetune import checkpoint, errors, watchdog
+from kubetune import checkpoint, errors, sharded, watchdog
 from kubetune.config.load import read_config
 from kubetune.config.schema import SourceConfig
 from kubetune.data.feed import evaluation_batch, evaluation_batches
 from kubetune.data.prepare import prepare
 from kubetune.data.rows import Rows
 from kubetune.files import write_atomic
+from kubetune.flat import unwrap
 from kubetune.health import StopRequest
 from kubetune.parallel import World, agree
 from kubetune.plan import Plan, make_plan
@@ -39,7 +40,8 @@ def collect(
     task: ModuleType, learner: Any, rows: Rows, plan: Plan, world: World, stop: StopRequest | None = None
 ) -> list[Any] | None:
     """What the task finds in each of this rank's batches of `rows`; None when a stop was asked for meanwhile."""
-    shares = evaluation_batches(rows, plan, world, flat=learner.route.flat)
+    even = sharded.is_sharded(learner.model)
+    shares = evaluation_batches(rows, plan, world, flat=learner.route.flat, even=even)
     mine, longest = shares[world.rank], max(len(share) for share in shares)
     parts = []
     learner.model.eval()
@@ -52,6 +54,7 @@ def collect(
                 batch = evaluation_batch(rows, mine[index]).to(world.device)
                 parts.append(task.evaluate(learner, batch))
     finally:
+        sharded.close(unwrap(learner.model))
         learner.model.train()
     return parts
 

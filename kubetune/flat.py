@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from kubetune import sharded
 from kubetune.attention import CURRENT, CannotRunFlat, longest, stream
 from kubetune.data.batches import Batch, collate
 
@@ -104,7 +105,10 @@ def self_check(model: nn.Module) -> float:
     def flat_logits(parts: list[Tensor]) -> Tensor:
         batch = _stream_of(parts)
         with stream(batch.borders):
-            return rule.apply(lm.get_output_embeddings()(hidden_states(lm, batch)).float())
+            return rule.apply(sharded.inside(lm, raw_logits, batch).float())
+
+    def raw_logits(batch: Batch) -> Tensor:
+        return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch)))
 
     try:
         lm.set_attn_implementation("flat")
@@ -112,13 +116,14 @@ def self_check(model: nn.Module) -> float:
             raise CannotRunFlat("its attention cannot be set from outside")
         flat, other = flat_logits(sequences), flat_logits(changed)
         lm.set_attn_implementation("eager")
-        alone = [lm(input_ids=s[None], use_cache=False).logits[0].float() for s in sequences]
+        alone = [lm(input_ids=s[None], use_cache=False).logits[0] for s in sequences]
     finally:
+        sharded.close(lm)
         lm.train(was_training)
     parts = flat.split([len(s) for s in sequences])
-    differences = [float((a - b).norm() / b.norm()) for a, b in zip(parts, alone, strict=True)]
+    differences = [float((a - b).norm() / b.norm()) for a, b in zip(parts, [a.float() for a in alone], strict=True)]
     leak = float((other - flat)[first:].norm() / flat.norm())
-    return require_exact(differences, leak, next(lm.parameters()).dtype)
+    return require_exact(differences, leak, alone[0].dtype)
 
 
 def require_exact(differences: Sequence[float], leak: float, dtype: torch.dtype) -> float:

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from kubetune import parallel
+from kubetune.parallel import World
+from kubetune.pieces import Piece
+
 
 @dataclass(frozen=True)
 class AdamSettings:
@@ -44,16 +48,17 @@ class FlatAdamW:
             raise ValueError("no trainable parameters")
         self.settings = settings
         self.layout = {name: tuple(p.shape) for name, p in named}
-        size = sum(p.numel() for _, p in named)
-        device = named[0][1].device
+        held = [parallel.local(p) for _, p in named]
+        size = sum(part.numel() for part in held)
+        device = held[0].device
         self.master, self.gradient, self.exp_avg, self.exp_avg_sq = (torch.zeros(size, device=device) for _ in range(4))
         self.step_count = torch.zeros((), device=device)
         self._mirrors: list[tuple[nn.Parameter, Tensor]] = []
-        self._decayed = sum(p.numel() for name, p in named if decays(name, p))
+        self._decayed = sum(part.numel() for (name, p), part in zip(named, held, strict=True) if decays(name, p))
         start = 0
-        for _, parameter in named:
-            span = slice(start, start + parameter.numel())
-            self._adopt(parameter, self.master[span].view_as(parameter), self.gradient[span].view_as(parameter))
+        for (_, parameter), part in zip(named, held, strict=True):
+            span = slice(start, start + part.numel())
+            self._adopt(parameter, self.master[span].view_as(part), self.gradient[span].view_as(part))
             start = span.stop
 
     def _adopt(self, parameter: nn.Parameter, value: Tensor, gradient: Tensor) -> None:
@@ -69,6 +74,20 @@ class FlatAdamW:
 
         parameter.register_post_accumulate_grad_hook(collect)
         self._mirrors.append((parameter, value))
+
+    @property
+    def size(self) -> int:
+        """Trained parameters of the whole model."""
+        return self.master.numel()
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What this rank's buffers hold of the buffers of the whole model."""
+        return [Piece(0, self.master.numel())]
+
+    def reduce_gradient(self, world: World) -> float:
+        """Add `gradient` over all ranks; returns its norm, the same on each."""
+        return float(parallel.sum_(self.gradient, world).norm())
 
     def scale_gradient(self, factor: float, norm: float, largest: float) -> None:
         """Multiply the gradient by `factor`, which makes its norm `norm`, and clip that to `largest` (0: never)."""
@@ -103,7 +122,7 @@ class FlatAdamW:
 
     def _refresh(self) -> None:
         if self._mirrors:
-            torch._foreach_copy_([p.data for p, _ in self._mirrors], [value for _, value in self._mirrors])
+            torch._foreach_copy_([parallel.local(p) for p, _ in self._mirrors], [value for _, value in self._mirrors])
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint needs to go on bit by bit."""

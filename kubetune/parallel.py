@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kubetune import errors, watchdog
+
+Group = dist.ProcessGroup | None
 
 CPU = torch.device("cpu")
 
@@ -75,11 +77,23 @@ def join(environ: Mapping[str, str] = os.environ, timeout_seconds: float = 600.0
         dist.destroy_process_group()
 
 
+def side_group(world: World, timeout_seconds: float) -> Group:
+    """A second way between the ranks, through the CPU, for a thread beside the loop. All ranks call it."""
+    if world.size == 1:
+        return None
+    with peers():
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    return group
+
+
 @contextmanager
-def peers() -> Iterator[None]:
-    """Wait for the other ranks; turn a broken or timed-out collective into LostPeer."""
+def peers(group: Group = None) -> Iterator[None]:
+    """Wait for the other ranks; turn a broken or timed-out collective into LostPeer.
+
+    On a `group` of its own another thread than the loop's waits, which is none of the watchdog's business.
+    """
     try:
-        with watchdog.waiting():
+        with nullcontext() if group is not None else watchdog.waiting():
             yield
     except (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError) as error:
         raise _lost_peer(error) from error
@@ -94,6 +108,12 @@ def _lost_peer(error: Exception) -> errors.LostPeer:
     # gloo begins with a place in its own source and goes on with good wishes.
     said = re.sub(r"^\[[^]]*] ", "", str(error).splitlines()[0]).partition(". ")[0]
     return errors.LostPeer(f"lost another rank: {said}")
+
+
+def local(parameter: Tensor) -> Tensor:
+    """This rank's slice of a sharded parameter, sharing its memory; any other one as it is. Without its history."""
+    parameter = parameter.detach()
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter  # importing DTensor is slow
 
 
 def sum_(tensor: Tensor, world: World) -> Tensor:
@@ -117,23 +137,23 @@ def agree(flag: bool, world: World) -> bool:
     return sum_numbers([float(flag)], world)[0] > 0
 
 
-def gather(value: Any, world: World) -> list[Any]:
+def gather(value: Any, world: World, group: Group = None) -> list[Any]:
     """A small picklable value of every rank, in rank order, on every rank."""
     if world.size == 1:
         return [value]
     values: list[Any] = [None] * world.size
-    with peers():
-        dist.all_gather_object(values, value)
+    with peers(group):
+        dist.all_gather_object(values, value, group=group)
     return values
 
 
-def broadcast(value: Any, world: World) -> Any:
+def broadcast(value: Any, world: World, group: Group = None) -> Any:
     """Rank 0's value on every rank."""
     if world.size == 1:
         return value
     box = [value]
-    with peers():
-        dist.broadcast_object_list(box, src=0)
+    with peers(group):
+        dist.broadcast_object_list(box, src=0, group=group)
     return box[0]
 
 

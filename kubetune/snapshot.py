@@ -1,31 +1,56 @@
-"""What a checkpoint of a run holds, and how a run goes on from one.
+"""What a checkpoint of a run holds, when it is written, and how a run goes on from one.
 
-`checkpoint.py` knows folders and checksums; this file knows models and optimizers.
+`checkpoint.py` knows folders and checksums, `pieces.py` the optimizer's file; this file knows models and optimizers.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from torch import Tensor
 
-from kubetune import checkpoint, errors, faults, files, logs, parallel, watchdog
+from kubetune import checkpoint, errors, faults, files, logs, parallel, pieces, sharded, watchdog
 from kubetune.checkpoint import State
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.optim import FlatAdamW
 from kubetune.parallel import World
 
-OPTIMIZER = "optimizer.safetensors"
+WORTH_BACKGROUND_BYTES = 64 * 2**20
+"""A smaller checkpoint is written sooner than its copy pays."""
 
 
-@dataclass(frozen=True)
+def writes_in_background(setting: bool | str, optimizer: FlatAdamW) -> bool:
+    """`training.async_save`, decided: `auto` where memory of the host holds the copy and the checkpoint is large."""
+    if setting != "auto":
+        return bool(setting)
+    size = sum(t.numel() * t.element_size() for t in optimizer.state().values())
+    return optimizer.master.is_cuda and size >= WORTH_BACKGROUND_BYTES
+
+
+class Held(NamedTuple):
+    """What one rank puts into a checkpoint: copies, or the tensors themselves. No `weights`: as the model has them."""
+
+    optimizer: dict[str, Tensor]
+    weights: dict[str, Tensor] | None = None
+
+
+@dataclass
 class Snapshots:
-    """Saves and restores one run. All ranks call; rank 0 writes, since every rank holds the same."""
+    """Saves and restores one run; all ranks call.
+
+    Where every rank holds the same, rank 0 writes it; of a sharded optimizer each rank writes its slices and rank 0
+    puts the model together from them. `background`: tensors are copied, and written while the loop goes on.
+    """
 
     run_dir: Path
     world: World
@@ -34,29 +59,86 @@ class Snapshots:
     tokenizer: Tokenizer
     keep: int
     labelled: bool = False
+    background: bool = False
+    timeout_seconds: float = 1800.0
+    _writing: Future[errors.KubetuneError | None] | None = field(default=None, init=False)
+    _state: State = field(default_factory=State, init=False)
+    _copies: dict[str, Tensor] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._is_whole = self.optimizer.size == self.optimizer.master.numel()
+        # A thread's collectives must not mix with the loop's, so it has a group of its own.
+        self._group = None if self._is_whole else parallel.side_group(self.world, self.timeout_seconds)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def save(self, state: State) -> State:
-        """Commit a checkpoint of this state, move the links, prune. Returns on all ranks when it is durable."""
+        """Commit a checkpoint of this state, move the links, prune.
+
+        Returns on all ranks when it is durable; in the background, when it is copied. One is written at a time.
+        """
+        self.finish()
         watchdog.beat("save", state.step)
-        state = replace(state, saved_step=state.step)
-        failure: errors.KubetuneError | None = None
-        if self.world.is_main:
-            try:
-                checkpoint.commit(self.run_dir, state, self._write)
-                self._tidy(state)
-            except errors.KubetuneError as error:
-                failure = error
-        # Every rank hears how it went: one that went on alone would wait in the next collective for a dead rank 0.
-        failure = parallel.broadcast(failure, self.world)
-        if failure is not None:
-            raise failure
-        logs.STEP.info("saved checkpoint %s", checkpoint.folder_of(self.run_dir, state.step).name)
+        self._state = state = replace(state, saved_step=state.step)
+        if self.background:
+            self._writing = self._thread.submit(self._attempt, state, self._copy())
+        else:
+            self._settle(self._attempt(state, Held(self.optimizer.state())))
         return state
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the checkpoint in the background is known not to succeed; `finish` says why."""
+        return self._writing is not None and self._writing.done() and self._writing.result() is not None
+
+    def finish(self) -> None:
+        """Wait for the checkpoint in the background, if there is one; raises what went wrong with it."""
+        if self._writing is None:
+            return
+        watchdog.beat("save")
+        failure = self._writing.result()
+        self._writing = None
+        self._settle(failure)
+
+    def _settle(self, failure: errors.KubetuneError | None) -> None:
+        # Every rank hears how it went: one that went on alone would wait in the next collective for a dead rank 0.
+        if failures := [found for found in parallel.gather(failure, self.world) if found is not None]:
+            raise failures[0]
+        logs.STEP.info("saved checkpoint %s", checkpoint.folder_of(self.run_dir, self._state.step).name)
+
+    def _attempt(self, state: State, held: Held) -> errors.KubetuneError | None:
+        try:
+            if not self._is_whole:
+                self._commit_parts(state, held)
+            elif self.world.is_main:
+                checkpoint.commit(self.run_dir, state, lambda folder: self._write(folder, held))
+            self._tidy(state)
+        except errors.KubetuneError as error:
+            return error
+        return None
+
+    def _copy(self) -> Held:
+        """The tensors of this moment in memory of the host, which is kept from one checkpoint to the next."""
+        optimizer = {name: self._copy_of(f"optimizer.{name}", t) for name, t in self.optimizer.state().items()}
+        if not self._is_whole:
+            return Held(optimizer)
+        entries = self.model.state_dict(keep_vars=True)
+        first_names = {id(value): name for name, value in reversed(entries.items())}  # a tied one is copied once
+        weights = {
+            name: self._copy_of(first_names[id(value)], value) if value.requires_grad else value.detach()
+            for name, value in entries.items()
+        }
+        return Held(optimizer, weights)
+
+    def _copy_of(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self._copies:
+            self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return self._copies[name].copy_(tensor.detach())
 
     def require_room(self) -> None:
         """Raise EnvironmentFault, before hours are spent, when the checkpoints still to come do not fit the disk."""
-        trained = (p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
-        each = sum(trained) + sum(t.numel() * t.element_size() for t in self.optimizer.state().values())
+        held = [*self.optimizer.state().values(), *self._trained()]
+        mine = sum(t.numel() * t.element_size() for t in held)
+        each = mine if self._is_whole else int(parallel.sum_numbers([mine], self.world)[0])
         # One more than are kept: the new one is whole before an old one goes.
         missing = max(1, self.keep + 1 - len(checkpoint.steps(self.run_dir)))
         free = parallel.broadcast(files.free_bytes(self.run_dir), self.world)
@@ -66,32 +148,82 @@ class Snapshots:
                 "free; free some space, or lower training.save_total_limit, and run the same command again"
             )
 
+    def _trained(self) -> list[Tensor]:
+        """This rank's part of what is trained."""
+        return [parallel.local(p) for p in self.model.parameters() if p.requires_grad]
+
     def link(self, state: State) -> None:
         """Point `last` and `best` at their checkpoints."""
+        self.finish()
+        self._link(state)
+
+    def _link(self, state: State) -> None:
         if self.world.is_main:
             checkpoint.link(self.run_dir, "last", state.saved_step)
             if state.best_step is not None and checkpoint.folder_of(self.run_dir, state.best_step).is_dir():
                 checkpoint.link(self.run_dir, "best", state.best_step)
 
     def _tidy(self, state: State) -> None:
-        self.link(state)
+        self._link(state)
         if self.world.is_main:
             checkpoint.prune(self.run_dir, self.keep, {state.best_step or 0})
 
-    def _write(self, folder: Path) -> None:
-        try:
-            self.model.save_pretrained(folder)
+    def _write(self, folder: Path, held: Held) -> None:
+        with explained_full_disk(folder):
+            self.model.save_pretrained(folder, state_dict=held.weights)
             if self.labelled and hasattr(self.model, "get_base_model"):
                 # An adapter of a classifier is of no use without the names and number of its classes.
                 self.model.get_base_model().config.save_pretrained(folder)
             self.tokenizer.save(folder)
             faults.reach("commit.weights")
-            save_file(self.optimizer.state(), folder / OPTIMIZER)
-        except SafetensorError as error:
-            # A full disk, told in words of its own: "… I/O error: No space left on device (os error 28)".
-            if found := re.search(r"\(os error (\d+)\)", str(error)):
-                raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
-            raise
+            save_file(held.optimizer, folder / pieces.OPTIMIZER)
+
+    def _commit_parts(self, state: State, held: Held) -> None:
+        """Every rank writes its slices into the folder that rank 0 makes, completes, seals and names."""
+        if not self.world.is_main:
+            folder = parallel.broadcast(None, self.world, self._group)
+            if folder is not None:
+                self._write_part(folder, held)
+            return
+        told = False
+
+        def write(folder: Path) -> None:
+            nonlocal told
+            told = True
+            parallel.broadcast(folder, self.world, self._group)
+            self._write_part(folder, held)
+            with explained_full_disk(folder):
+                self._write_model(folder)
+
+        try:
+            checkpoint.commit(self.run_dir, state, write)
+        finally:
+            if not told:  # there is no folder: let the others not wait for one
+                parallel.broadcast(None, self.world, self._group)
+
+    def _write_part(self, folder: Path, held: Held) -> None:
+        """This rank's slices; raises on every rank what went wrong on any."""
+        failure: errors.KubetuneError | None = None
+        path = folder / pieces.part_name(self.world.rank, self.world.size)
+        try:
+            with files.explained_writes(path), explained_full_disk(folder):
+                pieces.write_part(path, held.optimizer, self.optimizer.pieces)
+                faults.reach("commit.part")
+        except errors.EnvironmentFault as error:
+            failure = error
+        for found in parallel.gather(failure, self.world, self._group):
+            if found is not None:
+                raise found
+
+    def _write_model(self, folder: Path) -> None:
+        config = self.model.config
+        others = sharded.saved_buffers(self.model)
+        pieces.write_weights(folder, self.optimizer.layout, config.dtype, others)
+        config.save_pretrained(folder)
+        if self.model.can_generate():
+            self.model.generation_config.save_pretrained(folder)
+        self.tokenizer.save(folder)
+        faults.reach("commit.weights")
 
     def restore(self, mode: str, data_fingerprint: str, global_batch_size: int) -> State:
         """Go on from the newest whole checkpoint, or start at step 0.
@@ -119,7 +251,8 @@ class Snapshots:
                 "changed"
             )
         try:
-            self.optimizer.load(load_file(found / OPTIMIZER, device=str(self.world.device)))
+            with pieces.Buffers(found) as buffers:
+                self.optimizer.load(buffers.state(self.optimizer.pieces, self.optimizer.size))
         except ValueError as error:
             raise errors.ConfigError(
                 f"{found}: {error}; was `model` or `lora` changed since? Use another `output`"
@@ -134,3 +267,14 @@ class Snapshots:
             return checkpoint.find(self.run_dir)
         except errors.KubetuneError as error:
             return error
+
+
+@contextmanager
+def explained_full_disk(folder: Path) -> Iterator[None]:
+    """safetensors tells of a full disk in words of its own: "… I/O error: No space left on device (os error 28)"."""
+    try:
+        yield
+    except SafetensorError as error:
+        if found := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
+        raise

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kubetune import errors, health, logs, parallel, trace, watchdog
+from kubetune import errors, health, logs, parallel, sharded, trace, watchdog
 from kubetune.checkpoint import State
 from kubetune.config.schema import Config
 from kubetune.data.batches import Batch
@@ -25,11 +25,11 @@ from kubetune.data.order import mixed_seed
 from kubetune.data.prepare import Prepared
 from kubetune.evaluate import evaluate
 from kubetune.journal import Journal, log_batch, open_journal
+from kubetune.models import choose_dtype
 from kubetune.optim import FlatAdamW
-from kubetune.optim_8bit import make_optimizer
 from kubetune.parallel import World
 from kubetune.plan import Plan, learning_rate_at
-from kubetune.snapshot import Snapshots
+from kubetune.snapshot import Snapshots, writes_in_background
 from kubetune.tuning import Workload
 
 FIRST_LOSS_SCALE = 2.0**14
@@ -61,7 +61,7 @@ def train(
     """
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(config, plan, data))
-    optimizer = make_optimizer(learner.model.named_parameters(), config.training)
+    optimizer = sharded.make_optimizer(learner.model, config.training)
     _log_model(learner, optimizer)
     run = Run(
         config=config,
@@ -71,7 +71,14 @@ def train(
         task=task,
         learner=learner,
         optimizer=optimizer,
-        feed=Feed(data.train, plan, config.training.seed, world, flat=learner.route.flat),
+        feed=Feed(
+            data.train,
+            plan,
+            config.training.seed,
+            world,
+            flat=learner.route.flat,
+            even=sharded.is_sharded(learner.model),
+        ),
         data=data,
         snapshots=Snapshots(
             run_dir,
@@ -81,15 +88,19 @@ def train(
             data.tokenizer,
             config.training.save_total_limit,
             labelled=data.labels is not None,
+            background=writes_in_background(config.training.async_save, optimizer),
+            timeout_seconds=config.training.timeout_seconds,
         ),
     )
     run.snapshots.require_room()
     state = run.snapshots.restore(config.training.resume, data.fingerprint, plan.global_batch_size)
-    if state.step == 0 and next(learner.model.parameters()).dtype == torch.float16:
+    if state.step == 0 and choose_dtype(config.model.dtype, world.device) == torch.float16:
         state = replace(state, loss_scale=FIRST_LOSS_SCALE)
     stop.defer()
     with open_journal(config, plan, run_dir, world, state) as journal:
-        return loop(run, state, journal)
+        state = loop(run, state, journal)
+    run.snapshots.finish()
+    return state
 
 
 def _workload(config: Config, plan: Plan, data: Prepared) -> Workload:
@@ -110,8 +121,8 @@ def loop(run: Run, state: State, journal: Journal) -> State:
         losses = [_backward(run, state, i, batch, work) for i, batch in enumerate(work.batches)]
         computed = time.perf_counter() - began
         trace.record(world.rank, state.step, work.batches, losses, optimizer)
-        loss, stopping, ranks = _agree(run, losses, computed)
-        norm = float(parallel.sum_(optimizer.gradient, world).norm()) / state.loss_scale
+        loss, stopping, failing, ranks = _agree(run, losses, computed)
+        norm = optimizer.reduce_gradient(world) / state.loss_scale
         if state.loss_scale > 1.0 and not math.isfinite(norm):
             state = _lower_loss_scale(optimizer, state)
             continue
@@ -128,6 +139,8 @@ def loop(run: Run, state: State, journal: Journal) -> State:
             seconds=state.seconds + seconds,
         )
         journal.step(state, work, loss=loss, rate=rate, norm=norm, seconds=seconds, ranks=ranks)
+        if failing:
+            run.snapshots.finish()
         if stopping:
             _stop(run, state, journal)
         state = _finish_step(run, state, journal)
@@ -165,13 +178,15 @@ def _raise_loss_scale(state: State) -> State:
     return replace(state, loss_scale=state.loss_scale * 2, steps_since_overflow=0)
 
 
-def _agree(run: Run, losses: Sequence[torch.Tensor], computed: float) -> tuple[float, bool, list[float]]:
-    """One small message: (loss of the global batch, whether any rank was asked to stop, seconds of each rank)."""
+def _agree(run: Run, losses: Sequence[torch.Tensor], computed: float) -> tuple[float, bool, bool, list[float]]:
+    """One small message: (loss of the global batch, whether any rank was asked to stop, whether a checkpoint in the
+    background failed on any, seconds of each rank)."""
     rank_seconds = [0.0] * run.world.size
     rank_seconds[run.world.rank] = computed
     mine = float(torch.stack(list(losses)).double().sum()) if losses else 0.0
-    loss, stopping, *ranks = parallel.sum_numbers([mine, float(run.stop.requested), *rank_seconds], run.world)
-    return loss, stopping > 0, ranks
+    flags = [float(run.stop.requested), float(run.snapshots.has_failed)]
+    loss, stopping, failing, *ranks = parallel.sum_numbers([mine, *flags, *rank_seconds], run.world)
+    return loss, stopping > 0, failing > 0, ranks
 
 
 def _with_samples(work: Work, losses: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.Tensor]]:
@@ -183,6 +198,7 @@ def _stop(run: Run, state: State, journal: Journal) -> None:
     journal.sync()
     if state.saved_step < state.step:
         run.snapshots.save(state)
+    run.snapshots.finish()
     raise errors.Preempted(state.step)
 
 
@@ -233,7 +249,7 @@ def _is_patience_spent(run: Run, state: State) -> bool:
 
 
 def _log_model(learner: Any, optimizer: FlatAdamW) -> None:
-    total, trained = sum(p.numel() for p in learner.model.parameters()), optimizer.master.numel()
+    total, trained = sum(p.numel() for p in learner.model.parameters()), optimizer.size
     logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
     if learner.route.flat:

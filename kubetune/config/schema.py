@@ -221,13 +221,22 @@ class TrainingConfig(Section):
     gradient_checkpointing: Literal["auto"] | bool = Field(
         "auto", description="Recompute activations to save memory; `auto`: only where the memory plan asks for it."
     )
-    parallelism: Literal["ddp", "fsdp"] = Field("ddp", description="Copies of the model, or shards of it.")
+    parallelism: Literal["ddp", "fsdp"] = Field(
+        "ddp",
+        description="`ddp`: every process holds the whole model. `fsdp`: each holds a slice of every weight (FSDP2) "
+        "and borrows the rest block by block, for models that do not fit one GPU.",
+    )
     lean: bool = Field(
         True,
         description="Cheaper forwards for LoRA layers, norms and the like, each proved equal on the model at hand.",
     )
     compile: Literal["auto"] | bool = Field(
         "auto", description="torch.compile of pointwise parts; `auto`: where the planned work is worth it."
+    )
+    async_save: Literal["auto"] | bool = Field(
+        "auto",
+        description="Write checkpoints while training goes on, from a copy in the host's memory. `auto`: on a GPU, "
+        "where a checkpoint is large enough to be felt.",
     )
     resume: Literal["auto", "must", "never"] = Field(
         "auto",
@@ -314,6 +323,24 @@ class Config(Section):
             problems.append(
                 "training.early_stopping_patience: needs evaluations; set data.eval to a share such as 0.05 or a file"
             )
+        if self.training.parallelism == "fsdp":
+            problems += self._not_sharded()
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def _not_sharded(self) -> list[str]:
+        """What `training.parallelism: fsdp` cannot be combined with."""
+        lora = self.lora or LoraConfig()
+        refused = {
+            f"task: {self.task}": self.task != "causal_lm",
+            f"quantization: {self.quantization}": self.quantization not in ("none", "auto"),
+            "lora.use_dora": lora.use_dora,
+            "lora.modules_to_save": bool(lora.modules_to_save),
+            "training.optim: adamw_8bit for full fine-tuning": self.lora is None and self.training.optim != "adamw",
+        }
+        return [
+            f"training.parallelism: fsdp does not work with {setting} yet; leave that out, or use ddp"
+            for setting, is_found in refused.items()
+            if is_found
+        ]

@@ -13,6 +13,8 @@ from kubetune.data.prepare import Rows
 from kubetune.parallel import World
 from kubetune.plan import Plan
 
+NOTHING: Ids = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True)
 class Work:
@@ -25,10 +27,15 @@ class Work:
 
 
 class Feed:
-    """Training batches. With `flat` False every sequence is a micro-batch of its own."""
+    """Training batches. With `flat` False every sequence is a micro-batch of its own.
 
-    def __init__(self, rows: Rows, plan: Plan, seed: int, world: World, *, flat: bool = True) -> None:
-        self._rows, self._plan, self._seed, self._world = rows, plan, seed, world
+    `even`: every rank gets equally many micro-batches, because each takes all ranks; some may hold no sample then.
+    """
+
+    def __init__(
+        self, rows: Rows, plan: Plan, seed: int, world: World, *, flat: bool = True, even: bool = False
+    ) -> None:
+        self._rows, self._plan, self._seed, self._world, self._even = rows, plan, seed, world, even
         self._token_budget = plan.micro_batch_tokens if flat else None
         self._sequences = plan.per_device_train_batch_size if flat else 1
         self._lengths = rows.lengths
@@ -49,6 +56,8 @@ class Feed:
         split = split_batch(
             ids, self._lengths, self._world.size, token_budget=self._token_budget, sequences=self._sequences
         )
+        if self._even:
+            split = _evened(split)
         return Work(
             batches=[_collate(self._rows, micro) for micro in split[self._world.rank]],
             labels=int(self._rows.trained_counts[ids].sum()),
@@ -63,15 +72,24 @@ def rows_per_epoch(rows: Rows) -> int:
 
 
 def evaluation_batches(
-    rows: Rows, plan: Plan, world: World, *, flat: bool = True, limit: int | None = None
+    rows: Rows, plan: Plan, world: World, *, flat: bool = True, even: bool = False, limit: int | None = None
 ) -> list[list[Ids]]:
-    """Every row exactly once: `[rank][batch] -> row ids`. Batches hold training's budget of tokens."""
+    """Every row exactly once: `[rank][batch] -> row ids`. Batches hold training's budget of tokens.
+
+    `even`: equally many batches for every rank, some of them empty.
+    """
     ids = np.arange(len(rows), dtype=np.int64)
     if limit is not None:
         ids = np.sort(ids[np.argsort(hash_ids(ids, "evaluation sample"), kind="stable")][:limit])
     budget = plan.micro_batch_tokens if flat else None
     sequences = plan.per_device_eval_batch_size if flat else 1
-    return split_batch(ids, rows.lengths, world.size, token_budget=budget, sequences=sequences)
+    split = split_batch(ids, rows.lengths, world.size, token_budget=budget, sequences=sequences)
+    return _evened(split) if even else split
+
+
+def _evened(split: list[list[Ids]]) -> list[list[Ids]]:
+    longest = max(len(share) for share in split)
+    return [share + [NOTHING] * (longest - len(share)) for share in split]
 
 
 def evaluation_batch(rows: Rows, ids: Ids) -> Batch:
@@ -80,6 +98,9 @@ def evaluation_batch(rows: Rows, ids: Ids) -> Batch:
 
 
 def _collate(rows: Rows, ids: Ids) -> Batch:
+    if not len(ids):
+        # One token and no label: it passes through the whole model, and adds nothing.
+        return collate([(np.zeros(1, np.uint32), np.zeros(1, bool))])
     samples = [int(i) for i in ids]
     if rows.targets is None:
         return collate([rows.row(i) for i in samples], samples)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from kubetune import adapters, models, quantization
+from kubetune import adapters, models, quantization, sharded
 from kubetune.attention import stream
 from kubetune.data.batches import Batch
 from kubetune.flat import Route, choose_attention, hidden_states, logit_rule, unwrap
@@ -36,7 +36,7 @@ def build(config: Config, world: World, workload: Workload) -> CausalLM:
     from transformers import AutoModelForCausalLM
 
     config = quantization.decide(config, world)
-    model = models.load_pretrained(AutoModelForCausalLM, config, world.device)
+    model = sharded.load(AutoModelForCausalLM, config, world)
     if config.lora is not None:
         model = adapters.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
     learner = ready(model.train(), config)
@@ -72,7 +72,7 @@ def loss(task: CausalLM, batch: Batch, scale: float) -> Tensor:
 def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
     with stream(batch.borders, batch.rows):
-        value = loss(task, batch, scale)
+        value = sharded.inside(unwrap(task.model), loss, task, batch, scale)
         value.backward()
     return value.detach()
 
@@ -81,9 +81,13 @@ def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
 def evaluate(task: CausalLM, batch: Batch) -> tuple[float, float, float]:
     """Sums over one micro-batch: loss, labels told rightly, labels. They add up over batches and ranks."""
     with stream(batch.borders):
-        hidden = hidden_states(unwrap(task.model), batch)[batch.rows]
-    total, right = score(hidden, batch.labels, head_of(task.model))
+        total, right = sharded.inside(unwrap(task.model), _score, task, batch)
     return float(total), float(right), float(batch.num_labels)
+
+
+def _score(task: CausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    hidden = hidden_states(unwrap(task.model), batch)[batch.rows]
+    return score(hidden, batch.labels, head_of(task.model))
 
 
 def metrics(_: CausalLM, parts: Sequence[tuple[float, float, float]], world: World) -> dict[str, float]:
