@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
             if reference is not None:
                 name, key = args.secret or reference.secret, reference.key or key
     value = find_value(args.variable, args.env_file)
+    os.environ[args.variable] = value  # so that the scrubber of error messages knows it
     cluster = open_cluster(namespace)
     from kubetune.cluster.refusals import Refused
     from kubetune.manifests.spec import MANAGED_BY

@@ -18,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table. Raises ConfigError when no pod runs."""
-    from kubetune.cluster.gpus import on_all
-    from kubetune.cluster.runs import Target, ask, running
+    from kubetune.cluster.runs import Target, ask, on_all, running
 
     cluster, spec = find(args)
     targets = running(cluster, spec)

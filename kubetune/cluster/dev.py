@@ -10,12 +10,10 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from kubetune.cluster.client import Cluster, Sink
-from kubetune.cluster.gpus import on_all
 from kubetune.cluster.refusals import Unreachable
-from kubetune.cluster.runs import Target, running
+from kubetune.cluster.runs import Target, on_all, running
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.manifests.configmap import pod_config
@@ -31,8 +29,6 @@ _SUFFIX = "-dev"
 _LONGEST_NAME = 40
 _INSIDE = ["python", "-m", "kubetune.cluster.inside"]
 _NOT_CODE = {"__pycache__", "node_modules", "outputs", "mlruns", "venv"}
-
-T = TypeVar("T")
 
 
 def dev_config(config: Config) -> Config:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from kubetune.cluster.client import Cluster
-from kubetune.cluster.runs import Target
+from kubetune.cluster.runs import Target, on_all
 from kubetune.errors import EnvironmentFault
 
 _FIELDS = {
@@ -23,8 +22,6 @@ _FIELDS = {
     "power_watts": "power.draw",
 }
 _QUERY = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS.values())}", "--format=csv,noheader,nounits"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,12 +49,6 @@ def query_gpus(cluster: Cluster, targets: Sequence[Target]) -> list[Gpus]:
         return Gpus(target.node, target.pod, parse_gpus(text))
 
     return on_all(query, targets)
-
-
-def on_all(question: Callable[[Target], T], targets: Sequence[Target]) -> list[T]:
-    """Put a question to all pods at once; the answers in their order."""
-    with ThreadPoolExecutor(max(1, len(targets))) as pool:
-        return list(pool.map(question, targets))
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:

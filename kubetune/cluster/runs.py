@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ruamel.yaml import YAML
 
@@ -29,6 +30,8 @@ from kubetune.manifests.storage import outputs_volume
 from kubetune.plan import make_plan
 
 CONFIG_KEY = "run.yaml"
+
+T = TypeVar("T")
 
 _FILES = "files"
 _POD_SECONDS = 300
@@ -136,6 +139,12 @@ def ask(cluster: Cluster, target: Target, *question: str) -> list[Any]:
         said = errors.getvalue().decode(errors="replace").strip().rpartition("\n")[2]
         raise EnvironmentFault(f"pod {target.pod} could not answer ({question[0]}, exit code {code}): {said}")
     return [json.loads(line) for line in answer.getvalue().splitlines()]
+
+
+def on_all(question: Callable[[Target], T], targets: Sequence[Target]) -> list[T]:
+    """Put a question to all pods at once; the answers in their order."""
+    with ThreadPoolExecutor(max(1, len(targets))) as pool:
+        return list(pool.map(question, targets))
 
 
 def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
