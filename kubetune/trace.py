@@ -47,4 +47,4 @@ def file_of(folder: Path, rank: int) -> Path:
 def digest(tensor: Tensor) -> str:
     """A hash of a tensor's bytes, of any shape and type."""
     numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(numbers.numpy(), digest_size=16).hexdigest()
+    return hashlib.blake2b(numbers.numpy().data, digest_size=16).hexdigest()

@@ -23,6 +23,8 @@ VERBS: dict[str, str] = {
     "plan": "batch arithmetic, steps, tokens and resources of a run, before anything is held",
     "data": "check, convert or prepare data",
     "train": "fine-tune, here",
+    "smoke": "whether ranks, links, devices and volumes are fit for a run, by a tiny one",
+    "verify-resume": "whether a stop and a resume change a single bit of your run, by trying it",
     "evaluate": "evaluate a run on its own or on other data",
     "generate": "answer prompts with the result of a run",
     "chat": "talk to the result of a run",

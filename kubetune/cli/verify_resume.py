@@ -1,0 +1,129 @@
+"""`kubetune verify-resume`: whether a stopped and resumed run of your config ends bit by bit like one that never was.
+
+Exit code 0: exact. 4: the two runs diverged. Any other: one of them could not be trained, and that is its code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kubetune import errors
+from kubetune.config.flags import add_run_arguments, config_from_args
+from kubetune.config.schema import Config
+from kubetune.devices import visible_gpus
+from kubetune.estimate import estimate_rows
+from kubetune.plan import make_plan
+from kubetune.relay import Relay
+
+if TYPE_CHECKING:
+    from kubetune.verify import Difference, Verdict
+
+STEPS = 6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run_arguments(parser)
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps to train (default {STEPS})")
+    parser.add_argument("--stop-at", type=int, metavar="K", help="stop after this step (default: half of them)")
+    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    parser.epilog = "Trains in a temporary folder below $TMPDIR and leaves the run's own output alone."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train twice, compare, and print the verdict. Raises ConfigError before anything is trained."""
+    stop_at = args.stop_at if args.stop_at is not None else args.steps // 2
+    if not 1 <= stop_at < args.steps:
+        raise errors.ConfigError(
+            f"command line: found --steps {args.steps} and --stop-at {stop_at}; expected 1 ≤ K < N. "
+            "Nothing was written."
+        )
+    config = config_from_args(args, os.environ)
+    _require_one_node(config)
+
+    from kubetune.verify import by_agent, shortened, verify
+
+    short = shortened(config, args.steps)
+    plan = make_plan(short, *estimate_rows(short), visible_gpus(os.environ))
+    quiet = _aside() if args.json else nullcontext()
+    with quiet, tempfile.TemporaryDirectory(prefix="kubetune-verify-") as folder, Relay() as relay:
+        verdict = verify(short, plan, stop_at, Path(folder), by_agent(relay))
+    if args.json:
+        print(json.dumps(asdict(verdict) | {"exact": verdict.is_exact}, indent=2))
+    else:
+        print()
+        for label, text in describe(verdict):
+            print(f"{label:<14} {text}")
+    return errors.OK if verdict.is_exact else errors.DIVERGED
+
+
+def _require_one_node(config: Config) -> None:
+    if config.compute.nodes > 1:
+        raise errors.ConfigError(
+            f"compute.nodes: found {config.compute.nodes}; expected 1, because verify-resume trains on this machine "
+            "only. Add compute.nodes=1 and, to keep the batch, training.global_batch_size. Nothing was written."
+        )
+
+
+@contextmanager
+def _aside() -> Iterator[None]:
+    """What this process and those below it print goes to standard error, so that standard output is JSON alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def describe(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """The verdict as labelled lines."""
+    ranks = f"{verdict.world_size} rank{'s' if verdict.world_size > 1 else ''} on {verdict.device}"
+    yield (
+        "runs",
+        f"{verdict.steps} steps, and {verdict.steps} steps with a stop after step {verdict.stopped_at}; {ranks}",
+    )
+    yield (
+        "compared",
+        f"{verdict.facts:,} values: batch ids, learning rate, random state, losses, gradient norm, "
+        "optimizer and weights at each step; every tensor of the last checkpoint",
+    )
+    if verdict.difference is None:
+        yield "exact", "the resumed run is bit by bit the uninterrupted one"
+    else:
+        yield "not exact", _where(verdict.difference)
+        yield from _why(verdict)
+    if verdict.device == "cuda":
+        yield "holds for", "this GPU and these versions of CUDA and torch: others may choose other kernels"
+
+
+def _where(difference: Difference) -> str:
+    values = f"{_short(difference.uninterrupted)} uninterrupted, {_short(difference.other)}"
+    return f"first at step {difference.step}, rank {difference.rank}, {difference.what}: {values}"
+
+
+def _short(value: str, limit: int = 60) -> str:
+    return value if len(value) <= limit else f"{value[: limit - 1]}…"
+
+
+def _why(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    if verdict.repeat is None:
+        yield "because", "of the resume: a second uninterrupted run equals the first. Please report this"
+        return
+    yield "a repeat", f"differs too, {_where(verdict.repeat)}"
+    text = "the computation itself does not repeat here, with or without a stop"
+    if verdict.device == "cuda":
+        text += "; kernels that add in changing order do that. Try CUBLAS_WORKSPACE_CONFIG=:4096:8"
+    yield "because", text

@@ -1,0 +1,295 @@
+"""One rank of the smoke test: meet, measure, train a small network, and judge. `smoke.py` starts it.
+
+The training goes the way of every run (flat gradient, one all-reduce a step); only data and model are synthetic.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+import time
+from contextlib import ExitStack, nullcontext, redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kubetune import errors, logs, measurements, parallel, trace
+from kubetune.data.order import mixed_seed
+from kubetune.devices import visible_gpus
+from kubetune.measurements import MIB, Link, Reduction, Volume
+from kubetune.meeting import Meeting, meet
+from kubetune.optim import AdamSettings, FlatAdamW
+from kubetune.parallel import World
+from kubetune.smoke import Settings
+
+_HIDDEN = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank's surroundings."""
+
+    rank: int
+    host: str
+    device: str
+    gpus_unseen: int
+    """GPUs that the node has and torch cannot use."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """The small run. `rank_seconds`: what each rank computed, without waiting for the others."""
+
+    loss_before: float
+    epoch_losses: tuple[float, ...]
+    loss_after: float
+    accuracy: float
+    seconds: float
+    samples_per_second: float
+    rank_seconds: tuple[float, ...]
+    ranks_agree: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything found, the same on every rank."""
+
+    world_size: int
+    backend: str
+    versions: dict[str, str]
+    ranks: list[Place]
+    all_reduce: list[Reduction]
+    links: list[Link]
+    compute_seconds: list[float]
+    volumes: list[Volume]
+    training: Training
+
+
+def run_rank(settings: Settings) -> int:
+    """Be one rank; returns the exit code."""
+    # Else NCCL ends the process when a collective times out, and nobody says which rank was missing.
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    rank = int(os.environ.get("RANK", "0"))
+    with redirect_stdout(sys.stderr) if settings.json else nullcontext():
+        logs.configure(settings.log_level, rank=rank)
+        found, problems, code = _try(settings)
+        # What all ranks have found, one need say; a rank that is alone with its error says it itself.
+        for problem in problems if rank == 0 or found is None else ():
+            logs.ERROR.error("%s", problem)
+        if not problems:
+            logs.RESULT.info("good: fit for a run")
+    if settings.json and rank == 0:
+        facts = asdict(found) if found is not None else {}
+        print(json.dumps({"verdict": "bad" if problems else "good", "problems": problems, **facts}, indent=2))
+    return code
+
+
+def _try(settings: Settings) -> tuple[Report | None, list[str], int]:
+    """(what was found, what is wrong, exit code)."""
+    try:
+        report = examine(settings)
+    except errors.KubetuneError as error:
+        return None, [str(error)], error.exit_code
+    problems = judge(report, settings)
+    return report, problems, errors.ENVIRONMENT if problems else errors.OK
+
+
+def examine(settings: Settings) -> Report:
+    """Meet the other ranks and measure everything. Raises EnvironmentFault naming ranks that are missing or lost."""
+    logs.STEP.info("init: waiting for %s ranks", os.environ.get("WORLD_SIZE", "1"))
+    meeting = meet(os.environ, settings.timeout)
+    try:
+        with ExitStack() as stack:
+            with parallel.peers():
+                world = stack.enter_context(parallel.join(timeout_seconds=settings.timeout))
+            return _measure(settings, world, meeting)
+    except errors.LostPeer as error:
+        raise errors.EnvironmentFault(f"{meeting.find_lost()} ({error})") from error
+
+
+def _measure(settings: Settings, world: World, meeting: Meeting) -> Report:
+    meeting.begin("facts")
+    places = parallel.gather(_place(world), world)
+    versions = _versions()
+    backend = dist.get_backend() if world.size > 1 else "none"
+    logs.DDP.info("%d ranks, backend %s, %s", world.size, backend, " ".join(f"{k} {v}" for k, v in versions.items()))
+    for place in places:
+        logs.DDP.info("rank %d on %s: %s", place.rank, place.host, place.device)
+
+    meeting.begin("all-reduce")
+    logs.STEP.info("all-reduce")
+    reductions = measurements.measure_all_reduce(world, settings.largest_mib * MIB)
+    for one in reductions:
+        logs.DDP.info(
+            "all-reduce %s bytes: %.3g ms, %.3g GB/s (bus %.3g GB/s), sums %s",
+            f"{one.bytes:,}", one.seconds * 1e3, one.gb_per_second, one.bus_gb_per_second,
+            "wrong" if one.wrong_ranks else "right",
+        )  # fmt: skip
+
+    meeting.begin("links")
+    links = measurements.measure_links(world)
+    for link in links:
+        logs.DDP.info("rank %d to %d: %.3g GB/s", *link.ranks, link.gb_per_second)
+
+    meeting.begin("compute")
+    compute = measurements.measure_compute(world)
+    shown = " ".join(f"{seconds * 1e3:.3g}" for seconds in compute)
+    logs.DDP.info("the same work on each rank, in ms: %s", shown)
+
+    meeting.begin("volumes")
+    volumes = _volumes(settings, world)
+    meeting.begin("train")
+    training = train(settings, world)
+    return Report(world.size, backend, versions, places, reductions, links, compute, volumes, training)
+
+
+def _place(world: World) -> Place:
+    if world.device.type == "cuda":
+        facts = torch.cuda.get_device_properties(world.device)
+        device = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, capability {facts.major}.{facts.minor}"
+        return Place(world.rank, socket.gethostname(), device, 0)
+    device = f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
+    return Place(world.rank, socket.gethostname(), device, visible_gpus(os.environ))
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    if torch.cuda.is_available():
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return versions
+
+
+def _volumes(settings: Settings, world: World) -> list[Volume]:
+    """The volumes as the first rank of each node sees them."""
+    mine = []
+    if world.local_rank == 0:
+        mine = [measurements.measure_volume(Path(p), world.rank, settings.volume_mib) for p in settings.volume]
+    volumes = [volume for found in parallel.gather(mine, world) for volume in found]
+    for volume in volumes:
+        if volume.write_mib_per_second is not None:
+            logs.STEP.info(
+                "volume %s on rank %d: writes %.0f MiB/s, %.1f GiB free",
+                volume.path, volume.rank, volume.write_mib_per_second, volume.free_bytes / 2**30,
+            )  # fmt: skip
+    return volumes
+
+
+def separable(settings: Settings) -> tuple[Tensor, Tensor]:
+    """Linearly separable data: fp32 `[samples, features]` and their classes, int64 `[samples]`."""
+    draw = torch.Generator().manual_seed(settings.seed)
+    features = torch.randn(settings.samples, settings.features, generator=draw)
+    planes = torch.randn(settings.features, settings.classes, generator=draw)
+    return features, (features @ planes).argmax(dim=1)
+
+
+def train(settings: Settings, world: World) -> Training:
+    """A few epochs of a small network, each step one all-reduce of the flat gradient."""
+    logs.STEP.info("seed %d, %d samples, batch %d × %d", settings.seed, settings.samples, settings.batch, world.size)
+    features, labels = (tensor.to(world.device) for tensor in separable(settings))
+    torch.manual_seed(settings.seed)
+    model = nn.Sequential(nn.Linear(settings.features, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, settings.classes)).to(
+        world.device
+    )
+    optimizer = FlatAdamW(model.named_parameters(), AdamSettings())
+    logs.STEP.info("model: %d parameters on %s", optimizer.master.numel(), world.device)
+
+    before, _ = _evaluate(model, features, labels, world)
+    began, computed, losses = time.perf_counter(), 0.0, []
+    for epoch in range(settings.epochs):
+        loss, seconds = _train_epoch(settings, epoch, model, optimizer, features, labels, world)
+        logs.TRAIN.info("epoch %d/%d loss %.4f", epoch + 1, settings.epochs, loss)
+        losses.append(loss)
+        computed += seconds
+    seconds = time.perf_counter() - began
+    after, accuracy = _evaluate(model, features, labels, world)
+    speed = settings.epochs * settings.samples / seconds
+    logs.RESULT.info(
+        "loss %.4f -> %.4f, accuracy %.1f %%, %.2f s, %.0f samples/s", before, after, 100 * accuracy, seconds, speed
+    )
+    return Training(
+        loss_before=before,
+        epoch_losses=tuple(losses),
+        loss_after=after,
+        accuracy=accuracy,
+        seconds=seconds,
+        samples_per_second=speed,
+        rank_seconds=tuple(parallel.gather(computed, world)),
+        ranks_agree=len(set(parallel.gather(trace.digest(optimizer.master), world))) == 1,
+    )
+
+
+def _train_epoch(
+    settings: Settings, epoch: int, model: nn.Module, optimizer: FlatAdamW, features: Tensor, labels: Tensor,
+    world: World,
+) -> tuple[float, float]:  # fmt: skip
+    """(mean loss, seconds this rank computed)."""
+    draw = torch.Generator().manual_seed(mixed_seed(settings.seed, epoch))
+    batches = torch.randperm(settings.samples, generator=draw).split(settings.batch * world.size)
+    total, computed = 0.0, 0.0
+    for index, ids in enumerate(batches):
+        began = time.perf_counter()
+        mine = ids[world.rank :: world.size].to(world.device)
+        loss = nn.functional.cross_entropy(model(features[mine]), labels[mine], reduction="sum") / len(ids)
+        loss.backward()
+        share = float(loss.detach())
+        computed += time.perf_counter() - began
+        if logs.shows_batch("first-last", index, len(batches)):
+            shapes = f"features {list(features[mine].shape)}, labels {list(labels[mine].shape)}"
+            logs.BATCH.debug("epoch %d batch %d/%d: %s, loss %.4f", epoch + 1, index + 1, len(batches), shapes, share)
+        parallel.sum_(optimizer.gradient, world)
+        optimizer.update(settings.lr)
+        total += share * len(ids)
+    return parallel.sum_numbers([total], world)[0] / settings.samples, computed
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module, features: Tensor, labels: Tensor, world: World) -> tuple[float, float]:
+    """(mean loss, share of right answers) on all samples, of which each rank sees its part."""
+    scores, wanted = model(features[world.rank :: world.size]), labels[world.rank :: world.size]
+    loss = float(nn.functional.cross_entropy(scores, wanted, reduction="sum"))
+    right = float((scores.argmax(dim=1) == wanted).sum())
+    loss, right = parallel.sum_numbers([loss, right], world)
+    return loss / len(labels), right / len(labels)
+
+
+def judge(report: Report, settings: Settings) -> list[str]:
+    """What is wrong with the environment, a line each; nothing when it is fit for a run."""
+    named = {place.rank: f"rank {place.rank} on {place.host}" for place in report.ranks}
+    factor = settings.slow_factor
+    problems = [
+        f"{named[place.rank]}: the node has {place.gpus_unseen} GPUs, but torch can use none; "
+        f"look at the driver, and whether torch {report.versions['torch']} was built for CUDA"
+        for place in report.ranks
+        if place.gpus_unseen
+    ]
+    for one in report.all_reduce:
+        wrong = ", ".join(named[rank] for rank in one.wrong_ranks)
+        problems += [f"all-reduce of {one.bytes:,} bytes gave wrong sums on {wrong}"] if wrong else []
+    for rank, ratio in measurements.outliers(report.compute_seconds, factor).items():
+        problems.append(f"{named[rank]} is slow: the same work takes {ratio:.1f} times as long as elsewhere")
+    for index, ratio in measurements.outliers([link.seconds for link in report.links], factor).items():
+        first, second = (named[rank] for rank in report.links[index].ranks)
+        problems.append(f"the link from {first} to {second} is {ratio:.1f} times as slow as the others")
+    problems += [f"volume {one.path} on {named[one.rank]}: {one.problem}" for one in report.volumes if one.problem]
+    return problems + _judge_training(report.training, settings)
+
+
+def _judge_training(training: Training, settings: Settings) -> list[str]:
+    problems = []
+    # Not ">": a loss that is not a number is no improvement either.
+    if not training.loss_after < training.loss_before:
+        problems.append(
+            f"training did not improve: loss {training.loss_before:.4f} before, {training.loss_after:.4f} after "
+            f"{settings.epochs} epochs at --lr {settings.lr:g}"
+        )
+    if not training.ranks_agree:
+        problems.append("the ranks ended with different weights")
+    return problems
