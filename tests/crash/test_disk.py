@@ -29,7 +29,7 @@ slow = pytest.mark.slow
         ("write", 3, 3),  # the manifest of the second checkpoint
         pytest.param("commit.sealed", 2, 3, marks=slow),
         pytest.param("commit.renamed", 2, 6, marks=slow),
-        ("link", 3, 6),
+        pytest.param("link", 3, 6, marks=slow),
         pytest.param("remove", 1, 12, marks=slow),
     ],
 )

@@ -11,12 +11,14 @@ import pytest
 from kubetune import endings, errors
 from kubetune.watchdog import HANG
 from tests import toy
+from tests.ranks import run_ranks
 
 TIMEOUT = 2.0
 
 
 @pytest.fixture
 def run_dir(toy_inputs: Path, tmp_path: Path) -> Path:
+    run_ranks(str, 1)  # so that starting the server of ranks is not counted
     return toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"timeout_seconds": TIMEOUT}), 2)
 
 
@@ -28,7 +30,12 @@ def seconds_and_codes(run_dir: Path, world_size: int, fault: str) -> tuple[float
 
 @pytest.mark.parametrize(
     ("world_size", "point", "rank", "step"),
-    [(1, "micro-batch:8", 0, 4), (2, "step:4", 1, 3), (2, "evaluation", 1, 3), (2, "save", 0, 3)],
+    [
+        (1, "micro-batch:8", 0, 4),
+        (2, "step:4", 1, 3),
+        pytest.param(2, "evaluation", 1, 3, marks=pytest.mark.slow),
+        (2, "save", 0, 3),
+    ],
 )
 def test_a_hung_rank_ends_the_run_and_is_named(
     run_dir: Path, world_size: int, point: str, rank: int, step: int

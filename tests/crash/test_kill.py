@@ -24,7 +24,7 @@ POINTS = [
     pytest.param("micro-batch", 8, 3, id="accumulation", marks=slow),
     pytest.param("evaluation", 4, 3, id="evaluation", marks=slow),
     pytest.param("commit.weights", 2, 3, id="weights written", marks=slow),
-    pytest.param("commit.written", 2, 3, id="all but the manifest written"),
+    pytest.param("commit.written", 2, 3, id="all but the manifest written", marks=slow),
     pytest.param("write", 3, 3, id="manifest half written"),
     pytest.param("commit.sealed", 2, 3, id="sealed, not named"),
     pytest.param("commit.renamed", 2, 6, id="named", marks=slow),

@@ -28,25 +28,31 @@ slow = pytest.mark.slow
         pytest.param("commit.written", 1, [3, 4], id="save"),
     ],
 )
-@pytest.mark.parametrize(("world_size", "rank"), [(1, 0), pytest.param(2, 1, marks=slow)], ids=["alone", "rank 1"])
 def test_stopped_in_each_phase(
-    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, world_size: int, rank: int, point: str, nth: int,
-    saved: list[int],
-) -> None:  # fmt: skip
-    if world_size == 2 and point in ("starting", "commit.written"):
-        pytest.skip("a lone rank that stops before the loop is lost to the others; only rank 0 writes")
+    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, point: str, nth: int, saved: list[int]
+) -> None:
     config = toy.make_config(toy_inputs, **LORA)
-    run_dir = toy.make_run(tmp_path / "run", config, world_size)
-    codes = toy.train(run_dir, world_size, {"KUBETUNE_FAULT": f"signal 15:{point}:{nth}:{rank}"})
-    assert codes == [errors.PREEMPTED] * world_size
-    steps = {ending.step for ending in endings.read_rank_endings(run_dir).values()}
-    if world_size == 1:
-        assert checkpoint.steps(run_dir) == saved
-        assert steps == {saved[-1] if saved else 0}
-    else:
-        assert steps == {checkpoint.steps(run_dir)[-1]}
-    assert toy.train(run_dir, world_size) == [0] * world_size
-    assert toy.digests(run_dir) == uninterrupted(config, world_size)
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": f"signal 15:{point}:{nth}"}) == [errors.PREEMPTED]
+    assert checkpoint.steps(run_dir) == saved
+    assert endings.read_rank_endings(run_dir)[0].step == (saved[-1] if saved else 0)
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == uninterrupted(config, 1)
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [pytest.param("step", 1, marks=slow), ("micro-batch", 8), pytest.param("evaluation", 1, marks=slow)],
+)
+def test_one_rank_is_told_and_both_stop_after_the_same_step(
+    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, point: str, nth: int
+) -> None:
+    config = toy.make_config(toy_inputs, **LORA)
+    run_dir = toy.make_run(tmp_path / "run", config, 2)
+    assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": f"signal 15:{point}:{nth}:1"}) == [errors.PREEMPTED] * 2
+    assert {ending.step for ending in endings.read_rank_endings(run_dir).values()} == {checkpoint.steps(run_dir)[-1]}
+    assert toy.train(run_dir, 2) == [0, 0]
+    assert toy.digests(run_dir) == uninterrupted(config, 2)
 
 
 def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path) -> None:
