@@ -32,11 +32,10 @@ def measure(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.flo
     return {f"eval_{name}": float(value) for name, value in values.items()}
 
 
-def confusion(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray[np.int64]:
-    """How often class i (row) was taken for class j (column), `[classes, classes]`; for single labels only."""
-    counts: NDArray[np.int64] = metrics.confusion_matrix(
-        targets[:, 0].astype(np.int64), logits.argmax(1), labels=range(len(labels.names))
-    )
+def count_confusions(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> list[list[int]]:
+    """How often class i (row) was taken for class j (column); for single labels only."""
+    true, classes = targets[:, 0].astype(np.int64), range(len(labels.names))
+    counts: list[list[int]] = metrics.confusion_matrix(true, logits.argmax(1), labels=classes).tolist()
     return counts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,15 @@ from kubetune.plan import Plan, make_plan
 from kubetune.tasks import task_module
 
 BETWEEN_STOP_CHECKS = 16  # batches; asking all ranks costs a message
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What evaluating a run found. `confusion[i][j]`: rows of class i taken for class j, of those in `names`."""
+
+    metrics: dict[str, float]
+    confusion: list[list[int]] | None = None
+    names: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -61,8 +71,8 @@ def collect(
 
 def evaluate_run(
     run_dir: Path, which: str, data: str | None = None, predictions: Path | None = None
-) -> dict[str, float]:
-    """The metrics of a run's checkpoint on its evaluation data, or on `data`.
+) -> Evaluation:
+    """Evaluate a run's checkpoint on its evaluation data, or on `data`.
 
     A classifier's predictions are also written to `predictions`, one JSON object a line. Raises ConfigError when the
     run has no evaluation data and none are given.
@@ -89,5 +99,5 @@ def evaluate_run(
     if predictions is not None:
         lines = (json.dumps(line, ensure_ascii=False) for line in task.predictions(learner, parts, rows))
         write_atomic(predictions, "".join(f"{line}\n" for line in lines))
-    values: dict[str, float] = task.metrics(learner, parts, world)
-    return values
+    matrix = task.confusion(learner, parts) if hasattr(task, "confusion") else None
+    return Evaluation(task.metrics(learner, parts, world), matrix, learner.labels.names if matrix else ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from kubetune import errors
@@ -23,10 +24,22 @@ def run(args: argparse.Namespace) -> int:
     """Print every metric of the task."""
     from kubetune.evaluate import evaluate_run
 
-    values = evaluate_run(args.run_dir, args.checkpoint, args.data, args.predictions)
+    found = evaluate_run(args.run_dir, args.checkpoint, args.data, args.predictions)
     if args.json:
-        print(json.dumps(values))
-    else:
-        for name, value in values.items():
-            print(f"{name:<22} {value:.6g}")
+        matrix = {"confusion": found.confusion, "names": found.names} if found.confusion else {}
+        print(json.dumps(found.metrics | matrix))
+        return errors.OK
+    for name, value in found.metrics.items():
+        print(f"{name:<26} {value:.6g}")
+    if found.confusion:
+        print("\n".join(["", *confusion_lines(found.confusion, found.names)]))
     return errors.OK
+
+
+def confusion_lines(counts: list[list[int]], names: Sequence[str]) -> list[str]:
+    """A confusion matrix as lines: true classes down, predicted ones across."""
+    width = max(len(text) for text in (*names, *(str(n) for row in counts for n in row))) + 2
+    title = "true \\ predicted"
+    first = max(len(title), *(len(name) for name in names))
+    rows = zip((title, *names), [names, *counts], strict=True)
+    return [f"{name:<{first}}" + "".join(f"{cell:>{width}}" for cell in row) for name, row in rows]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from kubetune import adapters, models, quantization
+from kubetune import adapters, errors, models, quantization
 from kubetune.classifier import flat_logits, flow, heads, lone_logits, pools_last, prepare_pooling
 from kubetune.data.batches import Batch
 from kubetune.data.labels import Labels, ProblemType
@@ -49,6 +49,8 @@ def build(config: Config, world: World, workload: Workload) -> Classifier:
     """Load the model with a head for the labels, add adapters, choose the attention, and tune it for the work."""
     labels = workload.labels
     assert labels is not None, "prepared data of this task have labels"
+    if config.training.parallelism == "fsdp":
+        raise errors.ConfigError("training.parallelism: fsdp is for causal_lm; classifiers are small, use ddp")
     config = quantization.decide(config, world)
     torch.manual_seed(config.training.seed)  # a new head is drawn at random, alike on every rank
     model = models.load_pretrained(
@@ -138,6 +140,16 @@ def predictions(task: Classifier, parts: Sequence[Outputs], rows: Rows) -> Itera
     for sample, target, verdict in zip(everything.samples, everything.targets, said, strict=True):
         place = {"source": int(rows.source[sample]), "record": int(rows.record[sample])}
         yield {**place, "label": task.labels.name(target), **verdict}
+
+
+def confusion(task: Classifier, parts: Sequence[Outputs]) -> list[list[int]] | None:
+    """How often class i (row) was taken for class j (column); None where there is more or less than one class."""
+    from kubetune.classification_metrics import count_confusions
+
+    if task.labels.problem_type != "single_label_classification":
+        return None
+    everything = join(parts)
+    return count_confusions(task.labels, everything.logits, everything.targets)
 
 
 def classify(task: Classifier, batches: Sequence[Batch]) -> list[dict[str, Any]]:

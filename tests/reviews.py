@@ -1,0 +1,102 @@
+"""Tiny classifiers and reviews they can learn to tell apart, for tests: all made on the spot."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoModel, BertConfig, DistilBertConfig, Qwen3Config
+
+from kubetune.config.schema import Config
+
+GOOD, BAD = ("good", "great", "fine"), ("bad", "awful", "dull")
+WORDS = (*GOOD, *BAD, "the", "film", "was", "a", "very", "and", "plot", "cast", "story", "it", "is", "of")
+STEPS = 18
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def save_model(folder: Path, kind: str = "bert", **settings: Any) -> Path:
+    """A 2-layer backbone without a head, and a word tokenizer that frames texts and pairs as BERT's does."""
+    small = {"vocab_size": len(SPECIAL) + len(WORDS), "pad_token_id": 0, **settings}
+    configs = {
+        "bert": lambda: BertConfig(
+            hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, **small
+        ),
+        "distilbert": lambda: DistilBertConfig(dim=32, n_layers=2, n_heads=2, hidden_dim=64, **small),
+        "qwen3": lambda: Qwen3Config(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            intermediate_size=64,
+            bos_token_id=2,
+            eos_token_id=3,
+            **small,
+        ),
+    }
+    torch.manual_seed(0)
+    AutoModel.from_config(configs[kind]()).save_pretrained(folder)
+    vocabulary = {word: id for id, word in enumerate((*SPECIAL, *WORDS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts))
+    return folder
+
+
+def review(draw: random.Random, label: int) -> str:
+    words = draw.choices([word for word in WORDS if word not in GOOD + BAD], k=draw.randint(1, 12))
+    for _ in range(1 + len(words) // 3):
+        words.insert(draw.randrange(len(words) + 1), draw.choice(GOOD if label else BAD))
+    return " ".join(words)
+
+
+def write_tsv(path: Path, rows: int, seed: int = 0) -> Path:
+    """Reviews as SST-2's files are: `sentence<TAB>label`."""
+    draw = random.Random(seed)
+    labels = [draw.randrange(2) for _ in range(rows)]
+    path.write_text("sentence\tlabel\n" + "".join(f"{review(draw, label)}\t{label}\n" for label in labels))
+    return path
+
+
+def make_inputs(folder: Path, kind: str = "bert", **settings: Any) -> Path:
+    """A folder with `model`, `train.tsv` and `eval.tsv`."""
+    save_model(folder / "model", kind, **settings)
+    write_tsv(folder / "train.tsv", 96, seed=1)
+    write_tsv(folder / "eval.tsv", 41, seed=2)
+    return folder
+
+
+def make_config(inputs: Path, training: Mapping[str, Any] | None = None, **sections: Any) -> Config:
+    """Full fine-tuning that learns the reviews in a few steps; `sections` and `training` change that."""
+    data = {"train": str(inputs / "train.tsv"), "eval": str(inputs / "eval.tsv"), "max_length": 64}
+    settings: dict[str, Any] = {
+        "task": "sequence_classification",
+        "model": str(inputs / "model"),
+        **sections,
+        "data": {**data, "cache": str(inputs / "cache"), "num_proc": 1, **sections.get("data", {})},
+        "training": {
+            "global_batch_size": 16,
+            "per_device_train_batch_size": 4,
+            "max_steps": STEPS,
+            "learning_rate": 1e-2,
+            "eval_steps": 6,
+            "save_steps": 6,
+            "metric_for_best_model": "eval_accuracy",
+            **(training or {}),
+        },
+    }
+    return Config.model_validate(settings)

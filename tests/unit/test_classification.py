@@ -1,0 +1,183 @@
+"""Labels, metrics, padded attention and the decision about quantisation."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kubetune import errors, quantization
+from kubetune.block_attention import Rule
+from kubetune.classification_metrics import count_confusions, measure
+from kubetune.data.encode_labelled import LabelledEncoder
+from kubetune.data.formats import Labelled, convert
+from kubetune.data.labels import Labels, find_labels
+from kubetune.data.tokenizer import load_tokenizer
+from kubetune.padded_attention import padded_attention
+from kubetune.parallel import World
+from tests import reviews
+
+SINGLE = Labels("single_label_classification", ("no", "yes"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reviews.save_model(tmp_path_factory.mktemp("model"))
+
+
+def labels_of(model: Path, tmp_path: Path, rows: list[Any], **classification: Any) -> Labels | None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": "x", "label": row}) + "\n" for row in rows))
+    data = {"train": str(tmp_path / "rows.jsonl"), "eval": None}
+    config = reviews.make_config(tmp_path, model=str(model), data=data, classification=classification)
+    return find_labels(config)
+
+
+@pytest.mark.parametrize(
+    ("rows", "classification", "kind", "names"),
+    [
+        ([0, 1, 1], {}, "single_label_classification", ("0", "1")),
+        ([0, 3], {}, "single_label_classification", ("0", "1", "2", "3")),
+        (["b", "a", "c"], {}, "single_label_classification", ("a", "b", "c")),
+        (["neg"], {"labels": ["neg", "pos"]}, "single_label_classification", ("neg", "pos")),
+        ([["a"], ["b", "a"], []], {}, "multi_label_classification", ("a", "b")),
+        ([0.5, 2], {}, "regression", ("value",)),
+        (["3.8", "4"], {}, "regression", ("value",)),
+        ([1, 2], {"problem_type": "regression"}, "regression", ("value",)),
+    ],
+)
+def test_labels_are_found(
+    model: Path, tmp_path: Path, rows: list[Any], classification: Any, kind: Any, names: tuple[str, ...]
+) -> None:
+    assert labels_of(model, tmp_path, rows, **classification) == Labels(kind, names)
+
+
+def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
+    model = reviews.save_model(tmp_path / "model", id2label={0: "negative", 1: "positive"})
+    for rows, names in (([0, 1], ("negative", "positive")), (["positive"], ("negative", "positive"))):
+        found = labels_of(model, tmp_path, rows)
+        assert found is not None
+        assert found.names == names
+    other = labels_of(model, tmp_path, ["up", "down"])
+    assert other is not None
+    assert other.names == ("down", "up")
+
+
+@pytest.mark.parametrize(("rows", "told"), [(["a"], "only the label 'a'"), ([0, -1], "label -1 stands in the data")])
+def test_data_that_make_no_problem_are_refused(model: Path, tmp_path: Path, rows: list[Any], told: str) -> None:
+    with pytest.raises(errors.DataError, match=told):
+        labels_of(model, tmp_path, rows)
+
+
+def test_labels_become_numbers() -> None:
+    assert SINGLE.target("yes") == SINGLE.target(1) == (1.0,)
+    assert Labels("multi_label_classification", ("a", "b", "c")).target(("c", 0)) == (1.0, 0.0, 1.0)
+    assert Labels("regression", ("value",)).target("2.5") == (2.5,)
+    for labels, label in ((SINGLE, 2), (SINGLE, "maybe"), (SINGLE, ("no",)), (Labels("regression", ("value",)), "x")):
+        with pytest.raises(ValueError, match="label is"):
+            labels.target(label)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence")],
+)
+def test_pairs_are_recognised(keys: tuple[str, str]) -> None:
+    record = {keys[0]: "one", keys[1]: "two", "label": 1, "idx": 7}
+    assert convert(record, labelled=True) == Labelled("one", "two", 1)
+
+
+def test_texts_and_pairs_are_framed_and_shortened(model: Path) -> None:
+    config = reviews.make_config(model, model=str(model))
+    tokenizer = load_tokenizer(config.model)
+    encoder = LabelledEncoder(tokenizer, SINGLE)
+    pair = Labelled("good film " * 5, "bad plot", 1)
+    single, both = encoder.encode_batch([Labelled("good film", None, "no"), pair])
+    assert not isinstance(single, str)
+    assert not isinstance(both, str)
+    assert (single.ids[0], single.ids[-1], len(single.ids), single.target) == (2, 3, 4, (0.0,))
+    assert both.segments == [0] * 12 + [1] * 3
+    cut = encoder.cut(pair, both, 9)
+    assert cut.ids == [*both.ids[:5], 3, *both.ids[-3:]]
+    assert cut.segments == [0] * 6 + [1] * 3
+    assert cut.target == both.target
+
+
+def test_metrics_of_two_classes_counted_by_hand() -> None:
+    logits = np.array([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
+    targets = np.array([[0.0], [1.0], [0.0], [1.0]])
+    found = measure(SINGLE, logits, targets)
+    assert found["eval_accuracy"] == found["eval_f1"] == found["eval_precision"] == found["eval_recall"] == 0.5
+    assert found["eval_matthews_correlation"] == 0.0
+    wanted = F.cross_entropy(torch.tensor(logits), torch.tensor(targets[:, 0]).long())
+    assert found["eval_loss"] == pytest.approx(float(wanted))
+    assert count_confusions(SINGLE, logits, targets) == [[1, 1], [1, 1]]
+
+
+def test_metrics_of_numbers() -> None:
+    said, true = np.array([[1.0], [2.0], [10.0]]), np.array([[1.0], [2.0], [3.0]])
+    found = measure(Labels("regression", ("value",)), said, true)
+    assert found["eval_spearman"] == pytest.approx(1.0)
+    assert found["eval_pearson"] == pytest.approx(float(np.corrcoef(said[:, 0], true[:, 0])[0, 1]))
+    assert found["eval_loss"] == pytest.approx(49 / 3)
+    assert measure(Labels("regression", ("value",)), np.ones((3, 1)), true)["eval_pearson"] == 0.0
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padded_attention_equals_attention_one_by_one(causal: bool) -> None:
+    torch.manual_seed(0)
+    borders = (0, 3, 20, 21, 60, 77)
+    q, k, v = (torch.randn(77, heads, 8, requires_grad=True) for heads in (4, 2, 2))
+    out = padded_attention(q, k, v, borders, Rule(8**-0.5, causal))
+    ours = torch.autograd.grad(out.square().sum(), (q, k, v))
+    parts = []
+    for start, stop in pairwise(borders):
+        one = (t[start:stop].transpose(0, 1)[None] for t in (q, k, v))
+        parts.append(F.scaled_dot_product_attention(*one, is_causal=causal, enable_gqa=True)[0].transpose(0, 1))
+    wanted = torch.cat(parts)
+    assert torch.allclose(out, wanted, atol=1e-6)
+    for a, b in zip(ours, torch.autograd.grad(wanted.square().sum(), (q, k, v)), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_padded_attention_drops_the_share_asked_for() -> None:
+    torch.manual_seed(0)
+    q, k = torch.zeros(2, 400, 1, 4)
+    out = padded_attention(q, k, torch.ones(400, 1, 1), (0, 200, 400), Rule(1.0, False, dropout=0.25))
+    assert float(out.mean()) == pytest.approx(1.0, abs=0.02)  # kept probabilities are scaled up
+    assert float(out.var()) == pytest.approx(0.25 / 0.75 / 200, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("lora", "device", "size", "wanted", "reason"),
+    [
+        (True, "cuda", 1, "8bit", "single GPU"),
+        (True, "cuda", 4, "none", "4 GPUs share"),
+        (True, "cpu", 1, "none", "no GPU"),
+        (False, "cuda", 1, "none", "every parameter is trained"),
+    ],
+)
+def test_auto_quantisation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lora: bool, device: str, size: int, wanted: str, reason: str
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = reviews.make_config(tmp_path, lora=lora, quantization="auto")
+    with caplog.at_level(logging.INFO, logger="kubetune"):
+        decided = quantization.decide(config, World(0, 0, size, torch.device(device)))
+    assert decided.quantization == wanted
+    assert reason in caplog.text
+
+
+def test_auto_quantisation_without_bitsandbytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = reviews.make_config(tmp_path, lora=True, quantization="auto")
+    monkeypatch.setattr(quantization, "find_spec", lambda name: None)
+    assert quantization.decide(config, World(device=torch.device("cuda"))).quantization == "none"
+    monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
+    with pytest.raises(errors.ConfigError, match=r"quantization: 8bit needs bitsandbytes: pip install"):
+        quantization.settings(config.model_copy(update={"quantization": "8bit"}), torch.float32)
