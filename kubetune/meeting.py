@@ -9,6 +9,7 @@ import json
 import os
 import socket
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -84,11 +85,13 @@ class Meeting:
             missing = json.loads(self._read("missing"))
         if not missing:
             return
+        explanation = self._explain(missing)
         self.store.set(f"heard/{self.rank}", "")
         if self.rank == 0:  # whose end is the end of the board
             here = [f"heard/{rank}" for rank in range(self.size) if rank not in missing]
-            self.store.wait(here, timedelta(seconds=_MARGIN_SECONDS))
-        raise errors.EnvironmentFault(self._explain(missing))
+            with suppress(dist.DistStoreError):
+                self.store.wait(here, timedelta(seconds=_MARGIN_SECONDS))
+        raise errors.EnvironmentFault(explanation)
 
     def _explain(self, missing: Collection[int]) -> str:
         names = ", ".join(self._name(rank) for rank in missing)
@@ -122,7 +125,7 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Meeting:
             ) from error
         raise errors.EnvironmentFault(
             f"rank {rank} on {socket.gethostname()} did not find rank 0 at {address} within {timeout_seconds:g} s: "
-            f"{said}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"
+            f"{said.rstrip('.')}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"
         ) from error
     return meeting
 

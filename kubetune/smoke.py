@@ -127,6 +127,10 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
     settings = Settings(**given | {"volume": tuple(args.volume)})
     # Operators set RANK for a node, torchrun sets LOCAL_RANK too; without --processes a node is one rank.
     if "LOCAL_RANK" in environ or ("RANK" in environ and args.processes is None):
+        # Read when torch is loaded. Lost ranks are explained here, and not by stacks of C++ functions.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        # Else NCCL ends the process when a collective times out, and nobody says which rank was missing.
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         from kubetune.smoke_worker import run_rank
 
         return run_rank(settings)

@@ -73,8 +73,6 @@ class Report:
 
 def run_rank(settings: Settings) -> int:
     """Be one rank; returns the exit code."""
-    # Else NCCL ends the process when a collective times out, and nobody says which rank was missing.
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     rank = int(os.environ.get("RANK", "0"))
     with redirect_stdout(sys.stderr) if settings.json else nullcontext():
         logs.configure(settings.log_level, rank=rank)

@@ -1,0 +1,216 @@
+"""The smoke test on real ranks: good where all is well, and it names who is missing, dead, hung or slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import errors, smoke_worker
+from kubetune.measurements import Reduction, outliers
+from kubetune.smoke import Settings
+from tests.ranks import free_port, started, wait_all
+from tests.toy import wait_until_stopped
+
+# A shared machine slows ranks down at random; only the tests of slowness look at it.
+SMALL = Settings(samples=512, batch=32, features=16, largest_mib=1, volume_mib=1, slow_factor=1000, timeout=60)
+
+
+def examine(settings: Settings, folder: Path) -> int:
+    """A rank that leaves its report, or the error that it ended with, in a file."""
+    rank = os.environ["RANK"]
+    try:
+        found: dict[str, Any] = asdict(report := smoke_worker.examine(settings))
+        found["problems"] = smoke_worker.judge(report, settings)
+    except errors.KubetuneError as error:
+        found = {"error": str(error), "code": error.exit_code}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    return 0
+
+
+def reports(folder: Path) -> dict[int, dict[str, Any]]:
+    return {int(path.stem): json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def run_verb(*args: str, module: Sequence[str] = ("kubetune", "smoke"), **environ: str) -> Any:
+    small = [flag for flag in SMALL.flags() if not flag.startswith(("--timeout", "--log-level"))]
+    command = [sys.executable, "-m", *module, *small, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environ})
+
+
+def test_two_good_ranks(tmp_path: Path) -> None:
+    ended = run_verb("--processes", "2", "--json", "--log-level", "DEBUG", f"--volume={tmp_path}")
+    assert ended.returncode == errors.OK, ended.stderr
+    report = json.loads(ended.stdout)
+    assert (report["verdict"], report["problems"], report["world_size"]) == ("good", [], 2)
+    assert [place["rank"] for place in report["ranks"]] == [0, 1]
+    assert [one["bytes"] for one in report["all_reduce"]] == [4096, 65536, 1 << 20]
+    assert all(one["bus_gb_per_second"] > 0 and not one["wrong_ranks"] for one in report["all_reduce"])
+    assert [link["ranks"] for link in report["links"]] == [[0, 1]]
+    assert len(report["compute_seconds"]) == 2
+    (volume,) = report["volumes"]
+    assert volume["write_mib_per_second"] > 0
+    assert volume["free_bytes"] > 0
+    assert list(tmp_path.iterdir()) == []
+    training = report["training"]
+    assert training["loss_after"] < training["loss_before"]
+    assert training["ranks_agree"]
+    for family in ("[STEP]", "[DDP]", "[TRAIN] epoch 2/2", "[BATCH]", "[RESULT] loss", "[RESULT] good"):
+        assert family in ended.stderr
+
+
+def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
+    """The same global batches, so the same losses but for rounding."""
+    for world_size, batch in ((1, 64), (2, 32)):
+        folder = tmp_path / str(world_size)
+        folder.mkdir()
+        with started(examine, world_size, replace(SMALL, batch=batch), folder) as ranks:
+            assert wait_all(ranks) == [0] * world_size
+    alone, together = (reports(tmp_path / size)[0] for size in ("1", "2"))
+    assert together["training"]["epoch_losses"] == pytest.approx(alone["training"]["epoch_losses"], abs=1e-5)
+    assert (alone["all_reduce"], alone["links"]) == ([], [])
+    assert (alone["problems"], together["problems"]) == ([], [])
+
+
+@pytest.mark.slow
+def test_under_torchrun() -> None:
+    torchrun = ("torch.distributed.run", f"--master-port={free_port()}", "--nproc-per-node=2", "-m", "kubetune.smoke")
+    ended = run_verb("--json", module=torchrun)
+    assert ended.returncode == errors.OK, ended.stderr
+    assert json.loads(ended.stdout)["world_size"] == 2
+
+
+def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
+    with started(examine, 2, replace(SMALL, timeout=2), tmp_path, environ={"WORLD_SIZE": "3"}) as ranks:
+        assert wait_all(ranks) == [0, 0]
+    for report in reports(tmp_path).values():
+        assert report["code"] == errors.ENVIRONMENT
+        assert report["error"].startswith("rank 2 never came: 3 ranks were to meet at 127.0.0.1:")
+        assert "here are rank 0 on" in report["error"]
+
+
+def test_no_rank_0_is_said_by_those_who_look_for_it(tmp_path: Path) -> None:
+    environ = {"WORLD_SIZE": "2", "RANK": "1"}
+    with started(examine, 1, replace(SMALL, timeout=1), tmp_path, environ=environ) as ranks:
+        assert wait_all(ranks) == [0]
+    assert "rank 1 on" in reports(tmp_path)[1]["error"]
+    assert "did not find rank 0 at 127.0.0.1:" in reports(tmp_path)[1]["error"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "lost", "phase"),
+    [
+        ("signal 9:all-reduce:1:1", 1, "all-reduce"),
+        pytest.param("hang:train:1:1", 1, "train", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_lost_on_the_way_is_named(tmp_path: Path, fault: str, lost: int, phase: str) -> None:
+    environ = {"KUBETUNE_FAULT": fault}
+    with started(examine, 2, replace(SMALL, timeout=10), tmp_path, environ=environ) as ranks:
+        wait_all(ranks[:1])
+    assert reports(tmp_path).keys() == {0}
+    report = reports(tmp_path)[0]
+    assert report["code"] == errors.ENVIRONMENT
+    assert report["error"].startswith(f"rank {lost} on ")
+    assert f"died or hangs, last seen at {phase}" in report["error"]
+
+
+@contextmanager
+def throttled(process: ForkServerProcess, *, runs: float, stands: float) -> Iterator[None]:
+    """Let a stopped process run only by turns, of so many seconds: really slow, whatever it does."""
+    assert process.pid is not None
+    done = threading.Event()
+
+    def throttle(pid: int) -> None:
+        while not done.is_set():
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(runs)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(stands)
+
+    thread = threading.Thread(target=throttle, args=(process.pid,))
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_slow_rank_is_named(tmp_path: Path) -> None:
+    environ = {"KUBETUNE_FAULT": f"signal {signal.SIGSTOP:d}:compute:1:1"}
+    with started(examine, 2, replace(SMALL, slow_factor=3), tmp_path, environ=environ) as ranks:
+        wait_until_stopped(ranks[1])
+        # A thirtieth of the time: its neighbour is never that slow by chance of a busy machine.
+        with throttled(ranks[1], runs=0.01, stands=0.29):
+            assert wait_all(ranks[:1]) == [0]
+    (problem,) = reports(tmp_path)[0]["problems"]
+    assert problem.startswith("rank 1 on ")
+    assert "is slow: the same work takes" in problem
+
+
+def test_volumes_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    small = tmp_path / "file"
+    small.touch()
+    out = tmp_path / "out"
+    out.mkdir()
+    settings = replace(SMALL, volume=(str(small), str(out)), volume_mib=1 << 40)
+    with started(examine, 1, settings, out) as ranks:
+        assert wait_all(ranks) == [0]
+    no_folder, full = reports(out)[0]["problems"]
+    assert f"volume {small} on rank 0" in no_folder
+    assert no_folder.endswith("is no folder")
+    assert "MiB free, 1099511627776 MiB were to be written" in full
+
+
+def test_a_loss_that_does_not_fall_is_bad(tmp_path: Path) -> None:
+    ended = run_verb("--lr", "1e9", "--json")
+    assert ended.returncode == errors.ENVIRONMENT
+    report = json.loads(ended.stdout)
+    assert report["verdict"] == "bad"
+    assert report["problems"][0].startswith("training did not improve: loss ")
+
+
+def test_wrong_sums_are_named(tmp_path: Path) -> None:
+    with started(examine, 1, SMALL, tmp_path) as ranks:
+        assert wait_all(ranks) == [0]
+    facts = reports(tmp_path)[0]
+    training = smoke_worker.Training(**facts["training"])
+    places = [smoke_worker.Place(rank, f"host-{rank}", "CPU", 0) for rank in range(2)]
+    wrong = [Reduction(4096, 1e-3, 1.0, 1.0, wrong_ranks=(1,))]
+    report = smoke_worker.Report(2, "gloo", {}, places, wrong, [], [1.0, 1.0], [], training)
+    assert smoke_worker.judge(report, SMALL) == ["all-reduce of 4,096 bytes gave wrong sums on rank 1 on host-1"]
+
+
+def test_outliers_are_measured_by_all_others() -> None:
+    assert outliers([1.0], 2) == {}
+    assert outliers([1.0, 1.9], 2) == {}
+    assert outliers([1.0, 3.0], 2) == {1: 3.0}
+    assert outliers([1.0, 5.0, 1.0, 1.2], 2) == {1: 5.0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--epochs", "0"], "--epochs: found '0'; expected a number from 1 on"),
+        (["--classes", "1"], "--classes: found 1; expected at least 2 classes"),
+        (["--lr", "nan"], "--lr: found 'nan'; expected a number above 0"),
+        (["--nodes", "2"], "NODE_RANK (or PET_NODE_RANK, JOB_COMPLETION_INDEX) is not set"),
+    ],
+)
+def test_wrong_flags_are_refused(flags: list[str], said: str) -> None:
+    ended = run_verb(*flags)
+    assert ended.returncode == errors.USER
+    assert said in ended.stderr
