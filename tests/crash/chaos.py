@@ -109,8 +109,12 @@ class Chaos:
             hit = ranks if victim == "all ranks" else [self._draw.choice(ranks)]
             for rank in hit:
                 rank.kill()
+            # A rank that still waits to meet a dead one is not told; torchrun, which is not here, would end it.
+            for rank in ranks:
+                rank.join(10)
+                rank.kill()
             codes = wait_all(ranks)
-        return any(code < 0 for code in codes)
+        return any(code != 0 for code in codes)
 
 
 def _kill_launcher(run_dir: Path, world_size: int, victim: Victim, delay: float) -> bool:
