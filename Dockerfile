@@ -10,7 +10,9 @@ ARG VARIANT=cpu
 # Address of a package index to take PyTorch from; empty: the one that pip is set up with.
 ARG TORCH_INDEX=
 ARG EXTRAS=hub,tracking,vision
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+# Compiled below: pip's bytecode holds the times of its sources, which copies between stages need not keep, and a
+# read-only root could not keep what Python would then compile anew at every start.
+ENV PIP_NO_COMPILE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 # pip stays in an environment of its own, and so out of the image.
 RUN python3 -m venv /pip && python3 -m venv --without-pip /opt/kubetune && mkdir /outputs
 WORKDIR /source
@@ -29,14 +31,17 @@ project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 extras = [project["optional-dependencies"][name] for name in sys.argv[1].split(",") if name]; \
 print(*project["dependencies"], *sum(extras, []), sep="\n")' "$EXTRAS" > requirements.txt \
     && /pip/bin/pip --python /opt/kubetune/bin/python install --constraint constraints.txt -r requirements.txt \
-    # 80 MB of PyTorch's own compiled tests.
-    && rm -rf /opt/kubetune/lib/python3*/site-packages/torch/test
+    # 80 MB of programs that test PyTorch itself.
+    && rm -rf /opt/kubetune/lib/python3*/site-packages/torch/test \
+    # Some packages carry files for other versions of Python, which cannot be compiled; nothing imports them.
+    && { python3 -m compileall -qq -j 0 --invalidation-mode unchecked-hash /opt/kubetune/lib || true; }
 
 FROM dependencies AS package
 COPY README.md LICENSE ./
 COPY kubetune kubetune
 # --no-build-isolation: with the setuptools that constraints.txt pins.
-RUN /pip/bin/pip --python /opt/kubetune/bin/python install --no-deps --no-build-isolation --prefix=/package .
+RUN /pip/bin/pip --python /opt/kubetune/bin/python install --no-deps --no-build-isolation --prefix=/package . \
+    && python3 -m compileall -q --invalidation-mode unchecked-hash -s /package -p /opt/kubetune /package/lib
 
 # No RUN from here on: nothing of the build, such as its mounts, leaves a trace.
 FROM ${BASE}

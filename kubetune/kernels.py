@@ -6,6 +6,7 @@ function is looked up in FUSED at call time, where `compile_pointwise` puts its 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from typing import Any, cast
@@ -101,7 +102,9 @@ FUSED: dict[str, Callable[..., Any]] = {f.__name__: f for f in POINTWISE}
 def can_compile(device: torch.device) -> str | None:
     """None when torch.compile can work here, else what is missing."""
     if device.type == "cuda":
-        return None
+        # Triton compiles its binding to the driver on first use; container images often come without a compiler.
+        found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        return None if found else "there is no C compiler (gcc)"
     return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler (g++)"
 
 
@@ -170,7 +173,7 @@ class _LoraLinear(Function):
         y.addmm_(low, b.t(), alpha=scaling)
         ctx.save_for_backward(flat, low, w, a, b)
         ctx.scaling, ctx.shape = scaling, x.shape
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], y.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
