@@ -5,7 +5,7 @@ Pure questions to plain dicts as the API server gives them. Asking the server is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -70,11 +70,20 @@ def trainer_container(pod: Object) -> str:
     return next((name for name in names if name in TRAINER_NAMES), names[0])
 
 
+def container_statuses(pod: Object) -> list[Object]:
+    """The statuses of its containers in the order in which they run: those that initialise it first."""
+    status = pod.get("status") or {}
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+
+
+def container_status(pod: Object, name: str) -> Object:
+    """The status of one container; empty while the pod has none."""
+    return next((status for status in container_statuses(pod) if status["name"] == name), {})
+
+
 def trainer_status(pod: Object) -> Object:
-    """The status of that container; empty while the pod has none."""
-    wanted = trainer_container(pod)
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return next((status for status in statuses if status["name"] == wanted), {})
+    """The status of the container that trains; empty while the pod has none."""
+    return container_status(pod, trainer_container(pod))
 
 
 def phase_of(pod: Object) -> str:
@@ -115,8 +124,8 @@ def why(pod: Object, events: Sequence[Object] = ()) -> str:
     unschedulable = condition(pod, "PodScheduled", "False")
     if unschedulable is not None and not pod["spec"].get("nodeName"):
         return f"no node fits: {unschedulable.get('message') or unschedulable.get('reason')}"
-    for found in _waiting(status):
-        if found.get("reason") not in ("PodInitializing", "ContainerCreating"):
+    for found in ((entry.get("state") or {}).get("waiting") for entry in container_statuses(pod)):
+        if found and found.get("reason") not in ("PodInitializing", "ContainerCreating"):
             reason = str(found.get("reason"))
             advice = _ADVICE.get(reason)
             return f"{reason}: {found.get('message', '')}".strip(": ") + (f"; {advice}" if advice else "")
@@ -130,13 +139,6 @@ def why(pod: Object, events: Sequence[Object] = ()) -> str:
     if phase_of(pod) == "Pending":
         return next((str(event["message"]) for event in reversed(events) if event.get("type") == "Warning"), "")
     return ""
-
-
-def _waiting(status: Object) -> Iterator[Object]:
-    for group in ("initContainerStatuses", "containerStatuses"):
-        for entry in status.get(group) or []:
-            if "waiting" in (entry.get("state") or {}):
-                yield entry["state"]["waiting"]
 
 
 def condition(obj: Object, kind: str, value: str = "True") -> Object | None:

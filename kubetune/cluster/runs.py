@@ -24,7 +24,7 @@ from kubetune.cluster.pods import State
 from kubetune.cluster.refusals import Refused, Unreachable
 from kubetune.config.load import load_resolved
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.manifests.pod import container, pod_basics, pod_metadata
+from kubetune.manifests.pod import container, pod_basics
 from kubetune.manifests.spec import MANAGED_BY, OUTPUTS, TRAINER, RunSpec
 from kubetune.manifests.storage import outputs_volume
 from kubetune.plan import make_plan
@@ -167,7 +167,7 @@ def read_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> d
             target = Target(pods.name_of(pod), pods.trainer_container(pod))
             try:
                 (answer,) = ask(cluster, target, "progress", spec.run_dir)
-            except (Refused, Unreachable, EnvironmentFault, ValueError):
+            except (EnvironmentFault, ValueError):
                 continue  # it has ended meanwhile, or exec is not allowed: status shows what is known without it
             return dict(answer)
     return None
@@ -219,11 +219,7 @@ def _reader_pod(spec: RunSpec) -> Object:
         "volumes": [outputs_volume(spec)],
     }
     name = f"{spec.name}-{_FILES}-{secrets.token_hex(2)}"
-    return {**spec.manifest("v1", "Pod", name, _FILES, spec=body), "metadata": _named(spec, name)}
-
-
-def _named(spec: RunSpec, name: str) -> Object:
-    return {"name": name, "namespace": spec.kubernetes.namespace, **pod_metadata(spec, _FILES)}
+    return spec.manifest("v1", "Pod", name, _FILES, spec=body)
 
 
 def wait_until_running(cluster: Cluster, name: str, spec: RunSpec, seconds: int = _POD_SECONDS) -> None:
@@ -236,7 +232,8 @@ def wait_until_running(cluster: Cluster, name: str, spec: RunSpec, seconds: int 
                 return
             if pods.has_ended(pod):
                 break
-    reason = pods.why(last, [e for e in events_of(cluster, spec) if e["involvedObject"]["name"] == name])
+    events = [event for event in events_of(cluster, spec) if event["involvedObject"].get("name") == name]
+    reason = pods.why(last, events) if last else ""
     raise EnvironmentFault(
         f"pod {name}, which reads the outputs volume, does not run: {reason or 'no reason is known'}"
     )

@@ -49,14 +49,10 @@ Emit = Callable[[Source, str], None]
 def sources_of(pod: Object) -> Iterator[Source]:
     """The containers of a pod that have a log by now, in the order in which they run."""
     trainer, uid = pods.trainer_container(pod), str(pod["metadata"]["uid"])
-    status = pod.get("status") or {}
-    for group in ("initContainerStatuses", "containerStatuses"):
-        for entry in status.get(group) or []:
-            state = entry.get("state") or {}
-            if "running" in state or "terminated" in state:
-                name = str(entry["name"])
-                attempt = int(entry.get("restartCount", 0))
-                yield Source(pods.name_of(pod), uid, name, attempt, pods.node_number(pod), name == trainer)
+    for status in pods.container_statuses(pod):
+        if {"running", "terminated"} & (status.get("state") or {}).keys():
+            name, attempt = str(status["name"]), int(status.get("restartCount", 0))
+            yield Source(pods.name_of(pod), uid, name, attempt, pods.node_number(pod), name == trainer)
 
 
 class Position:
@@ -208,12 +204,10 @@ class Streams:
             return source.attempt
         if pod is None or pod["metadata"]["uid"] != source.uid:
             return None
-        for entry in sources_of(pod):
-            if entry.container == source.container:
-                statuses = [*(pod["status"].get("initContainerStatuses") or []), *pod["status"]["containerStatuses"]]
-                state = next(s["state"] for s in statuses if s["name"] == source.container)
-                return None if entry.attempt == source.attempt and "terminated" in state else entry.attempt
-        return source.attempt
+        status = pods.container_status(pod, source.container)
+        attempt = int(status.get("restartCount", 0))
+        has_ended = "terminated" in (status.get("state") or {})
+        return None if has_ended and attempt == source.attempt else attempt
 
     def _pass_on(self, source: Source, position: Position, *, follow: bool, previous: bool) -> None:
         lines = self._cluster.log(
