@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from kubetune import errors, smoke_worker
 from kubetune.measurements import Reduction, outliers
 from kubetune.smoke import Settings
+from tests import schemas
 from tests.ranks import free_port, started, wait_all
 from tests.toy import wait_until_stopped
 
@@ -90,6 +92,48 @@ def test_under_torchrun() -> None:
     ended = run_verb("--json", module=torchrun)
     assert ended.returncode == errors.OK, ended.stderr
     assert json.loads(ended.stdout)["world_size"] == 2
+
+
+def documented() -> list[dict[str, Any]]:
+    """The Kubernetes objects of docs/smoke.md."""
+    text = (Path(__file__).parents[2] / "docs" / "smoke.md").read_text()
+    return list(YAML(typ="safe").load_all(text.split("```yaml\n")[1].split("```")[0]))
+
+
+def test_the_documented_job_is_valid() -> None:
+    for version in (schemas.OLDEST, schemas.NEWEST):
+        assert [schemas.problems(obj, version) for obj in documented()] == [[], []]
+
+
+@pytest.mark.slow
+def test_the_documented_job_runs(tmp_path: Path) -> None:
+    """Its command with its variables, as a process for each pod: all that differs is the address."""
+    _, job = documented()
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    python, *flags = (str(tmp_path) if word == "/outputs" else word for word in container["command"])
+    assert (python, [one["name"] for one in container["env"]]) == ("python", ["MASTER_ADDR"])
+    small = [flag for flag in SMALL.flags() if not flag.startswith("--timeout")]
+    where = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    pods = [
+        subprocess.Popen(
+            [sys.executable, *flags, *small], env={**where, "JOB_COMPLETION_INDEX": str(index)}, stdout=subprocess.PIPE
+        )
+        for index in range(job["spec"]["completions"])
+    ]
+    first, second = (pod.communicate(timeout=300)[0].decode() for pod in pods)
+    assert [pod.returncode for pod in pods] == [errors.OK, errors.OK]
+    assert "2 ranks, backend gloo" in first
+    assert [f"volume {tmp_path} on rank {rank}: writes" in first for rank in range(2)] == [True, True]
+    assert second == ""
+
+
+@pytest.mark.slow
+def test_a_node_that_never_comes_is_named() -> None:
+    environ = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ended = run_verb("--nodes=2", "--processes=1", "--timeout=2", "--json", **environ)
+    assert ended.returncode == errors.ENVIRONMENT
+    (problem,) = json.loads(ended.stdout)["problems"]
+    assert problem.startswith("rank 1 (node 1) never came")
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
