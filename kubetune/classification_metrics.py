@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sklearn import metrics
-from sklearn.exceptions import UndefinedMetricWarning
 
 from kubetune.data.labels import Labels
 
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 def measure(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> dict[str, float]:
     """Metrics named `eval_…` from `logits` `[samples, outputs]` and `targets` `[samples, width]`."""
     with warnings.catch_warnings():
-        # A class that never occurs counts as 0, as it does everywhere.
-        warnings.simplefilter("ignore", UndefinedMetricWarning)
+        # A class that never occurs counts as 0, as it does everywhere; scikit-learn warns of that in several ways.
+        warnings.simplefilter("ignore", UserWarning)
         if labels.problem_type == "regression":
             values = _regression(logits[:, 0], targets[:, 0])
         elif labels.problem_type == "multi_label_classification":

@@ -8,7 +8,7 @@ an encoder-decoder) does not pass the self-check and runs one sequence at a time
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
 
@@ -60,14 +60,14 @@ def lone_logits(lm: Any, batch: Batch) -> Tensor:
 
 
 def _types(lm: Any, batch: Batch) -> dict[str, Tensor]:
-    if batch.segments is None or "token_type_ids" not in _parameters(type(lm)):
+    if batch.segments is None or "token_type_ids" not in _parameters(type(lm).forward):
         return {}
     return {"token_type_ids": batch.segments[None]}
 
 
 @lru_cache(maxsize=8)
-def _parameters(kind: Hashable) -> frozenset[str]:
-    return frozenset(inspect.signature(cast(Any, kind).forward).parameters)
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _first_position(lm: Any) -> int:
