@@ -89,20 +89,22 @@ def _all_reduce(world: World, size: int) -> Reduction:
 
 def measure_links(world: World) -> list[Link]:
     """The speed from each rank to the next, one pair at a time while the others are silent."""
+    if world.size == 1:
+        return []
     pairs = [(0, 1)] if world.size == 2 else [(rank, (rank + 1) % world.size) for rank in range(world.size)]
-    mine: dict[int, float] = {}
-    for first, second in pairs if world.size > 1 else []:
-        message = torch.zeros(_LINK_BYTES // 4, device=world.device)
-        parallel.barrier(world)
-        if world.rank in (first, second):
-            other = second if world.rank == first else first
-            # There and back.
-            mine[first] = _median_seconds(lambda: _ping(message, other, world.rank == first), world, _REPEATS) / 2  # noqa: B023
-    told: dict[int, float] = {}
-    for seconds in parallel.gather(mine, world):
-        for first, value in seconds.items():
-            told[first] = max(value, told.get(first, 0.0))
-    return [Link(pair, told[pair[0]], _LINK_BYTES / told[pair[0]] / 1e9) for pair in pairs if pair[0] in told]
+    told = parallel.gather([_link_seconds(pair, world) for pair in pairs], world)
+    slowest = [max(seconds) for seconds in zip(*told, strict=True)]
+    return [Link(pair, seconds, _LINK_BYTES / seconds / 1e9) for pair, seconds in zip(pairs, slowest, strict=True)]
+
+
+def _link_seconds(pair: tuple[int, int], world: World) -> float:
+    """Seconds for a message from one of the pair to the other; 0 on ranks that are neither."""
+    parallel.barrier(world)
+    if world.rank not in pair:
+        return 0.0
+    message, is_first = torch.zeros(_LINK_BYTES // 4, device=world.device), world.rank == pair[0]
+    there_and_back = _median_seconds(lambda: _ping(message, pair[is_first], is_first), world, _REPEATS)
+    return there_and_back / 2
 
 
 def _ping(message: Tensor, other: int, is_first: bool) -> None:

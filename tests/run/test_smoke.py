@@ -73,16 +73,18 @@ def test_two_good_ranks(tmp_path: Path) -> None:
         assert family in ended.stderr
 
 
-def test_two_ranks_learn_what_one_learns(tmp_path: Path) -> None:
-    """The same global batches, so the same losses but for rounding."""
-    for world_size, batch in ((1, 64), (2, 32)):
+def test_four_ranks_learn_what_one_learns(tmp_path: Path) -> None:
+    """The same global batches, so the same losses but for rounding; and each rank has a link to the next."""
+    for world_size in (1, 4):
         folder = tmp_path / str(world_size)
         folder.mkdir()
-        with started(examine, world_size, replace(SMALL, batch=batch), folder) as ranks:
+        with started(examine, world_size, replace(SMALL, batch=64 // world_size), folder) as ranks:
             assert wait_all(ranks) == [0] * world_size
-    alone, together = (reports(tmp_path / size)[0] for size in ("1", "2"))
+    alone, together = (reports(tmp_path / size)[0] for size in ("1", "4"))
     assert together["training"]["epoch_losses"] == pytest.approx(alone["training"]["epoch_losses"], abs=1e-5)
     assert (alone["all_reduce"], alone["links"]) == ([], [])
+    assert [link["ranks"] for link in together["links"]] == [[0, 1], [1, 2], [2, 3], [3, 0]]
+    assert all(link["gb_per_second"] > 0 for link in together["links"])
     assert (alone["problems"], together["problems"]) == ([], [])
 
 

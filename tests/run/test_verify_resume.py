@@ -120,7 +120,7 @@ def test_a_run_that_fails_is_no_verdict(inputs: Path, tmp_path: Path) -> None:
 
 def run_verb(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "kubetune", "verify-resume", *args], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "kubetune", "verify-resume", *args], capture_output=True, text=True, timeout=600
     )
 
 
