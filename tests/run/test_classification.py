@@ -1,0 +1,214 @@
+"""Classifiers trained for real: exactness against transformers, any world size, resuming, adapters, quantised bases."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from kubetune import checkpoint, cli, metrics
+from kubetune.config.schema import Config
+from kubetune.data.feed import Feed, rows_per_epoch
+from kubetune.data.labels import Labels
+from kubetune.data.prepare import prepare
+from kubetune.parallel import World
+from kubetune.plan import make_plan
+from kubetune.tasks import sequence_classification as task
+from kubetune.tuning import Workload
+from tests import reviews, toy
+
+NO_DROPOUT = {
+    "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "distilbert": {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
+    "qwen3": {},
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reviews.make_inputs(tmp_path_factory.mktemp("reviews"))
+
+
+@pytest.fixture(scope="module")
+def full_run(inputs: Path) -> Path:
+    return toy.finished(inputs / "full", reviews.make_config(inputs))
+
+
+@pytest.fixture(scope="module")
+def lora_run(inputs: Path) -> Path:
+    lora = {"r": 4, "dropout": 0.05, "target_modules": ["query", "value"]}
+    return toy.finished(inputs / "lora", reviews.make_config(inputs, lora=lora, quantization="auto"))
+
+
+def evaluations(run_dir: Path) -> list[dict[str, Any]]:
+    return [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line]
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "qwen3"])
+def test_loss_and_gradient_equal_the_padded_batch_of_transformers(kind: str, tmp_path: Path) -> None:
+    inputs = reviews.make_inputs(tmp_path, kind, **NO_DROPOUT[kind])
+    config = reviews.make_config(inputs, {"per_device_train_batch_size": 16})
+    data, world = prepare(config), World()
+    learner = task.build(config, world, Workload(1024, 0, data.labels))
+    assert learner.route.flat, learner.route.why_not
+    [batch] = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches
+    found = task.backward(learner, batch, 1.0 / len(batch.samples))
+    gradient = {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
+    learner.model.zero_grad()
+
+    rows = [torch.tensor(data.train.row(i)[0].astype(np.int64)) for i in batch.samples]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    seen = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    learner.model.set_attn_implementation("eager")
+    wanted = learner.model(input_ids=ids, attention_mask=seen, labels=batch.labels[:, 0].long()).loss
+    wanted.backward()
+    assert float(found) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    for name, parameter in learner.model.named_parameters():
+        if parameter.grad is not None:
+            assert torch.allclose(gradient[name], parameter.grad, atol=1e-6), name
+
+
+def test_it_learns_and_two_ranks_report_what_one_reports(inputs: Path) -> None:
+    fixed = reviews.make_inputs(inputs / "fixed", **NO_DROPOUT["bert"])
+    config = reviews.make_config(fixed)
+    one, two = (toy.finished(fixed / f"ranks-{n}", config, n) for n in (1, 2))
+    last = evaluations(one)[-1]
+    assert last["eval_accuracy"] > 0.8
+    for ours, theirs in zip(evaluations(one), evaluations(two), strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in ours.items():
+            assert theirs[name] == pytest.approx(value, rel=1e-4), name
+
+
+def test_a_repeat_with_dropout_is_equal_bit_by_bit(inputs: Path, full_run: Path) -> None:
+    again = toy.finished(inputs / "again", reviews.make_config(inputs))
+    assert toy.digests(again) == toy.digests(full_run)
+
+
+def test_a_run_resumed_in_the_middle_ends_alike(inputs: Path, lora_run: Path) -> None:
+    lora = {"r": 4, "dropout": 0.05, "target_modules": ["query", "value"]}
+    config = reviews.make_config(inputs, lora=lora, quantization="auto")
+    run_dir = toy.finished(inputs / "resumed", config)
+    end = checkpoint.folder_of(run_dir, reviews.STEPS)
+    (end / "manifest.json").unlink()  # as if the run had died while writing its last checkpoint
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == toy.digests(lora_run)
+
+
+def test_an_adapter_loads_with_peft_alone(inputs: Path, lora_run: Path) -> None:
+    folder = checkpoint.choose(lora_run, "best")
+    config = AutoConfig.from_pretrained(folder)
+    assert config.id2label == {0: "0", 1: "1"}
+    base = AutoModelForSequenceClassification.from_pretrained(inputs / "model", config=config)
+    model = PeftModel.from_pretrained(base, folder).eval()
+    ours = task.load(reviews.make_config(inputs, lora={"r": 4}), folder, torch.device("cpu"))
+    ids = torch.tensor([[2, 5, 12, 13, 3]])
+    ours.model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        assert torch.allclose(model(input_ids=ids).logits, ours.model.eval()(input_ids=ids).logits, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
+    """A model of whole 4-bit blocks, and the losses of LoRA on its base unquantised."""
+    folder = tmp_path_factory.mktemp("wide")
+    inputs = reviews.make_inputs(folder, hidden_size=128, intermediate_size=256, **NO_DROPOUT["bert"])
+    return inputs, toy.losses(toy.finished(folder / "plain", quantised_config(inputs, "none")))
+
+
+def quantised_config(inputs: Path, quantization: str) -> Config:
+    lora = {"r": 8, "target_modules": "all-linear"}
+    return reviews.make_config(inputs, {"max_steps": 6}, lora=lora, quantization=quantization)
+
+
+@pytest.mark.parametrize(("quantization", "near"), [("8bit", 0.02)])
+def test_a_quantised_base_trains_much_as_the_base_does(
+    wide: tuple[Path, list[float]], tmp_path: Path, quantization: str, near: float
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    inputs, losses = wide
+    config = quantised_config(inputs, quantization)
+    run_dir = toy.finished(tmp_path / "run", config)
+    assert toy.losses(run_dir) == pytest.approx(losses, abs=near)
+    assert toy.losses(run_dir) != losses
+    learner = task.load(config, checkpoint.choose(run_dir, "best"), torch.device("cpu"))
+    kinds = {type(module).__name__ for module in learner.model.modules()}
+    assert ("Linear8bitLt" if quantization == "8bit" else "Linear4bit") in kinds
+    heads = [m for name, m in learner.model.named_modules() if name.endswith("classifier.modules_to_save.default")]
+    assert [type(head) for head in heads] == [torch.nn.Linear]
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "names"), [("multi_label_classification", ("bad", "good")), ("regression", ("value",))]
+)
+def test_other_problems_are_learnt(inputs: Path, tmp_path: Path, problem_type: str, names: tuple[str, ...]) -> None:
+    draw, path = random.Random(3), tmp_path / "rows.jsonl"
+    with path.open("w") as file:
+        for _ in range(64):
+            good = draw.randrange(2)
+            label: Any = ["good"] * good + ["bad"] * (1 - good) if len(names) > 1 else good + 0.5
+            file.write(json.dumps({"text": reviews.review(draw, good), "label": label}) + "\n")
+    config = reviews.make_config(inputs, data={"train": str(path), "eval": str(path)}, output=str(tmp_path / "run"))
+    config = config.model_copy(
+        update={"training": config.training.model_copy(update={"metric_for_best_model": "eval_loss"})}
+    )
+    assert prepare(config).labels == Labels(problem_type, names)  # type: ignore[arg-type]
+    run_dir = toy.finished(tmp_path / "run", config)
+    first, last = evaluations(run_dir)[0], evaluations(run_dir)[-1]
+    assert last["eval_loss"] < first["eval_loss"]
+    name = "eval_f1_macro" if len(names) > 1 else "eval_spearman"
+    assert last[name] > 0.7
+
+
+def test_8_bit_adamw_follows_adamw_and_resumes_bit_by_bit(inputs: Path, full_run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = reviews.make_config(inputs, {"optim": "adamw_8bit"})
+    run_dir = toy.finished(tmp_path / "run", config)
+    assert toy.losses(run_dir)[-1] == pytest.approx(toy.losses(full_run)[-1], abs=0.05)
+    before = toy.digests(run_dir)
+    sizes = {name: (checkpoint.choose(d, "last") / "optimizer.safetensors").stat().st_size
+             for name, d in (("8bit", run_dir), ("32bit", full_run))}  # fmt: skip
+    assert sizes["8bit"] < 0.55 * sizes["32bit"]  # master in fp32, and two bytes instead of eight for the moments
+    (checkpoint.folder_of(run_dir, reviews.STEPS) / "manifest.json").unlink()
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == before
+
+
+def test_evaluate_prints_the_table_and_writes_predictions(
+    inputs: Path, full_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, data = tmp_path / "said.jsonl", tmp_path / "good.tsv"
+    lines = (inputs / "eval.tsv").read_text().splitlines()
+    good = [line for line in lines[1:] if line.endswith("1")]
+    data.write_text("\n".join([lines[0], *good]))  # one of the classes does not occur at all
+    assert cli.main(["evaluate", str(full_run), "--data", str(data), "--predictions", str(out)]) == 0
+    printed = capsys.readouterr().out
+    said = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["record"] for row in said] == list(range(len(good)))
+    assert {row["label"] for row in said} == {"1"}
+    right = sum(row["predicted"] == "1" for row in said)
+    assert f"{'eval_accuracy':<26} {right / len(good):.6g}" in printed
+    assert printed.splitlines()[-1].split() == ["1", str(len(good) - right), str(right)]
+    assert all(math.isclose(sum(row["probabilities"].values()), 1.0, abs_tol=1e-5) for row in said)
+
+
+def test_generate_prints_label_and_probability(
+    full_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "the film was great"}\n{"sentence": "it is awful"}\n')
+    assert cli.main(["generate", str(full_run), "the film was great", "it is awful"]) == 0
+    printed = capsys.readouterr().out
+    labels, probabilities = zip(*(line.split("\t") for line in printed.splitlines()), strict=True)
+    assert labels == ("1", "0")
+    assert all(0.5 < float(p) <= 1 for p in probabilities)
+    assert cli.main(["generate", str(full_run), "--file", str(file)]) == 0
+    assert capsys.readouterr().out == printed
