@@ -238,7 +238,7 @@ class Cluster:
         yield False
         while (left := deadline - time.monotonic()) > 0:
             if pause == _LONGEST_PAUSE_SECONDS:
-                self._warn(f"{self.address} does not answer; trying for {left:.0f} s more")
+                self._warn(f"{self.address} does not answer; trying for {self._patience_seconds:.0f} s")
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             yield False

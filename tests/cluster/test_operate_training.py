@@ -171,8 +171,8 @@ def test_a_mistake_is_not_tried_again(desk: Desk) -> None:
     (desk.folder / "train.jsonl").write_text('{"prompt": "1", "completion": "2"}\nnot JSON\n')
     done = desk.kubetune("submit", "run.yaml", "--follow", code=2)
     assert "failed" in done.stdout.splitlines()[-1]
-    pods = desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")
-    assert len(pods) == 2
+    starts = [event["message"] for event in desk.cluster.find("Event") if event["reason"] == "Started"]
+    assert len(starts) <= 2  # one for each node: the other one may have been told to go before it had begun
     assert "exit code 2: a mistake in the config or the data" in desk.quick("status", "fit").stdout
 
 
