@@ -88,13 +88,19 @@ def side_group(world: World, timeout_seconds: float) -> Group:
 
 @contextmanager
 def peers(group: Group = None) -> Iterator[None]:
-    """Wait for the other ranks; turn a broken or timed-out collective into LostPeer.
+    """Wait for the other ranks, and tell the watchdog so; turn a broken or timed-out collective into LostPeer.
 
     On a `group` of its own another thread than the loop's waits, which is none of the watchdog's business.
     """
+    with noticing_losses(), nullcontext() if group is not None else watchdog.waiting():
+        yield
+
+
+@contextmanager
+def noticing_losses() -> Iterator[None]:
+    """Turn a broken or timed-out collective into LostPeer, also one inside a library."""
     try:
-        with nullcontext() if group is not None else watchdog.waiting():
-            yield
+        yield
     except (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError) as error:
         raise _lost_peer(error) from error
     except RuntimeError as error:

@@ -59,6 +59,13 @@ def train(
 
     Raises Preempted after a stop with a committed checkpoint, Diverged before a bad update, LostPeer when left alone.
     """
+    with parallel.noticing_losses():  # a sharded model talks with the other ranks wherever it is used
+        return _train(config, plan, run_dir, data, task, world, stop)
+
+
+def _train(
+    config: Config, plan: Plan, run_dir: Path, data: Prepared, task: ModuleType, world: World, stop: health.StopRequest
+) -> State:
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(config, plan, data))
     optimizer = sharded.make_optimizer(learner.model, config.training)

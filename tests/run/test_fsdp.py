@@ -1,0 +1,240 @@
+"""Sharded training: equal to copies of the model, never whole on one rank, resumable at any number of ranks."""
+
+from __future__ import annotations
+
+import signal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from kubetune import checkpoint, errors, metrics, sharded
+from kubetune.config.schema import Config
+from kubetune.data.feed import Feed, rows_per_epoch
+from kubetune.data.prepare import prepare
+from kubetune.parallel import World
+from kubetune.plan import make_plan
+from kubetune.tasks import causal_lm
+from tests import toy
+from tests.architectures import save_model
+from tests.ranks import run_ranks
+
+slow = pytest.mark.slow
+FULL: dict[str, Any] = {"lora": None}
+LORA: dict[str, Any] = {"lora": {"r": 4}}
+TRAINING = {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.4}
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
+
+
+def make_config(inputs: Path, parallelism: str, training: dict[str, Any] | None = None, **sections: Any) -> Config:
+    return toy.make_config(inputs, {**TRAINING, "parallelism": parallelism, **(training or {})}, **sections)
+
+
+def require_equal(ours: Path, theirs: Path) -> None:
+    """Losses of all steps, evaluations, and the model that came out."""
+    assert toy.losses(ours) == pytest.approx(toy.losses(theirs), abs=1e-5)
+    for mine, other in zip(metrics.read_metrics(ours), metrics.read_metrics(theirs), strict=True):
+        assert mine == pytest.approx(other, abs=1e-5, rel=1e-5)
+    mine, other = (trained_weights(run_dir) for run_dir in (ours, theirs))
+    assert mine.keys() == other.keys()
+    for name, tensor in mine.items():
+        torch.testing.assert_close(tensor, other[name], atol=2e-5, rtol=1e-4)
+
+
+def trained_weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    """What plain transformers and PEFT make of the last checkpoint."""
+    last = run_dir / "checkpoints" / "last"
+    if not (last / "adapter_config.json").exists():
+        return dict(AutoModelForCausalLM.from_pretrained(last).state_dict())
+    base = AutoModelForCausalLM.from_pretrained(run_dir.parent / "model")
+    return {name: t for name, t in PeftModel.from_pretrained(base, last).state_dict().items() if "lora_" in name}
+
+
+@pytest.mark.parametrize(
+    ("sections", "training", "world_size"),
+    [
+        pytest.param(LORA, {}, 2, id="lora"),
+        pytest.param(FULL, {}, 2, id="full", marks=slow),
+        pytest.param(
+            FULL, {"gradient_checkpointing": True, "per_device_train_batch_size": 1}, 2, id="recomputed", marks=slow
+        ),
+        # 64 rows do not part evenly, and the two samples of an epoch's last batch are too few.
+        pytest.param(FULL, {}, 3, id="full, uneven"),
+        pytest.param(LORA, {"per_device_train_batch_size": 1}, 3, id="lora, uneven", marks=slow),
+    ],
+)
+def test_shards_train_as_copies_do(
+    tmp_path: Path, inputs: Path, sections: dict[str, Any], training: dict[str, Any], world_size: int
+) -> None:
+    (tmp_path / "model").symlink_to(inputs / "model")
+    ours, theirs = (
+        toy.finished(tmp_path / kind, make_config(inputs, kind, training, **sections), world_size)
+        for kind in ("fsdp", "ddp")
+    )
+    require_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["qwen2", pytest.param("gemma2", marks=slow), pytest.param("gpt2", marks=slow)])
+def test_tied_heads_and_other_architectures(tmp_path: Path, inputs: Path, name: str) -> None:
+    model = save_model(tmp_path / "model", name, tie_word_embeddings=True)
+    sections = {"model": str(model), **FULL}
+    ours, theirs = (
+        toy.finished(tmp_path / kind, make_config(inputs, kind, {"max_steps": 3}, **sections), 2)
+        for kind in ("fsdp", "ddp")
+    )
+    require_equal(ours, theirs)
+
+
+def first_losses(world: World, config: Config) -> list[float]:
+    """Losses of three steps on this rank."""
+    from kubetune.tuning import Workload
+
+    learner = causal_lm.build(config, world, Workload(128, 0))
+    optimizer = sharded.make_optimizer(learner.model, config.training)
+    rows = prepare(config).train
+    feed = Feed(rows, make_plan(config, rows_per_epoch(rows), world_size=world.size), 0, world, even=True)
+    losses = []
+    for step in range(3):
+        work = feed.step(step)
+        losses += [float(causal_lm.backward(learner, batch, 1.0 / work.labels)) for batch in work.batches]
+        optimizer.reduce_gradient(world)
+        optimizer.update(1e-3)
+    return losses
+
+
+@pytest.mark.parametrize("sections", [pytest.param(LORA, marks=slow), FULL], ids=["lora", "full"])
+def test_arithmetic_in_bf16_is_that_of_copies(inputs: Path, sections: dict[str, Any]) -> None:
+    model = {"path": str(inputs / "model"), "dtype": "bfloat16"}
+    ours, theirs = (
+        run_ranks(first_losses, 2, make_config(inputs, kind, model=model, **sections)) for kind in ("fsdp", "ddp")
+    )
+    assert ours[0] == pytest.approx(theirs[0], rel=5e-3)
+    assert ours[1] == pytest.approx(theirs[1], rel=5e-3)
+
+
+def test_every_rank_gets_equally_many_micro_batches(inputs: Path) -> None:
+    config = make_config(inputs, "fsdp", {"per_device_train_batch_size": 1})
+    rows = prepare(config).train
+    plan = make_plan(config, rows_per_epoch(rows), world_size=3)
+    feeds = [Feed(rows, plan, 0, World(rank, rank, 3), even=True) for rank in range(3)]
+    plain = [Feed(rows, plan, 0, World(rank, rank, 3)) for rank in range(3)]
+    uneven = 0
+    for step in range(toy.STEPS_PER_EPOCH):
+        counts = {len(feed.step(step).batches) for feed in feeds}
+        uneven += len({len(feed.step(step).batches) for feed in plain}) > 1
+        assert len(counts) == 1
+        told = sorted(s for feed in feeds for batch in feed.step(step).batches for s in batch.samples)
+        assert told == sorted(feeds[0].samples(step).tolist())
+    assert uneven
+
+
+@cache
+def uninterrupted(inputs: Path, folder: Path) -> list[float]:
+    return toy.losses(toy.finished(folder, make_config(inputs, "ddp", **FULL)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (2, 1),
+        pytest.param(1, 2, marks=slow),
+        pytest.param(2, 4, marks=slow),
+        pytest.param(3, 2, marks=slow),
+    ],
+)
+def test_another_number_of_ranks_goes_on(
+    inputs: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, before: int, after: int
+) -> None:
+    config = make_config(inputs, "fsdp", **FULL)
+    run_dir = toy.make_run(tmp_path / "run", config, before)
+    environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:6:{before - 1}"}
+    assert toy.train(run_dir, before, environ) == [errors.PREEMPTED] * before
+    assert checkpoint.steps(run_dir)[-1] == 6
+    toy.make_run(run_dir, config, after)
+    assert toy.train(run_dir, after) == [0] * after
+    whole = uninterrupted(inputs, tmp_path_factory.getbasetemp() / "whole")
+    assert toy.losses(run_dir) == pytest.approx(whole, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sections", "point", "nth", "safe"),
+    [
+        pytest.param(FULL, "commit.part", 2, 3, id="full, slices written"),
+        pytest.param({"lora": {"r": 4, "dropout": 0.1}}, "micro-batch", 9, 6, id="lora", marks=slow),
+        pytest.param(FULL, "micro-batch", 9, 6, id="full", marks=slow),
+    ],
+)
+def test_a_killed_rank_loses_nothing(
+    inputs: Path, tmp_path: Path, sections: dict[str, Any], point: str, nth: int, safe: int
+) -> None:
+    config = make_config(inputs, "fsdp", **sections)
+    whole = toy.digests(toy.finished(tmp_path / "whole", config, 2))
+    run_dir = toy.make_run(tmp_path / "run", config, 2)
+    assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": f"signal 9:{point}:{nth}:1"}) == [errors.LOST_PEER, -signal.SIGKILL]
+    assert checkpoint.find(run_dir) == checkpoint.folder_of(run_dir, safe)
+    assert toy.train(run_dir, 2) == [0, 0]
+    assert toy.digests(run_dir) == whole
+
+
+def test_a_rank_without_space_ends_all_with_what_to_do(inputs: Path, tmp_path: Path) -> None:
+    run_dir = toy.make_run(tmp_path / "run", make_config(inputs, "fsdp", **FULL), 2)
+    codes = toy.train(run_dir, 2, {"KUBETUNE_FAULT": "error 28:commit.part:2:1"})
+    assert codes == [errors.ENVIRONMENT] * 2
+    assert "free some space" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert checkpoint.find(run_dir) == checkpoint.folder_of(run_dir, 3)
+    assert not list(run_dir.glob("checkpoints/.*.tmp"))
+    names = {path.suffix for path in checkpoint.folder_of(run_dir, 3).iterdir()}
+    assert names <= {".safetensors", ".json", ".jinja"}  # nothing that could run code when it is read
+
+
+def peak_growth(world: World, config: Config) -> tuple[int, int]:
+    """Bytes by which getting ready to train raised this rank's memory at its highest, and those of its weights."""
+    status = Path("/proc/self/status")
+
+    def value(name: str) -> int:
+        line = next(line for line in status.read_text().splitlines() if line.startswith(name))
+        return int(line.split()[1]) * 1024
+
+    Path("/proc/self/clear_refs").write_text("5")  # the highest mark is lowered to what is used now
+    before = value("VmRSS")
+    model = sharded.load(AutoModelForCausalLM, config, world)
+    # The file is mapped: only now every page of the weights is used.
+    optimizer = sharded.make_optimizer(model, config.training)
+    return value("VmHWM") - before, optimizer.master.nbytes
+
+
+def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config(
+        LlamaConfig(
+            hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8, vocab_size=12_000
+        )
+    )
+    size = sum(p.nbytes for p in model.parameters())
+    assert size > 180e6
+    model.save_pretrained(tmp_path)
+    del model
+    config = make_config(inputs, "fsdp", model=str(tmp_path), **FULL)
+    copies = make_config(inputs, "ddp", model=str(tmp_path), **FULL)
+    for rank, ((peak, held), (peak_of_copy, held_by_copy)) in enumerate(
+        zip(run_ranks(peak_growth, 2, config), run_ranks(peak_growth, 2, copies), strict=True)
+    ):
+        print(
+            f"rank {rank}: {size:,} bytes; fsdp holds {held:,}, peak {peak:,}; ddp {held_by_copy:,}, {peak_of_copy:,}"
+        )
+        assert held == pytest.approx(size / 2, rel=0.01)
+        assert held_by_copy == size
+        assert peak < 0.65 * peak_of_copy
+
+
+def test_what_cannot_be_sharded_is_refused_at_once(inputs: Path) -> None:
+    with pytest.raises(ValueError, match=r"fsdp does not work with lora.use_dora yet") as found:
+        make_config(inputs, "fsdp", lora={"use_dora": True, "modules_to_save": ["lm_head"]})
+    assert "lora.modules_to_save" in str(found.value)

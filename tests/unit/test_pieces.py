@@ -1,0 +1,98 @@
+"""The optimizer's buffers in files: cut over any number of ranks, read at any other, and put together as a model."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kubetune import pieces
+from kubetune.pieces import Buffers, Piece
+
+LAYOUT = {"embed": (7, 3), "norm": (5,), "bias": (1,)}
+SIZE = 27
+WHOLE: dict[str, Tensor] = {
+    "master": torch.arange(float(SIZE)) / 8,
+    "exp_avg": -torch.arange(float(SIZE)),
+    "step_count": torch.tensor(4.0),
+}
+
+
+def cut(world_size: int, rank: int) -> list[Piece]:
+    """A rank's rows of each parameter, as FSDP deals them: some ranks may get none."""
+    found, start = [], 0
+    for rows, *rest in LAYOUT.values():
+        width, each = (rest or [1])[0], -(-rows // world_size)
+        first, last = min(rows, rank * each), min(rows, (rank + 1) * each)
+        found.append(Piece(start + first * width, (last - first) * width))
+        start += rows * width
+    return found
+
+
+def part(held: list[Piece]) -> dict[str, Tensor]:
+    def of(buffer: Tensor) -> Tensor:
+        return torch.cat([buffer[start : start + length] for start, length in held])
+
+    return {name: of(tensor) if tensor.dim() else tensor for name, tensor in WHOLE.items()}
+
+
+def write(folder: Path, world_size: int) -> None:
+    for rank in range(world_size):
+        held = cut(world_size, rank)
+        pieces.write_part(folder / pieces.part_name(rank, world_size), part(held), held)
+
+
+@settings(max_examples=40)
+@given(written=st.integers(1, 9), read=st.integers(1, 9), chunk=st.integers(1, SIZE))
+def test_what_some_ranks_wrote_any_number_of_ranks_read(written: int, read: int, chunk: int) -> None:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "CHUNK", chunk)
+        write(Path(name), written)
+        for rank in range(read):
+            with Buffers(Path(name)) as buffers:
+                state = buffers.state(cut(read, rank), SIZE)
+            assert state.keys() == WHOLE.keys()
+            for key, tensor in part(cut(read, rank)).items():
+                assert torch.equal(state[key], tensor), key
+
+
+def test_a_file_of_all_of_it_is_read_in_pieces(tmp_path: Path) -> None:
+    save_file(WHOLE | {"scale": torch.ones(3)}, tmp_path / pieces.OPTIMIZER)
+    with Buffers(tmp_path) as buffers:
+        state = buffers.state(cut(2, 1), SIZE)
+    assert torch.equal(state["exp_avg"], part(cut(2, 1))["exp_avg"])
+    assert torch.equal(state["scale"], torch.ones(3))
+
+
+@pytest.mark.parametrize("lost", range(3))
+def test_the_file_of_a_rank_must_not_be_missing(tmp_path: Path, lost: int) -> None:
+    write(tmp_path, 3)
+    (tmp_path / pieces.part_name(lost, 3)).unlink()
+    with pytest.raises(ValueError, match="lacks numbers from|is of"), Buffers(tmp_path) as buffers:
+        buffers.state([Piece(0, SIZE)], SIZE)
+
+
+def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    with pytest.raises(ValueError, match="of 27 parameters, and 28 are trained now"), Buffers(tmp_path) as buffers:
+        buffers.state([Piece(0, 28)], 28)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_model_is_put_together_from_the_parts(tmp_path: Path, dtype: torch.dtype) -> None:
+    write(tmp_path, 4)
+    others = {"table": torch.tensor([[True, False]]), "count": torch.tensor(5)}
+    pieces.write_weights(tmp_path, LAYOUT, dtype, others)
+    weights = load_file(tmp_path / pieces.WEIGHTS)
+    parts = dict(zip(LAYOUT, WHOLE["master"].split([21, 5, 1]), strict=True))
+    assert weights.keys() == {*LAYOUT, *others}
+    for name, shape in LAYOUT.items():
+        assert torch.equal(weights[name], parts[name].view(shape).to(dtype)), name
+    for name, tensor in others.items():
+        assert torch.equal(weights[name], tensor), name
