@@ -69,9 +69,7 @@ def collect(
     return parts
 
 
-def evaluate_run(
-    run_dir: Path, which: str, data: str | None = None, predictions: Path | None = None
-) -> Evaluation:
+def evaluate_run(run_dir: Path, which: str, data: str | None = None, predictions: Path | None = None) -> Evaluation:
     """Evaluate a run's checkpoint on its evaluation data, or on `data`.
 
     A classifier's predictions are also written to `predictions`, one JSON object a line. Raises ConfigError when the

@@ -158,9 +158,7 @@ class ChatTemplate:
             )
         return start, end
 
-    def _find_start(
-        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int
-    ) -> int | None:
+    def _find_start(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int) -> int | None:
         prompt = self.render(messages[:turn], tools, generation_prompt=True) if turn else ""
         if turn and text.startswith(prompt):
             return len(prompt)
@@ -176,9 +174,7 @@ class ChatTemplate:
             return None
         return at + len(header)
 
-    def _find_end(
-        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int
-    ) -> int | None:
+    def _find_end(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int) -> int | None:
         if turn == len(messages) - 1:
             return len(text)
         head = self.render(messages[: turn + 1], tools)

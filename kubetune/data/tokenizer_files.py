@@ -156,9 +156,7 @@ def _canonical(step: Any) -> Any:
     return [_canonical(part) for part in step] if isinstance(step, list) else step
 
 
-def _add_missing_tokens(
-    backend: tokenizers.Tokenizer, files: Mapping[str, Path], config: Mapping[str, Any]
-) -> None:
+def _add_missing_tokens(backend: tokenizers.Tokenizer, files: Mapping[str, Path], config: Mapping[str, Any]) -> None:
     """Add the tokens that the other files name and tokenizer.json lacks, in transformers' order."""
     known = {str(token) for token in backend.get_added_tokens_decoder().values()}
     decoder = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))

@@ -74,7 +74,7 @@ def test_a_file_of_all_of_it_is_read_in_pieces(tmp_path: Path) -> None:
 def test_the_file_of_a_rank_must_not_be_missing(tmp_path: Path, lost: int) -> None:
     write(tmp_path, 3)
     (tmp_path / pieces.part_name(lost, 3)).unlink()
-    with pytest.raises(ValueError, match="lacks numbers from|is of"), Buffers(tmp_path) as buffers:
+    with pytest.raises(ValueError, match=r"lacks numbers from|is of"), Buffers(tmp_path) as buffers:
         buffers.state([Piece(0, SIZE)], SIZE)
 
 
