@@ -91,10 +91,7 @@ def _aside() -> Iterator[None]:
 def describe(verdict: Verdict) -> Iterator[tuple[str, str]]:
     """The verdict as labelled lines."""
     ranks = f"{verdict.world_size} rank{'s' if verdict.world_size > 1 else ''} on {verdict.device}"
-    yield (
-        "runs",
-        f"{verdict.steps} steps, and {verdict.steps} steps with a stop after step {verdict.stopped_at}; {ranks}",
-    )
+    yield "runs", f"{verdict.steps} steps, and again with a stop after step {verdict.stopped_at}; {ranks}"
     yield (
         "compared",
         f"{verdict.facts:,} values: batch ids, learning rate, random state, losses, gradient norm, "
