@@ -113,11 +113,14 @@ class Buffers:
         shapes = {name: first.get_slice(name).get_shape() for name in first.keys()}  # noqa: SIM118 - not a dict
         state: dict[str, Tensor] = {}
         for name, shape in shapes.items():
-            if shape == shapes[MASTER]:
-                parts = [part for piece in pieces for part in self.read(name, piece)]
-                state[name] = torch.cat(parts) if parts else torch.empty(0)
-            else:
+            if shape != shapes[MASTER]:
                 state[name] = first.get_tensor(name)
+                continue
+            state[name] = torch.empty(sum(piece.length for piece in pieces), dtype=first.get_slice(name)[:0].dtype)
+            at = 0
+            for part in (part for piece in pieces for part in self.read(name, piece)):
+                state[name][at : at + len(part)] = part
+                at += len(part)
         return state
 
 

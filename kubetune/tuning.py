@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from kubetune import errors, kernels, lean, logs
+from kubetune import errors, kernels, lean, logs, parallel
 from kubetune.config.schema import TrainingConfig
 from kubetune.data.labels import Labels
 from kubetune.flat import Route, unwrap
 from kubetune.memory import Shape, needs_recompute
+from kubetune.sharded import is_sharded
 
 # Floating-point operations from which compiling pays for itself: some minutes of training on two cores, or on a GPU.
 WORTH_COMPILING = {"cpu": 5e13, "cuda": 5e15}
@@ -36,7 +37,8 @@ class Workload:
 
 def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Workload, device: torch.device) -> None:
     """Set up a model for training as `training` asks; raises ConfigError for what cannot work here."""
-    fused = wants_compile(training.compile, model, workload, device) and route.flat
+    # Compiled forwards are proved on the modules at hand, whose weights are only slices when they are sharded.
+    fused = not is_sharded(model) and wants_compile(training.compile, model, workload, device) and route.flat
     if wants_recompute(training.gradient_checkpointing, model, workload, device, fused=fused):
         logs.MODEL.info("activations are recomputed in the backward")
         recompute_activations(model)
@@ -70,13 +72,13 @@ def wants_recompute(
     shape = Shape.of(unwrap(model).config.get_text_config().to_dict())
     if device.type != "cuda" or shape is None:
         return False
-    parameters = list(model.parameters())
+    held = [(parallel.local(p), p.requires_grad) for p in model.parameters()]
     return needs_recompute(
         shape,
-        weight_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        trained_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        weight_bytes=sum(p.nbytes for p, _ in held),
+        trained_parameters=sum(p.numel() for p, is_trained in held if is_trained),
         tokens=workload.micro_batch_tokens,
-        element_bytes=min(p.element_size() for p in parameters if p.is_floating_point()),
+        element_bytes=min(p.element_size() for p, _ in held if p.is_floating_point()),
         device_bytes=torch.cuda.get_device_properties(device).total_memory,
         fused=fused,
     )

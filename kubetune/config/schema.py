@@ -337,6 +337,7 @@ class Config(Section):
             f"quantization: {self.quantization}": self.quantization not in ("none", "auto"),
             "lora.use_dora": lora.use_dora,
             "lora.modules_to_save": bool(lora.modules_to_save),
+            "training.compile: true": self.training.compile is True,
             "training.optim: adamw_8bit for full fine-tuning": self.lora is None and self.training.optim != "adamw",
         }
         return [

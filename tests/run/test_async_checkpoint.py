@@ -66,7 +66,7 @@ def test_training_goes_on_and_a_kill_loses_only_the_one_being_written(
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     environ = {"KUBETUNE_FAULT": "hang:commit.written:2"}
     with started(train_worker.main, world_size, [str(run_dir)], environ=environ) as processes:
-        # The checkpoint of step 6 never ends, and two more steps and an evaluation are done meanwhile.
+        # The checkpoint of step 6 never ends, and three more steps and an evaluation are done meanwhile.
         wait_until(lambda: (run_dir / "metrics.jsonl").exists() and newest_step(run_dir) == 9)
         assert checkpoint.steps(run_dir) == [3]
         for process in processes:
