@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from kubetune.cluster import pods
 from kubetune.cluster.client import Cluster, Object
@@ -175,8 +176,10 @@ class Streams:
         try:
             while True:
                 position.reconnect()
+                is_whole = False
                 try:
                     self._pass_on(source, position, follow=follow, previous=previous)
+                    is_whole = True
                 except Unreachable:
                     if not follow:
                         raise
@@ -186,28 +189,28 @@ class Streams:
                         raise
                     if error.code == 404 or previous:
                         return
-                if not follow or previous or self._stop.wait(_PAUSE_SECONDS):
+                if not follow or (previous and is_whole) or self._stop.wait(_PAUSE_SECONDS):
                     return
-                now = self._attempt_now(source)
-                if now is None:
+                standing = self._standing(source)
+                if standing == "gone" or (standing == "ended" and is_whole):
                     return
                 # What a start wrote at its end is, once the next one has begun, in the previous log.
-                previous = now != source.attempt
+                previous = standing == "restarted"
         except (KubetuneError, OSError) as error:  # an OSError: nobody reads what is emitted any more
             self._errors.append(error)
 
-    def _attempt_now(self, source: Source) -> int | None:
-        """Which start of its container goes on now; None when none does, and everything of this one was read."""
+    def _standing(self, source: Source) -> Literal["running", "ended", "restarted", "gone"]:
+        """Whether more can come from a start of a container; `ended` with its log still there."""
         try:
             pod = self._cluster.get("Pod", source.pod)
         except Unreachable:
-            return source.attempt
+            return "running"
         if pod is None or pod["metadata"]["uid"] != source.uid:
-            return None
+            return "gone"
         status = pods.container_status(pod, source.container)
-        attempt = int(status.get("restartCount", 0))
-        has_ended = "terminated" in (status.get("state") or {})
-        return None if has_ended and attempt == source.attempt else attempt
+        if int(status.get("restartCount", 0)) != source.attempt:
+            return "restarted"
+        return "ended" if "terminated" in (status.get("state") or {}) else "running"
 
     def _pass_on(self, source: Source, position: Position, *, follow: bool, previous: bool) -> None:
         lines = self._cluster.log(
