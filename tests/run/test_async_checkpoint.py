@@ -38,7 +38,7 @@ def all_digests(run_dir: Path) -> dict[int, dict[str, str]]:
     ("sections", "parallelism", "world_size"),
     [
         pytest.param(LORA, "ddp", 1, id="lora"),
-        pytest.param(FULL, "ddp", 1, id="full"),
+        pytest.param(FULL, "ddp", 1, id="full", marks=slow),
         pytest.param(FULL, "fsdp", 2, id="full, sharded"),
         pytest.param(LORA, "fsdp", 2, id="lora, sharded", marks=slow),
     ],
@@ -96,7 +96,11 @@ def test_a_stop_waits_for_the_checkpoint_being_written(inputs: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     ("parallelism", "world_size", "point"),
-    [("ddp", 1, "commit.weights"), ("fsdp", 2, "commit.part"), pytest.param("ddp", 2, "commit.sealed", marks=slow)],
+    [
+        ("ddp", 1, "commit.weights"),
+        pytest.param("fsdp", 2, "commit.part", marks=slow),
+        pytest.param("ddp", 2, "commit.sealed", marks=slow),
+    ],
 )
 def test_a_full_disk_ends_all_ranks_at_a_step(
     inputs: Path, tmp_path: Path, parallelism: str, world_size: int, point: str

@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from kubetune import checkpoint, errors, metrics, sharded
+from kubetune import checkpoint, errors, metrics, parallel, sharded
 from kubetune.config.schema import Config
 from kubetune.data.feed import Feed, rows_per_epoch
 from kubetune.data.prepare import prepare
@@ -195,8 +195,8 @@ def test_a_rank_without_space_ends_all_with_what_to_do(inputs: Path, tmp_path: P
     assert names <= {".safetensors", ".json", ".jinja"}  # nothing that could run code when it is read
 
 
-def peak_growth(world: World, config: Config) -> tuple[int, int]:
-    """Bytes by which getting ready to train raised this rank's memory at its highest, and those of its weights."""
+def peaks(world: World, config: Config) -> tuple[int, int, int]:
+    """Bytes by which loading, and then the optimizer, raised this rank's memory at its highest; those of weights."""
     status = Path("/proc/self/status")
 
     def value(name: str) -> int:
@@ -206,9 +206,11 @@ def peak_growth(world: World, config: Config) -> tuple[int, int]:
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark is lowered to what is used now
     before = value("VmRSS")
     model = sharded.load(AutoModelForCausalLM, config, world)
-    # The file is mapped: only now every page of the weights is used.
+    for parameter in model.parameters():
+        parallel.local(parameter).sum()  # the file is mapped: pages count when they are used
+    loaded = value("VmHWM") - before
     optimizer = sharded.make_optimizer(model, config.training)
-    return value("VmHWM") - before, optimizer.master.nbytes
+    return loaded, value("VmHWM") - before, optimizer.master.nbytes
 
 
 def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> None:
@@ -223,13 +225,13 @@ def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> Non
     del model
     config = make_config(inputs, "fsdp", model=str(tmp_path), **FULL)
     copies = make_config(inputs, "ddp", model=str(tmp_path), **FULL)
-    for rank, ((peak, held), (peak_of_copy, held_by_copy)) in enumerate(
-        zip(run_ranks(peak_growth, 2, config), run_ranks(peak_growth, 2, copies), strict=True)
-    ):
-        print(f"rank {rank} of a model of {size:,} bytes: peak {peak:,} with shards, {peak_of_copy:,} with copies")
-        assert held == pytest.approx(size / 2, rel=0.01)
-        assert held_by_copy == size
-        assert peak < 0.65 * peak_of_copy
+    for shards, copy in zip(run_ranks(peaks, 2, config), run_ranks(peaks, 2, copies), strict=True):
+        print(f"model of {size:,} bytes; loaded, with optimizer, weights: shards {shards}, copies {copy}")
+        # Half the model, and some 50 MB that the first collectives and DTensor cost whatever the size.
+        assert shards[0] < 0.85 * size < size < copy[0]
+        assert shards[1] < 0.65 * copy[1]
+        assert shards[2] == pytest.approx(size / 2, rel=0.01)
+        assert copy[2] == size
 
 
 def test_what_cannot_be_sharded_is_refused_at_once(inputs: Path) -> None:
