@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from kubetune.cluster.client import Cluster as Client
+from kubetune.cluster.runs import find_run
 from kubetune.cluster.streams import Source, Streams
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
@@ -250,34 +253,28 @@ def test_followed_logs_lose_and_double_nothing_in_an_outage(desk: Desk, seconds:
 
 @pytest.mark.parametrize("kind", ["job", *(slow(kind) for kind in ("statefulset", "jobset", "pytorchjob"))])
 def test_followed_logs_go_on_in_the_pods_of_the_next_start(desk: Desk, kind: str) -> None:
-    """Each pod fails once with a code that means: start me again."""
+    """Each pod fails once with a code that means: start me again. None ends before its line was seen."""
     script = """
+    say() { echo $1; until test -e /outputs/seen-$1; do sleep 0.02; done; }
     if test -e /outputs/$HOSTNAME; then
-      echo second; test -z "$KUBETUNE_STAY" || exec sleep 600; exit 0
+      say second; test -z "$KUBETUNE_STAY" || exec sleep 600; exit 0
     fi
-    echo first; touch /outputs/$HOSTNAME
-    until test -e /outputs/seen; do sleep 0.02; done; exit 145
+    touch /outputs/$HOSTNAME; say first; exit 145
     """
     desk.submit_script(script, kubernetes__kind=kind)
     seen: list[tuple[int, str]] = []
 
     def note(source: Source, text: str) -> None:
         seen.append((source.node, text))
-        if sum(line == "first" for _, line in seen) == 2:
-            (desk.cluster.claim_folder("fit-outputs") / "seen").touch()
-        if kind == "statefulset" and sum(line == "second" for _, line in seen) == 2:
-            raise BrokenPipeError  # nobody reads on
+        if sum(line == text for _, line in seen) == 2:
+            (desk.cluster.claim_folder("fit-outputs") / f"seen-{text}").touch()
+            if kind == "statefulset" and text == "second":
+                raise BrokenPipeError  # nobody reads on
 
     with desk.at():
-        from kubetune.cluster.client import Cluster as Client
-        from kubetune.cluster.runs import find_run
-
         client = Client()
         streams = Streams(client, find_run(client, "fit"), note)
-        if kind == "statefulset":
-            with pytest.raises(BrokenPipeError):
-                streams.follow()
-        else:
+        with pytest.raises(BrokenPipeError) if kind == "statefulset" else contextlib.nullcontext():
             streams.follow()
     assert [text for node, text in seen if node == 0] == ["first", "second"]
     assert [text for node, text in seen if node == 1] == ["first", "second"]
