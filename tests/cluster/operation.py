@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from _pytest.mark.structures import ParameterSet
 
 from kubetune.cli import main
 from kubetune.cluster.client import Cluster as Client
@@ -134,3 +136,26 @@ def _templates(value: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(value, list):
         for inner in value:
             yield from _templates(inner)
+
+
+def write_progress(desk: Desk, name: str = "fit") -> Path:
+    """A run directory such as training leaves on the way."""
+    folder = desk.run_folder(name)
+    (folder / "logs").mkdir(parents=True)
+    steps = [{"step": n, "loss": 3.0 - n / 10} for n in range(1, 6)]
+    lines = [*steps, {"step": 5, "eval_loss": 2.25}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "lo')
+    timings = [{"step": n, "seconds": 2.0, "tokens_per_second": 1234.5} for n in range(1, 6)]
+    (folder / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timings))
+    (folder / "plan.json").write_text(json.dumps({"num_steps": 20}))
+    (folder / "logs" / "rank-0.log").write_text("one\ntwo\n")
+    for step in (2, 4):
+        (folder / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+        (folder / "checkpoints" / f"step-{step:06d}" / "manifest.json").write_text(f"{step}")
+    (folder / "checkpoints" / "last").symlink_to("step-000004")
+    return folder
+
+
+def slow(value: object) -> ParameterSet:
+    """A parameter that the default suite leaves out."""
+    return pytest.param(value, marks=pytest.mark.slow)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import signal
@@ -13,13 +12,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 
-from kubetune.cluster.client import Cluster as Client
-from kubetune.cluster.runs import find_run
-from kubetune.cluster.streams import Source, Streams
 from tests.cluster.harness import Cluster
-from tests.cluster.operation import Desk
+from tests.cluster.operation import Desk, slow, write_progress
 from tests.cluster.standin.objects import find_condition, name_of
 
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
@@ -27,11 +22,6 @@ NVIDIA_SMI = """#!/bin/sh
 echo "0, NVIDIA H100 80GB HBM3, 97, 61234, 81559, 64, 612.31"
 echo "1, NVIDIA H100 80GB HBM3, 3, 12, 81559, 31, [N/A]"
 """
-
-
-def slow(value: object) -> ParameterSet:
-    """A parameter that the default suite leaves out."""
-    return pytest.param(value, marks=pytest.mark.slow)
 
 
 @pytest.fixture
@@ -43,24 +33,6 @@ def trainers(desk: Desk) -> list[str]:
     """Names of the trainer's pods that run, by node."""
     found = desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")
     return sorted(name_of(pod) for pod in found if pod["status"].get("phase") == "Running")
-
-
-def write_progress(desk: Desk, name: str = "fit") -> Path:
-    """A run directory such as training leaves on the way."""
-    folder = desk.run_folder(name)
-    (folder / "logs").mkdir(parents=True)
-    steps = [{"step": n, "loss": 3.0 - n / 10} for n in range(1, 6)]
-    lines = [*steps, {"step": 5, "eval_loss": 2.25}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "lo')
-    timings = [{"step": n, "seconds": 2.0, "tokens_per_second": 1234.5} for n in range(1, 6)]
-    (folder / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timings))
-    (folder / "plan.json").write_text(json.dumps({"num_steps": 20}))
-    (folder / "logs" / "rank-0.log").write_text("one\ntwo\n")
-    for step in (2, 4):
-        (folder / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
-        (folder / "checkpoints" / f"step-{step:06d}" / "manifest.json").write_text(f"{step}")
-    (folder / "checkpoints" / "last").symlink_to("step-000004")
-    return folder
 
 
 # -- submit
@@ -195,89 +167,6 @@ def test_an_unknown_run_is_named_with_those_there_are(desk: Desk) -> None:
     desk.quick("submit", "run.yaml")
     refused = desk.quick("status", "fti", "-n", desk.cluster.namespace, code=2).stderr
     assert f"there is no run fti in namespace {desk.cluster.namespace}; runs there: fit" in refused
-
-
-# -- logs
-def lines_of(desk: Desk, *argv: str) -> list[str]:
-    return desk.quick("logs", *argv).stdout.splitlines()
-
-
-def test_logs_of_all_pods_are_marked_with_their_node(desk: Desk) -> None:
-    desk.submit_script("echo from $JOB_COMPLETION_INDEX")
-    desk.cluster.wait_condition("Job", "fit", "Complete")
-    assert lines_of(desk, "fit") == ["[node 0] from 0", "[node 1] from 1"]
-    assert lines_of(desk, "fit", "--node", "1") == ["[node 1] from 1"]
-    assert "--rank: found 2; expected 0 to 1" in desk.quick("logs", "fit", "--rank", "2", code=2).stderr
-
-
-def test_the_log_of_a_rank_outlives_its_pods(desk: Desk) -> None:
-    desk.submit_script("true")
-    write_progress(desk)
-    desk.cluster.wait_condition("Job", "fit", "Complete")
-    assert lines_of(desk, "fit", "--rank", "0") == ["one", "two"]
-    desk.cluster.wait_pods("app.kubernetes.io/component=files", 0)  # the one that read them
-
-
-COUNT = """
-n=0; trap 'echo bye; exit 143' TERM
-while [ ! -e /outputs/end ]; do n=$((n+1)); echo line $n; sleep 0.01; done
-echo last $n
-"""
-
-
-@pytest.mark.parametrize("seconds", [1, slow(10)])
-def test_followed_logs_lose_and_double_nothing_in_an_outage(desk: Desk, seconds: int) -> None:
-    desk.submit_script(COUNT, compute__nodes=1)
-    (pod,) = desk.cluster.wait_ready("fit")
-    with subprocess.Popen(
-        desk.command("logs", "-f", "fit"), cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        seen = [process.stdout.readline() for _ in range(20)]
-        asking = subprocess.Popen(
-            desk.command("status", "fit"), cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True
-        )
-        with asking:
-            with desk.cluster.outage(), pytest.raises(subprocess.TimeoutExpired):
-                asking.wait(seconds)
-            assert "running, 1 of 1 pods running" in asking.communicate(timeout=30)[0]
-        desk.cluster.wait_log(name_of(pod), "line")
-        (desk.cluster.claim_folder("fit-outputs") / "end").touch()
-        seen += process.stdout.readlines()
-    assert process.returncode == 0
-    count = len(seen) - 1
-    assert [line.strip() for line in seen] == [*(f"line {n}" for n in range(1, count + 1)), f"last {count}"]
-    (kept,) = (desk.folder / "outputs" / "fit" / "logs" / "pods").iterdir()
-    assert [line.split(" ", 1)[1] for line in kept.read_text().splitlines()] == [line.strip() for line in seen]
-
-
-@pytest.mark.parametrize("kind", ["job", *(slow(kind) for kind in ("statefulset", "jobset", "pytorchjob"))])
-def test_followed_logs_go_on_in_the_pods_of_the_next_start(desk: Desk, kind: str) -> None:
-    """Each pod fails once with a code that means: start me again. None ends before its line was seen."""
-    script = """
-    say() { echo $1; until test -e /outputs/seen-$1; do sleep 0.02; done; }
-    if test -e /outputs/$HOSTNAME; then
-      say second; test -z "$KUBETUNE_STAY" || exec sleep 600; exit 0
-    fi
-    touch /outputs/$HOSTNAME; say first; exit 145
-    """
-    desk.submit_script(script, kubernetes__kind=kind)
-    seen: list[tuple[int, str]] = []
-
-    def note(source: Source, text: str) -> None:
-        seen.append((source.node, text))
-        if sum(line == text for _, line in seen) == 2:
-            (desk.cluster.claim_folder("fit-outputs") / f"seen-{text}").touch()
-            if kind == "statefulset" and text == "second":
-                raise BrokenPipeError  # nobody reads on
-
-    with desk.at():
-        client = Client()
-        streams = Streams(client, find_run(client, "fit"), note)
-        with pytest.raises(BrokenPipeError) if kind == "statefulset" else contextlib.nullcontext():
-            streams.follow()
-    assert [text for node, text in seen if node == 0] == ["first", "second"]
-    assert [text for node, text in seen if node == 1] == ["first", "second"]
 
 
 # -- exec, cp, gpus, top
