@@ -30,7 +30,7 @@ BAD_LINES = {
     "invalid UTF-8": (b'{"text": "\xff"}', "is not UTF-8: byte 0xff at column 11"),
     "NUL": (b'{"text": "\0"}', "holds a NUL byte at column 11"),
     "huge": (b'{"text": "' + b"x" * 5000 + b'"}', "is longer than 4,096 bytes"),
-    "label unknown": (b'{"sentence": "x", "label": -1}', "label is -1"),
+    "label unknown": (b'{"sentence": "x", "label": true}', "label is true"),
     "blank line": (b"  ", "is blank; expected a JSON object"),
     "BOM": (b"\xef\xbb\xbf" + GOOD, "begins with a byte order mark"),
 }
