@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
-from kubetune import errors, quantization
+from kubetune import errors, logs, quantization
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.hub import check_model_folder, explained_hub_errors, hub_token
 
@@ -81,6 +82,11 @@ def explain(model: ModelConfig) -> Iterator[None]:
     kinds = (hub.HfHubHTTPError, hub.HFValidationError, hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError)
     try:
         yield
+    except SafetensorError as error:
+        raise errors.ModelError(
+            f"model {model.path}: a *.safetensors file is damaged or was not downloaded to its end ({error}); "
+            "fetch it again"
+        ) from error
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise errors.ModelError(
@@ -93,6 +99,25 @@ def explain(model: ModelConfig) -> Iterator[None]:
             with explained_hub_errors(model.path, model.revision):
                 raise said from error
         raise errors.ModelError(f"model {model.path}: {' '.join(str(error).split())}") from error
+
+
+def check_positions(model: nn.Module, longest: int) -> None:
+    """Raise ConfigError when a sequence of `longest` tokens has no place in a learned table of positions.
+
+    Rotary models compute any position; beyond what they were trained on they only get a warning.
+    """
+    lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    config = lm.config.get_text_config()
+    limit = getattr(config, "n_positions", None) or getattr(config, "max_position_embeddings", None)
+    if not limit or longest <= limit:
+        return
+    said = f"the model has {limit:,} positions, the longest row {longest:,} tokens"
+    # OPT's table is two longer than it says.
+    words = lm.get_input_embeddings()
+    tables = [m.num_embeddings for m in lm.modules() if isinstance(m, nn.Embedding) and m is not words]
+    if any(limit <= size <= limit + 2 for size in tables):
+        raise errors.ConfigError(f"{said}; set data.max_length to {limit} or less (`overlong` says what happens then)")
+    logs.MODEL.warning("%s: beyond them it was never trained", said)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

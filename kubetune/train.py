@@ -25,7 +25,7 @@ from kubetune.data.order import mixed_seed
 from kubetune.data.prepare import Prepared
 from kubetune.evaluate import evaluate
 from kubetune.journal import Journal, log_batch, open_journal
-from kubetune.models import choose_dtype
+from kubetune.models import check_positions, choose_dtype
 from kubetune.optim import FlatAdamW
 from kubetune.parallel import World
 from kubetune.plan import Plan, learning_rate_at
@@ -68,6 +68,7 @@ def _train(
 ) -> State:
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(config, plan, data))
+    check_positions(learner.model, int(data.train.lengths.max()))
     optimizer = sharded.make_optimizer(learner.model, config.training)
     _log_model(learner, optimizer)
     run = Run(
@@ -151,6 +152,12 @@ def loop(run: Run, state: State, journal: Journal) -> State:
         if stopping:
             _stop(run, state, journal)
         state = _finish_step(run, state, journal)
+    if _is_patience_spent(run, state):
+        logs.STEP.info(
+            "stopped early at step %d: %s did not improve on %.6g of step %s in %d evaluations",
+            state.step, run.config.training.metric_for_best_model, state.best_value or 0.0, state.best_step,
+            state.evaluations_without_improvement,
+        )  # fmt: skip
     return state
 
 

@@ -12,6 +12,7 @@ from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.config.schema import Config
 from kubetune.data.hub import check_model_folder
 from kubetune.devices import visible_gpus
+from kubetune.errors import EnvironmentFault
 from kubetune.estimate import estimate_rows
 from kubetune.launch.local import launch
 from kubetune.plan import default_output, make_plan
@@ -30,7 +31,13 @@ def run(args: argparse.Namespace) -> int:
         run_dir = Path(config.output) if config.output else _new_run_dir(config)
         config = config.model_copy(update={"output": str(run_dir)})
         rows, eval_rows = estimate_rows(config)
-        plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ))
+        gpus = visible_gpus(os.environ)
+        plan = make_plan(config, rows, eval_rows, gpus)
+        if plan.device == "cuda" and plan.processes_per_node > gpus:
+            raise EnvironmentFault(
+                f"the run wants {plan.processes_per_node} GPUs on this machine, which has {gpus}; set "
+                "compute.gpus_per_node to that, or compute.gpus_per_node=0 and compute.processes to train on the CPU"
+            )
         for label, text in describe(config, plan, None):
             if label != "tokens":
                 print(f"{label:<17} {text}", flush=True)

@@ -35,8 +35,15 @@ VARIABLES: dict[str, Variable] = {
 }
 
 
+LATER = ("IMAGE_MAX_TOKEN_NUM", "MAX_SAMPLES", "MAX_HISTORY_ROUNDS")
+"""Variables of image runs and of their preparation, which this version does not have."""
+
+
 def read_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Origin]]:
     """`(path, text, origin)` for each variable of the table that is set and not empty."""
+    for name in LATER:
+        if environ.get(name):
+            log.warning("%s is set in the environment, but nothing here reads it", name)
     for name, variable in VARIABLES.items():
         if text := environ.get(name, "").strip():
             log.info("%s is set in the environment: it decides %s", name, variable.path)

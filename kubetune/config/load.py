@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import io
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,8 @@ from kubetune.config.problems import explain
 from kubetune.config.schema import Config
 from kubetune.config.secrets import ADVICE, is_secret
 from kubetune.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 LOCAL_PATHS: tuple[KeyPath, ...] = (
     ("model", "path"),
@@ -61,6 +64,7 @@ def load_config(
         tree.put(_safe(_absolute(written, [path.absolute().parent, here]), problems))
     typed = [*_from_environment(environ or {}, problems), *_from_flags(flags or {}), *_split(overrides, problems)]
     ours = [entry for entry in map(canonical, typed) if entry is not None]
+    _displace_global_batch(tree, {entry.path for entry in ours})
     tree.put(_safe(_absolute(ours, [here]), problems))
     try:
         config = Config.model_validate_json(json.dumps(tree.data), strict=True)
@@ -69,6 +73,14 @@ def load_config(
     if problems:
         raise ConfigError(list(dict.fromkeys(str(problem) for problem in sorted(problems))))
     return config
+
+
+def _displace_global_batch(tree: Tree, given: set[KeyPath]) -> None:
+    """Accumulation that is typed or set in the environment decides over the global batch of the file."""
+    training = tree.data.get("training")
+    above = ("training", "gradient_accumulation_steps") in given and ("training", "global_batch_size") not in given
+    if above and isinstance(training, dict) and training.pop("global_batch_size", None) is not None:
+        log.info("gradient_accumulation_steps decides the global batch; the file's global_batch_size is left out")
 
 
 def resolved(config: Config) -> dict[str, Any]:

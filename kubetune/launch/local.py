@@ -64,7 +64,7 @@ def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> No
             raise errors.ConfigError(
                 f"{run_dir} holds {found[0]} but no run of kubetune; choose another `output`. Nothing was written."
             )
-    elif differences := _differences(config, run_dir, plan):
+    elif _has_begun(run_dir) and (differences := _differences(config, run_dir, plan)):
         raise errors.ConfigError(
             [
                 *(f"{key} was {was}, now is {now}" for key, was, now in differences),
@@ -79,6 +79,12 @@ def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> No
         )
     if config.training.resume == "must" and not has_checkpoint:
         raise errors.ConfigError(f"training.resume is must, but {run_dir} has no checkpoint; `auto` would start there")
+
+
+def _has_begun(run_dir: Path) -> bool:
+    """Whether a step was trained here: a start that was refused before, say for its data, may come back mended."""
+    metrics = run_dir / "metrics.jsonl"
+    return any((run_dir / "checkpoints").glob("*step-*")) or (metrics.exists() and metrics.stat().st_size > 0)
 
 
 def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple[str, str, str]]:

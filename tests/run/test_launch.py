@@ -250,3 +250,16 @@ def test_without_output_each_run_gets_a_directory_of_its_own(inputs: Path) -> No
     names = sorted(path.name for path in (inputs / "outputs" / "model").iterdir())
     assert len(names) == 2
     assert all(name.startswith("full-len8-") for name in names)
+
+
+def test_a_start_refused_for_its_data_may_come_back_mended(inputs: Path, tmp_path: Path) -> None:
+    refused = train(inputs, tmp_path / "run", "data.max_length=8", "data.max_lost_share=0")
+    assert refused.returncode == 2, refused.stdout
+    assert train(inputs, tmp_path / "run", "training.max_steps=1", "training.save_steps=1").returncode == 0
+
+
+def test_gpus_that_are_not_there_are_an_error_of_the_environment(inputs: Path, tmp_path: Path) -> None:
+    done = train(inputs, tmp_path / "run", "compute.gpus_per_node=64")
+    assert done.returncode == 3
+    assert "wants 64 GPUs on this machine" in done.stderr
+    assert not (tmp_path / "run").exists()

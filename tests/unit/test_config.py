@@ -304,3 +304,12 @@ def test_a_damaged_resolved_config_is_explained(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError, match="not a config written by this version"):
             load_resolved(path)
+
+
+def test_accumulation_typed_above_the_files_global_batch_decides(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: a/b\ndata: {train: x.jsonl}\ntraining: {global_batch_size: 32}\n")
+    typed = load_config(file, overrides=["training.gradient_accumulation_steps=4"])
+    assert (typed.training.global_batch_size, typed.training.gradient_accumulation_steps) == (None, 4)
+    by_environment = load_config(file, environ={"GRAD_ACC": "2"})
+    assert (by_environment.training.global_batch_size, by_environment.training.gradient_accumulation_steps) == (None, 2)
