@@ -47,7 +47,8 @@ _VARIABLES = """\
 ## Environment variables
 
 For containers. A variable that is set and not empty takes precedence over the file; flags and `key=value` take
-precedence over it. Each one that is used is logged.
+precedence over it. Each one that is used is logged. `MAX_SAMPLES` adds `#N` to every training source that has no `#`
+of its own; 0 takes all.
 
 | variable | sets | meaning |
 |---|---|---|

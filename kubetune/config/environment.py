@@ -35,8 +35,16 @@ VARIABLES: dict[str, Variable] = {
 }
 
 
-LATER = ("IMAGE_MAX_TOKEN_NUM", "MAX_SAMPLES", "MAX_HISTORY_ROUNDS")
+LATER = ("IMAGE_MAX_TOKEN_NUM", "MAX_HISTORY_ROUNDS")
 """Variables of image runs and of their preparation, which this version does not have."""
+
+
+def max_samples(environ: Mapping[str, str]) -> int | None:
+    """`MAX_SAMPLES`: how many samples to take of each training source; None for all. Raises ValueError."""
+    text = environ.get("MAX_SAMPLES", "").strip() or "0"
+    if not text.isdecimal():
+        raise ValueError(f"found {text!r}; expected a whole number, 0 for all samples")
+    return int(text) or None
 
 
 def read_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Origin]]:

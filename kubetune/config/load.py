@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from kubetune.config import reference
 from kubetune.config.aliases import canonical, canonical_file
 from kubetune.config.document import parse_value, read_entries
-from kubetune.config.environment import read_variables
+from kubetune.config.environment import max_samples, read_variables
 from kubetune.config.layers import Entry, KeyPath, Origin, Problem, Tree, dotted
 from kubetune.config.problems import explain
 from kubetune.config.schema import Config
@@ -66,6 +66,7 @@ def load_config(
     ours = [entry for entry in map(canonical, typed) if entry is not None]
     _displace_global_batch(tree, {entry.path for entry in ours})
     tree.put(_safe(_absolute(ours, [here]), problems))
+    _sample_sources(tree, environ or {}, problems)
     try:
         config = Config.model_validate_json(json.dumps(tree.data), strict=True)
     except ValidationError as error:
@@ -73,6 +74,27 @@ def load_config(
     if problems:
         raise ConfigError(list(dict.fromkeys(str(problem) for problem in sorted(problems))))
     return config
+
+
+def _sample_sources(tree: Tree, environ: Mapping[str, str], problems: list[Problem]) -> None:
+    """`MAX_SAMPLES` adds `#N` to every training source that names no number of its own."""
+    try:
+        number = max_samples(environ)
+    except ValueError as error:
+        problems.append(Problem(Origin("environment variable MAX_SAMPLES"), str(error)))
+        return
+    data = tree.data.get("data")
+    if number is None or not isinstance(data, dict):
+        return
+
+    def limited(source: Any) -> Any:
+        if isinstance(source, list):
+            return [limited(each) for each in source]
+        if isinstance(source, dict):
+            return {**source, "path": limited(source.get("path"))}
+        return f"{source}#{number}" if isinstance(source, str) and "#" not in source else source
+
+    data["train"] = limited(data.get("train"))
 
 
 def _displace_global_batch(tree: Tree, given: set[KeyPath]) -> None:

@@ -313,3 +313,16 @@ def test_accumulation_typed_above_the_files_global_batch_decides(tmp_path: Path)
     assert (typed.training.global_batch_size, typed.training.gradient_accumulation_steps) == (None, 4)
     by_environment = load_config(file, environ={"GRAD_ACC": "2"})
     assert (by_environment.training.global_batch_size, by_environment.training.gradient_accumulation_steps) == (None, 2)
+
+
+def test_max_samples_in_the_environment_samples_every_source(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: a/b\ndata: {train: [x.jsonl, {path: y.jsonl, weight: 2}, z.jsonl#7]}\n")
+
+    def paths(**environ: str) -> list[str]:
+        return [source.path for source in load_config(file, environ=environ).data.train]
+
+    assert paths(MAX_SAMPLES="5") == ["x.jsonl#5", "y.jsonl#5", "z.jsonl#7"]
+    assert paths(MAX_SAMPLES="0") == paths() == ["x.jsonl", "y.jsonl", "z.jsonl#7"]
+    with pytest.raises(ConfigError, match="environment variable MAX_SAMPLES: found 'many'"):
+        paths(MAX_SAMPLES="many")
