@@ -51,6 +51,7 @@ def test_the_next_command_works(finished: tuple[Path, str]) -> None:
     assert done.stdout.strip() == "kubectl rollout restart deployment wallet -n staging", done.stderr
 
 
+@pytest.mark.slow
 def test_a_second_demo_shows_the_same_result_without_training_again(finished: tuple[Path, str]) -> None:
     folder, printed = finished
     steps = (folder / "outputs/demo/run/metrics.jsonl").read_text()
@@ -60,6 +61,7 @@ def test_a_second_demo_shows_the_same_result_without_training_again(finished: tu
     assert re.findall(r"^  after .*", done.stdout, re.M) == re.findall(r"^  after .*", printed, re.M)
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     started = subprocess.Popen(
         [*KUBETUNE, "demo"],

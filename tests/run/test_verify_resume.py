@@ -124,6 +124,7 @@ def run_verb(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_verb_by_the_agent(config: Config, tmp_path: Path, processes: int) -> None:
     run_file, output = tmp_path / "run.yaml", tmp_path / "output"

@@ -89,15 +89,15 @@ def test_configuring_again_does_not_double_lines(tmp_path: Path, capsys: pytest.
 
 def test_libraries_speak_from_warning_up(tmp_path: Path) -> None:
     logs.configure("DEBUG", tmp_path)
-    logging.getLogger("transformers.modeling").info("chatter")
-    logging.getLogger("transformers.modeling").warning("careful")
+    logging.getLogger("alibrary.modeling").info("chatter")
+    logging.getLogger("alibrary.modeling").warning("careful")
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         logging.captureWarnings(True)
         warnings.warn("old call", DeprecationWarning, stacklevel=1)
     text = rank_file(tmp_path)
     assert "chatter" not in text
-    assert "[transformers] WARNING: careful" in text
+    assert "[alibrary] WARNING: careful" in text
     assert "old call" in text
 
 
