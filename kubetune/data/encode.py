@@ -6,9 +6,9 @@ ids before an answer equal those of `Tokenizer.encode_prompt`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import Literal
 
 from tokenizers import Encoding
@@ -16,6 +16,7 @@ from tokenizers import Encoding
 from kubetune.data.formats import Chat, Example, Labelled, Pair, Text
 from kubetune.data.templates import Span
 from kubetune.data.tokenizer import Tokenizer
+from kubetune.data.words import Words
 
 TrainOn = Literal["assistant", "all"]
 
@@ -43,55 +44,59 @@ class Encoder:
         self._all = train_on == "all"
         self._prefix = tokenizer.prefix if add_special_tokens else []
         self._anchor = self._find_anchor()
+        self._words = None if self._anchor[1] else Words.of(tokenizer.backend)
 
     def encode(self, example: Example) -> Encoded:
         """One row. Raises ValueError when the chat template refuses the conversation or hides where answers are."""
         if isinstance(example, Chat):
             text, spans = self._render(example)
-            return self._encode_chat(text, spans, self._encodings([text])[0])
+            return self._encode_chats([(text, spans)])[0]
         return self._encode_plain(example)
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Rows of many examples; in the place of one that is refused stands why."""
         results: list[Encoded | str] = [""] * len(examples)
-        chats: list[tuple[int, str, list[Span]]] = []
+        chats: dict[int, tuple[str, list[Span]]] = {}
         for i, example in enumerate(examples):
             try:
                 if isinstance(example, Chat):
-                    chats.append((i, *self._render(example)))
+                    chats[i] = self._render(example)
                 else:
                     results[i] = self._encode_plain(example)
             except ValueError as error:
                 results[i] = str(error)
-        encodings = self._encodings([text for _, text, _ in chats])
-        for (i, text, spans), encoding in zip(chats, encodings, strict=True):
-            results[i] = self._encode_chat(text, spans, encoding)
+        for i, row in zip(chats, self._encode_chats(list(chats.values())), strict=True):
+            results[i] = row
         return results
 
     def cut(self, _: Example, encoded: Encoded, limit: int) -> Encoded:
         """The first `limit` tokens of a row."""
         return Encoded(encoded.ids[:limit], encoded.trained[:limit])
 
-    def _encodings(self, texts: list[str]) -> list[Encoding]:
-        return self.tokenizer.backend.encode_batch(texts, add_special_tokens=False)
-
     def _render(self, chat: Chat) -> tuple[str, list[Span]]:
+        if chat.images:
+            raise ValueError("has images, which a language model cannot see; set `task: vision_language`")
         template = self.tokenizer.require_chat()
         if self._all:
             text = template.render(chat.messages, chat.tools)
             return text, [template.settle(text, 0, len(text))]
         return template.render_answers(chat.messages, chat.tools, first=chat.context)
 
-    def _encode_chat(self, text: str, spans: list[Span], encoding: Encoding) -> Encoded:
-        borders = [border for span in spans for border in span]
-        ids = encoding.ids
-        tokens = {border: _token_at(encoding, border, len(text)) for border in borders}
-        torn = [border for border, token in tokens.items() if token < 0]
-        if torn:
-            ids, starts = self._encode_pieces(text, torn)
-            tokens = {border: bisect_left(starts, border) for border in borders}
+    def _encode_chats(self, chats: Sequence[tuple[str, list[Span]]]) -> list[Encoded]:
+        """Rows of rendered conversations, of which only what the spans enclose is learnt."""
+        if self._words is not None:
+            return [self._mark(spans, *self._encode_pieces(text, spans)) for text, spans in chats]
+        encodings = self.tokenizer.backend.encode_batch([text for text, _ in chats], add_special_tokens=False)
+        return [
+            self._mark(spans, *self._encode_whole(text, spans, encoding))
+            for (text, spans), encoding in zip(chats, encodings, strict=True)
+        ]
+
+    def _mark(self, spans: list[Span], ids: list[int], starts: dict[int, int]) -> Encoded:
+        """A row of which the spans are learnt; `starts` says at which token each of their borders lies."""
         trained = [False] * len(ids)
-        for first, end in ((tokens[start], tokens[stop]) for start, stop in spans):
+        for start, stop in spans:
+            first, end = starts[start], starts[stop]
             trained[first:end] = [True] * (end - first)
         if trained and trained[-1] and ids[-1] not in self.tokenizer.eos_ids:
             ids = [*ids, self.tokenizer.eos_id]
@@ -100,17 +105,23 @@ class Encoder:
             trained[0] = False
         return Encoded(ids, trained)
 
-    def _encode_pieces(self, text: str, cuts: list[int]) -> tuple[list[int], list[int]]:
-        """Tokenise a text in pieces, for where a token would stretch over the border of an answer.
+    def _encode_whole(self, text: str, spans: list[Span], encoding: Encoding) -> tuple[list[int], dict[int, int]]:
+        """The ids of a text and the token at each border of a span, from its encoding where no token crosses one."""
+        starts = {border: _token_at(encoding, border, len(text)) for span in spans for border in span}
+        return self._encode_pieces(text, spans) if -1 in starts.values() else (encoding.ids, starts)
 
-        At inference the prompt ends there, so no token does. Returns ids and the character each begins at.
+    def _encode_pieces(self, text: str, spans: list[Span]) -> tuple[list[int], dict[int, int]]:
+        """Ids of a text tokenised up to each border of a span and on from there, and the token at each border.
+
+        At inference the prompt ends there, so no token may stretch over it.
         """
         ids: list[int] = []
-        starts: list[int] = []
-        for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-            piece_ids, offsets = self._continue(text[begin:end], bool(begin))
-            ids += piece_ids
-            starts += [begin + offset for offset in offsets]
+        starts: dict[int, int] = {}
+        borders = sorted({0, len(text), *chain.from_iterable(spans)})
+        for begin, end in pairwise(borders):
+            starts[begin] = len(ids)
+            ids += self._continue(text[begin:end], after_something=begin > 0)
+        starts[len(text)] = len(ids)
         return ids, starts
 
     def _encode_plain(self, example: Pair | Text | Labelled) -> Encoded:
@@ -118,10 +129,10 @@ class Encoder:
             raise ValueError("is a labelled text; set `task: sequence_classification`, or `data.format: text`")
         eos = self.tokenizer.eos_id
         if isinstance(example, Text):
-            before, after = self._prefix, self._continue(example.text, False)[0]
+            before, after = self._prefix, self._continue(example.text, after_something=False)
         else:
-            before = [*self._prefix, *self._continue(example.prompt, False)[0]]
-            after = self._continue(example.completion, bool(before))[0]
+            before = [*self._prefix, *self._continue(example.prompt, after_something=False)]
+            after = self._continue(example.completion, after_something=bool(before))
         ids = [*before, *after, *([] if after and after[-1] == eos else [eos])]
         trained = [self._all] * len(before) + [True] * (len(ids) - len(before))
         if isinstance(example, Text):
@@ -129,11 +140,12 @@ class Encoder:
         trained[0] = False
         return Encoded(ids, trained)
 
-    def _continue(self, text: str, after_something: bool) -> tuple[list[int], list[int]]:
-        """Ids of a text that begins a row or goes on from something before it, and the character each begins at."""
+    def _continue(self, text: str, *, after_something: bool) -> list[int]:
+        """Ids of a text that begins a row or goes on from something before it."""
+        if self._words is not None:
+            return self._words.ids(text)
         anchor, tokens = self._anchor if after_something else ("", 0)
-        encoding = self.tokenizer.backend.encode(anchor + text, add_special_tokens=False)
-        return encoding.ids[tokens:], [start - len(anchor) for start, _ in encoding.offsets[tokens:]]
+        return self.tokenizer.backend.encode(anchor + text, add_special_tokens=False).ids[tokens:]
 
     def _find_anchor(self) -> tuple[str, int]:
         """What must stand before a continuation, and its number of tokens; mostly nothing.

@@ -39,9 +39,11 @@ MODEL_FILES: Final = ("config.json", "generation_config.json")
 NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens that have a role; chat templates know them by these names."""
 
-_QWEN2_SPLIT: Final = (
+QWEN2_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+"""The words of Qwen's tokenizers."""
+
 _BERT_NORMALIZER: Final = {
     "type": "BertNormalizer",
     "clean_text": True,
@@ -57,7 +59,7 @@ _REBUILT: Final[dict[str, tuple[Any, Any]]] = {
         {
             "type": "Sequence",
             "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": _QWEN2_SPLIT}, "behavior": "Isolated", "invert": False},
+                {"type": "Split", "pattern": {"Regex": QWEN2_SPLIT}, "behavior": "Isolated", "invert": False},
                 {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
             ],
         },

@@ -249,3 +249,12 @@ def test_real_prompts_are_prefixes(name: str) -> None:
         prompt = encoder.tokenizer.encode_prompt(chat("Ping").messages)
         assert row.ids[: len(prompt)] == prompt
         assert row.trained[: len(prompt) + 1] == [False] * len(prompt) + [True]
+
+
+def test_words_change_nothing(tmp_path: Path) -> None:
+    by_words, as_a_whole = (make(tmp_path / name, MARKED) for name in ("words", "whole"))
+    assert by_words._words is not None
+    as_a_whole._words = None
+    answers = ["Pong", "\n Pong  ", " 1 2", "çà", "", "it's\n\n", "<|im_end|>"]
+    examples = [chat(question, answer) for question in ["Ping", "Ping \n", "你好"] for answer in answers]
+    assert by_words.encode_batch(examples) == as_a_whole.encode_batch(examples)
