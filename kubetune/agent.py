@@ -9,6 +9,13 @@ never imports torch and listens from its first moments. Not for deciding what a 
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    # Before the imports below, which take a while: the kernel throws away what process 1 of a container neither blocks
+    # nor handles. `Relay` lets these through once it can handle them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+
 import argparse
 import json
 import os

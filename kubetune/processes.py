@@ -37,6 +37,16 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def work_for_parent() -> None:
+    """What a process that prepares data does first: it ends with its parent, and leaves requests to stop to it.
+
+    SIGTERM and Ctrl-C often go to a whole group; only who has something to save may act on them.
+    """
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent dies, so that `kill_children` finds them."""
     if _libc is not None:

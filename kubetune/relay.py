@@ -20,7 +20,7 @@ from kubetune import processes
 STAY = "KUBETUNE_STAY"
 """Environment variable of pods that Kubernetes starts again however they end (StatefulSet)."""
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Relay:
@@ -42,8 +42,9 @@ class Relay:
     def __enter__(self) -> Self:
         # Python lets only the main thread have signal handlers; elsewhere signals are the caller's business.
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.signal(number, self._on_stop) for number in _STOP_SIGNALS}
+            self._handlers = {number: signal.signal(number, self._on_stop) for number in STOP_SIGNALS}
             self._handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_expiry)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the agent blocks them until somebody listens
         return self
 
     def __exit__(
@@ -82,12 +83,12 @@ class Relay:
     def wait_for_stop(self) -> None:
         """Do nothing until somebody asks this process to stop; returns at once where that has happened."""
         # Blocked first, so that a signal between the look and the wait is not missed.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             if self.stopping is None:
-                signal.sigwait(_STOP_SIGNALS)
+                signal.sigwait(STOP_SIGNALS)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT

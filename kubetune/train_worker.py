@@ -129,7 +129,7 @@ def preparing(config: Config) -> Iterator[Callable[[], Prepared]]:
     Forked, and before torch starts threads of its own: that way it costs nothing and shares no lock.
     """
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=processes.die_with_parent) as pool:
+    with ProcessPoolExecutor(1, mp_context=context, initializer=processes.work_for_parent) as pool:
         folder = pool.submit(_prepare_folder, config)
         try:
             yield lambda: _open_prepared(folder.result(), config)

@@ -88,9 +88,14 @@ def digests(run_dir: Path, which: str = "last") -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
+def is_stopped(pid: int | None) -> bool:
+    """Whether a process has been stopped by SIGSTOP."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def wait_until_stopped(process: ForkServerProcess) -> None:
     """Wait for a rank that stops itself with SIGSTOP."""
-    wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    wait_until(lambda: is_stopped(process.pid))
 
 
 def go_on(process: ForkServerProcess) -> None:

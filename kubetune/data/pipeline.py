@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -27,7 +26,7 @@ from kubetune.data.readers import Record
 from kubetune.data.row_writer import Chunk
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.errors import EnvironmentFault
-from kubetune.processes import die_with_parent
+from kubetune.processes import work_for_parent
 
 BATCH_RECORDS: Final = 256
 FEW_BATCHES: Final = 8
@@ -175,11 +174,9 @@ _worker: Worker | None = None
 def _start(worker: Worker, parent: int) -> None:
     global _worker
     _worker = worker
-    die_with_parent()
+    work_for_parent()
     if os.getppid() != parent:
         os._exit(1)  # it died before it could be watched
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes are the parallelism
 
 

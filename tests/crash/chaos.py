@@ -2,8 +2,8 @@
 
     scripts/chaos --kills 50        prints a table; exit code 1 when one run came out different
 
-Real processes, SIGKILL, a checkpoint after every step. Victims are all ranks, one of them, or the launcher with
-everything below it; the same seed gives the same victims and delays.
+Real processes, SIGKILL, a checkpoint after every step, written between steps or beside them. Victims are all ranks, one
+of them, or the launcher with everything below it. The same seed gives the same order of kinds, victims and delays.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from kubetune import checkpoint, processes, train_worker
 from kubetune.config.schema import Config
@@ -31,27 +32,48 @@ METHODS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 4, "dropout": 0.1}}
 Victim = Literal["all ranks", "one rank", "launcher"]
 
 
+class Kind(NamedTuple):
+    """What is trained how, and who is killed."""
+
+    parallelism: str
+    world_size: int
+    method: str
+    async_save: bool
+    victim: Victim
+
+
+VICTIMS: tuple[Victim, ...] = ("all ranks", "one rank", "launcher")
+KINDS = [
+    Kind(parallelism, world_size, method, async_save, victim)
+    for (parallelism, world_size), method, async_save, victim in product(
+        (("ddp", 1), ("ddp", 2), ("fsdp", 2)), METHODS, (False, True), VICTIMS
+    )
+    if (world_size, victim) != (1, "one rank")
+]
+
+
 @dataclass(frozen=True)
 class Kill:
     """What one kill met: the newest good checkpoint and the half-written folders then, and whether all ended equal."""
 
-    method: str
-    world_size: int
-    victim: Victim
+    kind: Kind
     seconds: float
     safe_step: int
     leftovers: int
     identical: bool
 
     def row(self) -> str:
-        verdict = "identical" if self.identical else "DIFFERENT"
+        kind, verdict = self.kind, "identical" if self.identical else "DIFFERENT"
         return (
-            f"{self.method:<6} {self.world_size:>5}  {self.victim:<10} {self.seconds:>7.2f} s {self.safe_step:>9} "
-            f"{self.leftovers:>9}  {verdict}"
+            f"{kind.parallelism:<4} {kind.world_size:>5}  {kind.method:<6} {'async' if kind.async_save else '-':<5}  "
+            f"{kind.victim:<9} {self.seconds:>7.2f} s {self.safe_step:>9} {self.leftovers:>9}  {verdict}"
         )
 
 
-HEADER = f"{'method':<6} {'ranks':>5}  {'killed':<10} {'after':>9} {'safe step':>9} {'leftovers':>9}  at the end"
+HEADER = (
+    f"{'kind':<4} {'ranks':>5}  {'method':<6} {'saves':<5}  {'killed':<9} {'after':>9} {'safe step':>9} "
+    f"{'leftovers':>9}  at the end"
+)
 
 
 class Chaos:
@@ -60,53 +82,55 @@ class Chaos:
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder, self._draw = folder, random.Random(seed)
         self._inputs = toy.make_inputs(folder / "inputs")
-        self._whole: dict[tuple[str, int], dict[str, str]] = {}
-        self._seconds: dict[tuple[str, int], float] = {}
+        self._whole: dict[tuple[str, int, str], dict[str, str]] = {}
+        self._seconds: dict[tuple[str, int, str], float] = {}
 
     def kills(self, number: int) -> Iterator[Kill]:
-        """So many kills that met a run still going, over every method, world size and victim in turn."""
-        kinds: Iterator[tuple[int, str, Victim]] = cycle(
-            product((1, 2), METHODS, ("all ranks", "one rank", "launcher"))
-        )
-        for index in range(number):
-            world_size, method, victim = next(kinds)
-            if world_size == 1 and victim == "one rank":
-                world_size, method, victim = next(kinds)
+        """So many kills that met a run still going, over all kinds in an order that the seed gives."""
+        kinds = cycle(self._draw.sample(KINDS, len(KINDS)))
+        for index, kind in zip(range(number), kinds, strict=False):
             kill = None
             while kill is None:
-                kill = self._kill(self._folder / f"run-{index}", method, world_size, victim)
+                kill = self._kill(self._folder / f"run-{index}", kind)
             yield kill
 
-    def _kill(self, run_dir: Path, method: str, world_size: int, victim: Victim) -> Kill | None:
+    def _kill(self, run_dir: Path, kind: Kind) -> Kill | None:
         """One run, killed once and then left alone; None when it had ended before the blow fell."""
-        config = toy.make_config(self._inputs, {"save_steps": 1}, **METHODS[method])
-        whole = self._undisturbed(config, method, world_size)
-        run_dir = toy.make_run(
-            run_dir.with_name(f"{run_dir.name}-{self._draw.randrange(2**32):08x}"), config, world_size
-        )
-        delay = self._draw.uniform(0.0, self._seconds[method, world_size])
-        is_hit = (_kill_launcher if victim == "launcher" else self._kill_ranks)(run_dir, world_size, victim, delay)
-        if not is_hit:
+        whole, seconds = self._undisturbed(kind)
+        run_dir = run_dir.with_name(f"{run_dir.name}-{self._draw.randrange(2**32):08x}")
+        toy.make_run(run_dir, self._config(kind), kind.world_size)
+        delay = self._draw.uniform(0.0, seconds)
+        blow = _kill_launcher if kind.victim == "launcher" else self._kill_ranks
+        if not blow(run_dir, kind, delay):
             return None
         leftovers = len(list(run_dir.glob("checkpoints/.step-*.tmp")))
         safe = checkpoint.find(run_dir)
         safe_step = checkpoint.load_state(safe).step if safe else 0
-        codes = toy.train(run_dir, world_size)
-        identical = codes == [0] * world_size and toy.digests(run_dir) == whole
-        return Kill(method, world_size, victim, delay, safe_step, leftovers, identical)
+        codes = toy.train(run_dir, kind.world_size)
+        identical = codes == [0] * kind.world_size and toy.digests(run_dir) == whole
+        if identical:
+            shutil.rmtree(run_dir)
+        return Kill(kind, delay, safe_step, leftovers, identical)
 
-    def _undisturbed(self, config: Config, method: str, world_size: int) -> dict[str, str]:
-        if (method, world_size) not in self._whole:
+    def _config(self, kind: Kind) -> Config:
+        training = {"save_steps": 1, "parallelism": kind.parallelism, "async_save": kind.async_save}
+        return toy.make_config(self._inputs, training, **METHODS[kind.method])
+
+    def _undisturbed(self, kind: Kind) -> tuple[dict[str, str], float]:
+        """What a run that waits for its checkpoints leaves, and how long it took."""
+        key = kind[:3]
+        if key not in self._whole:
             began = time.monotonic()
-            run_dir = toy.finished(self._folder / f"whole-{method}-{world_size}", config, world_size)
-            self._whole[method, world_size] = toy.digests(run_dir)
-            self._seconds[method, world_size] = time.monotonic() - began
-        return self._whole[method, world_size]
+            config = self._config(kind._replace(async_save=False))
+            run_dir = toy.finished(self._folder / "-".join(["whole", *map(str, key)]), config, kind.world_size)
+            self._whole[key] = toy.digests(run_dir)
+            self._seconds[key] = time.monotonic() - began
+        return self._whole[key], self._seconds[key]
 
-    def _kill_ranks(self, run_dir: Path, world_size: int, victim: Victim, delay: float) -> bool:
-        with started(train_worker.main, world_size, [str(run_dir)]) as ranks:
+    def _kill_ranks(self, run_dir: Path, kind: Kind, delay: float) -> bool:
+        with started(train_worker.main, kind.world_size, [str(run_dir)]) as ranks:
             time.sleep(delay)
-            hit = ranks if victim == "all ranks" else [self._draw.choice(ranks)]
+            hit = ranks if kind.victim == "all ranks" else [self._draw.choice(ranks)]
             for rank in hit:
                 rank.kill()
             # A rank that still waits to meet a dead one is not told; torchrun, which is not here, would end it.
@@ -117,11 +141,12 @@ class Chaos:
         return any(code != 0 for code in codes)
 
 
-def _kill_launcher(run_dir: Path, world_size: int, victim: Victim, delay: float) -> bool:
-    """Counted from the first log line, because a launcher spends most of a toy run importing."""
+def _kill_launcher(run_dir: Path, kind: Kind, delay: float) -> bool:
+    """Counted from when the ranks have met, because a launcher's toy run is nearly all importing before that."""
     command = [sys.executable, "-m", "kubetune.agent", str(run_dir)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as agent:
-        wait_until((run_dir / "logs" / "rank-0.log").exists)
+        log = run_dir / "logs" / "rank-0.log"
+        wait_until(lambda: log.exists() and "loading model" in log.read_text())
         with contextlib.suppress(subprocess.TimeoutExpired):
             agent.wait(delay)
             return False

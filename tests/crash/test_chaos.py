@@ -12,5 +12,5 @@ from tests.crash.chaos import Chaos
 @pytest.mark.slow
 def test_random_kills_change_nothing(tmp_path: Path) -> None:
     kills = list(Chaos(tmp_path, seed=7).kills(6))
-    assert {kill.victim for kill in kills} == {"all ranks", "one rank", "launcher"}
+    assert len({kill.kind for kill in kills}) == 6
     assert [kill for kill in kills if not kill.identical] == []

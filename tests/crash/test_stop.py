@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,27 @@ def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path) -> None:
     assert below
     wait_until(lambda: not any(processes.is_alive(pid) for pid in below), seconds=5)
     assert toy.train(run_dir) == [0]
+
+
+@pytest.mark.parametrize("num_proc", [1, 2])
+def test_processes_that_prepare_ignore_a_stop(toy_inputs: Path, tmp_path: Path, num_proc: int) -> None:
+    """A SIGTERM to the whole group must not look like a worker that died."""
+    config = toy.make_config(toy_inputs, data={"cache": str(tmp_path / "cache"), "num_proc": num_proc})
+    run_dir = toy.make_run(tmp_path / "run", config)
+    with started(train_worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:prepare"}) as (process,):
+        (worker,) = wait_for_children(process)
+        wait_until(lambda: toy.is_stopped(worker))
+        for pid in [worker, *processes.children(worker)]:
+            os.kill(pid, signal.SIGTERM)
+        os.kill(worker, signal.SIGCONT)
+        assert wait_all([process]) == [0]
+
+
+def wait_for_children(process: ForkServerProcess) -> list[int]:
+    assert process.pid is not None
+    pid = process.pid
+    wait_until(lambda: processes.children(pid))
+    return processes.children(pid)
 
 
 def test_asked_twice_it_saves_once(toy_inputs: Path, tmp_path: Path, uninterrupted: Any) -> None:

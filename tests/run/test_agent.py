@@ -222,6 +222,33 @@ def test_process_1_of_a_container_heeds_sigterm(tmp_path: Path, start: Start) ->
         assert outer.wait(10) == 143
 
 
+# Stands before the real module, the first that the agent imports, and asks the agent to stop at that moment.
+ARGPARSE = """
+import importlib, os, signal, sys
+os.kill(os.getpid(), signal.SIGTERM)
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["argparse"]
+importlib.import_module("argparse")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a process namespace")
+def test_process_1_is_stopped_while_it_imports(tmp_path: Path) -> None:
+    """Though the kernel throws away what process 1 neither handles nor blocks."""
+    config = Config.model_validate({"model": "m", "data": {"train": "d"}})
+    (tmp_path / "plan.json").write_text(make_plan(config).to_json())
+    early = tmp_path / "early"
+    early.mkdir()
+    (early / "argparse.py").write_text(ARGPARSE)
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "kubetune.agent", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(early), PYTHONPATH])},
+        capture_output=True, timeout=20,
+    )  # fmt: skip
+    assert done.returncode == 143, done.stderr
+    assert ending(tmp_path) == (143, "asked to stop by SIGTERM")
+
+
 def test_two_ranks_run_under_torchrun_and_share_the_cores(tmp_path: Path, start: Start) -> None:
     agent = start({}, processes=2, environ={"OMP_NUM_THREADS": None, "PET_NNODES": "7", "PET_MAX_RESTARTS": "3"})
     assert agent.finish() == 0, agent.errors
