@@ -6,14 +6,17 @@ Holds no rows and writes nothing. Showing a report is cli/data.py's work.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby, islice
 from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
-from kubetune.data.formats import convert
+from kubetune.data.formats import Chat, convert
+from kubetune.data.images import image_of_row
 from kubetune.data.labels import find_labels
 from kubetune.data.pipeline import Split, Tally, Worker, encode_batches
 from kubetune.data.problems import Problems
@@ -98,13 +101,23 @@ def _verdict(config: Config, report: Report) -> str:
 
 
 def check_shapes(source: SourceConfig) -> tuple[Problems, Counter[str]]:
-    """Read and convert all records of a source, without a tokenizer: the problems, and how many are of each kind."""
+    """Read and convert all records of a source, without a tokenizer: the problems, and how many are of each kind.
+
+    Images are only looked for; `with images that are not there` is counted as a kind.
+    """
     problems, kinds = Problems(), Counter[str]()
+    there = lru_cache(maxsize=4096)(os.path.isfile)
     for record in read_source(source, problems):
         try:
-            kinds[type(convert(record.value, source.format, source.columns)).__name__] += 1
+            example = convert(record.value, source.format, source.columns)
         except ValueError as error:
             problems.add(record.where, str(error))
+            continue
+        kind = type(example).__name__
+        if isinstance(example, Chat) and example.images:
+            found = all(there(image_of_row(record.file, path)) for path in example.images)
+            kind += " with images" if found else " with images that are not there"
+        kinds[kind] += 1
     return problems, kinds
 
 

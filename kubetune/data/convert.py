@@ -6,12 +6,14 @@ import json
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.formats import Chat, Example, Labelled, Pair, Text, convert
+from kubetune.data.formats import IMAGE_TAG, Chat, Example, Labelled, Pair, Text, convert
+from kubetune.data.images import image_of_row
 from kubetune.data.problems import Problems
 from kubetune.data.readers import Record
 from kubetune.data.selection import decide_fates
@@ -34,7 +36,7 @@ def convert_source(source: SourceConfig, output: Path, to: str, seed: int = 42) 
         output.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "x", encoding="utf-8") as file:
-                for value in _converted(source, to, seed, problems, counts):
+                for value in _converted(source, output, to, seed, problems, counts):
                     file.write(json.dumps(value, ensure_ascii=False) + "\n")
                     counts["written"] += 1
                 file.flush()
@@ -51,11 +53,11 @@ def convert_source(source: SourceConfig, output: Path, to: str, seed: int = 42) 
 
 
 def _converted(
-    source: SourceConfig, to: str, seed: int, problems: Problems, counts: Counter[str]
+    source: SourceConfig, output: Path, to: str, seed: int, problems: Problems, counts: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     for record in _threads(_taken(source, seed, problems), counts):
         try:
-            example = convert(record.value, source.format, source.columns)
+            example = _placed(convert(record.value, source.format, source.columns), record.file, output)
             value = _SHAPERS[to](example)
         except ValueError as error:
             problems.add(record.where, str(error))
@@ -73,18 +75,29 @@ def _taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[Reco
             yield record
 
 
+def _placed(example: Example, data_file: str, output: Path) -> Example:
+    """The example with paths of images that hold from where it is written to."""
+    if not isinstance(example, Chat) or Path(data_file).absolute().parent == output.absolute().parent:
+        return example
+    return replace(example, images=tuple(str(image_of_row(data_file, path).absolute()) for path in example.images))
+
+
 def _to_messages(example: Example) -> dict[str, Any] | None:
     match example:
         case Chat(messages, tools):
             if not any(message["role"] == "assistant" for message in messages):
                 return None
-            return {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
+            return {"messages": list(messages)} | _beside(tools, example.images)
         case Pair(prompt, completion):
             return {"messages": _messages(prompt, completion)}
         case Labelled(text, second, label):
             return {"messages": _messages(text if second is None else f"{text}\n{second}", str(label))}
         case Text():
             raise ValueError("is a plain text, which nobody says to anybody; convert it with --to text")
+
+
+def _beside(tools: Sequence[Any], images: Sequence[str]) -> dict[str, Any]:
+    return ({"tools": list(tools)} if tools else {}) | ({"images": list(images)} if images else {})
 
 
 def _messages(question: str, answer: str) -> list[dict[str, str]]:
@@ -100,9 +113,11 @@ def _to_pair(example: Example) -> dict[str, Any] | None:
             if not answers:
                 return None
             before, answer = list(messages[: answers[-1]]), messages[answers[-1]]
-            if [message["role"] for message in before] == ["user"] and "tool_calls" not in answer:
+            tags = sum(message["content"].count(IMAGE_TAG) for message in (*before, answer))
+            more = _beside(tools, example.images[:tags])
+            if [message["role"] for message in before] == ["user"] and not more and "tool_calls" not in answer:
                 return {"prompt": before[0]["content"], "completion": answer["content"]}
-            return {"prompt": before, "completion": [answer]} | ({"tools": list(tools)} if tools else {})
+            return {"prompt": before, "completion": [answer]} | more
         case Labelled(text, second, label):
             return {"prompt": text if second is None else f"{text}\n{second}", "completion": str(label)}
         case Text():

@@ -18,12 +18,14 @@ Value = Mapping[str, Any]
 class Chat:
     """A conversation: messages with `role` and `content` and, where the answer calls tools, `tool_calls`.
 
-    The first `context` messages are never trained, whoever speaks them.
+    The first `context` messages are never trained, whoever speaks them. `images` are paths (images.py finds them);
+    where there are any, the contents hold one `<image>` for each, in their order.
     """
 
     messages: tuple[dict[str, Any], ...]
     tools: tuple[Any, ...] = ()
     context: int = 0
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Labelled:
 
 
 Example = Chat | Pair | Text | Labelled
+
+IMAGE_TAG: Final = "<image>"
 
 ROLES: Final = ("system", "user", "assistant", "tool")
 _SPEAKERS: Final = {
@@ -113,7 +117,7 @@ def detect(value: Value, *, labelled: bool = False) -> str:
 
 def _from_messages(value: Value) -> Chat:
     messages = _list(value, "messages")
-    return Chat(tuple(_message(m, f"messages[{i}]") for i, m in enumerate(messages)), _tools(value))
+    return _chat(value, [_message(m, f"messages[{i}]") for i, m in enumerate(messages)])
 
 
 def _from_pair(value: Value) -> Pair | Chat:
@@ -125,8 +129,12 @@ def _from_pair(value: Value) -> Pair | Chat:
         after = [_message(m, f"{completion_key}[{i}]") for i, m in enumerate(completion)]
         if not before or not after:
             raise ValueError(f"{prompt_key if not before else completion_key} is empty; expected messages")
-        return Chat((*before, *after), _tools(value), context=len(before))
-    return Pair(_text(prompt, prompt_key, may_be_empty=True), _text(completion, completion_key))
+        return _chat(value, [*before, *after], context=len(before))
+    prompt, completion = _text(prompt, prompt_key, may_be_empty=True), _text(completion, completion_key)
+    if _images(value):
+        roles = ({"role": "user", "content": prompt}, {"role": "assistant", "content": completion})
+        return _chat(value, list(roles), context=1)
+    return Pair(prompt, completion)
 
 
 def _from_text(value: Value) -> Text:
@@ -136,7 +144,7 @@ def _from_text(value: Value) -> Text:
 def _from_sharegpt(value: Value) -> Chat:
     turns = _list(value, "conversations")
     messages = [_turn(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
-    return Chat((*_system(value), *messages), _tools(value))
+    return _chat(value, [*_system(value), *messages])
 
 
 def _turn(turn: Any, where: str) -> dict[str, Any]:
@@ -167,7 +175,7 @@ def _from_alpaca(value: Value) -> Chat:
             messages.append({"role": role, "content": _text(text, f"history[{i}]")})
     messages.append({"role": "user", "content": "\n".join(part for part in (instruction, extra) if part)})
     messages.append({"role": "assistant", "content": _text(_required(value, "output"), "output")})
-    return Chat(tuple(messages))
+    return _chat(value, messages)
 
 
 _PAIRS: Final = (
@@ -218,6 +226,39 @@ SHAPES: Final[dict[str, Callable[[Value], Example]]] = {
 }
 
 
+def _chat(value: Value, messages: list[dict[str, Any]], context: int = 0) -> Chat:
+    images = _images(value)
+    if images is None:
+        return Chat(tuple(messages), _tools(value), context)  # without images the tag is text like any other
+    return Chat(tuple(_place_tags(messages, len(images))), _tools(value), context, images)
+
+
+def _images(value: Value) -> tuple[str, ...] | None:
+    """The paths of a record's images; None for a record that has no place for any."""
+    key = "images" if value.get("images") is not None else "image"
+    images = value.get(key)
+    if images is None:
+        return None
+    images = [images] if isinstance(images, str) else images
+    if not isinstance(images, list):
+        raise ValueError(f"{key} is {_show(images)}; expected a list of paths")
+    return tuple(_text(path, f"{key}[{i}]") for i, path in enumerate(images))
+
+
+def _place_tags(messages: list[dict[str, Any]], images: int) -> list[dict[str, Any]]:
+    """The messages with as many tags as images: missing ones go before the first text of the user."""
+    tags = sum(message["content"].count(IMAGE_TAG) for message in messages)
+    if tags > images:
+        raise ValueError(f"has {tags} {IMAGE_TAG} tags for {images} images; expected one tag for each image")
+    if tags == images:
+        return messages
+    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+    if first is None:
+        raise ValueError(f"has {images} images, {tags} {IMAGE_TAG} tags and no message of the user to put more into")
+    content = f"{IMAGE_TAG}\n" * (images - tags) + messages[first]["content"]
+    return [*messages[:first], {**messages[first], "content": content}, *messages[first + 1 :]]
+
+
 def _message(message: Any, where: str) -> dict[str, Any]:
     """A message with its role known, its content one string and its tool calls objects."""
     if not isinstance(message, dict):
@@ -245,8 +286,14 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 def _joined(parts: list[Any], where: str) -> str:
     texts = []
     for i, part in enumerate(parts):
+        if part == {"type": "image"}:
+            texts.append(IMAGE_TAG)
+            continue
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f'{where}[{i}] is {_show(part)}; expected {{"type": "text", "text": …}}')
+            raise ValueError(
+                f'{where}[{i}] is {_show(part)}; expected {{"type": "text", "text": …}}, or {{"type": "image"}} for '
+                "the next of `images`"
+            )
         texts.append(part["text"])
     return "".join(texts)
 

@@ -10,6 +10,7 @@ from kubetune.data.formats import Chat, Example, Labelled, Pair, Text, convert, 
 
 USER, ANSWER = {"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}
 PART = {"type": "text"}
+TAGGED = {"role": "user", "content": "<image>Ping"}
 SPOKEN = {"system": "Be short.", "history": [["Ping", "Pong"]]}
 SYSTEM = {"role": "system", "content": "Be short."}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -61,6 +62,34 @@ def test_shapes(value: dict[str, Any], expected: Example) -> None:
     assert convert(value) == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "contents", "images"),
+    [
+        ({"messages": [TAGGED, ANSWER], "images": ["a.jpg"]}, ["<image>Ping", "Pong"], ("a.jpg",)),
+        ({"messages": [USER, ANSWER], "images": ["a.jpg"]}, ["<image>\nPing", "Pong"], ("a.jpg",)),
+        (
+            {"messages": [SYSTEM, USER, ANSWER, TAGGED], "images": ["a", "b", "c"]},
+            ["Be short.", "<image>\n<image>\nPing", "Pong", "<image>Ping"],
+            ("a", "b", "c"),
+        ),
+        ({"messages": [USER | {"content": [{"type": "image"}, PART | {"text": "Ping"}]}], "images": "a"}, None, ("a",)),
+        ({"conversations": [{"from": "human", "value": "Ping<image>"}], "image": "a"}, ["Ping<image>"], ("a",)),
+        ({"instruction": "Ping", "output": "Pong", "images": ["a"]}, ["<image>\nPing", "Pong"], ("a",)),
+        ({"prompt": "Ping", "completion": "Pong", "images": ["a"]}, ["<image>\nPing", "Pong"], ("a",)),
+        ({"prompt": [USER], "completion": [ANSWER], "images": ["a"]}, ["<image>\nPing", "Pong"], ("a",)),
+        ({"messages": [TAGGED]}, ["<image>Ping"], ()),  # text about HTML
+        ({"messages": [USER], "images": None, "image": None}, ["Ping"], ()),
+        ({"messages": [USER], "images": []}, ["Ping"], ()),
+    ],
+)
+def test_images_and_the_places_of_their_tags(value: dict[str, Any], contents: Any, images: Any) -> None:
+    chat = convert(value)
+    assert isinstance(chat, Chat)
+    assert [message["content"] for message in chat.messages] == (contents or ["<image>Ping"])
+    assert chat.images == images
+    assert chat.context == ("prompt" in value)
+
+
 def test_arguments_of_tool_calls_become_objects() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     chat = convert({"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]})
@@ -94,7 +123,12 @@ def test_named_columns_and_a_named_shape() -> None:
         ({"messages": [USER | {"content": " "}]}, r"messages\[0\].content is empty"),
         ({"messages": [USER | {"content": "a\0"}]}, "NUL character at position 1"),
         ({"messages": [USER | {"content": "\ud800"}]}, "half a surrogate pair at position 0"),
-        ({"messages": [USER | {"content": [{"type": "image"}]}]}, r"content\[0\] is .*expected \{\"type\": \"text\""),
+        ({"messages": [USER | {"content": [{"type": "video"}]}]}, r"content\[0\] is .*expected \{\"type\": \"text\""),
+        ({"messages": [TAGGED, TAGGED], "images": ["a"]}, "has 2 <image> tags for 1 images; expected one tag for each"),
+        ({"messages": [TAGGED], "images": []}, "has 1 <image> tags for 0 images"),
+        ({"messages": [ANSWER], "images": ["a"]}, "no message of the user to put more into"),
+        ({"messages": [TAGGED], "images": [3]}, r"images\[0\] is 3; expected a text"),
+        ({"messages": [TAGGED], "images": {"a": 1}}, 'images is {"a": 1}; expected a list of paths'),
         ({"messages": [ANSWER | {"tool_calls": [{"x": 1}]}]}, r"tool_calls\[0\] is .* expected an object with"),
         ({"messages": [ANSWER | {"tool_calls": [{"name": "f", "arguments": "{"}]}]}, r"arguments is .* not JSON"),
         ({"messages": [USER], "tools": [1]}, "tools is .*; expected a list of function schemas"),
