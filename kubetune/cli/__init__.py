@@ -7,6 +7,7 @@ Adding a verb is one file and one line in VERBS.
 from __future__ import annotations
 
 import argparse
+import keyword
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from kubetune.logs import scrub, scrub_tracebacks
 
 VERBS: dict[str, str] = {
     "init": "write a commented starter file",
+    "import": "turn a config of axolotl, LLaMA-Factory, TRL or ms-swift into a run file",
     "plan": "batch arithmetic, steps, tokens and resources of a run, before anything is held",
     "data": "check, convert or prepare data",
     "train": "fine-tune, here",
@@ -47,6 +49,12 @@ VERBS: dict[str, str] = {
 }
 
 
+def _module_name(verb: str) -> str:
+    """`port_forward` for `port-forward`; Python's own words get an underscore."""
+    name = verb.replace("-", "_")
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; errors are explained, never shown as a traceback."""
     scrub_tracebacks()
@@ -58,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, help_line in VERBS.items():
         sub = commands.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
         if name == verb:
-            module = import_module(f"kubetune.cli.{name.replace('-', '_')}")
+            module = import_module(f"kubetune.cli.{_module_name(name)}")
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
             if hasattr(module, "COMMAND") and module.COMMAND in argv:

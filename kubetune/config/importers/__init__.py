@@ -1,0 +1,148 @@
+"""Other tools' configs, turned into run files: axolotl, LLaMA-Factory, TRL and ms-swift.
+
+What means the same is carried over, what only comes near is approximated, what is not there is dropped; each key of
+the file is named in one of the lists. Where a file leaves a key out and its tool's default is not ours, theirs is
+written down. Aliases.py holds the names that need no judgement; here is the rest.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from kubetune.config.importers import axolotl, llama_factory, ms_swift, trl
+from kubetune.config.importers.common import retell, settle
+from kubetune.config.importers.draft import Draft, Note
+from kubetune.config.importers.foreign import Foreign, read_foreign
+from kubetune.config.importers.writing import comment, inline, run_file
+from kubetune.config.load import load_config
+from kubetune.errors import ConfigError
+
+PEERS: dict[str, ModuleType] = {module.NAME: module for module in (axolotl, llama_factory, trl, ms_swift)}
+
+_SUPERVISED = {
+    "stage": ("sft", "pt"),
+    "rl": (),
+    "rlhf_type": (),
+    "reward_model": (),
+    "process_reward_model": (),
+    "task_type": ("causal_lm", "seq_cls"),
+}
+"""Keys that say what kind of learning it is, and the kinds that are supervised fine-tuning."""
+_COMMANDS = ("sft", "pt", "train")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A run file's text, the tool it was made from, and what became of each key."""
+
+    peer: str
+    text: str
+    notes: Sequence[Note]
+
+    def of(self, kind: str) -> list[Note]:
+        """The notes of one kind."""
+        return [note for note in self.notes if note.kind == kind]
+
+
+def import_config(path: Path, peer: str | None = None) -> Imported:
+    """A run file equal to another tool's config. `peer`: a key of PEERS; left out: seen from the keys.
+
+    Raises ConfigError for a file that is none of these, or a kind of learning that kubetune does not do.
+    """
+    foreign = read_foreign(path)
+    name = peer or foreign.peer or _recognise(path, foreign)
+    _require_supervised(path, foreign)
+    draft = Draft(name, foreign.settings, foreign.lines)
+    if name == llama_factory.NAME:
+        llama_factory.convert(draft, path.absolute().parent)
+    else:
+        PEERS[name].convert(draft)
+    settle(draft)
+    retell(draft)
+    missing = [path_ for path_ in ("model.path", "data.train") if not draft.has(path_)]
+    if missing:
+        needs = {"model.path": "a model", "data.train": "data to train on"}
+        raise ConfigError(
+            f"{path}: names no {' and no '.join(needs[key].removeprefix('a ') for key in missing)}; found as a config "
+            f"of {name}: {', '.join(list(foreign.settings)[:8])}. Nothing was written."
+        )
+    text = _text(path, draft)
+    _require_valid(path, text)
+    return Imported(name, text, draft.notes)
+
+
+def _recognise(path: Path, foreign: Foreign) -> str:
+    points = {name: sum(mark in foreign.settings for mark in module.MARKS) for name, module in PEERS.items()}
+    first, second = sorted(points, key=lambda name: -points[name])[:2]
+    if points[first] > points[second]:
+        return first
+    found = f"keys {', '.join(list(foreign.settings)[:8])}"
+    raise ConfigError(
+        f"{path}: not recognised as a config of {', '.join(PEERS)}; found {found}. Say whose it is with --from. "
+        "Nothing was written."
+    )
+
+
+def _require_supervised(path: Path, foreign: Foreign) -> None:
+    problems = []
+    for key, allowed in _SUPERVISED.items():
+        value = foreign.settings.get(key)
+        if value and value not in allowed:
+            where = f"{path}:{foreign.lines.get(key, 1)}"
+            problems.append(f"{where}: {key} is {inline(value)}; kubetune does supervised fine-tuning only.")
+    if foreign.command and foreign.command not in _COMMANDS:
+        problems.append(f"{path}: runs `{foreign.command}`; kubetune does supervised fine-tuning (sft, pt) only.")
+    if problems:
+        raise ConfigError([*problems[:-1], f"{problems[-1]} Nothing was written."])
+
+
+def _text(path: Path, draft: Draft) -> str:
+    """The run file, with a heading, and at its end what to look at."""
+    settings = dict(draft.settings)
+    if settings.get(("task",)) == "causal_lm":
+        del settings[("task",)]
+    heading = [
+        f"Made by `kubetune import {path.name}` from a config of {draft.peer}.",
+        "`kubetune plan` shows what it comes to, `kubetune data check` what would be learnt.",
+    ]
+    parts = [comment(heading), run_file(_plain(settings), draft.comments)]
+    for kind, title in (("dropped", "Not carried over:"), ("approximated", "Only near to the original:")):
+        notes = [note for note in draft.notes if note.kind == kind]
+        if notes:
+            parts.append(comment([title, *(f"  {_key(note)}: {note.text}" for note in notes)]))
+    return "\n".join(parts)
+
+
+def _key(note: Note) -> str:
+    shown = inline(note.value) if note.value is not None else ""
+    return f"{note.key} ({shown})" if 0 < len(shown) <= 40 else note.key
+
+
+def _plain(settings: dict[tuple[str, ...], object]) -> dict[tuple[str, ...], object]:
+    """The short spellings that people write: a model that is only a name, a source that is only a path."""
+    plain = dict(settings)
+    if [key for key in plain if key[0] == "model"] == [("model", "path")]:
+        plain = {("model",) if key == ("model", "path") else key: value for key, value in plain.items()}
+    for key in (("data", "train"), ("data", "eval")):
+        sources = plain.get(key)
+        if isinstance(sources, list):
+            short = [item["path"] if isinstance(item, dict) and list(item) == ["path"] else item for item in sources]
+            plain[key] = short[0] if len(short) == 1 and isinstance(short[0], str) else short
+    return plain
+
+
+def _require_valid(path: Path, text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "run.yaml"
+        file.write_text(text, "utf-8")
+        try:
+            load_config(file)
+        except ConfigError as error:
+            problems = [problem.replace(f"{file}:", "line ") for problem in error.problems]
+            raise ConfigError(
+                [f"{path}: what it says is no valid run:", *problems, "Mend the file. Nothing was written."]
+            ) from None

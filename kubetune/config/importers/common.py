@@ -1,0 +1,294 @@
+"""What several tools share: Hugging Face's TrainingArguments, schedules, optimizers, attention and the like."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Any
+
+from kubetune.config.importers.draft import (
+    Draft,
+    Rule,
+    as_flag,
+    as_list,
+    choice,
+    dropped,
+    each,
+    flag,
+    same,
+    unneeded,
+)
+
+SCHEDULES = {
+    "cosine": "cosine",
+    "linear": "linear",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "cosine_with_restarts": "cosine",  # with the one cycle that is the default
+}
+OPTIMIZERS = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_apex_fused": "adamw",
+    "adamw": "adamw",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "adamw_8bit": "adamw_8bit",
+    "adamw_torch_8bit": "adamw_8bit",
+}
+_PAGED = {"paged_adamw_8bit": "adamw_8bit", "paged_adamw_32bit": "adamw", "paged_adamw": "adamw"}
+_FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check proves exact"
+
+schedule = choice(
+    "training.lr_scheduler_type", SCHEDULES, "cosine", "kubetune knows cosine, linear and constant schedules"
+)
+
+
+def optimizer(draft: Draft, key: str, value: Any) -> None:
+    """AdamW in one of its forms, or the nearest."""
+    if value in OPTIMIZERS:
+        draft.carry(key, "training.optim", OPTIMIZERS[value])
+    elif value in _PAGED:
+        draft.approximate(key, "training.optim", _PAGED[value], "the optimizer's state is not paged to the host")
+    else:
+        draft.approximate(
+            key, "training.optim", "adamw", f"{value} is not there; choose the learning rate anew for AdamW"
+        )
+
+
+def steps(path: str) -> Rule:
+    """Steps between events; a share of the whole run, which peers allow, is not known before the data are read."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if isinstance(value, (int, float)) and value >= 1:
+            draft.carry(key, path, int(value))
+        else:
+            draft.approximate(key, path, "epoch", "a share of all steps; `kubetune plan` shows how many there are")
+
+    return rule
+
+
+def strategy(path: str) -> Rule:
+    """`epoch` sets the interval; `steps` leaves it to the key with the number."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if value == "epoch":
+            draft.carry(key, path, "epoch")
+        elif value == "steps":
+            draft.unneeded(key, "follows from the number of steps")
+        elif value == "no" or as_flag(value) is False:
+            draft.unneeded(key, "nothing is evaluated without data.eval, and the last step is always saved")
+        elif value == "best":
+            draft.unneeded(key, "the best checkpoint is always kept")
+        else:
+            draft.drop(key, "expected steps, epoch or no")
+
+    return rule
+
+
+def warmup_steps(draft: Draft, key: str, value: Any) -> None:
+    """A number of steps; transformers also takes a share below 1."""
+    if isinstance(value, float) and 0 < value < 1:
+        draft.carry(key, "training.warmup_ratio", value)
+    else:
+        draft.carry(key, "training.warmup_steps", int(value))
+
+
+def total_limit(draft: Draft, key: str, value: Any) -> None:
+    """At least one checkpoint is kept; peers also keep all."""
+    if isinstance(value, int) and value >= 1:
+        draft.carry(key, "training.save_total_limit", value)
+    else:
+        draft.approximate(key, "training.save_total_limit", 1000, "all are kept there; the newest thousand here")
+
+
+def run_name(draft: Draft, key: str, value: Any) -> None:
+    """Ours are names that Kubernetes accepts."""
+    name = re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")[:40].strip("-")
+    if name == value:
+        draft.carry(key, "name", name)
+    elif name:
+        draft.approximate(key, "name", name, "lower case letters, digits and dashes, as Kubernetes wants")
+    else:
+        draft.drop(key, "holds no letter that a name may have")
+
+
+def trackers(draft: Draft, key: str, value: Any) -> None:
+    """TensorBoard and MLflow."""
+    wanted = [str(name).lower() for name in as_list(value)]
+    if "tensorboard" in wanted or "all" in wanted:
+        draft.carry(key, "tracking.tensorboard", True)
+    if "mlflow" in wanted:
+        draft.carry(key, "tracking.mlflow", {})
+    others = [name for name in wanted if name not in ("tensorboard", "mlflow", "none", "all")]
+    if others:
+        draft.drop(key, f"{', '.join(others)} is not there; TensorBoard and MLflow are (tracking)")
+    elif wanted == ["none"]:
+        draft.unneeded(key, "nothing is reported unless tracking says so")
+
+
+def remote_code(draft: Draft, key: str, value: Any) -> None:
+    """Ours needs a commit, which no peer asks for."""
+    if not as_flag(value):
+        draft.unneeded(key, "off, as here")
+    elif re.fullmatch(r"[0-9a-f]{40}", str(draft.settings.get(("model", "revision"), ""))):
+        draft.carry(key, "model.trust_remote_code", True)
+    else:
+        draft.drop(key, "most models need no code of their own; where one does, set model.revision to a commit as well")
+
+
+def modules(draft: Draft, key: str, value: Any) -> None:
+    """Target modules of LoRA: all linear layers, names, or one regular expression."""
+    names = as_list(value) if not isinstance(value, str) or re.fullmatch(r"[\w.,\s-]+", value) else value
+    if isinstance(names, str):
+        draft.carry(key, "lora.target_modules", names)
+    elif any(name in ("all", "all-linear", "ALL") for name in names):
+        if len(names) == 1:
+            draft.carry(key, "lora.target_modules", "all-linear")
+        else:
+            others = ", ".join(str(name) for name in names if name not in ("all", "all-linear", "ALL"))
+            draft.approximate(key, "lora.target_modules", "all-linear", f"adapters on {others} are left out")
+    else:
+        draft.carry(key, "lora.target_modules", names)
+
+
+def names(path: str) -> Rule:
+    """A list of names."""
+    return lambda draft, key, value: draft.carry(key, path, as_list(value))
+
+
+def seconds(path: str) -> Rule:
+    """A patience. The enormous ones that peers' examples set hide hangs for years."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if isinstance(value, (int, float)) and 1 <= value <= 24 * 3600:
+            draft.carry(key, path, float(value))
+        else:
+            draft.unneeded(key, "data are prepared before the ranks meet, so no such patience is needed")
+
+    return rule
+
+
+def share(draft: Draft, key: str, value: Any) -> None:
+    """What is held out for evaluation: a share, or a number of rows, which depends on how many there are."""
+    if isinstance(value, (int, float)) and 0 <= value < 1:
+        if value:
+            draft.carry(key, "data.eval", float(value))
+        else:
+            draft.unneeded(key, "off, as here")
+    else:
+        draft.approximate(key, "data.eval", 0.05, "a share is held out here, not a number of rows; adjust it")
+
+
+def short_name(path: str) -> str:
+    """The last part of a path, without its suffix."""
+    return PurePath(path).stem
+
+
+_NO_EFFECT = "has no counterpart, and no effect on the result"
+
+TRAINING: dict[str, Rule] = {
+    **{
+        key: same(f"training.{key}")
+        for key in (
+            "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps "
+            "per_device_eval_batch_size learning_rate warmup_ratio weight_decay max_grad_norm adam_beta1 adam_beta2 "
+            "adam_epsilon metric_for_best_model greater_is_better early_stopping_patience seed"
+        ).split()
+    },
+    "save_total_limit": total_limit,
+    "gradient_checkpointing": same("training.gradient_checkpointing"),
+    "warmup_steps": warmup_steps,
+    "logging_steps": steps("training.logging_steps"),
+    "eval_steps": steps("training.eval_steps"),
+    "save_steps": steps("training.save_steps"),
+    "save_strategy": strategy("training.save_steps"),
+    "eval_strategy": strategy("training.eval_steps"),
+    "evaluation_strategy": strategy("training.eval_steps"),
+    "optim": optimizer,
+    "lr_scheduler_type": schedule,
+    "bf16": flag("model.dtype", "bfloat16"),
+    "fp16": flag("model.dtype", "float16"),
+    "tf32": unneeded("matrix products of float32 use TF32 where the GPU has it"),
+    "output_dir": same("output"),
+    "run_name": run_name,
+    "report_to": trackers,
+    "trust_remote_code": remote_code,
+    "ddp_timeout": seconds("training.timeout_seconds"),
+    "load_best_model_at_end": unneeded("`best` is a link to the best checkpoint, `last` to the last"),
+    "resume_from_checkpoint": unneeded("a run goes on from its newest good checkpoint by itself"),
+    "neftune_noise_alpha": dropped("noise on embeddings is not there"),
+    "use_liger_kernel": unneeded("fused kernels are used where they are proved equal"),
+    "label_smoothing_factor": dropped("label smoothing is not there"),
+    "group_by_length": unneeded("packing leaves nothing to gain from it"),
+    "push_to_hub": dropped("results are not pushed by the run"),
+    "hub_model_id": dropped("results are not pushed by the run"),
+    "lr_scheduler_kwargs": dropped("schedules have no settings of their own"),
+    "optim_args": dropped("AdamW's settings are training.adam_beta1, adam_beta2 and adam_epsilon"),
+    "deepspeed": dropped("use training.parallelism: fsdp where the model does not fit one GPU"),
+    **each(
+        "attn_implementation flash_attn flash_attention sdp_attention xformers_attention attn_impl",
+        unneeded(_FAST_ATTENTION),
+    ),
+    **each(
+        "gradient_checkpointing_kwargs dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+        "dataloader_prefetch_factor remove_unused_columns overwrite_output_dir overwrite_cache do_train do_eval "
+        "logging_first_step logging_dir save_safetensors save_only_model ddp_find_unused_parameters disable_tqdm "
+        "log_level include_num_input_tokens_seen include_tokens_per_second plot_loss data_seed local_rank "
+        "prediction_loss_only eval_on_start dataloader_drop_last use_cpu torch_compile torch_empty_cache_steps",
+        unneeded(_NO_EFFECT),
+    ),
+}
+"""Rules for the keys of TrainingArguments, under their own names."""
+
+
+def fsdp(draft: Draft, key: str, value: Any) -> None:
+    """Sharding of any kind is FSDP2 here."""
+    if draft.has("training.parallelism"):
+        draft.unneeded(key, "follows from training.parallelism: fsdp")
+    else:
+        draft.carry(key, "training.parallelism", "fsdp")
+
+
+def pin_fsdp(draft: Draft, *keys: str) -> None:
+    """Take whatever switches sharding on."""
+    for key in keys:
+        value = draft.take(key)
+        if value is not None and as_flag(value) is not False:
+            fsdp(draft, key, value)
+
+
+def settle(draft: Draft) -> None:
+    """Take out what our sections do not allow together, and say so."""
+    if not draft.has("data.eval"):
+        for key in ("early_stopping_patience", "metric_for_best_model", "greater_is_better", "eval_steps"):
+            path = ("training", key)
+            if path in draft.settings:
+                del draft.settings[path]
+                draft.comments.pop(path, None)
+                draft.drop(key, "nothing is evaluated, since no data are given for it; set data.eval")
+    if draft.settings.get(("training", "parallelism")) == "fsdp":
+        _settle_sharding(draft)
+
+
+def _settle_sharding(draft: Draft) -> None:
+    """What FSDP2 cannot be combined with here."""
+    quantized = draft.settings.get(("quantization",), "none") not in ("none", "auto")
+    classifies = draft.settings.get(("task",)) == "sequence_classification"
+    if quantized or classifies:
+        del draft.settings[("training", "parallelism")]
+        draft.comments.pop(("training", "parallelism"), None)
+        why = "a quantised base, which is small, is not sharded" if quantized else "classifiers are not sharded"
+        key = next(
+            key for key in ("fsdp", "fsdp_config", "fsdp_version", "dp_shard_size", "deepspeed") if key in draft.given
+        )
+        draft.drop(key, f"{why}; each GPU holds a copy")
+    elif draft.settings.get(("training", "optim")) == "adamw_8bit" and ("lora",) not in draft.settings:
+        key = next(key for key in ("optimizer", "optim") if key in draft.given)
+        draft.approximate(key, "training.optim", "adamw", "8-bit state is not sharded; slices of AdamW's are small")
+
+
+def retell(draft: Draft) -> None:
+    """One note for each key: a key whose setting was taken out again counts as dropped."""
+    last = {(note.key, note.kind == "assumed"): note for note in draft.notes}
+    draft.notes[:] = [note for note in draft.notes if last[(note.key, note.kind == "assumed")] is note]

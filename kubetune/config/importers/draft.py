@@ -1,0 +1,189 @@
+"""A run file in the making: what was taken from another tool's config, and a note on every key of it.
+
+Peers' tables (axolotl.py and the like) map a key to a rule, a function that fills in the draft. Nothing is lost in
+silence: a key that no rule takes is noted as dropped, by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kubetune.config.importers.writing import inline
+
+Kind = Literal["carried", "assumed", "approximated", "dropped", "unneeded"]
+
+
+@dataclass(frozen=True)
+class Note:
+    """What became of one key: `text` is our setting where it was carried over, else why it was not."""
+
+    kind: Kind
+    key: str
+    value: Any
+    text: str
+    line: int = 0
+
+
+@dataclass
+class Draft:
+    """`given`: the other tool's settings; `lines`: where each stands. `settings`: ours, by path."""
+
+    peer: str
+    given: Mapping[str, Any]
+    lines: Mapping[str, int] = field(default_factory=dict)
+    settings: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    comments: dict[tuple[str, ...], str] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+
+    def take(self, key: str) -> Any:
+        """The value of a key that the caller deals with; None where it is missing or empty."""
+        self.seen.add(key)
+        value = self.given.get(key)
+        return None if is_empty(value) else value
+
+    def has(self, path: str) -> bool:
+        """Whether our setting at a dotted path is filled in."""
+        return _parts(path) in self.settings
+
+    def carry(self, key: str, path: str, value: Any, text: str = "") -> None:
+        """Our setting means what theirs does. `text` tells of it where the value alone does not."""
+        self._put(path, value)
+        self._note("carried", key, text or (f"{path}: {inline(value)}" if value is not None else f"a `{path}` section"))
+
+    def approximate(self, key: str, path: str, value: Any, why: str) -> None:
+        """Our setting comes near theirs; `why` says what differs."""
+        self._put(path, value)
+        self.comments[_parts(path)] = f"{key}: {inline(self.given.get(key))} there"
+        shown = f"{path}: {inline(value)}" if value is not None else f"a `{path}` section"
+        self._note("approximated", key, f"{shown}; {why}")
+
+    def assume(self, path: str, value: Any, why: str = "") -> None:
+        """The file leaves this out and their default is not ours, so theirs is written down."""
+        if not self.has(path):
+            self._put(path, value)
+            self.notes.append(
+                Note("assumed", path, value if value is not None else {}, why or f"{self.peer}'s default")
+            )
+
+    def drop(self, key: str, why: str) -> None:
+        """What the key does is not done here."""
+        self._note("dropped", key, why)
+
+    def unneeded(self, key: str, why: str) -> None:
+        """Nothing is lost without the key."""
+        self._note("unneeded", key, why)
+
+    def _put(self, path: str, value: Any) -> None:
+        self.settings[_parts(path)] = value
+
+    def _note(self, kind: Kind, key: str, text: str) -> None:
+        self.seen.add(key)
+        self.notes.append(Note(kind, key, self.given.get(key), text, self.lines.get(key, 0)))
+
+    def apply(self, rules: Mapping[str, Rule]) -> None:
+        """Every key that nobody took yet goes to its rule; one without a rule is dropped by name."""
+        for key, value in self.given.items():
+            if key in self.seen or is_empty(value):
+                continue
+            if rule := rules.get(key):
+                rule(self, key, value)
+            elif key.isupper():
+                self.unneeded(key, "an environment variable; set it where the run is started, or in kubernetes.env")
+            else:
+                close = difflib.get_close_matches(key, rules, 1, 0.8)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                self.drop(key, f"not known to `kubetune import`{hint}")
+
+
+Rule = Callable[[Draft, str, Any], None]
+
+
+def is_empty(value: Any) -> bool:
+    """`key:` with nothing behind it."""
+    return value is None or value in ("", [], {})
+
+
+def as_flag(value: Any) -> Any:
+    """YAML 1.1, which peers read, has more words for true and false."""
+    if isinstance(value, str) and value.lower() in ("yes", "on", "true"):
+        return True
+    return False if isinstance(value, str) and value.lower() in ("no", "off", "false") else value
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list; texts are split at commas, as on peers' command lines."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def same(path: str) -> Rule:
+    """Means the same under our name."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        draft.carry(key, path, as_flag(value))
+
+    return rule
+
+
+def choice(path: str, values: Mapping[Any, Any], otherwise: Any = None, why: str = "kubetune has no such one") -> Rule:
+    """One of a few values. Another one is approximated by `otherwise`, or dropped."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        value = as_flag(value)
+        found = next((ours for theirs, ours in values.items() if theirs == value and type(theirs) is type(value)), None)
+        if found is not None:
+            draft.carry(key, path, found)
+        elif otherwise is not None:
+            draft.approximate(key, path, otherwise, why)
+        else:
+            draft.drop(key, why)
+
+    return rule
+
+
+def flag(path: str, on: Any) -> Rule:
+    """A switch that sets something when on, and says nothing when off."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if as_flag(value):
+            draft.carry(key, path, on)
+        else:
+            draft.unneeded(key, "off, as here")
+
+    return rule
+
+
+def near(path: str, value: Any, why: str) -> Rule:
+    """Something that only comes near, whatever its value."""
+    return lambda draft, key, _: draft.approximate(key, path, value, why)
+
+
+def unneeded(why: str) -> Rule:
+    """Nothing is lost without it."""
+    return lambda draft, key, _: draft.unneeded(key, why)
+
+
+def dropped(why: str) -> Rule:
+    """Not done here. Switched off it is no loss."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if as_flag(value) is False or value in (0, "none", "no"):
+            draft.unneeded(key, "off, as here")
+        else:
+            draft.drop(key, why)
+
+    return rule
+
+
+def each(keys: str | Iterable[str], rule: Rule) -> dict[str, Rule]:
+    """The same rule for several keys."""
+    return dict.fromkeys(keys.split() if isinstance(keys, str) else keys, rule)
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(path.split("."))

@@ -1,0 +1,235 @@
+"""Other tools' configs as run files: what is carried over means the same, and no key gets lost in silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import cli
+from kubetune.config.importers import Imported, import_config
+from kubetune.config.load import load_config
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError
+
+AXOLOTL = """\
+base_model: some-lab/tiny-1b
+load_in_4bit: true
+load_in_8bit: false
+datasets:
+  - path: some-lab/instructions
+    type: alpaca
+    split: train[:2000]
+  - path: json
+    data_files: chats.jsonl
+    type: chat_template
+    field_messages: conversations
+    message_property_mappings: {role: from, content: value}
+val_set_size: 0.05
+adapter: qlora
+lora_r: 32
+lora_alpha: 16
+lora_target_linear: true
+lora_model_dir:
+sequence_len: 4096
+sample_packing: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 3
+optimizer: paged_adamw_8bit
+lr_scheduler: rex
+learning_rate: 2e-4
+bf16: auto
+flash_attention: true
+evals_per_epoch: 4
+saves_per_epoch: 1
+warmup_steps: 10
+wandb_project: mine
+special_tokens: {pad_token: <pad>}
+learning_rat: 1
+"""
+FACTORY = """\
+### model
+model_name_or_path: some-lab/tiny-1b
+stage: sft
+finetuning_type: lora
+lora_rank: 8
+lora_target: q_proj,v_proj
+dataset: known,unknown
+template: qwen3
+max_samples: 300
+preprocessing_num_workers: 4
+output_dir: saves/tiny
+save_steps: 200
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+warmup_ratio: 0.1
+bf16: true
+ddp_timeout: 180000000
+"""
+TRL = """\
+model_name_or_path: some-lab/tiny-1b
+dataset_name: some-lab/chats
+dataset_config: en
+use_peft: true
+lora_target_modules: all-linear
+assistant_only_loss: true
+eval_strategy: steps
+eval_steps: 50
+learning_rate: 1.0e-4
+report_to: [tensorboard, wandb]
+"""
+SWIFT = """\
+# four processes
+nproc_per_node=4
+NPROC_PER_NODE=4 \\
+CUDA_VISIBLE_DEVICES=0,1,2,3 \\
+swift sft \\
+    --model some-lab/tiny-1b \\
+    --tuner_type lora \\
+    --dataset 'some-lab/chats:en/de#500' my/file.jsonl \\
+    --split_dataset_ratio 0.01 \\
+    --gradient_accumulation_steps $(expr 64 / 4) \\
+    --target_modules all-linear \\
+    --torch_dtype bfloat16 \\
+    --max_length 1024 \\
+    --system 'You are kind.' \\
+    --packing true \\
+    --deepspeed zero3
+"""
+FILES = {"axolotl": ("a.yml", AXOLOTL), "LLaMA-Factory": ("l.yaml", FACTORY), "TRL": ("t.yaml", TRL),
+         "ms-swift": ("s.sh", SWIFT)}  # fmt: skip
+
+
+def imported(folder: Path, text: str, name: str = "config.yml") -> tuple[Imported, Config]:
+    (folder / name).write_text(text)
+    found = import_config(folder / name)
+    (folder / "run.yaml").write_text(found.text)
+    return found, load_config(folder / "run.yaml")
+
+
+def notes(found: Imported, kind: str) -> dict[str, str]:
+    return {note.key: note.text for note in found.of(kind)}
+
+
+def test_axolotl(tmp_path: Path) -> None:
+    found, config = imported(tmp_path, AXOLOTL)
+    assert found.peer == "axolotl"
+    assert (config.model.path, config.quantization) == ("some-lab/tiny-1b", "4bit")
+    first, second = config.data.train
+    assert (first.path, first.format, first.split) == ("some-lab/instructions", "alpaca", "train[:2000]")
+    assert (second.path, second.format, second.columns) == ("chats.jsonl", "sharegpt", {})
+    assert (config.data.eval, config.data.max_length, config.data.packing) == (0.05, 4096, True)
+    assert config.lora is not None
+    assert (config.lora.r, config.lora.alpha, config.lora.target_modules) == (32, 16, "all-linear")
+    training = config.training
+    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (2, 4)
+    assert (training.num_train_epochs, training.learning_rate, training.warmup_steps) == (3, 2e-4, 10)
+    assert (training.optim, training.lr_scheduler_type, training.save_steps) == ("adamw_8bit", "cosine", "epoch")
+    near = {"optimizer", "lr_scheduler", "evals_per_epoch", "datasets[0].type"}
+    assert notes(found, "approximated").keys() == near
+    dropped = notes(found, "dropped")
+    assert dropped.keys() == {"wandb_project", "special_tokens", "learning_rat"}
+    assert dropped["learning_rat"].endswith("did you mean learning_rate?")
+
+
+def test_llama_factory_with_its_registry_of_data(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    entry = {"file_name": "known.json", "formatting": "sharegpt", "columns": {"messages": "turns"}}
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"known": entry}))
+    found, config = imported(tmp_path, FACTORY)
+    known, unknown = config.data.train
+    assert (known.path, known.format) == (f"{tmp_path}/data/known.json#300", "sharegpt")
+    assert known.columns == {"conversations": "turns"}
+    assert unknown.path == "unknown#300"
+    assert "dataset: unknown" in notes(found, "dropped")
+    assert config.lora is not None
+    assert (config.lora.r, config.lora.target_modules) == (8, ("q_proj", "v_proj"))
+    # What LLaMA-Factory does where its file says nothing.
+    training = config.training
+    assert (training.num_train_epochs, training.lr_scheduler_type) == (3, "linear")
+    assert (config.data.max_length, config.data.overlong, config.data.packing) == (2048, "truncate", False)
+    assert config.training.timeout_seconds == 1800
+
+
+def test_trl(tmp_path: Path) -> None:
+    found, config = imported(tmp_path, TRL)
+    (source,), evaluated = config.data.train, config.data.eval
+    assert (source.path, source.subset, source.split) == ("some-lab/chats", "en", "train")
+    assert isinstance(evaluated, tuple)
+    assert (evaluated[0].path, evaluated[0].split) == ("some-lab/chats", "test")
+    assert config.lora is not None
+    assert (config.lora.r, config.lora.alpha, config.lora.dropout) == (16, 32, 0.05)
+    assert (config.data.max_length, config.data.train_on) == (1024, "assistant")
+    assert (config.training.per_device_train_batch_size, config.training.eval_steps) == (8, 50)
+    assert config.tracking.tensorboard
+    assert "wandb" in notes(found, "dropped")["report_to"]
+
+
+def test_ms_swift_from_a_script(tmp_path: Path) -> None:
+    found, config = imported(tmp_path, SWIFT, "train.sh")
+    assert [(s.path, s.subset) for s in config.data.train] == [
+        ("some-lab/chats#500", "en"), ("some-lab/chats#500", "de"), ("my/file.jsonl", None),
+    ]  # fmt: skip
+    assert (config.compute.processes, config.training.global_batch_size) == (4, 64)
+    assert (config.training.weight_decay, config.training.adam_beta2) == (0.1, 0.95)
+    assert config.training.parallelism == "fsdp"
+    assert config.lora is not None
+    assert (config.lora.r, config.lora.alpha) == (8, 32)
+    assert "system" in notes(found, "dropped")
+    assert notes(found, "unneeded")["CUDA_VISIBLE_DEVICES"] == "a setting of the machine, not of the run"
+
+
+@pytest.mark.parametrize("peer", FILES)
+def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
+    name, text = FILES[peer]
+    found, _ = imported(tmp_path, text, name)
+    told = {note.key.split("[")[0].split(":")[0] for note in found.notes}
+    given = {line.split(":")[0].strip() for line in text.splitlines() if line[:1].isalpha() and ": " in f"{line} "}
+    given |= {word.removeprefix("--").strip() for word in text.split() if word.startswith("--")}
+    empty = {"lora_model_dir"}
+    assert given - empty <= told
+    assert found.peer == peer
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rl: dpo\nbase_model: x\ndatasets: [{path: y}]\n", ":1: rl is dpo; kubetune does supervised fine-tuning only"),
+        ("stage: rm\nfinetuning_type: lora\n", ":1: stage is rm"),
+        ("a: 1\nb: 2\n", "not recognised as a config of axolotl, LLaMA-Factory, TRL, ms-swift; found keys a, b"),
+        ("base_model: x\nsequence_len: 512\n", "names no data to train on"),
+        ("base_model: x\nbase_model: y\n", ":2: base_model: given twice"),
+        ("compute_environment: LOCAL\n", "is a config of accelerate"),
+        ("model: x\ndata: {train: y}\n", "is a run file of kubetune already"),
+        ("base_model: [\n", "not valid YAML"),
+        ("", "holds no setting"),
+        ("base_model: x\ndatasets: [{path: y}]\nlora_r: -3\nadapter: lora\n", "lora.r: found -3; expected"),
+    ],
+)
+def test_what_cannot_be_imported_is_explained(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        imported(tmp_path, text)
+    assert message in str(caught.value)
+    assert "Nothing was written." in str(caught.value) or ":2:" in message or "YAML" in message
+
+
+def test_the_command_writes_a_file_that_can_be_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}] * 20
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "a.yml").write_text("base_model: x\ndatasets: [{path: rows.jsonl}]\nsequence_len: 512\n")
+    assert cli.main(["import", "a.yml", "-o", "run.yaml"]) == 0
+    assert "wrote run.yaml; next: kubetune plan run.yaml" in capsys.readouterr().out
+    assert cli.main(["import", "a.yml", "-o", "run.yaml"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert cli.main(["plan", "run.yaml", "--json"]) == 0
+    plan: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (plan["rows"], plan["method"]) == (20, "full")
+    assert cli.main(["import", "a.yml", "--json", "--from", "trl"]) == 2
+    assert "names no model" in capsys.readouterr().err
