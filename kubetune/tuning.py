@@ -46,7 +46,9 @@ def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Wor
         return
     kernels.compile_pointwise(fused)
     swapped = lean.make_lean(model, fused=fused)
-    logs.MODEL.debug("cheaper forwards: %s", dict(swapped))
+    logs.MODEL.debug(
+        "cheaper forwards: %s", ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none"
+    )
     if fused:
         logs.MODEL.info("pointwise kernels are compiled; the first steps wait for it")
 

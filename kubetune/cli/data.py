@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune.errors import OK, USER
+from kubetune.errors import OK, USER, ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run file")
     check.add_argument("--model", help="model whose tokenizer is used; needed for tokens when TARGET is data")
     check.add_argument("--samples", type=int, default=2, metavar="N", help="rendered rows to show (default 2)")
-    check.add_argument("--json", action="store_true", help="print the report as JSON")
+    check.add_argument("--json", action="store_true", help="print the report as JSON, with every bad record")
     prepare = actions.add_parser("prepare", help="tokenise the data of a run into the cache, as `train` does")
     prepare.add_argument("target", help="run file")
     prepare.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run file")
@@ -67,11 +67,12 @@ def _check(args: argparse.Namespace) -> int:
     if not args.target.endswith((".yaml", ".yml")) and not args.model:
         return _check_shapes(args, console)
     from kubetune.data.check import check
+    from kubetune.data.problems import SHOWN
     from kubetune.data.tokenizer import load_tokenizer
 
     config = _load(args)
     cache = Path(config.data.cache).expanduser() if config.data.cache else None
-    report = check(config, load_tokenizer(config.model, cache), args.samples)
+    report = check(config, load_tokenizer(config.model, cache), args.samples, keep=None if args.json else SHOWN)
     if args.json:
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     else:
@@ -86,8 +87,11 @@ def _check(args: argparse.Namespace) -> int:
 def _check_shapes(args: argparse.Namespace, console: Console) -> int:
     from kubetune.config.schema import SourceConfig
     from kubetune.data.check import check_shapes
+    from kubetune.data.problems import SHOWN
 
-    problems, kinds = check_shapes(SourceConfig(path=args.target))
+    if args.overrides:
+        raise ConfigError(f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out")
+    problems, kinds = check_shapes(SourceConfig(path=args.target), keep=None if args.json else SHOWN)
     if args.json:
         found = {"total": problems.total, "first": problems.first}
         print(json.dumps({"ok": not problems.total, "records": kinds, "problems": found}, indent=2))
@@ -165,7 +169,6 @@ def _prepare(args: argparse.Namespace) -> int:
 def _convert(args: argparse.Namespace) -> int:
     from kubetune.config.schema import SourceConfig
     from kubetune.data.convert import convert_source
-    from kubetune.errors import ConfigError
 
     pairs = [text.partition("=") for text in args.columns]
     if bad := [text for text, (_, sign, column) in zip(args.columns, pairs, strict=True) if not sign or not column]:

@@ -19,7 +19,7 @@ from kubetune.data.formats import Chat, convert
 from kubetune.data.images import image_of_row
 from kubetune.data.labels import find_labels
 from kubetune.data.pipeline import Split, Tally, Worker, encode_batches
-from kubetune.data.problems import Problems
+from kubetune.data.problems import SHOWN, Problems
 from kubetune.data.row_writer import Chunk
 from kubetune.data.sources import read_source
 from kubetune.data.splits import plan_batches, require_rows, split_sources, summarise
@@ -65,9 +65,12 @@ class Report:
         }
 
 
-def check(config: Config, tokenizer: Tokenizer, samples: int = 0) -> Report:
-    """Encode all data as `prepare` would and say what would come of it; `samples` rows are rendered for show."""
-    report = Report()
+def check(config: Config, tokenizer: Tokenizer, samples: int = 0, *, keep: int | None = SHOWN) -> Report:
+    """Encode all data as `prepare` would and say what would come of it.
+
+    `samples` rows are rendered for show; `keep` problems are kept, None for all.
+    """
+    report = Report(Problems(keep))
     sources = split_sources(config)
     tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
     report.lengths = {split: Counter() for split in sources}
@@ -100,12 +103,12 @@ def _verdict(config: Config, report: Report) -> str:
     return "ok"
 
 
-def check_shapes(source: SourceConfig) -> tuple[Problems, Counter[str]]:
+def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> tuple[Problems, Counter[str]]:
     """Read and convert all records of a source, without a tokenizer: the problems, and how many are of each kind.
 
     Images are only looked for; `with images that are not there` is counted as a kind.
     """
-    problems, kinds = Problems(), Counter[str]()
+    problems, kinds = Problems(keep), Counter[str]()
     there = lru_cache(maxsize=4096)(os.path.isfile)
     for record in read_source(source, problems):
         try:

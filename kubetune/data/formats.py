@@ -326,7 +326,7 @@ def _system(value: Value) -> list[dict[str, Any]]:
 
 def _required(value: Value, key: str) -> Any:
     if value.get(key) is None:
-        raise ValueError(f"`{key}` is missing; {_keys(value)}")
+        raise ValueError(f"`{key}` is {'null' if key in value else 'missing'}; {_keys(value)}")
     return value[key]
 
 

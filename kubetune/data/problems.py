@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from typing import Final
 
 from kubetune.errors import DataError
@@ -10,30 +11,33 @@ SHOWN: Final = 20
 
 
 class Problems:
-    """Counts every problem and keeps the first few, each as `file:line: what, what was expected`."""
+    """Counts every problem and keeps those of the lowest lines, each as `file:line: what, what was expected`."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: int | None = SHOWN) -> None:
+        """`keep` is how many are kept; None for all."""
         self.total = 0
-        self._first: list[tuple[str, int, str]] = []
+        self._keep = keep
+        self._kept: list[tuple[str, int, str]] = []
 
     def add(self, where: str, what: str) -> None:
         """Note a problem of the record at `where` (`file:line`)."""
         self.total += 1
-        if len(self._first) < SHOWN:
-            file, _, line = where.rpartition(":")
-            self._first.append((file, int(line), what))
+        file, _, line = where.rpartition(":")
+        insort(self._kept, (file, int(line), what))  # reading runs ahead of encoding, so they come in no order
+        if self._keep is not None:
+            del self._kept[self._keep :]
 
     @property
     def first(self) -> list[str]:
-        """The problems kept, in the order of their lines: reading runs ahead of encoding, which finds others."""
-        return [f"{file}:{line}: {what}." for file, line, what in sorted(self._first)]
+        """The problems kept, in the order of their lines."""
+        return [f"{file}:{line}: {what}." for file, line, what in self._kept]
 
     def error(self) -> DataError:
         """The error that shows the problems and says that nothing was written."""
         if self.total == 1:
             return DataError(f"{self.first[0]} Nothing was written.")
         more = f", of which {SHOWN} are shown" if self.total > SHOWN else ""
-        return DataError([*self.first, f"{self.total:,} problems{more}. Nothing was written."])
+        return DataError([*self.first[:SHOWN], f"{self.total:,} problems{more}. Nothing was written."])
 
     def raise_if_any(self) -> None:
         """Raise DataError when there is a problem."""

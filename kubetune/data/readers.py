@@ -81,8 +81,13 @@ def _parse_line(line: bytes) -> dict[str, Any]:
 
 def _require_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"is a {type(value).__name__}; expected a JSON object")
+        raise ValueError(f"is {_json_kind(value)}; expected a JSON object")
     return value
+
+
+def _json_kind(value: Any) -> str:
+    kinds = {list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return kinds.get(type(value), "null")
 
 
 def read_json(file: Path, problems: Problems) -> Iterator[Record]:
@@ -99,7 +104,7 @@ def read_json(file: Path, problems: Problems) -> Iterator[Record]:
                 if isinstance(value, dict):
                     yield Record(str(file), line, value)
                 else:
-                    problems.add(f"{file}:{line}", f"is a {type(value).__name__}; expected a JSON object")
+                    problems.add(f"{file}:{line}", f"is {_json_kind(value)}; expected a JSON object")
         except UnicodeDecodeError as error:
             problems.add(f"{file}:{scanner.line}", f"is not UTF-8: byte 0x{error.object[error.start]:02x} after here")
         except ValueError as error:

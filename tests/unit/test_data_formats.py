@@ -132,7 +132,7 @@ def test_named_columns_and_a_named_shape() -> None:
         ({"messages": [ANSWER | {"tool_calls": [{"x": 1}]}]}, r"tool_calls\[0\] is .* expected an object with"),
         ({"messages": [ANSWER | {"tool_calls": [{"name": "f", "arguments": "{"}]}]}, r"arguments is .* not JSON"),
         ({"messages": [USER], "tools": [1]}, "tools is .*; expected a list of function schemas"),
-        ({"prompt": "a", "completion": None}, "`completion` is missing"),
+        ({"prompt": "a", "completion": None}, "`completion` is null"),
         ({"prompt": "a", "completion": ""}, "completion is empty"),
         ({"prompt": [], "completion": [ANSWER]}, "prompt is empty"),
         ({"text": 3}, "text is 3; expected a text"),

@@ -129,7 +129,7 @@ def test_a_record_nested_too_deeply_is_named(tmp_path: Path) -> None:
     [
         ('[{"text": "a"},\n {"text": "b",}]', 2, "is not JSON"),
         ('[{"text": "a"}\n {"text": "b"}]', 2, "found '{' after an object; expected `,` or `]`"),
-        ('[{"text": "a"},\n 3]', 2, "is a int; expected a JSON object"),
+        ('[{"text": "a"},\n 3]', 2, "is a number; expected a JSON object"),
         ('[{"text": "a"},\n', 2, "is not JSON"),
         ("7", 1, "does not begin with `[`"),
         ("", 1, "does not begin with `[`"),
@@ -216,3 +216,14 @@ def test_a_file_that_cannot_be_read_is_explained(tmp_path: Path, make: Callable[
     make(file)
     with pytest.raises(DataError, match=f"{file} cannot be read"):
         read(file)
+
+
+def test_the_problems_kept_are_those_of_the_lowest_lines() -> None:
+    few, all_of_them = Problems(), Problems(keep=None)
+    for line in [*range(30, 60), *range(1, 30)]:
+        for problems in (few, all_of_them):
+            problems.add(f"a.jsonl:{line}", "is blank")
+    assert few.first == [f"a.jsonl:{line}: is blank." for line in range(1, 21)]
+    assert few.total == len(all_of_them.first) == 59
+    assert "59 problems, of which 20 are shown" in str(all_of_them.error())
+    assert str(all_of_them.error()) == str(few.error())
