@@ -5,13 +5,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from array import array
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from typing import Final, Literal
@@ -25,12 +21,16 @@ from kubetune.data.problems import Problems
 from kubetune.data.readers import Record
 from kubetune.data.row_writer import Chunk
 from kubetune.data.tokenizer import Tokenizer
-from kubetune.errors import EnvironmentFault
-from kubetune.processes import work_for_parent
+from kubetune.data.workers import map_in_processes
 
 BATCH_RECORDS: Final = 256
 FEW_BATCHES: Final = 8
 """Up to here starting processes takes longer than the work."""
+
+_KILLED: Final = (
+    "a process that tokenises was killed, probably for want of memory; set data.num_proc lower and run the same "
+    "command again. Nothing was written."
+)
 
 Split = Literal["train", "eval"]
 
@@ -157,7 +157,7 @@ def encode_batches(
     if processes == 1 or len(first) <= FEW_BATCHES:
         results: Iterable[Result] = map(worker.encode, everything)
     else:
-        results = _in_processes(worker, everything, processes)
+        results = map_in_processes(worker.encode, everything, processes, if_killed=_KILLED)
     try:
         for result in results:
             for where, what in result.problems:
@@ -166,44 +166,6 @@ def encode_batches(
     finally:
         if isinstance(results, Generator):
             results.close()  # ends the processes now, not when the garbage is collected
-
-
-_worker: Worker | None = None
-
-
-def _start(worker: Worker, parent: int) -> None:
-    global _worker
-    _worker = worker
-    work_for_parent()
-    if os.getppid() != parent:
-        os._exit(1)  # it died before it could be watched
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes are the parallelism
-
-
-def _encode(batch: Batch) -> Result:
-    assert _worker is not None
-    return _worker.encode(batch)
-
-
-def _in_processes(worker: Worker, batches: Iterator[Batch], processes: int) -> Generator[Result]:
-    """Encode in forked processes, which share the tokenizer's memory; only a few batches are under way at a time."""
-    fork = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(processes, mp_context=fork, initializer=_start, initargs=(worker, os.getpid()))
-    waiting: deque[Future[Result]] = deque()
-    try:
-        for batch in batches:
-            waiting.append(pool.submit(_encode, batch))
-            if len(waiting) > 4 * processes:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    except BrokenProcessPool as error:
-        raise EnvironmentFault(
-            "a process that tokenises was killed, probably for want of memory; set data.num_proc lower and run the "
-            "same command again. Nothing was written."
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def make_batches(records: Iterator[Record], source: int, split_of: Callable[[int], Split | None]) -> Iterator[Batch]:
