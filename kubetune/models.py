@@ -57,7 +57,10 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
             use_safetensors=True,
             **settings,
         )
-    return loaded if quantised is not None else loaded.to(device)  # type: ignore[no-any-return]
+    if quantised is not None:
+        quantization.keep_layout(loaded)
+        return loaded  # type: ignore[no-any-return]
+    return loaded.to(device)  # type: ignore[no-any-return]
 
 
 def load_trained(auto_class: Any, config: Config, folder: Path, device: torch.device, **settings: Any) -> nn.Module:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import nn
 
 from kubetune import errors, logs
 from kubetune.config.schema import Config
@@ -13,6 +15,9 @@ from kubetune.parallel import World
 
 # Small and new layers gain nothing from being quantised, and a new head must be trained.
 HEADS = ("classifier", "score", "pre_classifier", "pooler", "lm_head", "embed_out", "qa_outputs")
+
+# PEFT imports bitsandbytes whenever it is there. It warns of kernels nobody asked for, and of every cast of an input.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def decide(config: Config, world: World) -> Config:
@@ -61,6 +66,18 @@ def settings(config: Config, compute_dtype: torch.dtype) -> Any:
         bnb_4bit_compute_dtype=compute_dtype,
         llm_int8_skip_modules=list(HEADS),
     )
+
+
+def keep_layout(model: nn.Module) -> None:
+    """Let 4-bit weights keep the layout that gradients can pass through.
+
+    On CPUs with bf16 instructions a 4-bit layer would repack itself for inference at its first evaluation, for good:
+    its scales are rounded to bf16, and from then on no gradient reaches what is below it.
+    """
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def require_bitsandbytes(setting: str) -> None:

@@ -1,4 +1,4 @@
-"""Classifiers trained for real: exactness against transformers, any world size, resuming, adapters, quantised bases."""
+"""Classifiers trained for real: exactness against transformers, any world size, resuming, adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from kubetune import checkpoint, cli, metrics
-from kubetune.config.schema import Config
 from kubetune.data.feed import Feed, rows_per_epoch
 from kubetune.data.labels import Labels
 from kubetune.data.prepare import prepare
@@ -114,36 +113,6 @@ def test_an_adapter_loads_with_peft_alone(inputs: Path, lora_run: Path) -> None:
     ours.model.set_attn_implementation("sdpa")
     with torch.no_grad():
         assert torch.allclose(model(input_ids=ids).logits, ours.model.eval()(input_ids=ids).logits, atol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
-    """A model of whole 4-bit blocks, and the losses of LoRA on its base unquantised."""
-    folder = tmp_path_factory.mktemp("wide")
-    inputs = reviews.make_inputs(folder, hidden_size=128, intermediate_size=256, **NO_DROPOUT["bert"])
-    return inputs, toy.losses(toy.finished(folder / "plain", quantised_config(inputs, "none")))
-
-
-def quantised_config(inputs: Path, quantization: str) -> Config:
-    lora = {"r": 8, "target_modules": "all-linear"}
-    return reviews.make_config(inputs, {"max_steps": 6}, lora=lora, quantization=quantization)
-
-
-@pytest.mark.parametrize(("quantization", "near"), [("8bit", 0.02)])
-def test_a_quantised_base_trains_much_as_the_base_does(
-    wide: tuple[Path, list[float]], tmp_path: Path, quantization: str, near: float
-) -> None:
-    pytest.importorskip("bitsandbytes")
-    inputs, losses = wide
-    config = quantised_config(inputs, quantization)
-    run_dir = toy.finished(tmp_path / "run", config)
-    assert toy.losses(run_dir) == pytest.approx(losses, abs=near)
-    assert toy.losses(run_dir) != losses
-    learner = task.load(config, checkpoint.choose(run_dir, "best"), torch.device("cpu"))
-    kinds = {type(module).__name__ for module in learner.model.modules()}
-    assert ("Linear8bitLt" if quantization == "8bit" else "Linear4bit") in kinds
-    heads = [m for name, m in learner.model.named_modules() if name.endswith("classifier.modules_to_save.default")]
-    assert [type(head) for head in heads] == [torch.nn.Linear]
 
 
 @pytest.mark.parametrize(

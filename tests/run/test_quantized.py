@@ -1,0 +1,116 @@
+"""LoRA on a quantised base, trained on the CPU: its gradient is that of the weights the codes mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kubetune import checkpoint, evaluate, metrics
+from kubetune.config.schema import Config
+from kubetune.data.feed import Feed, rows_per_epoch
+from kubetune.data.prepare import prepare
+from kubetune.parallel import World
+from kubetune.plan import make_plan
+from kubetune.tasks import causal_lm, sequence_classification
+from kubetune.tuning import Workload
+from tests import reviews, toy
+from tests.architectures import randomize_lora, relative_error, save_model, take_gradients
+
+bitsandbytes = pytest.importorskip("bitsandbytes")
+
+LORA = {"r": 8, "dropout": 0.0, "target_modules": "all-linear"}
+WIDE = {"hidden_size": 128, "intermediate_size": 256}  # whole blocks of 64 codes
+
+
+def make_classifier(folder: Path, quantization: str, **training: Any) -> Config:
+    if not (folder / "model").exists():
+        dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        reviews.make_inputs(folder, **WIDE, **dropout)
+    return reviews.make_config(folder, training, lora=LORA, quantization=quantization)
+
+
+def make_causal_lm(folder: Path, quantization: str, **training: Any) -> Config:
+    if not (folder / "model").exists():
+        toy.make_inputs(folder)
+        save_model(folder / "wide", "qwen2", **WIDE, head_dim=32)  # its queries, keys and values have biases
+    return toy.make_config(folder, training, lora=LORA, quantization=quantization, model=str(folder / "wide"))
+
+
+TASKS: dict[str, tuple[Callable[..., Config], ModuleType]] = {
+    "classifier": (make_classifier, sequence_classification),
+    "causal_lm": (make_causal_lm, causal_lm),
+}
+
+
+def dequantize(model: nn.Module) -> None:
+    """Put in the place of every quantised layer a plain one with the weights that its codes stand for."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, bitsandbytes.nn.Linear4bit):
+                codes = layer.weight
+                weight = bitsandbytes.functional.dequantize_4bit(codes.data, codes.quant_state).float()
+            elif isinstance(layer, bitsandbytes.nn.Linear8bitLt):
+                weight = layer.state.CB.float() * layer.state.SCB[:, None] / 127
+            else:
+                continue
+            plain = nn.Linear(weight.shape[1], weight.shape[0], bias=layer.bias is not None)
+            plain.weight = nn.Parameter(weight, requires_grad=False)
+            if layer.bias is not None:
+                plain.bias = nn.Parameter(layer.bias.data.float(), requires_grad=False)
+            setattr(parent, name, plain)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("quantization", "near"), [("4bit", 1e-5), ("fp4", 1e-5), ("8bit", 3e-2)])
+def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
+    task: str, quantization: str, near: float, tmp_path: Path
+) -> None:
+    """8-bit layers also round their inputs to 8 bits, so there it is near and not equal."""
+    make, module = TASKS[task]
+    config = make(tmp_path, quantization)
+    data, world = prepare(config), World()
+    learner = module.build(config, world, Workload(1024, 0, data.labels))
+    assert learner.route.flat, learner.route.why_not
+    randomize_lora(learner.model)
+    batches = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches
+    learner.model.eval()
+    module.evaluate(learner, batches[0])  # an evaluation must leave the layers fit for training
+    learner.model.train()
+
+    def gradient() -> tuple[float, dict[str, torch.Tensor]]:
+        loss = sum(float(module.backward(learner, batch, 1.0)) for batch in batches)
+        return loss, take_gradients(learner.model)
+
+    loss, found = gradient()
+    dequantize(learner.model)
+    wanted_loss, wanted = gradient()
+    assert loss == pytest.approx(wanted_loss, rel=near)
+    assert found.keys() == wanted.keys()
+    assert relative_error(found, wanted) <= near
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("quantization", "near"), [("4bit", 0.15), ("fp4", 0.3), ("8bit", 0.03)])
+def test_it_trains_much_as_the_base_does_and_is_evaluated_as_it_was_trained(
+    task: str, quantization: str, near: float, tmp_path: Path
+) -> None:
+    make, module = TASKS[task]
+    whole = toy.finished(tmp_path / "whole", make(tmp_path, "none"))
+    run_dir = toy.finished(tmp_path / "run", config := make(tmp_path, quantization))
+    losses = toy.losses(run_dir)
+    assert losses == pytest.approx(toy.losses(whole), abs=near)
+    assert losses != toy.losses(whole)
+    assert losses[-1] < 0.9 * losses[0]
+    last = [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line][-1]
+    for name, value in evaluate.evaluate_run(run_dir, "last").metrics.items():
+        assert value == pytest.approx(last[name], rel=1e-5), name
+    learner = module.load(config, checkpoint.choose(run_dir, "last"), torch.device("cpu"))
+    heads = [m for name, m in learner.model.named_modules() if name.endswith(("modules_to_save.default", "lm_head"))]
+    assert {type(head) for head in heads} == {nn.Linear}
