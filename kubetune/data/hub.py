@@ -6,6 +6,7 @@ Weights are not fetched here. `huggingface_hub` is imported only when the hub is
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -95,6 +96,7 @@ def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "mo
     """Turn what `huggingface_hub` raises into errors that say what to do."""
     from huggingface_hub import errors as hub
 
+    logging.getLogger("huggingface_hub").handlers.clear()  # what it tells reaches our log lines too, once is enough
     page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{repo}"
     try:
         yield
