@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kubetune import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -30,17 +30,29 @@ class StopRequest:
     def __init__(self) -> None:
         self.requested = False
         self._deferred = False
+        self._installed = False
 
     def install(self) -> StopRequest:
         """Catch the signals from now on (a no-op outside the main thread, where Python forbids it)."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_signal)
-            signal.signal(signal.SIGINT, self._on_signal)
+            self._installed = True
+            self._set(self._on_signal)
         return self
+
+    def leave_to_kernel(self) -> None:
+        """Until `defer` the kernel itself ends this process: no handler runs while C++ waits for other ranks."""
+        if self._installed:
+            self._set(signal.SIG_DFL)
+
+    def _set(self, handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGINT, handler)
 
     def defer(self) -> None:
         """From now on the loop looks at `requested` itself; a request that came before is honoured now."""
         self._deferred = True
+        if self._installed:
+            self._set(self._on_signal)
         if self.requested:
             raise errors.Preempted(0)
 

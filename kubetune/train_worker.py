@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kubetune import endings, errors, files, logs, malloc, metrics, processes, watchdog
+from kubetune import endings, errors, faults, files, logs, malloc, metrics, processes, watchdog
 from kubetune.config.schema import Config
 from kubetune.health import StopRequest
 from kubetune.plan import Plan, make_plan
@@ -99,7 +99,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     """Prepare, join the others, train, report."""
     malloc.keep_memory()
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
-    logs.STEP.info("preparing data")
+    logs.STEP.info("preparing data, or finding it prepared")
     with preparing(config) as prepared:
         from kubetune import parallel
         from kubetune.tasks import task_module
@@ -107,7 +107,10 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
 
         task = task_module(config)
         data = prepared()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        stop.leave_to_kernel()
     logs.STEP.info("joining the other ranks")
+    faults.reach("joining")
     # Ranks that wait have the more patience, so that the one that hangs is the one that says so.
     patience = config.training.timeout_seconds
     with parallel.join(timeout_seconds=patience + watchdog.WAITING_SECONDS) as world:

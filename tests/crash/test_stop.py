@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -16,7 +17,21 @@ from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
 LORA: dict[str, Any] = {"lora": {"r": 4, "dropout": 0.1}}
+FULL: dict[str, Any] = {"lora": None}
 slow = pytest.mark.slow
+
+
+def stop_at(run_dir: Path, world_size: int, point: str, nth: int, rank: int = 0) -> list[int]:
+    """Exit codes of ranks of which one gets SIGTERM at a point; all must have ended five seconds later."""
+    environ = {"KUBETUNE_FAULT": f"signal 19:{point}:{nth}:{rank}"}
+    with started(train_worker.main, world_size, [str(run_dir)], environ=environ) as ranks:
+        toy.wait_until_stopped(ranks[rank])
+        began = time.monotonic()
+        ranks[rank].terminate()
+        toy.go_on(ranks[rank])
+        codes = wait_all(ranks)
+    assert time.monotonic() - began < 5
+    return codes
 
 
 @pytest.mark.parametrize(
@@ -34,7 +49,7 @@ def test_stopped_in_each_phase(
 ) -> None:
     config = toy.make_config(toy_inputs, **LORA)
     run_dir = toy.make_run(tmp_path / "run", config)
-    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": f"signal 15:{point}:{nth}"}) == [errors.PREEMPTED]
+    assert stop_at(run_dir, 1, point, nth) == [errors.PREEMPTED]
     assert checkpoint.steps(run_dir) == saved
     assert endings.read_rank_endings(run_dir)[0].step == (saved[-1] if saved else 0)
     assert toy.train(run_dir) == [0]
@@ -42,18 +57,42 @@ def test_stopped_in_each_phase(
 
 
 @pytest.mark.parametrize(
-    ("point", "nth"),
-    [pytest.param("step", 1, marks=slow), ("micro-batch", 8), pytest.param("evaluation", 1, marks=slow)],
+    ("parallelism", "point", "nth", "rank"),
+    [
+        pytest.param("ddp", "step", 1, 1, marks=slow),
+        ("ddp", "micro-batch", 8, 1),
+        pytest.param("ddp", "evaluation", 1, 1, marks=slow),
+        pytest.param("ddp", "commit.written", 1, 0, marks=slow),
+        pytest.param("fsdp", "micro-batch", 8, 1, marks=slow),
+        pytest.param("fsdp", "evaluation", 1, 0, marks=slow),
+        pytest.param("fsdp", "commit.part", 1, 1, marks=slow),
+    ],
 )
 def test_one_rank_is_told_and_both_stop_after_the_same_step(
-    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, point: str, nth: int
+    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, parallelism: str, point: str, nth: int, rank: int
 ) -> None:
-    config = toy.make_config(toy_inputs, **LORA)
+    config = toy.make_config(toy_inputs, {"parallelism": parallelism}, **(FULL if parallelism == "fsdp" else LORA))
     run_dir = toy.make_run(tmp_path / "run", config, 2)
-    assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": f"signal 15:{point}:{nth}:1"}) == [errors.PREEMPTED] * 2
+    assert stop_at(run_dir, 2, point, nth, rank) == [errors.PREEMPTED] * 2
     assert {ending.step for ending in endings.read_rank_endings(run_dir).values()} == {checkpoint.steps(run_dir)[-1]}
     assert toy.train(run_dir, 2) == [0, 0]
     assert toy.digests(run_dir) == uninterrupted(config, 2)
+
+
+def test_a_rank_that_nobody_meets_stops_at_once(toy_inputs: Path, tmp_path: Path) -> None:
+    """In init_process_group C++ waits, where Python would hear of no signal."""
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs), 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        meeting = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_PORT": str(silent.getsockname()[1])}
+        with started(train_worker.main, 1, [str(run_dir)], environ=meeting) as (process,):
+            silent.settimeout(60)
+            connection, _ = silent.accept()
+            with connection:
+                began = time.monotonic()
+                process.terminate()
+                assert wait_all([process]) == [-signal.SIGTERM]
+    assert time.monotonic() - began < 5
+    assert endings.judge([1], {}, [endings.Death(1, -signal.SIGTERM, 0.0)]).code == errors.PREEMPTED
 
 
 def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path) -> None:

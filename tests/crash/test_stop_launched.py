@@ -1,0 +1,82 @@
+"""SIGTERM to the first process of a run, as a pod gets it: through torchrun to the ranks, in every phase."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import checkpoint, endings, errors, processes
+from tests import toy
+from tests.crash.chaos import descendants
+from tests.ranks import wait_until
+
+METHODS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 4, "dropout": 0.1}}, "full": {"lora": None}}
+
+
+def command(run_dir: Path) -> list[str]:
+    return [sys.executable, "-m", "kubetune.agent", str(run_dir)]
+
+
+def is_stopped_below(pid: int) -> list[int]:
+    found = []
+    for below in descendants(pid):
+        try:
+            if toy.is_stopped(below):
+                found.append(below)
+        except FileNotFoundError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parallelism", "method", "world_size", "point", "nth", "rank"),
+    [
+        ("ddp", "lora", 1, "micro-batch", 8, 0),
+        ("ddp", "lora", 2, "prepare", 1, 0),
+        ("ddp", "lora", 2, "joining", 1, 0),  # the other rank waits in init_process_group
+        ("ddp", "lora", 2, "starting", 1, 1),
+        ("ddp", "lora", 2, "step", 1, 1),
+        ("ddp", "lora", 2, "evaluation", 1, 0),
+        ("fsdp", "full", 2, "joining", 1, 1),
+        ("fsdp", "full", 2, "micro-batch", 8, 1),
+        ("fsdp", "full", 2, "commit.part", 1, 0),
+    ],
+)
+def test_everybody_stops_soon_and_the_next_start_goes_on(
+    toy_inputs: Path,
+    tmp_path: Path,
+    uninterrupted: Any,
+    parallelism: str,
+    method: str,
+    world_size: int,
+    point: str,
+    nth: int,
+    rank: int,
+) -> None:
+    cache = {"cache": str(tmp_path / "cache")} if point == "prepare" else {}
+    config = toy.make_config(toy_inputs, {"parallelism": parallelism}, data=cache, **METHODS[method])
+    run_dir = toy.make_run(tmp_path / "run", config, world_size)
+    environ = {**os.environ, "KUBETUNE_FAULT": f"signal 19:{point}:{nth}:{rank}"}
+    with subprocess.Popen(command(run_dir), env=environ, stdout=subprocess.DEVNULL) as agent:
+        wait_until(lambda: is_stopped_below(agent.pid))
+        everybody = descendants(agent.pid)
+        began = time.monotonic()
+        agent.terminate()
+        for pid in is_stopped_below(agent.pid):
+            os.kill(pid, signal.SIGCONT)
+        assert agent.wait(60) == errors.PREEMPTED
+        assert time.monotonic() - began < 5
+    assert not [pid for pid in everybody if processes.is_alive(pid)]
+    ending = endings.read_ending(run_dir)
+    assert ending is not None
+    assert (ending.code, ending.step or 0) == (errors.PREEMPTED, max(checkpoint.steps(run_dir), default=0))
+    assert subprocess.run(command(run_dir), stdout=subprocess.DEVNULL, check=False).returncode == errors.OK
+    assert toy.digests(run_dir) == uninterrupted(config, world_size)
