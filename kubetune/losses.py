@@ -30,8 +30,17 @@ def chunk_rows(vocabulary: int) -> int:
     return min(512, max(128, 2**25 // vocabulary))
 
 
+def _collected(parameter: Tensor | None) -> Tensor | None:
+    """The optimizer's fp32 buffer for the gradient of a parameter, where it has one (FlatAdamW gives it)."""
+    return getattr(parameter, "collected_gradient", None)
+
+
 class FusedLinearCrossEntropy(Function):
-    """Sum of cross-entropies of `hidden @ weight.T + bias`, times `scale`, as an fp32 scalar."""
+    """Sum of cross-entropies of `hidden @ weight.T + bias`, times `scale`, as an fp32 scalar.
+
+    A head that is trained by FlatAdamW has its gradient added to the optimizer's buffer in the forward, which spares
+    a second `[vocabulary, hidden]` in fp32: call it to be differentiated, once, by a gradient of 1.
+    """
 
     @staticmethod
     def forward(
@@ -45,8 +54,13 @@ class FusedLinearCrossEntropy(Function):
     ) -> Tensor:
         d_hidden = torch.empty_like(hidden)
         # A trained head collects its gradient in fp32: hundreds of chunks would be rounded away in bf16.
-        d_weight = torch.zeros(weight.shape, device=weight.device) if ctx.needs_input_grad[1] else None
-        d_bias = torch.zeros(bias.shape, device=bias.device) if bias is not None and ctx.needs_input_grad[2] else None
+        d_weight = d_bias = None
+        if ctx.needs_input_grad[1]:
+            collected = _collected(weight)
+            d_weight = torch.zeros(weight.shape, device=weight.device) if collected is None else collected
+        if bias is not None and ctx.needs_input_grad[2]:
+            collected = _collected(bias)
+            d_bias = torch.zeros(bias.shape, device=bias.device) if collected is None else collected
         loss = torch.zeros((), device=hidden.device)
         rows = chunk_rows(len(weight))
         buffer = hidden.new_empty(min(rows, len(hidden)), len(weight))
@@ -64,7 +78,11 @@ class FusedLinearCrossEntropy(Function):
                 d_weight += d_logits.t() @ x
             if d_bias is not None:
                 d_bias += d_logits.float().sum(0)
-        ctx.save_for_backward(d_hidden, d_weight, d_bias)
+        ctx.save_for_backward(
+            d_hidden,
+            d_weight if _collected(weight) is None else None,
+            d_bias if _collected(bias) is None else None,
+        )
         ctx.dtype = weight.dtype
         return loss * scale
 

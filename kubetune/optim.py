@@ -63,6 +63,7 @@ class FlatAdamW:
 
     def _adopt(self, parameter: nn.Parameter, value: Tensor, gradient: Tensor) -> None:
         value.copy_(parameter.data)
+        parameter.collected_gradient = gradient  # type: ignore[attr-defined]  # losses.py adds to it directly
         if parameter.dtype == torch.float32:
             parameter.data, parameter.grad = value, gradient
             return

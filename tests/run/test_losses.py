@@ -1,0 +1,73 @@
+"""The fused cross-entropy against the plain one: value and every gradient, in chunks, for heads of every kind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kubetune import losses
+from kubetune.flat import LogitRule
+from kubetune.losses import Head, linear_cross_entropy
+from kubetune.optim import AdamSettings, FlatAdamW
+
+LABELS, HIDDEN, VOCABULARY, SCALE = 37, 16, 53, 0.25
+
+
+class Toy(nn.Module):
+    """Inputs that can be trained, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.hidden = nn.Parameter(torch.randn(LABELS, HIDDEN, generator=generator))
+        self.weight = nn.Parameter(torch.randn(VOCABULARY, HIDDEN, generator=generator))
+        self.bias = nn.Parameter(torch.randn(VOCABULARY, generator=generator))
+        self.labels = torch.randint(VOCABULARY, (LABELS,), generator=generator)
+
+    def fused(self, rule: LogitRule) -> Tensor:
+        return linear_cross_entropy(self.hidden, self.labels, Head(self.weight, self.bias, rule), SCALE)
+
+    def plain(self, rule: LogitRule) -> Tensor:
+        logits = F.linear(self.hidden.float(), self.weight.float(), self.bias.float()) * rule.multiplier
+        logits = torch.tanh(logits / rule.cap) * rule.cap if rule.cap else logits
+        return F.cross_entropy(logits, self.labels, reduction="sum") * SCALE
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "chunk_rows", lambda vocabulary: 5)
+
+
+@pytest.mark.parametrize("rule", [LogitRule(), LogitRule(multiplier=0.3), LogitRule(multiplier=2.0, cap=4.0)])
+@pytest.mark.parametrize("collecting", [False, True], ids=["alone", "with-optimizer"])
+def test_equal_to_plain_cross_entropy(rule: LogitRule, collecting: bool) -> None:
+    expected, toy = Toy(), Toy()
+    optimizer = FlatAdamW(toy.named_parameters(), AdamSettings()) if collecting else None
+    for _ in range(2):  # gradients of several micro-batches add up
+        plain, fused = expected.plain(rule), toy.fused(rule)
+        plain.backward()
+        fused.backward()
+        assert fused.item() == pytest.approx(plain.item(), rel=1e-6)
+    for name, parameter in toy.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected.get_parameter(name).grad, rtol=1e-5, atol=1e-6)
+    if optimizer is not None:
+        assert float(optimizer.gradient.norm()) > 0
+
+
+def test_a_trained_head_in_bf16_collects_its_gradient_in_fp32() -> None:
+    expected, toy = Toy().bfloat16(), Toy().bfloat16()
+    optimizer = FlatAdamW(toy.named_parameters(), AdamSettings())
+    steps = 64
+    for _ in range(steps):
+        toy.fused(LogitRule()).backward()
+    expected.plain(LogitRule()).backward()
+    collected = toy.weight.collected_gradient  # type: ignore[attr-defined]
+    assert toy.weight.grad is None
+    assert collected.dtype == torch.float32
+    assert collected.untyped_storage().data_ptr() == optimizer.gradient.untyped_storage().data_ptr()
+    assert expected.weight.grad is not None
+    wanted = expected.weight.grad.float() * steps
+    # What 64 additions in bf16 would lose is some per cent.
+    assert float((collected - wanted).norm() / wanted.norm()) < 0.01
