@@ -8,12 +8,15 @@ from functools import lru_cache
 import numpy as np
 
 from kubetune.data.batches import Batch, collate, collate_labelled
-from kubetune.data.order import Ids, epoch_order, epoch_size, global_batch, hash_ids, split_batch
+from kubetune.data.order import Ids, deal, epoch_order, epoch_size, global_batch, hash_ids, pack, split_batch
 from kubetune.data.prepare import Rows
 from kubetune.parallel import World
 from kubetune.plan import Plan
 
 NOTHING: Ids = np.empty(0, np.int64)
+
+EVALUATION_BATCHES = 32  # at least so many, where rows suffice, for any number of ranks to share
+SMALLEST_BATCH_TOKENS = 256  # below that a batch costs more in calls than in arithmetic
 
 
 @dataclass(frozen=True)
@@ -74,16 +77,22 @@ def rows_per_epoch(rows: Rows) -> int:
 def evaluation_batches(
     rows: Rows, plan: Plan, world: World, *, flat: bool = True, even: bool = False, limit: int | None = None
 ) -> list[list[Ids]]:
-    """Every row exactly once: `[rank][batch] -> row ids`. Batches hold training's budget of tokens.
+    """Every row exactly once: `[rank][batch] -> row ids`. Batches hold at most training's budget of tokens.
 
+    Which rows share a batch does not depend on the world, so that the last bit of every output does not either.
     `even`: equally many batches for every rank, some of them empty.
     """
     ids = np.arange(len(rows), dtype=np.int64)
     if limit is not None:
         ids = np.sort(ids[np.argsort(hash_ids(ids, "evaluation sample"), kind="stable")][:limit])
-    budget = plan.micro_batch_tokens if flat else None
-    sequences = plan.per_device_eval_batch_size if flat else 1
-    split = split_batch(ids, rows.lengths, world.size, token_budget=budget, sequences=sequences)
+    if flat and plan.micro_batch_tokens is not None:
+        share = -(-int(rows.lengths[ids].sum()) // EVALUATION_BATCHES)
+        groups = pack(ids, rows.lengths, min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS)))
+    else:
+        size = plan.per_device_eval_batch_size if flat else 1
+        by_length = ids[np.argsort(-rows.lengths[ids], kind="stable")]
+        groups = [by_length[start : start + size] for start in range(0, len(ids), size)]
+    split = deal(groups, rows.lengths, world.size)
     return _evened(split) if even else split
 
 

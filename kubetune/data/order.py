@@ -97,6 +97,17 @@ def pack(ids: Ids, lengths: Ids, token_budget: int) -> list[Ids]:
     return [np.array(members, np.int64) for _, members in bins]
 
 
+def deal(groups: Sequence[Ids], lengths: Ids, world_size: int) -> list[list[Ids]]:
+    """Whole micro-batches to the ranks so that these hold about equally many tokens; longest first."""
+    shares: list[list[Ids]] = [[] for _ in range(world_size)]
+    loads = [0] * world_size
+    for group in sorted(groups, key=lambda group: -int(lengths[group].sum())):
+        rank = loads.index(min(loads))
+        loads[rank] += int(lengths[group].sum())
+        shares[rank].append(group)
+    return shares
+
+
 def split_batch(
     ids: Ids, lengths: Ids, world_size: int, *, token_budget: int | None, sequences: int
 ) -> list[list[Ids]]:

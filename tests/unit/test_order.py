@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kubetune.data.order import (
     Ids,
     balance_ranks,
+    deal,
     epoch_order,
     epoch_size,
     global_batch,
@@ -59,6 +60,16 @@ def test_a_split_loses_and_repeats_nothing(lengths: Ids, world: int, budget: int
             assert len(micro) <= sequences
         else:
             assert len(micro) == 1 or lengths[micro].sum() <= budget
+
+
+@given(lengths=LENGTHS, world=WORLDS, budget=st.integers(1, 1000))
+def test_whole_batches_are_dealt_evenly(lengths: Ids, world: int, budget: int) -> None:
+    groups = pack(np.arange(len(lengths), dtype=np.int64), lengths, budget)
+    shares = deal(groups, lengths, world)
+    assert len(shares) == world
+    assert sorted(group.tolist() for share in shares for group in share) == sorted(group.tolist() for group in groups)
+    loads = [sum(int(lengths[group].sum()) for group in share) for share in shares]
+    assert max(loads) - min(loads) <= max(int(lengths[group].sum()) for group in groups)
 
 
 @given(lengths=LENGTHS, world=WORLDS, sequences=st.integers(1, 4))
