@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kubetune.cli import data_convert
 from kubetune.errors import OK, USER, ConfigError
 
 if TYPE_CHECKING:
@@ -30,20 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("target", help="run file")
     prepare.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run file")
     prepare.add_argument("--json", action="store_true", help="print the statistics as JSON")
-    convert = actions.add_parser("convert", help="turn any supported data into JSON lines of one shape")
-    convert.add_argument("target", metavar="INPUT", help="file, folder, pattern or hub data set; `#N` takes a sample")
-    convert.add_argument("-o", "--output", required=True, type=Path, help="JSONL file to write")
-    convert.add_argument("--to", choices=("messages", "prompt_completion", "text"), default="messages")
-    convert.add_argument("--format", default="auto", help="shape of the records (default: recognised)")
-    convert.add_argument("--columns", nargs="*", default=[], metavar="name=column", help="such as prompt=question")
-    convert.add_argument("--subset", help="configuration of a hub data set")
-    convert.add_argument("--split", default="train", help="split of a hub data set, such as train[:1%%]")
-    convert.add_argument("--seed", type=int, default=42, help="decides the sample that `#N` takes")
+    convert = actions.add_parser("convert", help="turn any data, or a published data set, into JSON lines to train on")
+    data_convert.add_arguments(convert)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do what `args.action` says and return the exit code."""
-    return {"check": _check, "prepare": _prepare, "convert": _convert}[args.action](args)
+    return {"check": _check, "prepare": _prepare, "convert": data_convert.run}[args.action](args)
 
 
 def _load(args: argparse.Namespace) -> Config:
@@ -163,24 +156,4 @@ def _prepare(args: argparse.Namespace) -> int:
     for split, stats in prepared.stats.items():
         print(f"{split}: {_counts(stats)}")
     print(f"prepared data: {prepared.path}")
-    return OK
-
-
-def _convert(args: argparse.Namespace) -> int:
-    from kubetune.config.schema import SourceConfig
-    from kubetune.data.convert import convert_source
-
-    pairs = [text.partition("=") for text in args.columns]
-    if bad := [text for text, (_, sign, column) in zip(args.columns, pairs, strict=True) if not sign or not column]:
-        raise ConfigError(f"--columns {' '.join(bad)}; expected name=column, such as prompt=question")
-    source = SourceConfig(
-        path=args.target,
-        format=args.format,
-        columns={name: column for name, _, column in pairs},
-        subset=args.subset,
-        split=args.split,
-    )
-    counts: Counter[str] = convert_source(source, args.output, args.to, args.seed)
-    skipped = f", {counts['skipped']:,} without an answer left out" if counts["skipped"] else ""
-    print(f"{counts['written']:,} of {counts['read']:,} records written to {args.output}{skipped}")
     return OK

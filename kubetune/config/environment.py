@@ -35,8 +35,11 @@ VARIABLES: dict[str, Variable] = {
 }
 
 
-LATER = ("IMAGE_MAX_TOKEN_NUM", "MAX_HISTORY_ROUNDS")
-"""Variables of image runs and of their preparation, which this version does not have."""
+LATER = ("IMAGE_MAX_TOKEN_NUM",)
+"""Variables of image runs, which this version does not have."""
+
+HISTORY_ROUNDS = 6
+"""Attempts with their feedback that a state of FIRE holds, where nothing else is said."""
 
 
 def max_samples(environ: Mapping[str, str]) -> int | None:
@@ -47,11 +50,21 @@ def max_samples(environ: Mapping[str, str]) -> int | None:
     return int(text) or None
 
 
+def max_history_rounds(environ: Mapping[str, str]) -> int:
+    """`MAX_HISTORY_ROUNDS`: attempts in a state, which `data convert fire` asks for. Raises ValueError."""
+    text = environ.get("MAX_HISTORY_ROUNDS", "").strip() or str(HISTORY_ROUNDS)
+    if not text.isdecimal():
+        raise ValueError(f"found {text!r}; expected a whole number of rounds")
+    return int(text)
+
+
 def read_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Origin]]:
     """`(path, text, origin)` for each variable of the table that is set and not empty."""
     for name in LATER:
         if environ.get(name):
             log.warning("%s is set in the environment, but nothing here reads it", name)
+    if environ.get("MAX_HISTORY_ROUNDS"):
+        log.warning("MAX_HISTORY_ROUNDS is set in the environment: `kubetune data convert fire` reads it, nothing here")
     for name, variable in VARIABLES.items():
         if text := environ.get(name, "").strip():
             log.info("%s is set in the environment: it decides %s", name, variable.path)

@@ -1,0 +1,119 @@
+"""Where the records of a data set come from: which files hold each of its splits, here or on the hub.
+
+What the hub is asked for is fetched whole into its cache, once, and read from there: the JSON lists of these data sets
+cannot be streamed by their library without holding all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubetune.data.hub import explained_hub_errors, hub_token
+from kubetune.data.problems import Problems
+from kubetune.data.readers import READERS, Record
+from kubetune.data.recipes.tally import MOST_ERRORS
+from kubetune.errors import ConfigError, DataError
+
+HUB = "hub:"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The files of one split, in order."""
+
+    split: str
+    files: tuple[Path, ...]
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What tells these files from others: a conversion goes on only from the files it began with."""
+        stats = [(file, file.stat()) for file in self.files]
+        return [{"file": str(f.resolve()), "bytes": s.st_size, "modified_ns": s.st_mtime_ns} for f, s in stats]
+
+    def records(self, problems: Problems) -> Iterator[Record]:
+        """All records. What is none goes to `problems`."""
+        for file in self.files:
+            yield from READERS[file.suffix.lower()](file, problems)
+
+    def count(self, most: int | None) -> int:
+        """How many records there are, at most `most`. Raises DataError where a JSON list is damaged or cut off.
+
+        So a download that ended early is found before anything is done with the part that came.
+        """
+        number = 0
+        for file in self.files:
+            problems = Problems()
+            for _ in READERS[file.suffix.lower()](file, problems):
+                number += 1
+                if number == most:
+                    return number
+            if problems.total and file.suffix.lower() == ".json":
+                raise DataError(f"{problems.first[0]} The file is damaged, or its download incomplete. {NOTHING}")
+        return number
+
+
+NOTHING = "Nothing was written."
+
+
+def no_records() -> Problems:
+    """Lines that are no records, as many as are described."""
+    return Problems(MOST_ERRORS)
+
+
+def locate_splits(source: str, splits: Sequence[str], *, given: bool) -> list[Origin]:
+    """The files of each split of `hub:ID`, a folder, or a file; `given` says that the user named the splits.
+
+    Raises DataError when a split has no file, ConfigError when a single file is to be several splits.
+    """
+    if source.startswith(HUB):
+        return _on_hub(source.removeprefix(HUB), splits)
+    place = Path(source).expanduser()
+    if place.is_dir():
+        files = sorted(file for file in place.iterdir() if file.suffix.lower() in READERS and file.is_file())
+        return [Origin(split, _files_of(split, files, source)) for split in splits]
+    if not place.is_file():
+        raise DataError(f"{source} does not exist; expected a file, a folder, or hub:OWNER/NAME. {NOTHING}")
+    if place.suffix.lower() not in READERS:
+        raise DataError(f"{source} is of an unknown kind; expected {', '.join(READERS)}. {NOTHING}")
+    if given and len(splits) > 1:
+        raise ConfigError(f"--split {','.join(splits)}: {source} is one file, so give one split, or its folder")
+    named = [split for split in splits if _names(split, place.name)]
+    return [Origin(splits[0] if given else (named or splits)[0], (place,))]
+
+
+def _names(split: str, name: str) -> bool:
+    """Whether a file's name says that it holds a split: train.json, FIRE-train.json, train-00000-of-00005.parquet."""
+    return re.search(rf"(^|[^a-z]){re.escape(split.lower())}([^a-z]|$)", Path(name).name.lower()) is not None
+
+
+def _files_of(split: str, files: Sequence[Path], source: str) -> tuple[Path, ...]:
+    found = tuple(file for file in files if _names(split, file.name))
+    if not found:
+        names = ", ".join(file.name for file in files[:12]) or "no data files"
+        raise DataError(f"{source} has no file for split {split!r}; found {names}. {NOTHING}")
+    return found
+
+
+def _on_hub(repo: str, splits: Sequence[str]) -> list[Origin]:
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    with explained_hub_errors(repo, kind="dataset"):
+        try:
+            names = HfApi(token=hub_token()).list_repo_files(repo, repo_type="dataset")
+        except OfflineModeIsEnabled:
+            folder = Path(snapshot_download(repo, repo_type="dataset", local_files_only=True))
+            files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in READERS)
+            return [Origin(split, _files_of(split, files, HUB + repo)) for split in splits]
+        paths = sorted(Path(name) for name in names if Path(name).suffix.lower() in READERS)
+        wanted = {split: _files_of(split, paths, HUB + repo) for split in splits}
+        return [
+            Origin(
+                split,
+                tuple(Path(hf_hub_download(repo, str(p), repo_type="dataset", token=hub_token())) for p in found),
+            )
+            for split, found in wanted.items()
+        ]
