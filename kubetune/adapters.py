@@ -48,6 +48,10 @@ def add_lora(model: nn.Module, lora: LoraConfig, *, task_type: str, seed: int, h
             adapted = get_peft_model(model, settings)
     except ValueError as error:
         raise errors.ConfigError(f"lora.target_modules: {' '.join(str(error).split())}") from error
+    saved: Any = adapted.peft_config["default"]
+    if not isinstance(saved.target_modules, str):
+        # PEFT keeps a set; a list makes equal runs save equal files.
+        saved.target_modules = sorted(saved.target_modules or ())
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

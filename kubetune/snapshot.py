@@ -171,6 +171,7 @@ class Snapshots:
     def _write(self, folder: Path, held: Held) -> None:
         with explained_full_disk(folder):
             self.model.save_pretrained(folder, state_dict=held.weights)
+            (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, a form with nothing filled in
             if self.labelled and hasattr(self.model, "get_base_model"):
                 # An adapter of a classifier is of no use without the names and number of its classes.
                 self.model.get_base_model().config.save_pretrained(folder)
