@@ -97,3 +97,13 @@ def usable_cores() -> int:
         if quota != "max":
             cores = min(cores, max(1, int(quota) // int(period)))
     return cores
+
+
+def usable_memory_bytes() -> int:
+    """Memory of this machine, or of the container where that has less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            total = min(total, int(limit))
+    return total

@@ -99,6 +99,17 @@ def _call(_: nn.Module, function: Callable[..., Result], *args: Any) -> Result:
     return function(*args)
 
 
+def sum_once_per_step(lm: Any) -> None:
+    """Keep whole gradients, in fp32, until the last micro-batch of a step, instead of summing slices after each."""
+    lm.sums_once_per_step = True
+
+
+def expect_backward(model: Any, *, is_last: bool) -> None:
+    """Say before each micro-batch of a step whether it is the last one."""
+    if getattr(model, "sums_once_per_step", False):
+        model.set_requires_gradient_sync(is_last)
+
+
 def saved_buffers(lm: nn.Module) -> dict[str, Tensor]:
     """The buffers that belong to a saved model, which every rank holds whole."""
     return {

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kubetune import errors, health, logs, parallel, sharded, trace, watchdog
+from kubetune import errors, health, logs, metrics, parallel, sharded, throughput, trace, watchdog
 from kubetune.checkpoint import State
 from kubetune.config.schema import Config
 from kubetune.data.batches import Batch
@@ -104,6 +104,10 @@ def _train(
     state = run.snapshots.restore(config.training.resume, data.fingerprint, plan.global_batch_size)
     if state.step == 0 and choose_dtype(config.model.dtype, world.device) == torch.float16:
         state = replace(state, loss_scale=FIRST_LOSS_SCALE)
+    if world.is_main:
+        dtype = choose_dtype(config.model.dtype, world.device)
+        facts = throughput.describe(learner, config, data.train, world.device, dtype)
+        metrics.record_event(run_dir, "resume" if state.step else "start", step=state.step, **facts)
     stop.defer()
     with open_journal(config, plan, run_dir, world, state) as journal:
         state = loop(run, state, journal)
@@ -164,6 +168,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
 def _backward(run: Run, state: State, micro: int, batch: Batch, work: Work) -> torch.Tensor:
     """Gradient of one micro-batch, divided by the labels of the whole global batch, whatever the split."""
     watchdog.beat("micro-batch")
+    sharded.expect_backward(run.learner.model, is_last=micro == len(work.batches) - 1)
     began = time.perf_counter()
     batch = batch.to(run.world.device)
     # Dropout depends on where we are, not on what ran before: a resumed run draws the same masks.

@@ -6,18 +6,22 @@ alike.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from kubetune import errors, kernels, lean, logs, parallel
+from kubetune import errors, kernels, lean, logs, parallel, processes, sharded
 from kubetune.config.schema import TrainingConfig
 from kubetune.data.labels import Labels
 from kubetune.flat import Route, unwrap
 from kubetune.memory import Shape, needs_recompute
 from kubetune.sharded import is_sharded
+
+# Of the device's memory, what whole gradients may take where a sharded model would otherwise sum them more than once.
+WHOLE_GRADIENT_SHARE = 1 / 8
 
 # Floating-point operations from which compiling pays for itself: some minutes of training on two cores, or on a GPU.
 WORTH_COMPILING = {"cpu": 5e13, "cuda": 5e15}
@@ -39,6 +43,9 @@ def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Wor
     """Set up a model for training as `training` asks; raises ConfigError for what cannot work here."""
     # Compiled forwards are proved on the modules at hand, whose weights are only slices when they are sharded.
     fused = not is_sharded(model) and wants_compile(training.compile, model, workload, device) and route.flat
+    if sums_once_per_step(model, device):
+        logs.MODEL.info("gradients are kept whole and summed over the ranks once per step")
+        sharded.sum_once_per_step(model)
     if wants_recompute(training.gradient_checkpointing, model, workload, device, fused=fused):
         logs.MODEL.info("activations are recomputed in the backward")
         recompute_activations(model)
@@ -65,6 +72,23 @@ def wants_compile(setting: bool | str, model: nn.Module, workload: Workload, dev
     return bool(setting)
 
 
+def device_bytes(device: torch.device) -> int:
+    """Memory of a device; of this host's, one rank's part."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return processes.usable_memory_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def whole_gradient_bytes(model: nn.Module) -> int:
+    """What the gradients of all sharded weights take that are trained."""
+    return 4 * sum(p.numel() for p in model.parameters() if p.requires_grad and hasattr(p, "to_local"))
+
+
+def sums_once_per_step(model: nn.Module, device: torch.device) -> bool:
+    """Whether a sharded model's whole gradients are small enough to be kept from one micro-batch to the next."""
+    return 0 < whole_gradient_bytes(model) <= WHOLE_GRADIENT_SHARE * device_bytes(device)
+
+
 def wants_recompute(
     setting: bool | str, model: nn.Module, workload: Workload, device: torch.device, *, fused: bool
 ) -> bool:
@@ -77,11 +101,12 @@ def wants_recompute(
     held = [(parallel.local(p), p.requires_grad) for p in model.parameters()]
     return needs_recompute(
         shape,
-        weight_bytes=sum(p.nbytes for p, _ in held),
+        weight_bytes=sum(p.nbytes for p, _ in held)
+        + (whole_gradient_bytes(model) if sums_once_per_step(model, device) else 0),
         trained_parameters=sum(p.numel() for p, is_trained in held if is_trained),
         tokens=workload.micro_batch_tokens,
         element_bytes=min(p.element_size() for p, _ in held if p.is_floating_point()),
-        device_bytes=torch.cuda.get_device_properties(device).total_memory,
+        device_bytes=device_bytes(device),
         fused=fused,
     )
 

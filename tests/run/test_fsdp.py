@@ -120,6 +120,45 @@ def test_arithmetic_in_bf16_is_that_of_copies(inputs: Path, sections: dict[str, 
     assert ours[1] == pytest.approx(theirs[1], rel=5e-3)
 
 
+def summed_gradients(world: World, config: Config, is_kept: bool) -> tuple[int, list[int], torch.Tensor]:
+    """Of one step: its micro-batches, how many collectives had summed gradients after each, and this rank's slices."""
+    from kubetune.tuning import Workload
+
+    learner = causal_lm.build(config, world, Workload(128, 0))
+    model: Any = learner.model
+    assert model.sums_once_per_step  # the toy is small enough for any device
+    model.sums_once_per_step = is_kept
+    optimizer = sharded.make_optimizer(model, config.training)
+    rows = prepare(config).train
+    work = Feed(
+        rows, make_plan(config, rows_per_epoch(rows), world_size=world.size), 0, world, even=True
+    ).step(0)  # fmt: skip
+    counts, scatter = [0], torch.distributed.reduce_scatter_tensor
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        counts[-1] += 1
+        return scatter(*args, **kwargs)
+
+    torch.distributed.reduce_scatter_tensor = counting
+    for micro, batch in enumerate(work.batches):
+        sharded.expect_backward(model, is_last=micro == len(work.batches) - 1)
+        causal_lm.backward(learner, batch, 1.0 / work.labels)
+        counts.append(counts[-1])
+    return len(work.batches), counts[:-1], optimizer.gradient.clone()
+
+
+def test_gradients_are_summed_once_per_step_where_memory_allows(inputs: Path) -> None:
+    config = make_config(inputs, "fsdp", {"per_device_train_batch_size": 1}, **FULL)
+    for kept, summed in zip(
+        run_ranks(summed_gradients, 2, config, True), run_ranks(summed_gradients, 2, config, False), strict=True
+    ):
+        (micro_batches, once, gradient), (_, each_time, same_gradient) = kept, summed
+        assert micro_batches > 1
+        assert once[:-1] == [0] * (micro_batches - 1)
+        assert each_time == [once[-1] * (n + 1) for n in range(micro_batches)]
+        torch.testing.assert_close(gradient, same_gradient, atol=1e-6, rtol=1e-5)
+
+
 def test_every_rank_gets_equally_many_micro_batches(inputs: Path) -> None:
     config = make_config(inputs, "fsdp", {"per_device_train_batch_size": 1})
     rows = prepare(config).train
@@ -195,8 +234,13 @@ def test_a_rank_without_space_ends_all_with_what_to_do(inputs: Path, tmp_path: P
     assert names <= {".safetensors", ".json", ".jinja"}  # nothing that could run code when it is read
 
 
-def peaks(world: World, config: Config) -> tuple[int, int, int]:
-    """Bytes by which loading, and then the optimizer, raised this rank's memory at its highest; those of weights."""
+def peaks(world: World, config: Config, small: Config) -> tuple[int, int, int, int]:
+    """Bytes by which a rank's memory was higher at its highest: while loading, after every weight was looked at, with
+    the optimizer; and the bytes of weights it holds then."""
+    # The first collectives and DTensors cost some 50 to 90 MB whatever the size of the model.
+    warm: Any = sharded.load(AutoModelForCausalLM, small, world)
+    warm(torch.zeros(1, 8, dtype=torch.int64))
+    del warm
     status = Path("/proc/self/status")
 
     def value(name: str) -> int:
@@ -206,11 +250,12 @@ def peaks(world: World, config: Config) -> tuple[int, int, int]:
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark is lowered to what is used now
     before = value("VmRSS")
     model = sharded.load(AutoModelForCausalLM, config, world)
+    loaded = value("VmHWM") - before
     for parameter in model.parameters():
         parallel.local(parameter).sum()  # the file is mapped: pages count when they are used
-    loaded = value("VmHWM") - before
+    seen = value("VmHWM") - before
     optimizer = sharded.make_optimizer(model, config.training)
-    return loaded, value("VmHWM") - before, optimizer.master.nbytes
+    return loaded, seen, value("VmHWM") - before, optimizer.master.nbytes
 
 
 def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> None:
@@ -223,15 +268,17 @@ def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> Non
     assert size > 250e6
     model.save_pretrained(tmp_path)
     del model
+    small = make_config(inputs, "fsdp", **FULL)
     config = make_config(inputs, "fsdp", model=str(tmp_path), **FULL)
     copies = make_config(inputs, "ddp", model=str(tmp_path), **FULL)
-    for shards, copy in zip(run_ranks(peaks, 2, config), run_ranks(peaks, 2, copies), strict=True):
-        print(f"model of {size:,} bytes; loaded, with optimizer, weights: shards {shards}, copies {copy}")
-        # Half the model, and some 50 to 90 MB that the first collectives and DTensor cost whatever the size.
-        assert shards[0] < size < copy[0]
-        assert shards[1] < 0.65 * copy[1]
-        assert shards[2] == pytest.approx(size / 2, rel=0.01)
-        assert copy[2] == size
+    for shards, copy in zip(run_ranks(peaks, 2, config, small), run_ranks(peaks, 2, copies, small), strict=True):
+        print(f"model of {size:,} bytes; loading, seen, with optimizer, weights: shards {shards}, copies {copy}")
+        assert shards[0] < 0.2 * size  # nothing is copied but what is needed
+        # Half of the model, and pages beside it that the kernel maps of its own accord and may take back.
+        assert shards[1] < size < copy[1]
+        assert shards[2] < 0.65 * copy[2]
+        assert shards[3] == pytest.approx(size / 2, rel=0.01)
+        assert copy[3] == size
 
 
 def test_what_cannot_be_sharded_is_refused_at_once(inputs: Path) -> None:
