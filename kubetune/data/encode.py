@@ -7,14 +7,14 @@ ids before an answer equal those of `Tokenizer.encode_prompt`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Literal
 
 from tokenizers import Encoding
 
 from kubetune.data.formats import Chat, Example, Labelled, Pair, Text
-from kubetune.data.templates import Span
+from kubetune.data.templates import Span, reasonings
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.data.words import Words
 
@@ -32,6 +32,8 @@ class Encoded:
     trained: list[bool]
     target: tuple[float, ...] = ()
     segments: list[int] = field(default_factory=list)
+    drops_reasoning: bool = False
+    """Whether the chat template left reasoning out, as Qwen3's does before the last question."""
 
 
 class Encoder:
@@ -66,12 +68,14 @@ class Encoder:
             except ValueError as error:
                 results[i] = str(error)
         for i, row in zip(chats, self._encode_chats(list(chats.values())), strict=True):
-            results[i] = row
+            chat, text = examples[i], chats[i][0]
+            dropped = isinstance(chat, Chat) and any(reasoning not in text for reasoning in reasonings(chat.messages))
+            results[i] = replace(row, drops_reasoning=True) if dropped else row
         return results
 
     def cut(self, _: Example, encoded: Encoded, limit: int) -> Encoded:
         """The first `limit` tokens of a row."""
-        return Encoded(encoded.ids[:limit], encoded.trained[:limit])
+        return replace(encoded, ids=encoded.ids[:limit], trained=encoded.trained[:limit])
 
     def _render(self, chat: Chat) -> tuple[str, list[Span]]:
         if chat.images:

@@ -46,13 +46,17 @@ class Batch:
 
 @dataclass
 class Tally:
-    """What became of records. `overlong` and `no_label` were left out, `truncated` were cut to `max_length`."""
+    """What became of records. `overlong` and `no_label` were left out, `truncated` were cut to `max_length`.
+
+    Of `reasoning_dropped` the chat template left out reasoning that the record holds.
+    """
 
     records: int = 0
     rows: int = 0
     overlong: int = 0
     truncated: int = 0
     no_label: int = 0
+    reasoning_dropped: int = 0
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
@@ -144,6 +148,7 @@ class Worker:
         tally.rows += 1
         tally.tokens += len(encoded.ids)
         tally.trained_tokens += labels
+        tally.reasoning_dropped += encoded.drops_reasoning
         result.chunk.add(index, encoded.ids, encoded.trained, encoded.target, encoded.segments)
 
 

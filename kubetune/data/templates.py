@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -34,6 +34,7 @@ CHATML = """\
 _OPEN, _CLOSE, _ANSWER = (f"\U000f7e00{name}\U000f7e01" for name in ("open", "close", "answer"))
 _MARK = re.compile(f"{_OPEN}|{_CLOSE}")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_THINKING = re.compile("<think>(.*?)</think>", re.DOTALL)
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -87,6 +88,15 @@ def _plain(message: Message) -> dict[str, Any]:
     plain = {key: value for key, value in message.items() if value is not None}
     reasoning = next((plain[key] for key in _REASONING_FIELDS if key in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def reasonings(messages: Sequence[Message]) -> Iterator[str]:
+    """The reasoning that messages hold, in a field under any of its names or marked in their contents."""
+    for message in messages:
+        given = [message.get(key) for key in _REASONING_FIELDS]
+        for text in (*given, *_THINKING.findall(message.get("content") or "")):
+            if isinstance(text, str) and text.strip():
+                yield text.strip()
 
 
 class ChatTemplate:

@@ -200,7 +200,7 @@ def real(name: str) -> Encoder:
 
 
 CALLS = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "ü"}}}]
-WITH_TOOLS = {
+WITH_TOOLS: dict[str, Any] = {
     "messages": [
         {"role": "user", "content": "1 + ü?"},
         {"role": "assistant", "reasoning_content": "I should add.", "content": "", "tool_calls": CALLS * 2},
@@ -239,6 +239,24 @@ def test_qwen3_with_tools_and_thinking() -> None:
         f"<think>\nI should add.\n</think>\n\n{CALL_TEXT}\n{CALL_TEXT}<|im_end|>",
         "<think>\n\n</think>\n\nIt is 3.<|im_end|>",
     ]
+
+
+def test_reasoning_that_a_template_leaves_out_is_noticed(tmp_path: Path) -> None:
+    forgetful = make(tmp_path, FORGETFUL.replace("message.thought", "message.reasoning_content"))
+    first, last = (
+        {"role": "assistant", "content": "Pong", "reasoning_content": thought} for thought in ("Easy.", "Again.")
+    )
+    question = {"role": "user", "content": "Ping"}
+    for messages, dropped in (([question, last], False), ([question, first, question, last], True)):
+        (row,) = forgetful.encode_batch([convert({"messages": messages})])
+        assert isinstance(row, Encoded)
+        assert row.drops_reasoning is dropped
+    inline = {"role": "assistant", "content": "<think>\nEasy.\n</think>\n\nPong"}
+    (row,) = real("qwen3").encode_batch(
+        [convert({"messages": [question, inline, question, inline | {"content": "P"}]})]
+    )
+    assert isinstance(row, Encoded)
+    assert row.drops_reasoning
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
