@@ -65,7 +65,7 @@ def activation_bytes_per_token(shape: Shape, element_bytes: int, *, recompute: b
     return shape.layers * layer
 
 
-def needs_recompute(
+def layers_to_recompute(
     shape: Shape,
     *,
     weight_bytes: int,
@@ -74,8 +74,16 @@ def needs_recompute(
     element_bytes: int,
     device_bytes: int,
     fused: bool,
-) -> bool:
-    """Whether a micro-batch of `tokens` fits only when activations are recomputed in the backward."""
-    per_token = activation_bytes_per_token(shape, element_bytes, recompute=False, fused=fused)
-    needed = weight_bytes + trained_parameters * BYTES_PER_TRAINED_PARAMETER + FIXED_BYTES + tokens * per_token
-    return needed > USABLE_SHARE * device_bytes
+) -> int:
+    """How many layers must run again in the backward for a micro-batch of `tokens` to fit: as few as will do.
+
+    They are the first layers, whose turn in the backward comes when the others' activations are already freed.
+    """
+    state = trained_parameters * BYTES_PER_TRAINED_PARAMETER
+    left = int(USABLE_SHARE * device_bytes) - weight_bytes - state - FIXED_BYTES
+    whole = tokens * activation_bytes_per_token(shape, element_bytes, recompute=False, fused=fused)
+    if whole <= left:
+        return 0
+    # A layer that is run again keeps its input only.
+    saved = whole // shape.layers - tokens * shape.hidden * element_bytes
+    return min(shape.layers, -(-(whole - left) // max(1, saved)))

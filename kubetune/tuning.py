@@ -17,7 +17,7 @@ from kubetune import errors, kernels, lean, logs, parallel, processes, sharded
 from kubetune.config.schema import TrainingConfig
 from kubetune.data.labels import Labels
 from kubetune.flat import Route, unwrap
-from kubetune.memory import Shape, needs_recompute
+from kubetune.memory import Shape, layers_to_recompute
 from kubetune.sharded import is_sharded
 
 # Of the device's memory, what whole gradients may take where a sharded model would otherwise sum them more than once.
@@ -46,9 +46,11 @@ def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Wor
     if sums_once_per_step(model, device):
         logs.MODEL.info("gradients are kept whole and summed over the ranks once per step")
         sharded.sum_once_per_step(model)
-    if wants_recompute(training.gradient_checkpointing, model, workload, device, fused=fused):
-        logs.MODEL.info("activations are recomputed in the backward")
-        recompute_activations(model)
+    layers = recomputed_layers(training.gradient_checkpointing, model, workload, device, fused=fused)
+    if layers != 0:
+        some = "all" if layers is None else f"the first {layers}"
+        logs.MODEL.info("activations of %s layers are recomputed in the backward", some)
+        recompute_activations(model, layers)
     if not (training.lean and route.flat):
         return
     kernels.compile_pointwise(fused)
@@ -89,17 +91,20 @@ def sums_once_per_step(model: nn.Module, device: torch.device) -> bool:
     return 0 < whole_gradient_bytes(model) <= WHOLE_GRADIENT_SHARE * device_bytes(device)
 
 
-def wants_recompute(
+def recomputed_layers(
     setting: bool | str, model: nn.Module, workload: Workload, device: torch.device, *, fused: bool
-) -> bool:
-    """`training.gradient_checkpointing`, decided: `auto` recomputes on a GPU whose memory would not do otherwise."""
+) -> int | None:
+    """`training.gradient_checkpointing`, decided: how many layers recompute; None for all.
+
+    `auto` recomputes on a GPU, and there only as many layers as its memory asks for.
+    """
     if setting != "auto":
-        return bool(setting)
+        return None if setting else 0
     shape = Shape.of(unwrap(model).config.get_text_config().to_dict())
     if device.type != "cuda" or shape is None:
-        return False
+        return 0
     held = [(parallel.local(p), p.requires_grad) for p in model.parameters()]
-    return needs_recompute(
+    return layers_to_recompute(
         shape,
         weight_bytes=sum(p.nbytes for p, _ in held)
         + (whole_gradient_bytes(model) if sums_once_per_step(model, device) else 0),
@@ -111,9 +116,16 @@ def wants_recompute(
     )
 
 
-def recompute_activations(model: nn.Module) -> None:
-    """Keep only the input of each layer and run the layer again in the backward."""
+def recompute_activations(model: nn.Module, layers: int | None = None) -> None:
+    """Keep only the input of the first `layers` layers (None: of all) and run them again in the backward."""
     lm: Any = unwrap(model)
     # transformers 5.2x renamed it and warns about the old name.
     enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
     enable({"use_reentrant": False})
+    if layers is None:
+        return
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    recomputing = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for module in recomputing[layers:]:
+        module.gradient_checkpointing = False

@@ -93,10 +93,13 @@ def test_lora_variants_stay_exact(settings):
     assert relative_error(flat, gradients) <= EXACT
 
 
-def test_gradient_checkpointing_stays_exact():
+@pytest.mark.parametrize("layers", [None, 1])
+def test_gradient_checkpointing_stays_exact(layers):
     model, rows = build_model("llama", PROMISED["llama"]), random_rows()
     loss, gradients = reference_gradients(model, rows)
-    recompute_activations(model)
+    recompute_activations(model, layers)
+    flags = [layer.gradient_checkpointing for layer in model.get_base_model().model.layers]
+    assert sum(flags[:layers]) == sum(flags) == (layers or len(flags))
     flat_loss, flat, _ = flat_gradients(model, rows)
     assert flat_loss == pytest.approx(loss, abs=EXACT)
     assert relative_error(flat, gradients) <= EXACT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubetune.memory import Shape, activation_bytes_per_token, needs_recompute
+from kubetune.memory import Shape, activation_bytes_per_token, layers_to_recompute
 
 QWEN3_8B = {
     "hidden_size": 4096,
@@ -17,10 +17,10 @@ QWEN3_8B = {
 GIB = 2**30
 
 
-def decide(tokens: int, device_gib: int, **changes: int) -> bool:
+def decide(tokens: int, device_gib: int, **changes: int) -> int:
     shape = Shape.of({**QWEN3_8B, **changes})
     assert shape is not None
-    return needs_recompute(
+    return layers_to_recompute(
         shape,
         weight_bytes=16_400_000_000,
         trained_parameters=43_600_000,
@@ -47,10 +47,20 @@ def test_a_layer_keeps_what_its_operations_save():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "device_gib", "expected"), [(8192, 139, False), (8192, 48, True), (32768, 139, True)]
+    ("tokens", "device_gib", "expected"), [(8192, 139, 0), (8192, 48, 10), (32768, 139, 9), (32768, 24, 36)]
 )
-def test_recompute_only_where_memory_asks_for_it(tokens, device_gib, expected):
-    assert decide(tokens, device_gib) is expected
+def test_recompute_only_as_many_layers_as_memory_asks_for(tokens, device_gib, expected):
+    assert decide(tokens, device_gib) == expected
+
+
+def test_what_is_decided_fits_and_one_layer_less_would_not():
+    layers = decide(32768, 139)
+    shape = Shape.of(QWEN3_8B)
+    assert shape is not None
+    a_layer = activation_bytes_per_token(shape, 2, recompute=False, fused=True) // shape.layers
+    fixed = 16_400_000_000 + 43_600_000 * 16 + 2 * GIB
+    needed = [fixed + 32768 * ((36 - n) * a_layer + n * 4096 * 2) for n in (layers - 1, layers)]
+    assert needed[1] <= 0.92 * 139 * GIB < needed[0]
 
 
 def test_experts_count_only_as_often_as_a_token_meets_them():
