@@ -38,11 +38,9 @@ def run(args: argparse.Namespace) -> int:
         return OK
     for line in headline(snapshot):
         print(line)
-    if snapshot.pods:
+    if there := [*snapshot.preparing, *snapshot.pods]:
         print()
-        print_table(
-            ("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY"), [_row(snapshot, p) for p in snapshot.pods]
-        )
+        print_table(("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY"), [_row(snapshot, p) for p in there])
     for event in [event for event in snapshot.events if event.get("type") == "Warning"][-_SHOWN_EVENTS:]:
         print(f"! {event['involvedObject']['name']}: {event['reason']}: {event['message']}")
     return OK
@@ -120,7 +118,7 @@ def why(snapshot: Snapshot) -> str:
     if queue and snapshot.workload is not None and pods.is_suspended(snapshot.workload):
         return f"waiting in queue {queue}"
     refused = [event["message"] for event in snapshot.events if event.get("reason") == "FailedCreate"]
-    return next(iter(reasons), refused[-1] if refused and not snapshot.pods else "")
+    return next(iter(reasons), refused[-1] if refused and not snapshot.pods else snapshot.reason)
 
 
 def headline(snapshot: Snapshot) -> Iterator[str]:
@@ -166,7 +164,7 @@ def _row(snapshot: Snapshot, pod: Object) -> tuple[object, ...]:
     age = duration(pods.age_seconds(pod["metadata"].get("creationTimestamp")))
     return (
         pods.name_of(pod),
-        pods.node_number(pod),
+        "" if pod in snapshot.preparing else pods.node_number(pod),
         pod["spec"].get("nodeName"),
         pods.phase_of(pod),
         status.get("restartCount", 0),

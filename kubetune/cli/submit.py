@@ -59,7 +59,8 @@ def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args:
     """Apply, say what came of it, and wait where that was asked for."""
     from kubetune.launch.kubernetes import spec_of, submit
 
-    job = submit(cluster, config, files, confirm=asker(args), dry_run=args.dry_run == "server")
+    wait = _preparation(cluster, show_logs=args.follow)
+    job = submit(cluster, config, files, confirm=asker(args), dry_run=args.dry_run == "server", wait=wait)
     where = f"{job.kind} {job.name} in namespace {job.namespace}"
     if job.outcome == "checked":
         print(f"kubetune: the cluster would accept {where}. Nothing was changed.")
@@ -71,6 +72,22 @@ def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args:
         return wait_for_end(cluster, spec_of(config, files), show_logs=args.follow)
     print(f"kubetune: see kubetune status {job.name} -n {job.namespace}, and kubetune logs -f {job.name}")
     return errors.OK
+
+
+def _preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[RunSpec], None]:
+    """Waits for the Job that prepares a run, and says so; Ctrl-C ends only the waiting."""
+    from kubetune.cli.logs import printer
+    from kubetune.cluster.client import say
+    from kubetune.cluster.preparation import wait_for_job
+    from kubetune.manifests.initialisers import preprocess_name
+
+    def wait(spec: RunSpec) -> None:
+        name = preprocess_name(spec)
+        say(f"Job {name} fetches and prepares first; should this command end, submit again to go on")
+        emit = printer(spec) if show_logs else lambda source, text: None
+        wait_for_job(cluster, spec, emit, _teller(cluster, spec))
+
+    return wait
 
 
 def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
@@ -93,6 +110,7 @@ def _teller(cluster: Cluster, spec: RunSpec) -> Callable[[], None]:
     """Tells, once each, why pods do not come and what the cluster warns of."""
     from kubetune.cluster.client import say
     from kubetune.cluster.pods import name_of, why
+    from kubetune.cluster.preparation import find_pods
     from kubetune.cluster.runs import events_of, trainer_pods
 
     told = set[str]()
@@ -100,7 +118,8 @@ def _teller(cluster: Cluster, spec: RunSpec) -> Callable[[], None]:
     def look() -> None:
         events = events_of(cluster, spec)
         news = [f"{e['involvedObject']['name']}: {e['message']}" for e in events if e.get("type") == "Warning"]
-        news += [f"{name_of(pod)}: {reason}" for pod in trainer_pods(cluster, spec) if (reason := why(pod))]
+        there = [*find_pods(cluster, spec), *trainer_pods(cluster, spec)]
+        news += [f"{name_of(pod)}: {reason}" for pod in there if (reason := why(pod))]
         for text in news:
             if text not in told:
                 told.add(text)

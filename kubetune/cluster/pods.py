@@ -18,6 +18,8 @@ State = Literal["absent", "waiting", "running", "stopped", "done", "failed"]
 TRAINER_NAMES = ("trainer", "pytorch", "node")
 """Names of the trainer's container; operators look for some of them."""
 
+COMPONENT = "app.kubernetes.io/component"
+
 _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
 _ROLE, _ROLE_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 _ENDED_WELL = ("Complete", "Completed", "Succeeded")
@@ -49,6 +51,11 @@ def name_of(obj: Object) -> str:
 def labels_of(obj: Object) -> Mapping[str, str]:
     """An object's labels."""
     return obj["metadata"].get("labels") or {}
+
+
+def component_of(pod: Object) -> str:
+    """What the pod is for: `trainer`, `preprocess`, `tensorboard`, `jupyter` or `files`."""
+    return labels_of(pod).get(COMPONENT, "")
 
 
 def node_number(pod: Object) -> int:
@@ -103,11 +110,23 @@ def has_ended(pod: Object) -> bool:
 
 
 def exit_code(pod: Object) -> int | None:
-    """The exit code of the trainer's last end; None when it has not ended yet."""
-    status = trainer_status(pod)
+    """The exit code of the trainer's last end, or of what failed before it; None when none has ended yet."""
+    name = failed_container(pod)
+    status = trainer_status(pod) if name is None else container_status(pod, name)
     for state in (status.get("state") or {}, status.get("lastState") or {}):
         if "terminated" in state:
             return int(state["terminated"]["exitCode"])
+    return None
+
+
+def failed_container(pod: Object) -> str | None:
+    """The first of its containers whose last end was none with exit code 0; None where there is none."""
+    for status in container_statuses(pod):
+        for state in (status.get("state") or {}, status.get("lastState") or {}):
+            if "terminated" in state:
+                if state["terminated"]["exitCode"]:
+                    return str(status["name"])
+                break
     return None
 
 
@@ -122,6 +141,8 @@ def why(pod: Object, events: Sequence[Object] = ()) -> str:
     """Why a pod does not run, or how it ended; empty while all is well. `events` are those of the pod."""
     status = pod.get("status") or {}
     unschedulable = condition(pod, "PodScheduled", "False")
+    if unschedulable is not None and unschedulable.get("reason") == "SchedulingGated":
+        return "held back: something, such as a queue, has to let it go first"
     if unschedulable is not None and not pod["spec"].get("nodeName"):
         return f"no node fits: {unschedulable.get('message') or unschedulable.get('reason')}"
     for found in ((entry.get("state") or {}).get("waiting") for entry in container_statuses(pod)):
@@ -131,7 +152,8 @@ def why(pod: Object, events: Sequence[Object] = ()) -> str:
             return f"{reason}: {found.get('message', '')}".strip(": ") + (f"; {advice}" if advice else "")
     code = exit_code(pod)
     if code:
-        terminated = (trainer_status(pod).get("state") or {}).get("terminated") or {}
+        ended = container_status(pod, failed_container(pod) or "")
+        terminated = (ended.get("state") or {}).get("terminated") or {}
         meaning = "out of memory (OOMKilled)" if terminated.get("reason") == "OOMKilled" else _EXIT_MEANING.get(code)
         return f"exit code {code}" + (f": {meaning}" if meaning else "")
     if status.get("reason"):

@@ -11,12 +11,12 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ruamel.yaml import YAML
 
-from kubetune.cluster import pods
+from kubetune.cluster import pods, preparation
 from kubetune.cluster.client import Cluster, Object
 from kubetune.cluster.kinds import WORKLOADS
 from kubetune.cluster.last_words import Words, read_words
@@ -51,7 +51,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. `pods` are the trainer's, by node and age; `progress` is inside.progress's answer."""
+    """A run at one moment. `pods` are the trainer's, by node and age; `progress` is inside.progress's answer.
+
+    `preparing` are the pods that fetch and prepare, while there is no trainer.
+    """
 
     spec: RunSpec
     workload: Object | None
@@ -61,6 +64,7 @@ class Snapshot:
     reason: str
     progress: dict[str, Any] | None
     words: Words
+    preparing: list[Object] = field(default_factory=list)
 
 
 def workload_kind(spec: RunSpec) -> str:
@@ -152,12 +156,16 @@ def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
     workload = cluster.get(workload_kind(spec), spec.name)
     found = trainer_pods(cluster, spec)
     state, reason = pods.state_of(workload, found)
+    preparing: list[Object] = []
+    if spec.prepares and not found and state in ("absent", "waiting"):
+        preparing = preparation.find_pods(cluster, spec)
+        state, reason = preparation.standing(cluster, spec, state, preparing)
     progress = read_progress(cluster, spec, found)
     if state == "running" and progress and progress["ending"]:
         # A StatefulSet goes on after the run has ended; so does, for a moment, everything else.
         state, reason = ("done" if progress["ending"]["code"] == 0 else "failed"), progress["ending"]["reason"]
     words = Words() if progress else _last_words(cluster, found)
-    return Snapshot(spec, workload, found, events_of(cluster, spec), state, reason, progress, words)
+    return Snapshot(spec, workload, found, events_of(cluster, spec), state, reason, progress, words, preparing)
 
 
 def read_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> dict[str, Any] | None:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kubetune.cluster import pods
+from kubetune.cluster import pods, preparation
 from kubetune.cluster.client import Cluster, Object
 from kubetune.cluster.refusals import Refused, Unreachable
 from kubetune.cluster.runs import read_progress, workload_kind
 from kubetune.errors import KubetuneError
 from kubetune.files import explained_writes
+from kubetune.manifests.initialisers import PREPROCESS
 from kubetune.manifests.spec import TRAINER, RunSpec
 
 _LOOK_SECONDS, _LAST_LOOK_SECONDS = 5, 1
@@ -37,6 +38,7 @@ class Source:
     attempt: int
     node: int
     is_trainer: bool
+    """Whether it is the main container of a trainer's pod, which needs no other mark than its node."""
 
     @property
     def file_name(self) -> str:
@@ -53,7 +55,14 @@ def sources_of(pod: Object) -> Iterator[Source]:
     for status in pods.container_statuses(pod):
         if {"running", "terminated"} & (status.get("state") or {}).keys():
             name, attempt = str(status["name"]), int(status.get("restartCount", 0))
-            yield Source(pods.name_of(pod), uid, name, attempt, pods.node_number(pod), name == trainer)
+            is_trainer = name == trainer and pods.component_of(pod) == TRAINER
+            yield Source(pods.name_of(pod), uid, name, attempt, pods.node_number(pod), is_trainer)
+
+
+def _place(pod: Object) -> tuple[bool, int, str]:
+    """What prepares comes first; then by node, older ones first."""
+    stamp = str(pod["metadata"].get("creationTimestamp", ""))
+    return pods.component_of(pod) == TRAINER, pods.node_number(pod), stamp
 
 
 class Position:
@@ -94,8 +103,9 @@ def _padded(stamp: str) -> str:
 class Streams:
     """Follows the containers of a run.
 
-    `wanted` chooses pods, `keep` is a folder for copies of all lines, and `look` is called every few seconds and
-    whenever a pod ends, for whoever wants to tell more than the logs do.
+    `wanted` chooses pods among those of `components`, `keep` is a folder for copies of all lines, and `look` is called
+    every few seconds and whenever a pod ends, for whoever wants to tell more than the logs do. `workload`, by kind and
+    name, is whose end ends it; left out: what runs the trainer.
     """
 
     def __init__(
@@ -107,18 +117,27 @@ class Streams:
         wanted: Callable[[Object], bool] = lambda pod: True,
         keep: Path | None = None,
         look: Callable[[], None] = lambda: None,
+        components: Sequence[str] = (PREPROCESS, TRAINER),
+        workload: tuple[str, str] | None = None,
     ) -> None:
-        self._cluster, self._spec, self._emit, self._wanted, self._keep = cluster, spec, emit, wanted, keep
+        self._cluster, self._spec, self._emit, self._keep = cluster, spec, emit, keep
+        self._components, self._chosen = components, wanted
+        self._workload = workload or (workload_kind(spec), spec.name)
+        # All pods of the run but those of other components, which are left out one by one.
+        self._labels = {key: text for key, text in spec.selector(TRAINER).items() if key != pods.COMPONENT}
         self._look_around = look
         self._threads: dict[Source, threading.Thread] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._errors: list[Exception] = []
 
+    def _wanted(self, pod: Object) -> bool:
+        return pods.component_of(pod) in self._components and self._chosen(pod)
+
     def read(self) -> None:
         """Emit what there is now, pod by pod in the order of their nodes and ages."""
-        found = [pod for pod in self._cluster.list("Pod", self._spec.selector(TRAINER)) if self._wanted(pod)]
-        for pod in sorted(found, key=lambda pod: (pods.node_number(pod), pod["metadata"].get("creationTimestamp", ""))):
+        found = [pod for pod in self._cluster.list("Pod", self._labels) if self._wanted(pod)]
+        for pod in sorted(found, key=_place):
             for source in sources_of(pod):
                 self._read(source, follow=False)
         self._raise_error()
@@ -144,10 +163,11 @@ class Streams:
 
     def _look(self, ended: set[str], seconds: int) -> bool:
         """Start readers for what begins, until some pod ends: True, and it is time to see whether the run has."""
-        for change, pod in self._cluster.watch("Pod", self._spec.selector(TRAINER), seconds=seconds):
-            if self._wanted(pod):
-                for source in sources_of(pod):
-                    self._start(source)
+        for change, pod in self._cluster.watch("Pod", self._labels, seconds=seconds):
+            if not self._wanted(pod):
+                continue
+            for source in sources_of(pod):
+                self._start(source)
             uid = str(pod["metadata"]["uid"])
             if (change == "DELETED" or pods.has_ended(pod)) and uid not in ended:
                 ended.add(uid)
@@ -161,15 +181,17 @@ class Streams:
             thread.start()
 
     def _is_over(self) -> bool:
-        workload = self._cluster.get(workload_kind(self._spec), self._spec.name)
-        found = self._cluster.list("Pod", self._spec.selector(TRAINER))
-        state, _ = pods.state_of(workload, found)
+        found = [pod for pod in self._cluster.list("Pod", self._labels) if self._wanted(pod)]
+        state, _ = pods.state_of(self._cluster.get(*self._workload), found)
+        going = [pod for pod in found if not pods.has_ended(pod)]
+        if state == "absent" and self._workload[1] == self._spec.name:
+            state, _ = preparation.standing(self._cluster, self._spec, state, found)
         if state == "running" and self._spec.kubernetes.kind == "statefulset":
             progress = read_progress(self._cluster, self._spec, found)
             if progress and progress["ending"]:
                 self._stop.set()  # its containers stay, silent
                 return True
-        return state in ("done", "failed") or (state in ("absent", "stopped") and not found)
+        return state in ("done", "failed") or (state in ("absent", "stopped") and not going)
 
     def _read(self, source: Source, *, follow: bool) -> None:
         position, previous = Position(), False

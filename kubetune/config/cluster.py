@@ -53,6 +53,12 @@ class ComputeConfig(ClusterSection):
     processes: int | None = Field(
         None, ge=1, le=512, description="Processes on each node. Left out: one for each GPU, or 1 without GPUs."
     )
+    peak_tflops: float | None = Field(
+        None,
+        gt=0,
+        description="TFLOP/s that one device can do at best, against which MFU is reckoned. Left out: the data sheet's "
+        "for GPUs that are known, else measured by a matrix product.",
+    )
     cpu: int | None = Field(None, ge=1, description="CPU cores per node.")
     memory: Quantity | None = Field(None, description="Memory per node, such as `200Gi`.")
 
@@ -165,6 +171,7 @@ class JupyterConfig(ClusterSection):
     cpu: int = Field(4, ge=1, description="CPU cores.")
     memory: Quantity = Field("16Gi", description="Memory.")
     gpus: int = Field(0, ge=0, le=64, description="GPUs it holds while it lives.")
+    image: str | None = Field(None, min_length=1, description="Another image with JupyterLab; left out: the run's.")
     hours: int = Field(8, ge=1, le=720, description="The pod ends after this time, so that it cannot be forgotten.")
 
 
@@ -250,10 +257,14 @@ class KubernetesConfig(ClusterSection):
     )
 
     initialisers: tuple[Literal["model", "data"], ...] = Field(
-        (), description="What init containers download and prepare before training, which then needs no network."
+        (),
+        description="What is downloaded and prepared once for all pods, on a CPU node, before GPUs are held: training "
+        "then needs no network. It lies on the cache where that is one volume for all pods, else on the outputs volume.",
     )
     preprocess: PreprocessConfig | None = Field(
-        None, description="A CPU-only job that prepares the data on the outputs volume before GPUs are held."
+        None,
+        description="The CPU-only job that initialisers run in, and a command of your own in place of "
+        "`kubetune data prepare`. `{}` prepares the data there.",
     )
     tensorboard: bool = Field(False, description="A TensorBoard Deployment and Service over the outputs volume.")
     jupyter: JupyterConfig | None = Field(None, description="A pod with JupyterLab and the run's volumes.")

@@ -15,6 +15,12 @@ from kubetune.config.schema import ModelConfig
 from kubetune.errors import EnvironmentFault, ModelError
 
 
+_NOT_HERE = (
+    "{kind} {repo} is not in the local cache and the hub cannot be reached; go online once (`hf download {repo}`) or "
+    "give a folder that holds it"
+)
+
+
 def hub_token() -> str | None:
     """The access token in the environment, under any of the names in use; None leaves it to `hf auth login`."""
     names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
@@ -42,6 +48,8 @@ def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str,
         file = _download(path, name, model.revision, model.local_files_only)
         if file is not None:
             found[name] = file
+    if not found and _is_offline() and not model.local_files_only:
+        raise EnvironmentFault(_NOT_HERE.format(kind="model", repo=path))
     if not found and model.local_files_only:
         raise ModelError(
             f"model {path} is not in the local cache and local_files_only is set; download it first "
@@ -63,9 +71,17 @@ def _download(repo: str, name: str, revision: str | None, local_files_only: bool
         except RemoteEntryNotFoundError:
             return None
         except LocalEntryNotFoundError:
-            if local_files_only:
+            # Offline nobody can say whether it is missing or was never there; a repository has few of the names.
+            if local_files_only or _is_offline():
                 return None
             raise
+
+
+def _is_offline() -> bool:
+    """Whether the hub must not be asked, by HF_HUB_OFFLINE."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def check_model_folder(model: ModelConfig) -> None:
@@ -116,9 +132,6 @@ def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "mo
     except hub.HFValidationError as error:
         raise ModelError(f"{repo!r} is neither an existing folder nor a hub id such as Qwen/Qwen3-8B") from error
     except (hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError) as error:
-        raise EnvironmentFault(
-            f"{kind} {repo} is not in the local cache and the hub cannot be reached; go online once "
-            f"(`hf download {repo}`) or give a folder that holds it"
-        ) from error
+        raise EnvironmentFault(_NOT_HERE.format(kind=kind, repo=repo)) from error
     except hub.HfHubHTTPError as error:
         raise EnvironmentFault(f"the hub refused {kind} {repo}: {error}") from error

@@ -9,13 +9,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-from kubetune.cluster import pods
+from kubetune.cluster import pods, preparation
 from kubetune.cluster.client import Cluster, Object
 from kubetune.cluster.kinds import KINDS
 from kubetune.cluster.refusals import Refused
-from kubetune.cluster.runs import read_run, trainer_pods, workload_kind
+from kubetune.cluster.runs import read_run, workload_kind
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
@@ -23,6 +24,7 @@ from kubetune.launch.local import moved_numbers
 from kubetune.manifests import render
 from kubetune.manifests.configmap import pod_config
 from kubetune.manifests.extras import jupyter_secret
+from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.manifests.spec import MANAGED_BY, MARGIN_SECONDS, TRAINER, Manifest, RunSpec
 from kubetune.plan import make_plan
 
@@ -56,12 +58,14 @@ def submit(
     confirm: Confirm,
     dry_run: bool = False,
     change: Callable[[list[Manifest]], list[Manifest]] = lambda objects: objects,
+    wait: Callable[[RunSpec], None] | None = None,
 ) -> JobRef:
     """Apply the objects of a run, after the server has accepted all of them in a dry run.
 
     Doing it twice changes nothing. `confirm` is asked, once, before pods that exist are replaced; `change` has the
-    last word on the objects. Raises ConfigError when the name belongs to another run or the answer was no,
-    EnvironmentFault with everything the server refuses.
+    last word on the objects. Where a Job of its own prepares the run, `wait` is called to see it end well before the
+    trainer is made; left out, it is waited for in silence. Raises ConfigError when the name belongs to another run or
+    the answer was no, EnvironmentFault with everything the server refuses.
     """
     spec = spec_of(config, files)
     objects = change(render(config, make_plan(config, gpus=spec.gpus), files))
@@ -73,15 +77,27 @@ def submit(
     is_same = old is not None and resolved(old.config) == _as_seen(spec)
     replaces = workload is not None and (not is_same or state == "failed")
     # A workload in the way would be refused for its fixed fields, though it will be gone by then.
-    _check(cluster, spec, [obj for obj in objects if not (replaces and obj["kind"] == kind)])
+    preparing = preparation.find_job(cluster, spec)
+    in_the_way = [(kind, spec.name)] * replaces + [("Job", preprocess_name(spec))] * (preparing is not None)
+    _check(cluster, spec, [obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) not in in_the_way])
     if dry_run:
         return JobRef(spec.name, cluster.namespace, kind, "checked", state)
     if replaces:
         _replace(cluster, spec, was, state, confirm)
     _make_jupyter_token(cluster, spec)
+    trainer = [obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) == (kind, spec.name)]
+    is_new = replaces or workload is None
+    # What prepared a trainer that is there may be gone by now, and is needed no more.
+    done = [preprocess_name(spec)] if not is_new and preparation.has_own_job(spec) else []
+    if preparing is not None and (not is_same or pods.state_of(preparing, [])[0] == "failed"):
+        _remove_job(cluster, spec)
     for obj in objects:
-        if not (is_same and state == "stopped" and obj["kind"] == kind):
-            cluster.apply(obj)
+        if obj not in trainer and obj["metadata"]["name"] not in done:
+            _apply(cluster, obj)
+    if is_new and preparation.has_own_job(spec):
+        (wait or partial(_wait_in_silence, cluster))(spec)
+    for obj in trainer if is_new or not (is_same and state == "stopped") else ():
+        cluster.apply(obj)
     outcome: Outcome = "replaced" if replaces else "submitted" if workload is None else "unchanged"
     return JobRef(spec.name, cluster.namespace, kind, outcome, "waiting" if replaces or workload is None else state)
 
@@ -153,6 +169,26 @@ def _replace(cluster: Cluster, spec: RunSpec, kind: str, state: pods.State, conf
     wait_gone(cluster, spec, kind)
 
 
+def _remove_job(cluster: Cluster, spec: RunSpec) -> None:
+    """Remove the Job that has prepared this run before: what a Job does cannot be changed."""
+    name = preprocess_name(spec)
+    cluster.delete("Job", name)
+    wait_gone(cluster, spec, "Job", name, component=PREPROCESS)
+
+
+def _apply(cluster: Cluster, obj: Manifest) -> None:
+    """Apply; a bare pod that has ended is made anew."""
+    if obj["kind"] == "Pod":
+        found = cluster.get("Pod", obj["metadata"]["name"])
+        if found is not None and pods.has_ended(found):
+            cluster.delete("Pod", obj["metadata"]["name"], grace_seconds=0)
+    cluster.apply(obj)
+
+
+def _wait_in_silence(cluster: Cluster, spec: RunSpec) -> None:
+    preparation.wait_for_job(cluster, spec, lambda source, text: None, lambda: None)
+
+
 def _make_jupyter_token(cluster: Cluster, spec: RunSpec) -> None:
     """Give JupyterLab a random token, once; nobody needs to have seen it."""
     if spec.kubernetes.jupyter is None:
@@ -166,20 +202,23 @@ def _make_jupyter_token(cluster: Cluster, spec: RunSpec) -> None:
             raise
 
 
-def wait_gone(cluster: Cluster, spec: RunSpec, kind: str | None = None) -> None:
-    """Wait until no trainer pod is left (nor, with `kind`, the workload). EnvironmentFault when they stay."""
+def wait_gone(
+    cluster: Cluster, spec: RunSpec, kind: str | None = None, name: str | None = None, *, component: str = TRAINER
+) -> None:
+    """Wait until no pod of a component is left (nor, with `kind`, the workload). EnvironmentFault when they stay."""
+    name, labels = name or spec.name, spec.selector(component)
     deadline = spec.kubernetes.grace_seconds + 2 * MARGIN_SECONDS
     waited = 0
     while waited < deadline:
-        if not trainer_pods(cluster, spec) and (kind is None or cluster.get(kind, spec.name) is None):
+        if not cluster.list("Pod", labels) and (kind is None or cluster.get(kind, name) is None):
             return
         # Ends at once when a pod goes; else looks again, for the workload may go last.
-        for change, _ in cluster.watch("Pod", spec.selector(TRAINER), seconds=1):
+        for change, _ in cluster.watch("Pod", labels, seconds=1):
             if change == "DELETED":
                 break
         else:
             waited += 1
-    left = ", ".join(pods.name_of(pod) for pod in trainer_pods(cluster, spec)) or f"{kind} {spec.name}"
+    left = ", ".join(pods.name_of(pod) for pod in cluster.list("Pod", labels)) or f"{kind} {name}"
     raise EnvironmentFault(f"{left} did not go within {deadline} s; look at kubetune events {spec.name}")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.config.schema import Config
-from kubetune.manifests.spec import CACHE, OUTPUTS, TRAINER, Manifest, RunSpec, on_volume, source_paths
+from kubetune.manifests.spec import CACHE, TRAINER, Manifest, RunSpec, on_volume, source_paths
 from kubetune.manifests.text import dump
 
 # A ConfigMap ends at 1 MiB, and kubectl's client-side apply writes a second copy into an annotation.
@@ -36,8 +36,9 @@ def local_files(config: Config) -> dict[str, str]:
 
 
 def prepared_data(spec: RunSpec) -> str:
-    """Folder of the prepared data: on the outputs volume when another pod prepares it, else in the pod's own cache."""
-    return spec.config.data.cache or (f"{OUTPUTS}/prepared" if spec.kubernetes.preprocess else f"{CACHE}/prepared")
+    """Folder of the prepared data: where all pods see it when another pod prepares it, else in the pod's own cache."""
+    is_elsewhere = spec.kubernetes.preprocess or "data" in spec.kubernetes.initialisers
+    return spec.config.data.cache or f"{spec.shared if is_elsewhere else CACHE}/prepared"
 
 
 def _moved(source: dict[str, Any], carried: dict[str, str]) -> dict[str, Any]:

@@ -47,18 +47,20 @@ def limits(spec: RunSpec) -> list[Manifest]:
     return [value("PET_MAX_RESTARTS", 0), value("PET_SHUTDOWN_TIMEOUT", spec.kubernetes.grace_seconds)]
 
 
-def _everywhere() -> list[Manifest]:
+def _everywhere(spec: RunSpec) -> list[Manifest]:
     """What every container gets: its own name for logs, and a home that can be written.
 
-    The root file system is read-only, and the user has no entry in /etc/passwd for torch to look up.
+    The root file system is read-only, and the user has no entry in /etc/passwd for torch to look up. What an
+    initialiser fetches is where all pods find it.
     """
+    hub = spec.shared if spec.kubernetes.initialisers else CACHE
     return [
         value("PYTHONUNBUFFERED", 1),
         field("POD_NAME", "metadata.name"),
         field("NODE_NAME", "spec.nodeName"),
         value("HOME", "/tmp"),
         value("USER", "kubetune"),
-        value("HF_HOME", f"{CACHE}/hf"),
+        value("HF_HOME", f"{hub}/hf"),
         value("XDG_CACHE_HOME", CACHE),
         value("TORCHINDUCTOR_CACHE_DIR", f"{CACHE}/inductor"),
         value("TRITON_CACHE_DIR", f"{CACHE}/triton"),
@@ -98,10 +100,12 @@ def _with_users(spec: RunSpec, ours: list[Manifest]) -> list[Manifest]:
 
 def environment(spec: RunSpec) -> list[Manifest]:
     """Variables of a container that prepares something, or that a person works in."""
-    return _with_users(spec, _everywhere())
+    return _with_users(spec, _everywhere(spec))
 
 
 def trainer_environment(spec: RunSpec, rendezvous: list[Manifest]) -> list[Manifest]:
     """Variables of the trainer: the rendezvous and the time limits first, since they are what people look for."""
     offline = [value("HF_HUB_OFFLINE", 1), value("HF_DATASETS_OFFLINE", 1)] if spec.offline else []
-    return _with_users(spec, [*rendezvous, *limits(spec), *_everywhere(), *offline, *_threads(spec), *_network(spec)])
+    return _with_users(
+        spec, [*rendezvous, *limits(spec), *_everywhere(spec), *offline, *_threads(spec), *_network(spec)]
+    )

@@ -71,6 +71,7 @@ def jupyter(spec: RunSpec) -> list[Manifest]:
         spec,
         JUPYTER,
         ["jupyter", "lab", "--ip=0.0.0.0", "--port=8888", "--no-browser"],
+        image=wanted.image,
         env=[*environment(spec), token],
         ports=[{"name": "http", "protocol": "TCP", "containerPort": 8888}],
         resources=size,

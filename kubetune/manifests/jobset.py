@@ -1,9 +1,13 @@
-"""JobSet (jobset.x-k8s.io/v1alpha2): restarts all pods together when one fails, and makes the headless Service."""
+"""JobSet (jobset.x-k8s.io/v1alpha2): restarts all pods together when one fails, and makes the headless Service.
+
+What is fetched and prepared before training is its first Job; the trainer's begins once that has ended well.
+"""
 
 from __future__ import annotations
 
 from kubetune.manifests.environment import COMPLETION_INDEX, rendezvous
 from kubetune.manifests.failure import jobset_failure_policy
+from kubetune.manifests.initialisers import PREPROCESS, one_after_the_other
 from kubetune.manifests.job import indexed_job
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
 from kubetune.manifests.trainer import pod_template
@@ -11,24 +15,38 @@ from kubetune.manifests.trainer import pod_template
 REPLICATED_JOB = "node"
 
 
-def jobset_spec(spec: RunSpec, template: Manifest, *, job_labels: dict[str, str] | None = None) -> Manifest:
-    """The spec of a JobSet of one Job with one pod per node; a TrainingRuntime holds the same."""
+def one_job(name: str, job: Manifest, labels: dict[str, str] | None = None) -> Manifest:
+    """An entry of `replicatedJobs`: one Job, with these labels."""
+    metadata = {"metadata": {"labels": labels}} if labels else {}
+    return {"name": name, "replicas": 1, "template": {**metadata, "spec": job}}
+
+
+def in_order(jobs: list[Manifest]) -> list[Manifest]:
+    """Each entry begins once the one before it has ended well."""
+    first, *others = jobs
+    pairs = zip(jobs, others, strict=False)
+    return [first, *({**job, "dependsOn": [{"name": before["name"], "status": "Complete"}]} for before, job in pairs)]
+
+
+def jobset_spec(spec: RunSpec, template: Manifest, before: list[Manifest], labels: dict[str, str]) -> Manifest:
+    """The spec of a JobSet whose last Job has one pod per node; a TrainingRuntime holds the same.
+
+    `before` are the entries that come before it, `labels` those of the trainer's Job.
+    """
     k = spec.kubernetes
-    job_template: Manifest = {"spec": indexed_job(spec, template, gang=True)}
-    if job_labels:
-        job_template = {"metadata": {"labels": job_labels}, **job_template}
-    return {
+    trainer = one_job(REPLICATED_JOB, indexed_job(spec, template, gang=True), labels)
+    body = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": jobset_failure_policy(k.max_restarts, deadline=k.max_runtime_seconds is not None),
-        "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": 1, "template": job_template}],
+        "replicatedJobs": in_order([*before, trainer]),
     }
+    return body if k.ttl_seconds is None else {**body, "ttlSecondsAfterFinished": k.ttl_seconds}
 
 
 def workload(spec: RunSpec) -> list[Manifest]:
     """The JobSet. Pod names resolve as `NAME-node-0-INDEX.NAME`."""
     variables = rendezvous(spec, f"{spec.name}-{REPLICATED_JOB}-0-0.{spec.name}", COMPLETION_INDEX)
-    body = jobset_spec(spec, pod_template(spec, rendezvous=variables))
-    if spec.kubernetes.ttl_seconds is not None:
-        body["ttlSecondsAfterFinished"] = spec.kubernetes.ttl_seconds
+    before = [one_job(PREPROCESS, one_after_the_other(spec))] if spec.prepares else []
+    body = jobset_spec(spec, pod_template(spec, rendezvous=variables), before, {})
     labels = spec.queue_labels()
     return [spec.manifest("jobset.x-k8s.io/v1alpha2", "JobSet", spec.name, TRAINER, more_labels=labels, spec=body)]

@@ -60,8 +60,10 @@ def _size(spec: RunSpec) -> Iterator[Finding]:
     if compute.gpus_per_node is None:
         yield error("compute.gpus_per_node", "left out, but a pod must ask for a number of GPUs; give it, 0 for CPU")
     if compute.memory is None:
-        yield advice(
-            "compute.memory", "left out, so pods have no memory limit: one that leaks takes its node's other pods along"
+        yield error(
+            "compute.memory",
+            "left out, so pods would have no limit, and one that leaks takes its node's other pods along; give it, "
+            "such as 64Gi",
         )
     if compute.cpu is None:
         yield advice("compute.cpu", "left out, so pods ask for no CPU and may be put where none is free")
@@ -180,6 +182,12 @@ def _kind(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _names(spec: RunSpec) -> Iterator[Finding]:
+    # The operator makes pods called NAME-dataset-initializer-0-0-xxxxx, and a label ends at 63 characters.
+    longest = 33 if spec.kubernetes.kind == "trainjob" and spec.prepares else 40
+    if len(spec.name) > longest:
+        yield error(
+            "name", f"{spec.name}: {len(spec.name)} characters; a TrainJob with initialisers may have {longest}"
+        )
     if not spec.name[0].isalpha():
         yield error("name", f"{spec.name} begins with a digit, but names of Services begin with a letter")
     ours = (*spec.selector(""), MANAGED_BY, QUEUE_NAME, QUEUE_PRIORITY)

@@ -37,11 +37,11 @@ def pod_security(spec: RunSpec) -> Manifest:
 def container(
     spec: RunSpec, name: str, command: list[str], *, security: Manifest | None = None, **more: Any
 ) -> Manifest:
-    """A container of the run's image; `more` holds its other fields (env, ports, resources, volumeMounts …)."""
+    """A container of the run's image; `more` holds its other fields (env, ports, resources, volumeMounts …), or another image."""
     policy = spec.kubernetes.image_pull_policy
     return {
         "name": name,
-        "image": spec.kubernetes.image,
+        "image": more.pop("image", None) or spec.kubernetes.image,
         **({"imagePullPolicy": policy} if policy else {}),
         "command": command,
         # Relative paths of the config, such as ./mlruns, then lie on the outputs volume.

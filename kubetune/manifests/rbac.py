@@ -36,7 +36,7 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
     if not k.operators:
         return []
     name = f"{spec.name}-operator"
-    extras = [("batch", ["jobs"])] if k.preprocess and k.kind != "job" else []
+    extras = [("batch", ["jobs"])] if spec.prepares and k.kind in ("statefulset", "pytorchjob") else []
     extras += [("apps", ["deployments"])] if k.tensorboard else []
     rules = [
         *(_rule(group, resources, OPERATE) for group, resources in [*WORKLOADS[k.kind], *extras]),

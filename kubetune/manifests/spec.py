@@ -105,6 +105,26 @@ class RunSpec:
         return self.kubernetes.service_account or self.name
 
     @property
+    def prepares(self) -> bool:
+        """Whether something is fetched or prepared, on CPU nodes, before training holds a GPU."""
+        return bool(self.kubernetes.initialisers or self.kubernetes.preprocess)
+
+    @property
+    def starts_in_order(self) -> bool:
+        """Whether the kind itself starts the trainer only after what prepares; else `submit` does so."""
+        return self.kubernetes.kind in ("jobset", "trainjob")
+
+    @property
+    def shared(self) -> str:
+        """Folder that all pods of the run see, for what is fetched and prepared once.
+
+        It is on the cache where that is one volume for all pods, else on the outputs volume.
+        """
+        cache = self.kubernetes.storage.cache
+        is_one = cache.access == "ReadWriteMany" or cache.claim is not None or cache.csi is not None
+        return CACHE if is_one else f"{OUTPUTS}/.cache"
+
+    @property
     def offline(self) -> bool:
         """Whether training asks the hub for nothing: all of it is there, or an initialiser fetches it."""
         config, fetched = self.config, self.kubernetes.initialisers

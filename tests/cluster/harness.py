@@ -48,7 +48,8 @@ def _images() -> dict[str, Any]:
         "mounts": {folder: folder for folder in folders if folder not in _SYSTEM_PREFIXES},
         "env": {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     }
-    return {"busybox": {}, "kubetune": trainer}
+    online = {**trainer, "env": {name: value for name, value in trainer["env"].items() if name != "HF_HUB_OFFLINE"}}
+    return {"busybox": {}, "kubetune": trainer, "online": online}
 
 
 class ControlPlane:

@@ -36,6 +36,7 @@ def test_what_we_render_has_no_errors(kind: str) -> None:
     ("override", "key", "words"),
     [
         ("compute.gpus_per_node=null", "compute.gpus_per_node", "0 for CPU"),
+        ("compute.memory=null", "compute.memory", "as 64Gi"),
         ("kubernetes.shm_size=800Gi", "kubernetes.shm_size", "counts as memory"),
         ("kubernetes.image=http://registry.example/x:1", "kubernetes.image", "HTTPS"),
         ("kubernetes.image=localhost:5000/x:1", "kubernetes.image", "plain HTTP"),
@@ -70,7 +71,6 @@ def test_errors(override: str, key: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("compute.memory=null", "compute.memory"),
         ("compute.cpu=null", "compute.cpu"),
         ("kubernetes.image=registry.example/kubetune", "kubernetes.image"),
         ("kubernetes.image=registry.example:8443/kubetune:latest", "kubernetes.image"),
@@ -99,6 +99,17 @@ def test_advice(override: str, key: str) -> None:
 )
 def test_no_false_alarms(override: str) -> None:
     assert findings(override) == []
+
+
+def test_the_pods_of_initializers_need_room_in_the_name() -> None:
+    long = "name=a-name-of-thirty-six-characters-long"
+    assert [f.key for f in findings(long, "kubernetes.kind=trainjob") if f.fatal] == ["name"]
+    assert not [
+        f
+        for f in findings(long, "kubernetes.kind=trainjob", "kubernetes.initialisers=[]", "kubernetes.preprocess=null")
+        if f.fatal
+    ]
+    assert not [f for f in findings(long, "kubernetes.kind=jobset") if f.fatal]
 
 
 def test_a_statefulset_cannot_end() -> None:

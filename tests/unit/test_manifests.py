@@ -248,7 +248,7 @@ def test_exit_codes_decide_what_happens_next() -> None:
     }
     assert job["backoffLimit"] == 3 * 4
     jobset = the(made("jobset"), "JobSet")["spec"]
-    inner = jobset["replicatedJobs"][0]["template"]["spec"]
+    inner = jobset["replicatedJobs"][-1]["template"]["spec"]
     assert inner["backoffLimit"] == 0
     assert verdict(inner["podFailurePolicy"], 143) == "FailJob"
     actions = [rule["action"] for rule in jobset["failurePolicy"]["rules"]]
@@ -314,6 +314,69 @@ def test_initialisers_leave_nothing_to_download() -> None:
     assert offline("model", "data")
     assert not offline("model")
     assert not offline()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_prepares_comes_before_the_trainer_and_holds_no_gpu(kind: str) -> None:
+    """In the order of JobSet and TrainJob, else as a Job; and pods that were not waited for do it themselves."""
+    objects = made(kind)
+    pods = [template for obj in objects for _, template in pod_templates(obj)]
+    preparing = [t for t in pods if t["metadata"]["labels"]["app.kubernetes.io/component"] == "preprocess"]
+    containers = [c for t in preparing for c in (*t["spec"].get("initContainers", ()), *t["spec"]["containers"])]
+    assert [c["command"][2:] for c in containers] == [
+        ["kubetune.fetch_worker", "/etc/kubetune/run.yaml"],
+        ["kubetune", "data", "prepare", "/etc/kubetune/run.yaml"],
+    ]
+    for container in containers:
+        assert "nvidia.com/gpu" not in container["resources"]["limits"]
+        assert variables(container)["HF_HOME"] == "/outputs/.cache/hf"
+        assert "HF_HUB_OFFLINE" not in variables(container)
+    for pod in trainer_pods(objects):
+        assert variables(pod["containers"][0])["HF_HOME"] == "/outputs/.cache/hf"
+        inits = [c["name"] for c in pod.get("initContainers", ())]
+        assert inits == ([] if kind in ("jobset", "trainjob") else ["fetch-model", "prepare-data"])
+    inside = yaml.safe_load(the(objects, "ConfigMap")["data"]["run.yaml"])
+    assert inside["data"]["cache"] == "/outputs/.cache/prepared"
+
+
+def test_a_jobset_starts_the_trainer_last() -> None:
+    jobs = the(made("jobset"), "JobSet")["spec"]["replicatedJobs"]
+    assert [(job["name"], job.get("dependsOn")) for job in jobs] == [
+        ("preprocess", None),
+        ("node", [{"name": "preprocess", "status": "Complete"}]),
+    ]
+
+
+def test_a_trainjob_has_the_initializers_that_its_operator_asks_for() -> None:
+    """Names, labels and the mount are those that the webhook and the builder of Kubeflow Trainer 2.3 look for."""
+    objects = made("trainjob", "data.train=stanfordnlp/imdb")
+    jobs = the(objects, "TrainingRuntime")["spec"]["template"]["spec"]["replicatedJobs"]
+    names = ["model-initializer", "dataset-initializer", "node"]
+    assert [job["name"] for job in jobs] == names
+    assert [job.get("dependsOn", [{}])[0].get("name") for job in jobs] == [None, *names[:-1]]
+    for job in jobs[:-1]:
+        assert job["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": job["name"]}
+        (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+        assert container["name"] == job["name"]
+        assert "initializer" in [mount["name"] for mount in container["volumeMounts"]]
+    wanted = {"model": {"storageUri": "hf://Qwen/Qwen3-8B"}, "dataset": {"storageUri": "hf://stanfordnlp/imdb"}}
+    assert the(objects, "TrainJob")["spec"]["initializer"] == wanted
+
+
+def test_a_cache_that_all_pods_share_is_filled_once() -> None:
+    (pod,) = trainer_pods(made("job", "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}"))
+    assert variables(pod["containers"][0])["HF_HOME"] == "/cache/hf"
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "pytorchjob", "trainjob"])
+def test_what_has_ended_is_removed_after_a_time(kind: str) -> None:
+    """A TrainJob has no field for that, but its JobSet has one, and the operator expects it to go."""
+    objects = made(kind, "kubernetes.ttl_seconds=77")
+    ttl = {"job": "Job", "jobset": "JobSet", "pytorchjob": "PyTorchJob", "trainjob": "TrainingRuntime"}[kind]
+    spec = the(objects, ttl)["spec"]
+    if kind in ("pytorchjob", "trainjob"):
+        spec = spec["runPolicy"] if kind == "pytorchjob" else spec["template"]["spec"]
+    assert spec["ttlSecondsAfterFinished"] == 77
 
 
 def test_without_a_section_it_says_what_to_add(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

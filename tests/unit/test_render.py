@@ -36,7 +36,7 @@ def test_a_folder_can_be_rendered_again(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "mine.yaml").write_text("a: 1\n")
     assert main(["render", str(FULL), "--kind", "jobset", "kubernetes.tensorboard=false", "-o", str(tmp_path)]) == 0
     after = {path.name for path in tmp_path.iterdir()}
-    gone = {"job-support-bot.yaml", "service-support-bot.yaml"}
+    gone = {"job-support-bot.yaml", "service-support-bot.yaml", "job-support-bot-preprocess.yaml"}
     gone |= {"deployment-support-bot-tensorboard.yaml", "service-support-bot-tensorboard.yaml"}
     assert before - after == gone
     assert after - before == {"jobset-support-bot.yaml", "mine.yaml"}

@@ -126,6 +126,16 @@ def _claim(spec: Object, old: Object | None) -> Iterator[Cause]:
     yield from _immutable(spec, old, ("accessModes", "storageClassName", "volumeName"))
 
 
+def _job_set(spec: Object, old: Object | None) -> Iterator[Cause]:
+    seen: set[str] = set()
+    for i, replicated in enumerate(spec.get("replicatedJobs", [])):
+        for wanted in replicated.get("dependsOn", []):
+            if wanted["name"] not in seen:
+                message = f"replicatedJob: {replicated['name']} cannot depend on replicatedJob: {wanted['name']}"
+                yield Cause(f"spec.replicatedJobs[{i}].dependsOn", message)
+        seen.add(replicated["name"])
+
+
 def _pytorch_job(spec: Object, old: Object | None) -> Iterator[Cause]:
     for role, replica in spec.get("pytorchReplicaSpecs", {}).items():
         containers = replica["template"]["spec"].get("containers", [])
@@ -146,6 +156,7 @@ _KIND_RULES = {
     "StatefulSet": _stateful_set,
     "Deployment": _selector,
     "PersistentVolumeClaim": _claim,
+    "JobSet": _job_set,
     "PyTorchJob": _pytorch_job,
     "TrainJob": _train_job,
 }

@@ -78,6 +78,8 @@ def _create_jobs(context: Context, jobset: Object, current: list[Object]) -> Non
     suspend = jobset["spec"].get("suspend", False)
     existing = {name_of(job): job for job in current}
     for replicated in jobset["spec"]["replicatedJobs"]:
+        if not _may_begin(replicated, current):
+            continue
         for index in range(replicated.get("replicas", 1)):
             job = existing.get(f"{name_of(jobset)}-{replicated['name']}-{index}")
             if job is None:
@@ -85,6 +87,25 @@ def _create_jobs(context: Context, jobset: Object, current: list[Object]) -> Non
             elif job["spec"].get("suspend", False) != suspend:
                 job["spec"]["suspend"] = suspend
                 context.store.touch(job)
+
+
+def _may_begin(replicated: Object, current: list[Object]) -> bool:
+    """Whether all that it depends on has completed, or is ready where that is enough."""
+    for wanted in replicated.get("dependsOn", []):
+        before = [job for job in current if labels_of(job)[_REPLICATED_JOB] == wanted["name"]]
+        test = _is_ready if wanted["status"] == "Ready" else _is_complete
+        if not before or not all(map(test, before)):
+            return False
+    return True
+
+
+def _is_complete(job: Object) -> bool:
+    return condition(job, "Complete") is not None
+
+
+def _is_ready(job: Object) -> bool:
+    status = job.get("status", {})
+    return bool(status.get("ready", 0) + status.get("succeeded", 0) >= job["spec"].get("parallelism", 1))
 
 
 def _create_job(context: Context, jobset: Object, replicated: Object, index: int) -> None:
@@ -176,14 +197,10 @@ def _report_jobs(jobset: Object, jobs: list[Object]) -> None:
     def count(name: str, test: Callable[[Object], object]) -> int:
         return sum(bool(test(job)) for job in jobs if labels_of(job)[_REPLICATED_JOB] == name)
 
-    def ready(job: Object) -> bool:
-        status = job.get("status", {})
-        return bool(status.get("ready", 0) + status.get("succeeded", 0) >= job["spec"].get("parallelism", 1))
-
     jobset["status"]["replicatedJobsStatus"] = [
         {
             "name": name,
-            "ready": count(name, ready),
+            "ready": count(name, _is_ready),
             "succeeded": count(name, lambda job: condition(job, "Complete")),
             "failed": count(name, lambda job: condition(job, "Failed")),
             "active": count(name, lambda job: job.get("status", {}).get("active", 0) > 0),

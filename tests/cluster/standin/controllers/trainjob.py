@@ -23,6 +23,7 @@ from tests.cluster.standin.objects import (
 from .context import Context
 
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
+_INITIALIZERS = {"dataset-initializer": "dataset", "model-initializer": "model"}
 _MASTER_PORT = "29500"
 
 
@@ -71,8 +72,20 @@ def _jobset_spec(job: Object, runtime: Object) -> Object:
         step = replicated["template"].get("metadata", {}).get("labels", {}).get(_STEP)
         if step == "trainer":
             _fill_trainer(job, runtime, replicated)
+        elif step in _INITIALIZERS:
+            _fill_initializer(job, replicated, step)
     spec["suspend"] = bool(job["spec"].get("suspend"))
     return spec
+
+
+def _fill_initializer(job: Object, replicated: Object, step: str) -> None:
+    """Tell an initializer where to fetch from, as the TrainJob says."""
+    wanted = (job["spec"].get("initializer") or {}).get(_INITIALIZERS[step])
+    for container in replicated["template"]["spec"]["template"]["spec"]["containers"]:
+        if wanted is not None and container["name"] == step:
+            uri = [{"name": "STORAGE_URI", "value": wanted["storageUri"]}] if "storageUri" in wanted else []
+            env = {entry["name"]: entry for entry in [*container.get("env", []), *uri, *wanted.get("env", [])]}
+            container["env"] = list(env.values())
 
 
 def _fill_trainer(job: Object, runtime: Object, replicated: Object) -> None:

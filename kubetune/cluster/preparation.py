@@ -1,0 +1,85 @@
+"""What fetches and prepares before training: how it stands, and waiting for it where the kind of a run cannot.
+
+A JobSet and a TrainJob start the trainer after it by themselves. The Job of the other kinds is waited for by `submit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from kubetune.cluster import pods
+from kubetune.cluster.client import Cluster, Object
+from kubetune.cluster.pods import State
+from kubetune.cluster.refusals import Refused, Unreachable
+from kubetune.errors import USER, ConfigError, EnvironmentFault
+from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
+from kubetune.manifests.spec import RunSpec
+
+if TYPE_CHECKING:
+    from kubetune.cluster.streams import Emit
+
+_TAIL_LINES = 20
+
+
+def has_own_job(spec: RunSpec) -> bool:
+    """Whether a Job of its own prepares this run."""
+    return spec.prepares and not spec.starts_in_order
+
+
+def find_job(cluster: Cluster, spec: RunSpec) -> Object | None:
+    """The Job that prepares this run, where it is one of its own and there."""
+    return cluster.get("Job", preprocess_name(spec)) if has_own_job(spec) else None
+
+
+def find_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
+    """The pods that prepare, older ones first."""
+    found = cluster.list("Pod", spec.selector(PREPROCESS)) if spec.prepares else []
+    return sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+
+
+def standing(cluster: Cluster, spec: RunSpec, state: State, found: Sequence[Object]) -> tuple[State, str]:
+    """How a run stands without a pod of the trainer, and why.
+
+    `state` is what its workload says, `absent` or `waiting`; `found` are the pods that prepare.
+    """
+    active = [pod for pod in found if not pods.has_ended(pod)]
+    doing = f"{pods.name_of(active[-1])} fetches and prepares first" if active else ""
+    if state == "waiting" or spec.starts_in_order:
+        return state, (pods.why(active[-1]) if active else "") or doing
+    job = find_job(cluster, spec)
+    state, reason = pods.state_of(job, found)
+    if state == "failed":
+        return "failed", (found and _cause(cluster, found[-1])) or reason
+    if state in ("absent", "done"):
+        return "absent", ""
+    waits = f"{doing or f'Job {preprocess_name(spec)} waits'}; training begins when kubetune submit has seen it end"
+    return "waiting", (pods.why(active[-1]) if active else "") or waits
+
+
+def wait_for_job(cluster: Cluster, spec: RunSpec, emit: Emit, look: Callable[[], None]) -> None:
+    """Follow the Job that prepares to its end. Raises ConfigError, EnvironmentFault with its cause when it failed."""
+    from kubetune.cluster.streams import Streams
+
+    name = preprocess_name(spec)
+    Streams(cluster, spec, emit, components=(PREPROCESS,), workload=("Job", name), look=look).follow()
+    state, reason = pods.state_of(cluster.get("Job", name), [])
+    if state == "done":
+        return
+    found = find_pods(cluster, spec)
+    cause = (found and _cause(cluster, found[-1])) or reason or "it was deleted"
+    fault = ConfigError if found and pods.exit_code(found[-1]) == USER else EnvironmentFault
+    raise fault(
+        f"Job {name}, which fetches and prepares before training, has failed: {cause}. Training was not started."
+    )
+
+
+def _cause(cluster: Cluster, pod: Object) -> str:
+    """The last line of the container that failed, else what Kubernetes says of it."""
+    failed = pods.failed_container(pod)
+    try:
+        lines = [] if failed is None else cluster.log(pods.name_of(pod), failed, tail=_TAIL_LINES)
+        said = [text for line in lines if (text := line.partition(" ")[2].strip())]
+    except (Refused, Unreachable):
+        said = []
+    return said[-1].removeprefix("kubetune: ") if said else pods.why(pod)
