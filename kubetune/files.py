@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 StrPath = str | os.PathLike[str]
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def temporary_sibling(path: StrPath) -> Path:
     """A hidden name beside `path`, on the same file system, that no other process uses."""
@@ -40,6 +42,16 @@ def fsync_folder(path: StrPath) -> None:
         os.close(fd)
 
 
+def fsync_tree(folder: StrPath) -> None:
+    """Make every file below a folder durable, and every name in it."""
+    for path in (Path(folder), *Path(folder).rglob("*")):
+        if path.is_dir():
+            fsync_folder(path)
+        else:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+
+
 @contextlib.contextmanager
 def explained_writes(path: StrPath) -> Iterator[None]:
     """Turn an OSError while writing under `path` into an EnvironmentFault that says what to do."""
@@ -47,7 +59,7 @@ def explained_writes(path: StrPath) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in DISK_FULL:
             reason += f" ({free_bytes(path):,} bytes free); free some space and run the same command again"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             reason += "; choose a folder you may write to"

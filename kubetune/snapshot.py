@@ -64,6 +64,7 @@ class Snapshots:
     _writing: Future[errors.KubetuneError | None] | None = field(default=None, init=False)
     _state: State = field(default_factory=State, init=False)
     _copies: dict[str, Tensor] = field(default_factory=dict, init=False)
+    _bytes: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._is_whole = self.optimizer.size == self.optimizer.master.numel()
@@ -110,9 +111,12 @@ class Snapshots:
             if not self._is_whole:
                 self._commit_parts(state, held)
             elif self.world.is_main:
+                self._require_bytes(1)
                 checkpoint.commit(self.run_dir, state, lambda folder: self._write(folder, held))
             self._tidy(state)
         except errors.KubetuneError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in files.DISK_FULL:
+                return errors.EnvironmentFault(f"{error}; a checkpoint takes {self._bytes:,} bytes")
             return error
         return None
 
@@ -138,14 +142,19 @@ class Snapshots:
         """Raise EnvironmentFault, before hours are spent, when the checkpoints still to come do not fit the disk."""
         held = [*self.optimizer.state().values(), *self._trained()]
         mine = sum(t.numel() * t.element_size() for t in held)
-        each = mine if self._is_whole else int(parallel.sum_numbers([mine], self.world)[0])
+        self._bytes = mine if self._is_whole else int(parallel.sum_numbers([mine], self.world)[0])
         # One more than are kept: the new one is whole before an old one goes.
         missing = max(1, self.keep + 1 - len(checkpoint.steps(self.run_dir)))
-        free = parallel.broadcast(files.free_bytes(self.run_dir), self.world)
-        if free < missing * each:
+        self._require_bytes(missing, parallel.broadcast(files.free_bytes(self.run_dir), self.world))
+
+    def _require_bytes(self, checkpoints: int, free: int | None = None) -> None:
+        """Raise EnvironmentFault unless so many checkpoints fit into what is free."""
+        free, needed = files.free_bytes(self.run_dir) if free is None else free, checkpoints * self._bytes
+        if free < needed:
+            what = f"{checkpoints} checkpoints" if checkpoints > 1 else "a checkpoint"
             raise errors.EnvironmentFault(
-                f"{self.run_dir}: {missing} checkpoints of {each:,} bytes need {missing * each:,} bytes, {free:,} are "
-                "free; free some space, or lower training.save_total_limit, and run the same command again"
+                f"{self.run_dir}: {what} of {self._bytes:,} bytes need {needed:,} bytes, {free:,} are free; free some "
+                "space, or lower training.save_total_limit, and run the same command again"
             )
 
     def _trained(self) -> list[Tensor]:
@@ -197,6 +206,7 @@ class Snapshots:
                 self._write_model(folder)
 
         try:
+            self._require_bytes(1)
             checkpoint.commit(self.run_dir, state, write)
         finally:
             if not told:  # there is no folder: let the others not wait for one

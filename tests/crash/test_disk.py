@@ -43,7 +43,9 @@ def test_no_space_at_each_point(
     assert codes == [errors.ENVIRONMENT] * world_size
     log = (run_dir / "logs" / "rank-0.log").read_text()
     assert "No space left on device (" in log
-    assert "bytes free); free some space and run the same command again" in log
+    assert re.search(
+        r"bytes free\); free some space and run the same command again; a checkpoint takes [\d,]+ bytes", log
+    )
     assert checkpoint.find(run_dir) == folder_of(run_dir, safe)
     assert toy.train(run_dir, world_size) == [0] * world_size
     assert toy.digests(run_dir) == uninterrupted(config, world_size)
@@ -96,17 +98,36 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_refused_at_once(toy_inputs: 
     assert not (run_dir / "metrics.jsonl").exists()
 
 
-def test_a_disk_that_somebody_else_fills(toy_inputs: Path, small_disk: Path, uninterrupted: Any) -> None:
-    config = toy.make_config(toy_inputs)
-    run_dir = toy.make_run(small_disk / "run", config)
-    with started(train_worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:step:5"}) as (process,):
-        toy.wait_until_stopped(process)
+@pytest.mark.parametrize(
+    ("training", "world_size"),
+    [
+        ({}, 1),
+        pytest.param({"async_save": True}, 1, marks=slow),
+        pytest.param({"async_save": True, "parallelism": "fsdp"}, 2, marks=slow),
+    ],
+    ids=["", "beside the loop", "sharded, beside the loop"],
+)
+def test_a_disk_that_somebody_else_fills(
+    toy_inputs: Path, small_disk: Path, uninterrupted: Any, training: dict[str, Any], world_size: int
+) -> None:
+    config = toy.make_config(toy_inputs, training)
+    run_dir = toy.make_run(small_disk / "run", config, world_size)
+    fault = {"KUBETUNE_FAULT": "signal 19:link:1"}  # the first checkpoint has just got its name
+    with started(train_worker.main, world_size, [str(run_dir)], environ=fault) as ranks:
+        toy.wait_until_stopped(ranks[0])
         with (small_disk / "other").open("wb") as other:
             other.write(bytes(files.free_bytes(small_disk) - 50_000))
-        toy.go_on(process)
-        assert wait_all([process]) == [errors.ENVIRONMENT]
+        toy.go_on(ranks[0])
+        assert wait_all(ranks) == [errors.ENVIRONMENT] * world_size
+    told = re.search(
+        r"a checkpoint of [\d,]+ bytes need ([\d,]+) bytes, ([\d,]+) are free",
+        (run_dir / "logs" / "rank-0.log").read_text(),
+    )
+    assert told is not None
+    needed, free = (int(number.replace(",", "")) for number in told.groups())
+    assert free < 50_000 < needed
     assert checkpoint.find(run_dir) == folder_of(run_dir, 3)
     (small_disk / "other").unlink()
     assert shutil.disk_usage(small_disk).free > 1_000_000
-    assert toy.train(run_dir) == [0]
-    assert toy.digests(run_dir) == uninterrupted(config, 1)
+    assert toy.train(run_dir, world_size) == [0] * world_size
+    assert toy.digests(run_dir) == uninterrupted(config, world_size)
