@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from kubetune import sharded
 from kubetune.attention import CURRENT, CannotRunFlat, longest, stream
 from kubetune.data.batches import Batch, collate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 LEAK = 1e-6
@@ -78,52 +83,67 @@ def hidden_states(lm: Any, batch: Batch) -> Tensor:
     return cast(Tensor, out[0][0])
 
 
-def _example(vocabulary: int, device: torch.device) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    low = min(5, vocabulary - 2)
-    return [torch.randint(low, vocabulary, (n,), generator=generator).to(device) for n in (7, 19, 12)]
+def self_check(model: nn.Module) -> float:
+    """Compare the flat run of a causal LM with its own attention, as `check_flat` does."""
+    rule = logit_rule(unwrap(model))
 
+    def run_flat(lm: Any, batch: Batch) -> Sequence[Tensor]:
+        with stream(batch.borders):
+            logits = rule.apply(sharded.inside(lm, raw_logits, lm, batch).float())
+        return list(logits.split([stop - start for start, stop in pairwise(batch.borders)]))
 
-def _stream_of(sequences: list[Tensor]) -> Batch:
-    rows = [(s.cpu().numpy().astype("uint32"), s.cpu().numpy() >= 0) for s in sequences]
-    return collate(rows).to(sequences[0].device)
+    def raw_logits(lm: Any, batch: Batch) -> Tensor:
+        return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch)))
+
+    def run_lone(lm: Any, batch: Batch) -> Tensor:
+        return cast(Tensor, lm(input_ids=batch.input_ids[None], use_cache=False).logits[0])
+
+    def lay(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
+        return collate([(ids, np.ones(len(ids), bool)) for ids in sequences])
+
+    return check_flat(model, lay, run_flat, run_lone)
 
 
 @torch.no_grad()
-def self_check(model: nn.Module) -> float:
-    """Compare the flat run with the model's own attention, one by one; return the largest relative difference.
+def check_flat(
+    model: nn.Module,
+    lay: Callable[[Sequence[NDArray[np.uint32]]], Batch],
+    run_flat: Callable[[Any, Batch], Sequence[Tensor]],
+    run_lone: Callable[[Any, Batch], Tensor],
+) -> float:
+    """Run three short sequences in one stream and one by one; return the largest relative difference.
 
-    Raises CannotRunFlat where they differ, where tokens of the first sequence change the others, or on NaN.
+    `lay` puts ids end to end; `run_flat` gives an output for each sequence of a stream, `run_lone` that of a single one
+    by the model's own code, from which the dtype of the arithmetic is taken. Raises CannotRunFlat where they differ,
+    where tokens of the first sequence change the others, or on NaN.
     """
     lm = unwrap(model)
     was_training, device = lm.training, next(lm.parameters()).device
+    sequences = _examples(lm.config.get_text_config().vocab_size)
+    changed = [sequences[0][::-1], *sequences[1:]]
     lm.eval()
-    sequences = _example(lm.config.get_text_config().vocab_size, device)
-    changed = [sequences[0].flip(0), *sequences[1:]]
-    rule, first = logit_rule(lm), len(sequences[0])
-
-    def flat_logits(parts: list[Tensor]) -> Tensor:
-        batch = _stream_of(parts)
-        with stream(batch.borders):
-            return rule.apply(sharded.inside(lm, raw_logits, batch).float())
-
-    def raw_logits(batch: Batch) -> Tensor:
-        return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch)))
-
     try:
         lm.set_attn_implementation("flat")
         if implementation(lm) != "flat":
             raise CannotRunFlat("its attention cannot be set from outside")
-        flat, other = flat_logits(sequences), flat_logits(changed)
+        flat, other = ([t.float() for t in run_flat(lm, lay(parts).to(device))] for parts in (sequences, changed))
         lm.set_attn_implementation("eager")
-        alone = [lm(input_ids=s[None], use_cache=False).logits[0] for s in sequences]
+        alone = [run_lone(lm, lay([ids]).to(device)) for ids in sequences]
     finally:
         sharded.close(lm)
         lm.train(was_training)
-    parts = flat.split([len(s) for s in sequences])
-    differences = [float((a - b).norm() / b.norm()) for a, b in zip(parts, [a.float() for a in alone], strict=True)]
-    leak = float((other - flat)[first:].norm() / flat.norm())
-    return require_exact(differences, leak, alone[0].dtype)
+    if [t.shape for t in flat] != [t.shape for t in alone]:
+        raise CannotRunFlat(f"a stream gives {tuple(flat[0].shape)} where one sequence gives {tuple(alone[0].shape)}")
+    differences = [float((a - b.float()).norm() / b.float().norm()) for a, b in zip(flat, alone, strict=True)]
+    leak = torch.cat(other[1:]).sub(torch.cat(flat[1:])).norm() / torch.cat(flat).norm()
+    return require_exact(differences, float(leak), alone[0].dtype)
+
+
+def _examples(vocabulary: int) -> list[NDArray[np.uint32]]:
+    generator = torch.Generator().manual_seed(0)
+    low = min(5, vocabulary - 2)
+    drawn = [torch.randint(low, vocabulary, (n,), generator=generator) for n in (7, 19, 12)]
+    return [ids.numpy().astype(np.uint32) for ids in drawn]
 
 
 def require_exact(differences: Sequence[float], leak: float, dtype: torch.dtype) -> float:
