@@ -37,7 +37,7 @@ def pod_security(spec: RunSpec) -> Manifest:
 def container(
     spec: RunSpec, name: str, command: list[str], *, security: Manifest | None = None, **more: Any
 ) -> Manifest:
-    """A container of the run's image; `more` holds its other fields (env, ports, resources, volumeMounts …), or another image."""
+    """A container of the run's image, or another; `more` holds its other fields (env, ports, resources, mounts …)."""
     policy = spec.kubernetes.image_pull_policy
     return {
         "name": name,
