@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ from kubetune.data.rows import Rows
 from kubetune.files import write_atomic
 from kubetune.flat import unwrap
 from kubetune.health import StopRequest
+from kubetune.metrics import EVALUATION, now
 from kubetune.parallel import World, agree
 from kubetune.plan import Plan, make_plan
 from kubetune.tasks import task_module
@@ -98,4 +99,7 @@ def evaluate_run(run_dir: Path, which: str, data: str | None = None, predictions
         lines = (json.dumps(line, ensure_ascii=False) for line in task.predictions(learner, parts, rows))
         write_atomic(predictions, "".join(f"{line}\n" for line in lines))
     matrix = task.confusion(learner, parts) if hasattr(task, "confusion") else None
-    return Evaluation(task.metrics(learner, parts, world), matrix, learner.labels.names if matrix else ())
+    found = Evaluation(task.metrics(learner, parts, world), matrix, learner.labels.names if matrix else ())
+    facts = {**asdict(found), "checkpoint": which, "data": data, "time": now()}
+    write_atomic(run_dir / EVALUATION, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    return found

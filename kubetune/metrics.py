@@ -13,7 +13,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from io import FileIO
@@ -28,6 +28,17 @@ METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 EVENTS = "events.jsonl"
 REPORT = "report.json"
+DATA = "data.json"
+"""What the run learnt from: statistics and lengths of its prepared rows."""
+EVALUATION = "evaluation.json"
+"""What `kubetune evaluate` found last."""
+SAMPLES = "samples.jsonl"
+"""Prompts with what was expected and what the model said before and after, where somebody asked."""
+
+_COUNTED = (
+    "FLOPs that training needs: 4 a token for a frozen weight and 6 for a trained one, causal attention halved, the "
+    "head where there is a label; no padding, no recomputation. Time within steps; evaluation and saving are not in it."
+)
 
 
 class MetricsLog:
@@ -118,22 +129,24 @@ def write_report_json(
     evaluations = [line for line in lines if "eval_loss" in line]
     seconds = math.fsum(line.get("seconds", 0.0) for line in read_timings(run_dir))
     tokens = sum(line.get("tokens", 0) for line in steps)
+    trained_tokens = sum(line.get("trained_tokens", 0) for line in steps)
     report = {
         "world_size": world_size,
         "steps": steps[-1]["step"] if steps else 0,
         "epochs": steps[-1].get("epoch") if steps else 0,
         "samples": sum(line.get("samples", 0) for line in steps),
         "tokens": tokens,
-        "trained_tokens": sum(line.get("trained_tokens", 0) for line in steps),
+        "trained_tokens": trained_tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds if seconds else None,
+        "throughput": throughput(read_events(run_dir), tokens, trained_tokens, seconds, world_size),
         "loss_first": steps[0]["loss"] if steps else None,
         "loss_last": steps[-1]["loss"] if steps else None,
         "eval_last": evaluations[-1] if evaluations else None,
         "peak_memory_bytes": peak_memory_bytes,
         "data_fingerprint": data_fingerprint,
         "config_sha256": hashlib.sha256((run_dir / "resolved.json").read_bytes()).hexdigest(),
-        "versions": _versions(),
+        "versions": versions(),
         "finished": now(),
         **facts,
     }
@@ -141,6 +154,42 @@ def write_report_json(
     for path in filter(None, (run_dir / REPORT, copy_to)):
         write_atomic(path, content)
     return report
+
+
+def throughput(
+    events: Sequence[Mapping[str, Any]], tokens: int, trained_tokens: int, seconds: float, world_size: int
+) -> dict[str, Any] | None:
+    """Speed in the seconds that steps took, and as a share of the devices' peak where the last start names one.
+
+    Tokens are those of the data: nothing is padded. MFU counts the FLOPs that training needs (throughput.py).
+    """
+    if not seconds:
+        return None
+    start: Mapping[str, Any] = next((event for event in reversed(events) if event["event"] in ("start", "resume")), {})
+    speed = tokens / seconds
+    flops, peak = start.get("flops_per_token"), start.get("peak_tflops")
+    on_each = speed * flops / world_size / 1e12 if flops else None
+    return {
+        "tokens_per_second": speed,
+        "trained_tokens_per_second": trained_tokens / seconds,
+        "flops_per_token": flops,
+        "tflops_per_device": on_each,
+        "peak_tflops": peak,
+        "peak_source": start.get("peak_source"),
+        "mfu": on_each / peak if on_each is not None and peak else None,
+        "counted": _COUNTED,
+    }
+
+
+def throughput_line(found: Mapping[str, Any]) -> str:
+    """The same in one line, for the log."""
+    line = (
+        f"{found['tokens_per_second']:,.0f} tokens/s without padding, {found['trained_tokens_per_second']:,.0f} trained"
+    )
+    if found["mfu"] is None:
+        return line
+    peak = f"{found['mfu']:.1%} of {found['peak_tflops']:.4g} ({found['peak_source']})"
+    return f"{line}; {found['tflops_per_device']:.3g} TFLOP/s on each device, MFU {peak}"
 
 
 def _cut_after(path: Path, step: int, evaluated_step: int) -> None:
@@ -185,11 +234,12 @@ class _Appender(FileIO):
             os.fsync(self.fileno())
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
+def versions() -> dict[str, str]:
+    """The versions that numbers may depend on."""
+    found = {"python": platform.python_version()}
     for package in ("kubetune", "torch", "transformers", "peft", "tokenizers"):
         try:
-            versions[package] = version(package)
+            found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return versions
+    return found

@@ -9,6 +9,7 @@ written to `logs/rank-N.exit.json`, because torchrun itself answers 1 whatever i
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import sys
@@ -102,6 +103,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     logs.STEP.info("preparing data, or finding it prepared")
     with preparing(config) as prepared:
         from kubetune import parallel
+        from kubetune.data.statistics import describe
         from kubetune.tasks import task_module
         from kubetune.train import train
 
@@ -119,6 +121,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
         log_start(plan, world, data)
         if world.is_main:
             files.write_atomic(run_dir / "plan.json", plan.to_json())
+            files.write_atomic(run_dir / metrics.DATA, json.dumps(describe(data), indent=1))
         with watchdog.watch(run_dir, world.rank, patience):
             state = train(config, plan, run_dir, data, task, world, stop)
         report(config, run_dir, world, data, state)
@@ -190,6 +193,8 @@ def report(config: Config, run_dir: Path, world: World, data: Prepared, state: S
         best_step=state.best_step,
     )
     best = "best" if state.best_step is not None else "last"
+    if numbers["throughput"] is not None:
+        logs.RESULT.info("%s", metrics.throughput_line(numbers["throughput"]))
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)
     logs.DONE.info("%d steps, %s tokens, %.0f s", state.step, f"{numbers['tokens']:,}", numbers["seconds"])
 

@@ -27,6 +27,7 @@ VERBS: dict[str, str] = {
     "train": "fine-tune, here",
     "smoke": "whether ranks, links, devices and volumes are fit for a run, by a tiny one",
     "verify-resume": "whether a stop and a resume change a single bit of your run, by trying it",
+    "report": "a page on a run, or on several side by side: one HTML file that needs no network",
     "evaluate": "evaluate a run on its own or on other data",
     "generate": "answer prompts with the result of a run",
     "chat": "talk to the result of a run",

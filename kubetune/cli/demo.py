@@ -12,10 +12,10 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kubetune import cli, errors
+from kubetune import cli, errors, metrics
 from kubetune.devices import visible_gpus
 from kubetune.files import write_atomic
 
@@ -73,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
         if code == errors.PREEMPTED:
             print(f"Stopped. The same command goes on from there; to start afresh, remove {args.output} first.")
         return code
-    show(compare(run_dir), run_file, run_dir, time.monotonic() - began)
+    answers = compare(run_dir)
+    lines = (json.dumps(asdict(row), ensure_ascii=False) for row in answers)
+    write_atomic(run_dir / metrics.SAMPLES, "".join(f"{line}\n" for line in lines))
+    show(answers, run_file, run_dir, time.monotonic() - began)
     return errors.OK
 
 
@@ -129,6 +132,7 @@ def show(answers: Sequence[Answer], run_file: Path, run_dir: Path, seconds: floa
         ("run file", str(run_file)),
         ("time", f"{seconds:.0f} s"),
         ("try next", f'{_command()} generate {run_dir} "{NEXT_PROMPT}"'),
+        ("", f"{_command()} report {run_dir}"),
     ]
     print()
     for label, text in lines:

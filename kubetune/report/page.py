@@ -1,0 +1,348 @@
+"""The pages: what stands in them, as plain data for the templates. Writes one HTML file that asks for nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from kubetune.config.load import as_yaml, dotted_values, resolved
+from kubetune.files import write_atomic
+from kubetune.logs import scrub
+from kubetune.metrics import now, versions
+from kubetune.report.charts import Chart, charts_of, labels
+from kubetune.report.reading import RunRecord, read_run
+
+HERE = Path(__file__).parent
+_EVALUATIONS = 24
+_SAMPLES = 12
+_CLASSES = 40
+
+
+def write_report(run_dirs: Sequence[Path], output: Path) -> Path:
+    """The page of one run, or of several laid over each other, in `output`. Raises ConfigError for what is no run."""
+    runs = [read_run(folder) for folder in run_dirs]
+    charts = charts_of(runs)
+    common = {
+        "charts": [_chart(chart) for chart in charts],
+        "data": Markup(
+            json.dumps([chart.to_json() for chart in charts], separators=(",", ":")).replace("<", "\\u003c")
+        ),
+        "has_charts": bool(charts),
+    }
+    if len(runs) == 1:
+        text = render("run.html", **common, **_run_facts(runs[0]))
+    else:
+        text = render("compare.html", **common, **_comparison(runs))
+    write_atomic(output, scrub(text))
+    return output
+
+
+def render(template: str, **facts: Any) -> str:
+    """A page from a template of this package, style and scripts inside."""
+    environment = Environment(
+        loader=PackageLoader("kubetune.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update({"number": number, "size": size, "duration": duration, "share": share})
+    parts = {
+        "style": Markup((HERE / "templates" / "style.css").read_text("utf-8")),
+        "chart_style": Markup((HERE / "vendor" / "uPlot.min.css").read_text("utf-8")),
+        "chart_library": Markup((HERE / "vendor" / "uPlot.iife.min.js").read_text("utf-8")),
+        "chart_script": Markup((HERE / "templates" / "charts.js").read_text("utf-8")),
+        "made": f"{now()[:16].replace('T', ' ')} UTC",
+        "version": versions()["kubetune"],
+    }
+    return environment.get_template(template).render(**parts, **facts)
+
+
+def number(value: Any) -> str:
+    """A number as people read it: `1,234`, `0.0659`, `1.2e-5`; a dash for what is not there."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int) or (abs(value) >= 1000 and math.isfinite(value)):
+        return f"{round(value):,}"
+    return f"{value:.4g}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in the unit that leaves few digits."""
+    if value is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """`3 h 12 min`, `2 min 5 s`, `0.8 s`."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def share(value: float | None) -> str:
+    """`12.3 %`."""
+    return "–" if value is None else f"{100 * value:.3g} %"
+
+
+def _chart(chart: Chart) -> dict[str, Any]:
+    heading, rows = chart.table()
+    writers: dict[str, Callable[[Any], str]] = {"bytes": size, "percent": share}
+    write = writers.get(chart.unit, number)
+    return {
+        "name": chart.name,
+        "title": chart.title,
+        "about": chart.about,
+        "summary": _summary(chart, write),
+        "heading": heading,
+        "rows": [[number(step), *(write(value) for value in values)] for step, *values in rows],
+        "markers": chart.markers,
+        "logarithm": chart.logarithm,
+    }
+
+
+def _summary(chart: Chart, write: Callable[[Any], str]) -> str:
+    """The chart in a sentence, for those who do not see it."""
+    said = []
+    for line in chart.lines:
+        known = [(s, v) for s, v in zip(line.series.steps, line.series.values, strict=True) if v is not None]
+        if line.kind in ("line", "points") and known:
+            low = min(known, key=lambda pair: pair[1])
+            said.append(
+                f"{line.label}: {write(known[0][1])} at step {known[0][0]:,}, {write(known[-1][1])} at step "
+                f"{known[-1][0]:,}, lowest {write(low[1])} at step {low[0]:,}"
+            )
+    return "; ".join(said) + "."
+
+
+def status(run: RunRecord) -> tuple[str, str]:
+    """A word for how the run stands, and the reason."""
+    if run.ending is None:
+        return "unfinished", "it still runs, or was cut off before it could say why"
+    if run.ending.code == 0:
+        return "done", ""
+    return ("stopped" if run.ending.code == 143 else "failed"), run.ending.reason
+
+
+def _cards(run: RunRecord) -> list[tuple[str, str, str]]:
+    """What a reader wants to know first: label, value, and a word on it."""
+    report, last = run.report, run.steps[-1] if run.steps else {}
+    best = _best(run)
+    seconds = math.fsum(line.get("seconds", 0.0) for line in run.timings) if run.timings else report.get("seconds")
+    tokens = sum(line.get("tokens", 0) for line in run.steps)
+    planned = run.plan.num_steps if run.plan else 0
+    cards = [
+        ("Steps", number(last.get("step", 0)), f"of {planned:,} planned" if planned else ""),
+        (
+            "Training loss",
+            number(last.get("loss")),
+            f"{number(run.steps[0].get('loss'))} at first" if run.steps else "",
+        ),
+    ]
+    if best is not None:
+        name = run.config.training.metric_for_best_model
+        cards.append(
+            (
+                f"Best {name.removeprefix('eval_').replace('_', ' ')}",
+                number(best[name]),
+                f"evaluation at step {best['step']:,}",
+            )
+        )
+    trained = sum(line.get("trained_tokens", 0) for line in run.steps)
+    cards += [
+        ("Tokens", number(tokens), f"{share(trained / tokens)} of them trained" if tokens else ""),
+        ("Time in steps", duration(seconds), ""),
+        ("Tokens/s", number(tokens / seconds if seconds else None), "without padding"),
+    ]
+    throughput = report.get("throughput") or {}
+    if throughput.get("mfu") is not None:
+        cards.append(
+            (
+                "MFU",
+                share(throughput["mfu"]),
+                f"of {throughput['peak_tflops']:,.4g} TFLOP/s, {throughput['peak_source']}",
+            )
+        )
+    peak = report.get("peak_memory_bytes") or max(
+        (line.get("peak_memory_bytes", 0) for line in run.timings), default=None
+    )
+    cards.append(("Peak memory", size(peak), "highest of all ranks" if report else "rank 0"))
+    return cards
+
+
+def _best(run: RunRecord) -> dict[str, Any] | None:
+    name = run.config.training.metric_for_best_model
+    known = [line for line in run.evaluations if isinstance(line.get(name), (int, float))]
+    if not known:
+        return None
+    greater = run.config.training.greater_is_better
+    if greater is None:
+        greater = not name.endswith(("loss", "perplexity"))
+    return (max if greater else min)(known, key=lambda line: line[name])
+
+
+def _run_facts(run: RunRecord) -> dict[str, Any]:
+    state, reason = status(run)
+    best = _best(run)
+    return {
+        "run": run,
+        "title": f"{run.name}: {run.model}, {run.plan.method if run.plan else 'fine-tuning'}",
+        "state": state,
+        "reason": reason,
+        "cards": _cards(run),
+        "sentence": _sentence(run),
+        "evaluation": _evaluations(run),
+        "best_step": best["step"] if best else None,
+        "matrix": _matrix(run.evaluation),
+        "samples": run.samples[:_SAMPLES],
+        "sample_count": len(run.samples),
+        "splits": _splits(run),
+        "ranks": _ranks(run),
+        "config_text": as_yaml(run.config),
+        "config_values": _values(run),
+        "versions": run.report.get("versions") or {},
+        "throughput": run.report.get("throughput") or {},
+        "began": _moment(run.events[0]["time"]) if run.events else None,
+        "ended": _moment(run.events[-1]["time"]) if run.events and run.ending else None,
+    }
+
+
+def _sentence(run: RunRecord) -> str:
+    """What was trained on what, with what."""
+    config, plan = run.config, run.plan
+    how = f"LoRA of rank {config.lora.r}" if config.lora else "full fine-tuning"
+    if config.quantization != "none":
+        how += f" on a base in {config.quantization}"
+    sources = ", ".join(Path(source.path).name for source in config.data.train)
+    where = ""
+    if plan is not None:
+        device = "GPU" if plan.device == "cuda" else "CPU"
+        processes = "process" if plan.world_size == 1 else "processes"
+        where = f" {plan.world_size} {processes} on {device}, {plan.global_batch_size} samples a step."
+    return f"{run.model}, {how}, on {sources}.{where}"
+
+
+def _evaluations(run: RunRecord) -> dict[str, Any] | None:
+    """The table of evaluations: all, or every n-th with the best and the last."""
+    lines = run.evaluations
+    if not lines:
+        return None
+    keys = [key for key in dict.fromkeys(key for line in lines for key in line) if key.startswith("eval_")]
+    skipped, shown = 0, lines
+    if len(lines) > _EVALUATIONS:
+        best = _best(run)
+        every = math.ceil(len(lines) / _EVALUATIONS)
+        shown = [line for i, line in enumerate(lines) if i % every == 0 or line is best or line is lines[-1]]
+        skipped = len(lines) - len(shown)
+    return {
+        "names": [key.removeprefix("eval_").replace("_", " ") for key in keys],
+        "rows": [(line["step"], line.get("epoch"), [line.get(key) for key in keys]) for line in shown],
+        "skipped": skipped,
+    }
+
+
+def _matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A confusion matrix with the share of each row, for shading."""
+    counts, names = evaluation.get("confusion"), evaluation.get("names", [])
+    if not counts or len(counts) > _CLASSES:
+        return None
+    rows = [
+        (name, [(count, count / max(1, sum(row))) for count in row], row[i] / max(1, sum(row)))
+        for i, (name, row) in enumerate(zip(names, counts, strict=True))
+    ]
+    right = sum(row[i] for i, row in enumerate(counts))
+    total = sum(map(sum, counts))
+    return {"names": names, "rows": rows, "right": right, "total": total, "checkpoint": evaluation.get("checkpoint")}
+
+
+def _splits(run: RunRecord) -> list[dict[str, Any]]:
+    """Statistics and lengths of each split; bars as shares of the fullest."""
+    found = []
+    for split, stats in (run.data.get("splits") or {}).items():
+        lengths = stats.get("lengths") or []
+        most = max((count for _, _, count in lengths), default=1)
+        found.append(
+            {
+                "name": split,
+                "stats": stats,
+                "bars": [(low, high, count, count / max(1, most)) for low, high, count in lengths],
+            }
+        )
+    return found
+
+
+def _ranks(run: RunRecord) -> dict[str, Any] | None:
+    """How long each rank computed, and how often the others waited for it."""
+    lines = [line["rank_seconds"] for line in run.timings if len(line.get("rank_seconds") or []) > 1]
+    if not lines:
+        return None
+    world = len(lines[-1])
+    lines = [line for line in lines if len(line) == world]
+    slowest = [max(range(world), key=line.__getitem__) for line in lines]
+    means = [math.fsum(line[rank] for line in lines) / len(lines) for rank in range(world)]
+    lost = math.fsum(max(line) - math.fsum(line) / world for line in lines)
+    return {
+        "rows": [
+            (rank, means[rank], means[rank] / max(max(means), 1e-12), slowest.count(rank) / len(lines))
+            for rank in range(world)
+        ],
+        "lost": lost / max(math.fsum(max(line) for line in lines), 1e-12),
+    }
+
+
+def _values(run: RunRecord) -> list[tuple[str, str]]:
+    return [(key, json.dumps(value, ensure_ascii=False)) for key, value in dotted_values(resolved(run.config))]
+
+
+def _moment(time: str) -> str:
+    return datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Runs side by side: results, and the settings in which they differ."""
+    names = labels(runs)
+    cards = [{label: (value, about) for label, value, about in _cards(run)} for run in runs]
+    keys = list(dict.fromkeys(label for found in cards for label in found))
+    settings = [dict(_values(run)) for run in runs]
+    differing = [
+        (key, [found.get(key, "–") for found in settings])
+        for key in dict.fromkeys(key for found in settings for key in found)
+        if len({found.get(key) for found in settings}) > 1 and key not in ("output", "name")
+    ]
+    versions = [run.report.get("versions") or {} for run in runs]
+    packages = [
+        (key, [found.get(key, "–") for found in versions])
+        for key in dict.fromkeys(key for found in versions for key in found)
+        if len({found.get(key) for found in versions}) > 1
+    ]
+    return {
+        "title": " · ".join(names),
+        "runs": [
+            {"name": name, "path": run.path, "state": status(run), "sentence": _sentence(run), "number": i}
+            for i, (name, run) in enumerate(zip(names, runs, strict=True))
+        ],
+        "results": [(key, [found.get(key, ("–", "")) for found in cards]) for key in keys],
+        "settings": differing,
+        "packages": packages,
+        "fingerprints": [run.report.get("data_fingerprint") for run in runs],
+    }

@@ -1,0 +1,78 @@
+"""FLOPs that MFU counts, against what PyTorch itself counts in the forward and backward of real models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from kubetune import metrics, throughput
+from tests.architectures import MIXTURE, PROMISED, build_model
+
+LENGTH = 24
+
+
+def counted(model: Any) -> dict[str, int]:
+    """FLOPs of matrix products in one forward and backward, as PyTorch counts them, for a single sequence."""
+    ids = torch.arange(LENGTH)[None] + 3
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    found = counter.get_flop_counts()["Global"]
+    return {str(name): flops for name, flops in found.items()}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_linear_flops_equal_what_pytorch_counts(kind: str, lora: bool) -> None:
+    model = build_model(kind, PROMISED[kind], lora=lora)
+    cost = throughput.cost_of(model, has_vocabulary=True)
+    products = sum(flops for name, flops in counted(model).items() if "mm" in name and "bmm" not in name)
+    # Every token has a logit in this plain forward. With LoRA nobody computes the gradient of the first layer's
+    # inputs, which are frozen embeddings; the count keeps it.
+    expected = LENGTH * (cost.token + cost.label)
+    assert products == pytest.approx(expected, rel=0.12 if lora else 1e-9)
+    assert products <= expected
+
+
+def test_a_frozen_weight_costs_two_thirds_of_a_trained_one() -> None:
+    model = build_model("llama", PROMISED["llama"], lora=False)
+    full = throughput.cost_of(model, has_vocabulary=True)
+    frozen = throughput.cost_of(model.requires_grad_(False), has_vocabulary=True)
+    assert frozen.token == pytest.approx(full.token * 4 / 6)
+    assert frozen.label == pytest.approx(full.label * 4 / 6)
+
+
+def test_of_experts_only_those_visited_count() -> None:
+    costs = [
+        throughput.cost_of(build_model("mixtral", {**MIXTURE, "num_experts_per_tok": visited}, lora=False),
+                           has_vocabulary=True).token
+        for visited in (1, 2)
+    ]  # fmt: skip
+    expert = 3 * MIXTURE["hidden_size"] * MIXTURE["intermediate_size"]
+    assert costs[1] - costs[0] == pytest.approx(6 * expert * MIXTURE["num_hidden_layers"])
+
+
+def test_the_peak_is_stated_or_measured() -> None:
+    device = torch.device("cpu")
+    assert throughput.peak_of(device, torch.float32, 989.0) == (989.0, "compute.peak_tflops")
+    peak, source = throughput.peak_of(device, torch.float32, None)
+    assert 1e-4 < peak < 1e3
+    assert source.startswith("measured: a product of 512 × 512 in float32")
+
+
+def test_mfu_is_the_share_of_the_peak_of_all_devices() -> None:
+    start = {"event": "start", "flops_per_token": 1e9, "peak_tflops": 2.0, "peak_source": "compute.peak_tflops"}
+    found = metrics.throughput([{"event": "launch"}, start], 6000, 3000, 3.0, world_size=2)
+    assert found is not None
+    assert (found["tokens_per_second"], found["trained_tokens_per_second"]) == (2000, 1000)
+    assert found["tflops_per_device"] == pytest.approx(1.0)
+    assert found["mfu"] == pytest.approx(0.5)
+    line = (
+        "2,000 tokens/s without padding, 1,000 trained; 1 TFLOP/s on each device, MFU 50.0% of 2 (compute.peak_tflops)"
+    )
+    assert metrics.throughput_line(found) == line
+    bare = metrics.throughput([{"event": "launch"}], 6000, 3000, 3.0, world_size=2)
+    assert bare is not None
+    assert metrics.throughput_line(bare) == "2,000 tokens/s without padding, 1,000 trained"
