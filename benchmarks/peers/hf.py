@@ -4,39 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.peers.gpu import fast_attention, has_liger
-from benchmarks.peers.job import (
-    Order,
-    common_arguments,
-    drive,
-    effective,
-    group_whole_set,
-    lora,
-    read_rows,
-    recording_callback,
-    tokens_of,
-)
+from benchmarks.peers.job import Order, drive, lora, read_rows, recording_callback, stock_arguments, train
 from benchmarks.recorder import Recorder
 
 
 def measure(order: Order) -> dict[str, Any]:
-    """Train as ordered; settings: `dtype`, `grouped`, `tuned` (GPU kernels), `arguments`."""
+    """Train as ordered; settings: `dtype`, and those of `stock_arguments`."""
     recorder = Recorder(order.started)
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
-    rows = read_rows(order)
+    arguments, loading = stock_arguments(order)
+    loading["dtype"] = order.settings.get("dtype", "float32")
     tokenizer = AutoTokenizer.from_pretrained(order.model)
-    arguments = common_arguments(order, cpu=not torch.cuda.is_available())
-    if order.settings.get("grouped"):
-        group_whole_set()
-        arguments["train_sampling_strategy"] = "group_by_length"
-    extra: dict[str, Any] = {}
-    if order.settings.get("tuned"):
-        extra["attn_implementation"] = fast_attention()
-        arguments["use_liger_kernel"] = has_liger()
-    dtype = getattr(torch, order.settings.get("dtype", "float32"))
-    model = AutoModelForCausalLM.from_pretrained(order.model, dtype=dtype, **extra)
+    model = AutoModelForCausalLM.from_pretrained(order.model, **loading)
     if (settings := lora(order)) is not None:
         from peft import get_peft_model
 
@@ -44,13 +24,12 @@ def measure(order: Order) -> dict[str, Any]:
     trainer = Trainer(
         model=model,
         args=TrainingArguments(**arguments),
-        train_dataset=rows,
+        train_dataset=read_rows(order),
         data_collator=DataCollatorForSeq2Seq(tokenizer, padding=True, label_pad_token_id=-100),
         processing_class=tokenizer,
         callbacks=[recording_callback(recorder)],
     )
-    trainer.train()
-    return recorder.result(tokens_of(rows), effective=effective(trainer.model, trainer.args, trainer.state))
+    return train(trainer, recorder)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.gpu import fast_attention, has_liger
 from benchmarks.recorder import Recorder, report
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -103,6 +104,32 @@ def common_arguments(order: Order, cpu: bool) -> dict[str, Any]:
     return arguments | chosen
 
 
+def stock_arguments(order: Order) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of a Hugging Face trainer, and keywords for loading its model.
+
+    Settings: `model` (such keywords), `grouped` (length groups), `tuned` (GPU kernels), `arguments`.
+    """
+    import torch
+
+    arguments = common_arguments(order, cpu=not torch.cuda.is_available())
+    loading = dict(order.settings.get("model", {}))
+    if order.settings.get("grouped"):
+        group_whole_set()
+        arguments["train_sampling_strategy"] = "group_by_length"
+    if order.settings.get("tuned"):
+        loading["attn_implementation"] = fast_attention()
+        arguments["use_liger_kernel"] = has_liger()
+    return arguments, loading
+
+
+def train(trainer: Any, recorder: Recorder) -> dict[str, Any]:
+    """Train with a Hugging Face trainer that was given `recording_callback(recorder)`; returns the measurement."""
+    trainer.train()
+    return recorder.result(
+        tokens_of(trainer.train_dataset), effective=effective(trainer.model, trainer.args, trainer.state)
+    )
+
+
 def group_whole_set() -> None:
     """Let length grouping sort the whole set, as it nearly does with the tens of thousands of rows of a real one.
 
@@ -143,7 +170,7 @@ def recording_callback(recorder: Recorder) -> Any:
 
 def tokens_of(rows: Any) -> int:
     """Tokens of a data set with `input_ids`, padding not among them."""
-    return sum(len(row["input_ids"]) for row in rows)
+    return sum(sum(row["attention_mask"]) if "attention_mask" in row else len(row["input_ids"]) for row in rows)
 
 
 def effective(model: Any, arguments: Any, state: Any) -> dict[str, Any]:

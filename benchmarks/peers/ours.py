@@ -26,7 +26,7 @@ def measure(order: Order) -> dict[str, Any]:
         endings = sorted((run_dir / "logs").glob("rank-*.exit.json"))
         raise RuntimeError(json.loads(endings[0].read_text())["reason"] if endings else f"exit code {code}")
     plan = json.loads((run_dir / "plan.json").read_text())
-    lines = metrics.read_metrics(run_dir)
+    lines = [line for line in metrics.read_metrics(run_dir) if "loss" in line]
     tokens = sum(line["tokens"] for line in lines if line["step"] <= plan["steps_per_epoch"])
     return recorder.result(tokens, effective={"steps": len(lines), "micro_batch_tokens": plan["micro_batch_tokens"]})
 
@@ -46,7 +46,8 @@ def _timed_log(recorder: Recorder, epoch_steps: int) -> type[metrics.MetricsLog]
 
         def write(self, step: int, values: Mapping[str, Any]) -> None:
             super().write(step, values)
-            recorder.losses.append(values["loss"])
+            if "loss" in values:
+                recorder.losses.append(values["loss"])
 
         def write_timing(self, step: int, values: Mapping[str, Any]) -> None:
             super().write_timing(step, values)
