@@ -20,9 +20,11 @@ from kubetune.files import write_atomic
 from kubetune.manifests import KINDS, dump, local_files, render, secret_templates
 from kubetune.manifests.finding import Finding
 from kubetune.manifests.lint import lint
+from kubetune.manifests.smoke import smoke_config, testing
 from kubetune.manifests.spec import Manifest
 from kubetune.plan import make_plan
 
+SMOKE_HELP = "the run's smoke test instead, as RUN-smoke: pods like the run's that test ranks, links and volumes"
 HEADER = "# Made by kubetune render; change the run file and render again.\n"
 SECRETS_HEADER = (
     "# The Secrets that the pods refer to, not part of the kustomization. Fill in the values in a copy that stays out\n"
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_argument(
         "-n", "--namespace", dest="kubernetes.namespace", metavar="NAME", help="namespace of all objects"
     )
+    target.add_argument("--smoke", action="store_true", help=SMOKE_HELP)
     target.add_argument("-o", dest="to", default="-", metavar="FOLDER", help="one file per object; - prints them all")
     target.add_argument("--strict", action="store_true", help="treat advice as errors")
 
@@ -46,9 +49,11 @@ def run(args: argparse.Namespace) -> int:
     """Render, lint, and write only what has no errors. Raises ConfigError with all of them."""
     # Variables of this machine are left out: the same file gives the same manifests everywhere.
     config = config_from_args(args, environ={})
+    config = smoke_config(config) if args.smoke else config
     plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
     files = local_files(config)
     objects = render(config, plan, files)
+    objects = testing(objects, plan) if args.smoke else objects
     secrets = secret_templates(config, plan)
     report(lint(config, plan, objects, files), origins(run_file(args)), strict=args.strict)
     if args.to == "-":

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kubetune import errors
-from kubetune.cli.render import origins, report
+from kubetune.cli.render import SMOKE_HELP, origins, report
 from kubetune.cli.run_on_cluster import asker, local_folder, open_cluster
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.manifests import KINDS, dump, local_files, render
 from kubetune.manifests.lint import lint
+from kubetune.manifests.smoke import smoke_config, testing
 from kubetune.plan import make_plan
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="server",
         help="client: print the manifests; server: have the cluster check them; neither changes anything",
     )
+    target.add_argument("--smoke", action="store_true", help=SMOKE_HELP)
     target.add_argument("--wait", action="store_true", help="wait for the run's end and take over its exit code")
     target.add_argument("--follow", action="store_true", help="as --wait, and show the logs")
     target.add_argument("--yes", action="store_true", help="replace pods of this run without asking")
@@ -43,9 +46,11 @@ def run(args: argparse.Namespace) -> int:
     """Submit; returns 0, or with --wait the exit code of the run. Raises ConfigError, EnvironmentFault."""
     # As in render, variables of this machine are left out: the same file is the same run everywhere.
     config = config_from_args(args, environ={})
+    config = smoke_config(config) if args.smoke else config
     files = local_files(config)
     plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
     objects = render(config, plan, files)
+    objects = testing(objects, plan) if args.smoke else objects
     report(lint(config, plan, objects, files), origins(run_file(args)), strict=False)
     if args.dry_run == "client":
         print(dump(objects), end="")
@@ -59,8 +64,16 @@ def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args:
     """Apply, say what came of it, and wait where that was asked for."""
     from kubetune.launch.kubernetes import spec_of, submit
 
-    wait = _preparation(cluster, show_logs=args.follow)
-    job = submit(cluster, config, files, confirm=asker(args), dry_run=args.dry_run == "server", wait=wait)
+    plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
+    job = submit(
+        cluster,
+        config,
+        files,
+        confirm=asker(args),
+        dry_run=args.dry_run == "server",
+        change=partial(testing, plan=plan) if args.smoke else lambda objects: objects,
+        wait=_preparation(cluster, show_logs=args.follow),
+    )
     where = f"{job.kind} {job.name} in namespace {job.namespace}"
     if job.outcome == "checked":
         print(f"kubetune: the cluster would accept {where}. Nothing was changed.")

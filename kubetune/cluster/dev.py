@@ -17,7 +17,7 @@ from kubetune.cluster.runs import Target, on_all, running
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.manifests.configmap import pod_config
-from kubetune.manifests.spec import Manifest, RunSpec, run_name
+from kubetune.manifests.spec import Manifest, RunSpec, name_beside
 from kubetune.manifests.text import dump
 
 BENCH = "/tmp/kubetune-dev"
@@ -26,7 +26,6 @@ BENCH = "/tmp/kubetune-dev"
 MAX_TREE_BYTES = 64 * 1024 * 1024
 
 _SUFFIX = "-dev"
-_LONGEST_NAME = 40
 _INSIDE = ["python", "-m", "kubetune.cluster.inside"]
 _NOT_CODE = {"__pycache__", "node_modules", "outputs", "mlruns", "venv"}
 
@@ -35,9 +34,8 @@ def dev_config(config: Config) -> Config:
     """The config of the pods to work in. Raises ConfigError without a `kubernetes` section."""
     if config.kubernetes is None:
         raise ConfigError("kubernetes: the section is missing; add at least `kubernetes: {image: …}`")
-    name = f"{run_name(config)[: _LONGEST_NAME - len(_SUFFIX)].rstrip('-')}{_SUFFIX}"
     kubernetes = config.kubernetes.model_copy(update={"kind": "statefulset", "preprocess": None, "initialisers": ()})
-    return config.model_copy(update={"name": name, "kubernetes": kubernetes})
+    return config.model_copy(update={"name": name_beside(config, _SUFFIX), "kubernetes": kubernetes})
 
 
 def idling(objects: list[Manifest]) -> list[Manifest]:

@@ -200,7 +200,7 @@ def reader(cluster: Cluster, spec: RunSpec) -> Iterator[Target]:
     if there := running(cluster, spec):
         yield there[0]
         return
-    pod = _reader_pod(spec)
+    pod = reader_pod(spec)
     cluster.apply(pod)
     try:
         wait_until_running(cluster, pods.name_of(pod), spec)
@@ -209,7 +209,7 @@ def reader(cluster: Cluster, spec: RunSpec) -> Iterator[Target]:
         cluster.delete("Pod", pods.name_of(pod), grace_seconds=1)
 
 
-def _reader_pod(spec: RunSpec) -> Object:
+def reader_pod(spec: RunSpec) -> Object:
     server = container(
         spec,
         _FILES,

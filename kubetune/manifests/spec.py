@@ -29,6 +29,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 PORT = 29500
+# What Kubernetes and operators add to it in names of pods has to fit a label of 63 characters.
+LONGEST_NAME = 40
 # Kubernetes allows a pod this long beyond the time torchrun gives its workers, for the agent to write its last words.
 MARGIN_SECONDS = 30
 DATA_FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".arrow")
@@ -39,7 +41,12 @@ def run_name(config: Config) -> str:
     if config.name:
         return config.name
     stem = re.sub(r"[^a-z0-9]+", "-", config.model.path.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-")
-    return (stem if stem[:1].isalpha() else f"run-{stem}")[:40].strip("-")
+    return (stem if stem[:1].isalpha() else f"run-{stem}")[:LONGEST_NAME].strip("-")
+
+
+def name_beside(config: Config, suffix: str) -> str:
+    """The name of something that belongs to a run, such as the pods of `kubetune dev`: no longer than a run's."""
+    return f"{run_name(config)[: LONGEST_NAME - len(suffix)].rstrip('-')}{suffix}"
 
 
 def on_hub(path: str) -> bool:
