@@ -75,12 +75,7 @@ def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
 
 def _seal(folder: Path) -> None:
     """Make every file durable and write the manifest last."""
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            files.fsync_folder(path)
-        else:
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
+    files.fsync_tree(folder)
     sums = {name: {"sha256": files.sha256_file(path), "bytes": path.stat().st_size} for name, path in _contents(folder)}
     files.write_atomic(folder / MANIFEST, _manifest_text(sums))
 

@@ -1,6 +1,7 @@
 """glibc's allocator, told to keep memory: CPU training allocates the same large blocks in every step.
 
-Without this each of them is mapped, zeroed and unmapped by the kernel again. Must run before torch is imported.
+Without this each of them is mapped, zeroed and unmapped by the kernel again. Must run before torch is imported. An
+export wants the contrary: what it has let go must be gone before it takes more.
 `KUBETUNE_MALLOC=off` leaves the allocator alone. Does nothing on other C libraries.
 """
 
@@ -11,12 +12,22 @@ import os
 import sys
 
 _M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
 
 
 def keep_memory() -> bool:
     """Never serve blocks by mmap, never give memory back. Returns whether it was done."""
+    return _set(_M_MMAP_MAX, 0) and _set(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def give_back() -> bool:
+    """Serve every large block by mmap, so that the kernel has it back as soon as it is free."""
+    return _set(_M_MMAP_THRESHOLD, 2**20)
+
+
+def _set(option: int, value: int) -> bool:
     if sys.platform != "linux" or os.environ.get("KUBETUNE_MALLOC") == "off":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+    return mallopt is not None and bool(mallopt(option, value))

@@ -29,6 +29,7 @@ VERBS: dict[str, str] = {
     "verify-resume": "whether a stop and a resume change a single bit of your run, by trying it",
     "report": "a page on a run, or on several side by side: one HTML file that needs no network",
     "evaluate": "evaluate a run on its own or on other data",
+    "export": "write the result of a run as a model that others can load, and prove it",
     "generate": "answer prompts with the result of a run",
     "chat": "talk to the result of a run",
     "demo": "fine-tune the embedded model on the embedded data, offline",

@@ -86,6 +86,11 @@ class Tokenizer:
         except ValueError as error:
             raise ModelError(f"{name} chat template is not valid Jinja: {error}") from error
 
+    @property
+    def has_given_template(self) -> bool:
+        """Whether the run's own chat template replaces the tokenizer's."""
+        return self._given_template is not None
+
     def require_chat(self) -> ChatTemplate:
         """The chat template. Raises ModelError, saying how to give one, when there is none."""
         if self.chat is None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from kubetune.tuning import Workload, tune
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
+
+
+AUTO_CLASS = "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,16 @@ def load(config: Config, folder: Path, device: torch.device) -> CausalLM:
 def ready(model: nn.Module, config: Config) -> CausalLM:
     """Choose how sequences go through a loaded model."""
     return CausalLM(model, choose_attention(model, config.model.attention))
+
+
+def load_settings(config: Config, folder: Path) -> dict[str, Any]:
+    """What `from_pretrained` must be told besides, to load the model of a checkpoint folder."""
+    return {}
+
+
+def plain_logits(model: Any, batch: Batch) -> Tensor:
+    """Logits `[tokens, vocabulary]` of a single sequence, by the model's own code."""
+    return cast(Tensor, model(input_ids=batch.input_ids[None], use_cache=False).logits[0])
 
 
 def head_of(model: nn.Module) -> Head:

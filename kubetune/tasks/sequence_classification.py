@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+AUTO_CLASS = "AutoModelForSequenceClassification"
+
+
 class Classifier:
     """A model ready to train, how sequences go through it, and what it tells apart."""
 
@@ -73,11 +76,23 @@ def build(config: Config, world: World, workload: Workload) -> Classifier:
 
 def load(config: Config, folder: Path, device: torch.device) -> Classifier:
     """The trained model of a checkpoint folder, to be evaluated."""
-    labels = labels_of(folder)
     config = quantization.decide(config, World(device=device))
-    settings = labels.model_settings() | {"ignore_mismatched_sizes": True} if config.lora is not None else {}
+    settings = load_settings(config, folder)
     model = models.load_trained(AutoModelForSequenceClassification, config, folder, device, **settings)
-    return Classifier(model.eval(), prepare_pooling(model, config.model.attention), labels)
+    return Classifier(model.eval(), prepare_pooling(model, config.model.attention), labels_of(folder))
+
+
+def load_settings(config: Config, folder: Path) -> dict[str, Any]:
+    """What `from_pretrained` must be told besides, to load the model of a checkpoint folder.
+
+    The base of an adapter knows nothing of the labels.
+    """
+    return labels_of(folder).model_settings() | {"ignore_mismatched_sizes": True} if config.lora is not None else {}
+
+
+def plain_logits(model: Any, batch: Batch) -> Tensor:
+    """Logits `[1, outputs]` of a single sequence, by the model's own code."""
+    return lone_logits(unwrap(model), batch)
 
 
 def labels_of(folder: Path) -> Labels:
@@ -87,6 +102,11 @@ def labels_of(folder: Path) -> Labels:
 
 
 def logits(task: Classifier, batch: Batch) -> Tensor:
+def running(task: Classifier, batch: Batch) -> AbstractContextManager[None]:
+    """What must be around forward and backward: the stream, or nothing where the model's own code runs."""
+    return flow(unwrap(task.model), batch) if task.route.flat else nullcontext()
+
+
     """fp32 logits `[sequences, outputs]`. Call it, and `.backward()`, inside `flow`."""
     lm = unwrap(task.model)
     return (flat_logits if task.route.flat else lone_logits)(lm, batch).float()

@@ -1,0 +1,367 @@
+"""From a checkpoint to a model that others can load: weights, tokenizer, generation config, card, provenance, proof.
+
+    export = export_run(run_dir, "best", merge=True)
+
+Everything is written aside and gets its name by rename, after the proof has held. The base is in memory once.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kubetune import checkpoint, errors, faults, files, merge, metrics, models, proof, quantization
+from kubetune.config.load import read_config, resolved
+from kubetune.config.schema import DTYPE_NAMES, Config
+from kubetune.data.tokenizer import Tokenizer, load_tokenizer
+from kubetune.flat import unwrap
+from kubetune.logs import scrub
+from kubetune.model_card import base_name, write_card
+from kubetune.parallel import World
+from kubetune.plan import Plan
+from kubetune.proof import Comparison, Sample
+from kubetune.snapshot import explained_full_disk
+from kubetune.tasks import task_module
+
+Kind = Literal["adapter", "merged", "model"]
+Tell = Callable[[str], None]
+
+PROVENANCE = "provenance.json"
+SHARD = "5GB"
+ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written, where, and what was proved of it. `files`: sizes in bytes by name."""
+
+    path: Path
+    kind: Kind
+    facts: dict[str, Any]
+
+    @property
+    def files(self) -> dict[str, int]:
+        return {name: file["bytes"] for name, file in self.facts["files"].items()}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What one export works with."""
+
+    config: Config
+    task: ModuleType
+    tokenizer: Tokenizer
+    checkpoint: Path
+    kind: Kind
+    dtype: torch.dtype
+    device: torch.device
+    tell: Tell
+
+    @property
+    def auto_class(self) -> Any:
+        return getattr(transformers, self.task.AUTO_CLASS)
+
+    def load(self, folder: Path) -> Any:
+        """The model of a checkpoint, or of an exported adapter, as training's code loads it."""
+        settings = self.task.load_settings(self.config, folder)
+        with merge.quiet():
+            return models.load_trained(self.auto_class, self.config, folder, self.device, **settings)
+
+
+def export_run(
+    run_dir: Path,
+    which: str = "best",
+    *,
+    merged: bool = False,
+    dtype: str | None = None,
+    out: Path | None = None,
+    device: str | None = None,
+    tell: Tell = print,
+) -> Export:
+    """Write the model of a run's checkpoint (`best`, `last` or a step) to `out`, and prove it.
+
+    `merged` puts adapters into the base's weights. `dtype` is that of the weights; left out, the base's own, or the
+    config's. Raises ConfigError for what makes no sense, ModelError when the proof fails, EnvironmentFault when the
+    disk is full; nothing is left in `out` then, and an export that was there before stays.
+    """
+    config = read_config(run_dir)
+    folder = checkpoint.choose(run_dir, which)
+    if problem := checkpoint.verify(folder):
+        raise errors.ConfigError(f"{folder} {problem}; choose another --step. Nothing was written.")
+    kind: Kind = "model" if config.lora is None else "merged" if merged else "adapter"
+    if merged and config.lora is None:
+        raise errors.ConfigError(f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out")
+    out = (out or run_dir / "exports" / f"{folder.name}-{kind}").absolute()
+    _check_place(out)
+    job = _open(run_dir, config, folder, kind, dtype, device, tell)
+    with files.lock(run_dir / "logs" / "export.lock", wait=False), _written_aside(out) as partial:
+        sample = proof.choose_sample(job.config, _vocabulary(job))
+        comparisons, notes = _WRITERS[kind](job, partial, sample)
+        names = proof.check_tokenizer(job.tokenizer, partial, sample)
+        failed = [c for c in comparisons if not c.holds]
+        if failed:
+            raise errors.ModelError(
+                "; ".join(f"{c.what}: logits differ by {c.difference:.2g}, allowed is {c.tolerance:g}" for c in failed)
+                + ". Nothing was written. `--dtype float32` rounds nothing."
+            )
+        faults.reach("export.proved")
+        facts = _facts(run_dir, job, sample, comparisons, names, notes)
+        step = facts["checkpoint"]["step"]
+        lines = [line for line in metrics.read_metrics(run_dir) if line["step"] <= step]
+        files.write_atomic(partial / "README.md", scrub(write_card(job.config, kind, facts, lines)))
+        facts["files"] = _checksums(partial)
+        text = json.dumps(facts, indent=1, ensure_ascii=False).replace(str(Path.home()), "~")
+        files.write_atomic(partial / PROVENANCE, scrub(text + "\n"))
+    return Export(out, kind, facts)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder is an export whose files all have their sizes."""
+    try:
+        listed: dict[str, Any] = json.loads((folder / PROVENANCE).read_text())["files"]
+        return all((folder / name).stat().st_size == facts["bytes"] for name, facts in listed.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _open(
+    run_dir: Path, config: Config, folder: Path, kind: Kind, dtype: str | None, device: str | None, tell: Tell
+) -> _Job:
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    config = _as_trained(run_dir, config)
+    chosen = models.DTYPES[_dtype_name(config, folder, dtype)]
+    model = config.model.model_copy(update={"dtype": str(chosen).removeprefix("torch.")})
+    config = config.model_copy(update={"model": model})
+    return _Job(config, task_module(config), load_tokenizer(config.model), folder, kind, chosen, place, tell)
+
+
+def _as_trained(run_dir: Path, config: Config) -> Config:
+    """The config with `quantization: auto` as it was decided in training, whatever this machine has."""
+    plan = Plan.from_json((run_dir / "plan.json").read_text())
+    return quantization.decide(config, World(size=plan.world_size, device=torch.device(plan.device)))
+
+
+def _dtype_name(config: Config, folder: Path, given: str | None) -> str:
+    name = DTYPE_NAMES.get(given or "", given) or config.model.dtype
+    if name == "auto":
+        path, revision = (str(folder), None) if config.lora is None else (config.model.path, config.model.revision)
+        with models.explain(config.model):
+            facts = transformers.AutoConfig.from_pretrained(
+                path, revision=revision, trust_remote_code=config.model.trust_remote_code
+            )
+        name = str(facts.dtype or torch.float32).removeprefix("torch.")
+    if name not in models.DTYPES:
+        raise errors.ConfigError(f"--dtype is {name}; expected one of {', '.join(models.DTYPES)}. Nothing was written.")
+    return name
+
+
+def _vocabulary(job: _Job) -> int:
+    return job.tokenizer.vocab_size
+
+
+def _check_place(out: Path) -> None:
+    """Raise ConfigError when `out` holds anything but an earlier export, which a new one replaces."""
+    if out.exists() and not out.is_dir():
+        raise errors.ConfigError(f"{out} is a file; choose a folder with --out. Nothing was written.")
+    if out.is_dir() and any(out.iterdir()) and not (out / PROVENANCE).is_file():
+        raise errors.ConfigError(f"{out} holds other files; choose another folder with --out. Nothing was written.")
+
+
+@contextmanager
+def _written_aside(out: Path) -> Iterator[Path]:
+    """A folder that becomes `out` when the block ends well, durable, and vanishes when it does not.
+
+    Only for the holder of the run's export lock: what a killed export left beside `out` is removed.
+    """
+    for leftover in out.parent.glob(f".{out.name}.*.tmp"):
+        shutil.rmtree(leftover)
+    partial = files.temporary_sibling(out)
+    try:
+        with files.explained_writes(out), explained_full_disk(out):
+            partial.mkdir(parents=True)
+            yield partial
+            files.fsync_tree(partial)
+            faults.reach("export.written")
+            if out.exists():
+                files.remove_tree_atomically(out)
+            os.rename(partial, out)
+            files.fsync_folder(out.parent)
+    except BaseException:
+        if partial.exists():
+            shutil.rmtree(partial)
+        raise
+
+
+def _write_adapter(job: _Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:
+    job.tell(f"loading {base_name(job.config.model.path)} with its adapter")
+    model = job.load(job.checkpoint)
+    trained, effect = _ask_with_effect(job, model, sample)
+    weights, settings = (folder / name for name in ADAPTER)
+    tensors = load_file(job.checkpoint / ADAPTER[0])
+    stored = next(iter(tensors.values())).dtype
+    save_file(tensors, weights, metadata={"format": "pt"})
+    facts = json.loads((job.checkpoint / ADAPTER[1]).read_text())
+    facts |= {"base_model_name_or_path": job.config.model.path, "revision": job.config.model.revision}
+    files.write_atomic(settings, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    if (job.checkpoint / "config.json").is_file():
+        shutil.copyfile(job.checkpoint / "config.json", folder / "config.json")
+    _write_companions(job, folder, unwrap(model))
+    del model
+    gc.collect()
+    job.tell("loading the exported adapter")
+    reloaded = proof.ask(job.task, job.load(folder), sample)
+    same = proof.compare("the trained adapter and the exported one", trained, reloaded, proof.TOLERANCE[job.dtype])
+    return [same], {"effect": effect, "dtype": str(stored).removeprefix("torch.")}
+
+
+def _write_merged(job: _Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:
+    job.tell(f"loading {base_name(job.config.model.path)} with its adapter")
+    model = job.load(job.checkpoint)
+    trained, effect = _ask_with_effect(job, model, sample)
+    allowed = proof.TOLERANCE[job.dtype]
+    if merge.is_quantised(model):
+        job.tell(
+            f"the base is quantised ({job.config.quantization}): dequantising it to {model_dtype(job)} before merging. "
+            "The result has the weights that the adapter was trained on, not those of the original model"
+        )
+        if job.config.quantization == "8bit":
+            allowed = max(allowed, proof.TOLERANCE_8BIT)
+        model = merge.dequantise(model, job.checkpoint, job.dtype)
+    job.tell("merging layer by layer")
+    model = merge.merge_adapters(model, job.dtype)
+    merged = proof.ask(job.task, model, sample)
+    _save_model(job, folder, model)
+    del model
+    gc.collect()
+    reloaded = _ask_reloaded(job, folder, sample)
+    return [
+        proof.compare("adapter and merged model", trained, merged, allowed),
+        proof.compare("merged model and its reloaded export", merged, reloaded, proof.TOLERANCE[torch.float32]),
+    ], {"effect": effect}
+
+
+def _write_full(job: _Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:
+    job.tell("loading the trained model")
+    stored = transformers.AutoConfig.from_pretrained(job.checkpoint).dtype or torch.float32
+    name = str(stored).removeprefix("torch.")
+    as_stored = job.config.model_copy(update={"model": job.config.model.model_copy(update={"dtype": name})})
+    model = models.load_trained(job.auto_class, as_stored, job.checkpoint, job.device)
+    trained = proof.ask(job.task, model, sample)
+    if stored != job.dtype:
+        del model
+        gc.collect()
+        model = job.load(job.checkpoint)
+    _save_model(job, folder, model)
+    del model
+    gc.collect()
+    reloaded = _ask_reloaded(job, folder, sample)
+    allowed = proof.TOLERANCE[job.dtype]
+    return [proof.compare("trained model and its reloaded export", trained, reloaded, allowed)], {}
+
+
+_WRITERS = {"adapter": _write_adapter, "merged": _write_merged, "model": _write_full}
+
+
+def _ask_with_effect(job: _Job, model: Any, sample: Sample) -> tuple[list[Tensor], float | None]:
+    """Logits with the adapter, and how far it moves them: what a merge must not lose.
+
+    None for a classifier: without its adapter its head is a random one.
+    """
+    trained = proof.ask(job.task, model, sample)
+    if job.config.task == "sequence_classification":
+        return trained, None
+    with model.disable_adapter():
+        base = proof.ask(job.task, model, sample)
+    return trained, proof.compare("", trained, base, 0.0).difference
+
+
+def _ask_reloaded(job: _Job, folder: Path, sample: Sample) -> list[Tensor]:
+    job.tell("loading the export with plain transformers")
+    trusted = job.config.model.trust_remote_code
+    model = job.auto_class.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
+    return proof.ask(job.task, model.to(job.device), sample)
+
+
+def _save_model(job: _Job, folder: Path, model: Any) -> None:
+    room, needed = files.free_bytes(folder), sum(p.numel() * p.element_size() for p in model.parameters())
+    if room < needed:
+        raise errors.EnvironmentFault(f"{folder.parent}: the model takes {needed:,} bytes, {room:,} are free")
+    job.tell(f"writing {needed / 1e9:.2f} GB")
+    _write_companions(job, folder, model)
+    model.save_pretrained(folder, max_shard_size=SHARD)
+    faults.reach("export.weights")
+
+
+def _write_companions(job: _Job, folder: Path, model: Any) -> None:
+    """The tokenizer, and the generation config with the tokens that the model was taught to end with."""
+    job.tokenizer.save(folder)
+    if model.can_generate():
+        ends = list(job.tokenizer.eos_ids)
+        model.generation_config.eos_token_id = ends if len(ends) != 1 else ends[0]
+        model.generation_config.pad_token_id = job.tokenizer.pad_id
+        model.generation_config.save_pretrained(folder)
+
+
+def model_dtype(job: _Job) -> str:
+    return str(job.dtype).removeprefix("torch.")
+
+
+def _facts(
+    run_dir: Path,
+    job: _Job,
+    sample: Sample,
+    comparisons: list[Comparison],
+    tokenizer_files: list[str],
+    notes: dict[str, Any],
+) -> dict[str, Any]:
+    """provenance.json, but for the checksums of the files."""
+    state = asdict(checkpoint.load_state(job.checkpoint))
+    config = read_config(run_dir)
+    return {
+        "made_by": f"kubetune {metrics.versions().get('kubetune', '')}".strip(),
+        "time": metrics.now(),
+        "kind": job.kind,
+        "dtype": notes.get("dtype", model_dtype(job)),
+        "run": {"name": config.name, "directory": run_dir.name, "config": resolved(config)},
+        "checkpoint": {
+            "name": job.checkpoint.name,
+            "manifest_sha256": files.sha256_file(job.checkpoint / checkpoint.MANIFEST),
+            **{k: state[k] for k in ("step", "tokens", "trained_tokens", "data_fingerprint", "global_batch_size")},
+        },
+        "base": {
+            "name": base_name(job.config.model.path),
+            "revision": job.config.model.revision,
+            "quantization": job.config.quantization,
+        },
+        "proof": {
+            "rows": len(sample.batches),
+            "tokens": sample.tokens,
+            "origin": sample.origin,
+            "run_in": model_dtype(job),
+            "comparisons": [asdict(comparison) for comparison in comparisons],
+            "effect_of_adapter": notes.get("effect"),
+            "tokenizer_files_equal": tokenizer_files,
+        },
+        "versions": metrics.versions(),
+    }
+
+
+def _checksums(folder: Path) -> dict[str, Any]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(folder)): {"sha256": files.sha256_file(path), "bytes": path.stat().st_size}
+        for path in found
+    }

@@ -1,0 +1,270 @@
+"""Exports of real runs: what plain transformers and PEFT load says what was trained, or nothing is written at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
+
+from kubetune import checkpoint, errors, faults, merge, model_card
+from kubetune.cli import main
+from kubetune.export import Export, export_run, is_whole
+from tests import reviews, toy
+from tests.architectures import save_model
+from tests.tiny import CHATML
+
+ONE_EPOCH = {"num_train_epochs": 1, "eval_steps": 7, "save_steps": 7}
+IDS = torch.tensor([[5, 9, 200, 31, 77, 8, 300, 12]])
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def lora_run(inputs: Path) -> Path:
+    return toy.finished(inputs / "lora", toy.make_config(inputs, ONE_EPOCH))
+
+
+def export(run_dir: Path, out: Path, **settings: Any) -> Export:
+    return export_run(run_dir, out=out, tell=lambda _: None, **settings)
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    found: torch.Tensor = model.eval()(input_ids=IDS).logits.float()
+    return found
+
+
+def trained_logits(run_dir: Path, inputs: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """What PEFT and transformers alone make of the checkpoint."""
+    base = AutoModelForCausalLM.from_pretrained(inputs / "model", dtype=dtype)
+    return logits(PeftModel.from_pretrained(base, checkpoint.choose(run_dir)))
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).norm() / one.norm())
+
+
+def differences(found: Export) -> list[float]:
+    return [one["difference"] for one in found.facts["proof"]["comparisons"]]
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_an_adapter_loads_with_peft_alone(lora_run: Path, inputs: Path, tmp_path: Path) -> None:
+    found = export(lora_run, tmp_path / "out")
+    model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(logits(model), trained_logits(lora_run, inputs))
+    assert found.kind == "adapter"
+    assert differences(found) == [0.0]
+    assert found.facts["proof"]["effect_of_adapter"] > 0.1
+    assert found.facts["proof"]["origin"] == "held-out rows"
+
+
+@pytest.mark.parametrize("lora", [{"r": 4}, {"r": 4, "use_dora": True, "use_rslora": True}])
+def test_a_merged_model_says_what_its_adapter_said(lora: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, lora=lora))
+    found = export(run_dir, tmp_path / "out", merged=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert distance(trained_logits(run_dir, inputs), logits(model)) < 1e-5
+    adapter, reloaded = differences(found)
+    assert adapter < 1e-5
+    assert reloaded == 0.0
+    assert not {name for name in dict(model.named_modules()) if "lora" in name}
+
+
+def test_a_base_in_half_precision_is_rounded_once(inputs: Path, tmp_path: Path) -> None:
+    half = toy.make_inputs(tmp_path)
+    AutoModelForCausalLM.from_pretrained(inputs / "model").bfloat16().save_pretrained(half / "model")
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(half, ONE_EPOCH))
+    found = export(run_dir, tmp_path / "out", merged=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert distance(trained_logits(run_dir, half, torch.bfloat16), logits(model)) < 0.04
+    exact = export(run_dir, tmp_path / "exact", merged=True, dtype="float32")
+    with safe_open(exact.path / "model.safetensors", "pt") as wide, safe_open(
+        found.path / "model.safetensors", "pt"
+    ) as narrow:  # fmt: skip
+        for name in wide.keys():  # noqa: SIM118 - not a dict
+            assert torch.equal(wide.get_tensor(name).bfloat16(), narrow.get_tensor(name)), name
+
+
+def test_a_model_trained_whole_is_the_checkpoint(inputs: Path, tmp_path: Path) -> None:
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, lora=None))
+    found = export(run_dir, tmp_path / "out")
+    mine, theirs = (logits(AutoModelForCausalLM.from_pretrained(f)) for f in (found.path, checkpoint.choose(run_dir)))
+    assert torch.equal(mine, theirs)
+    with pytest.raises(errors.ConfigError, match="no adapter to merge"):
+        export(run_dir, tmp_path / "merged", merged=True)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+def test_a_trained_head_that_was_tied_comes_untied(inputs: Path, tmp_path: Path) -> None:
+    tied = toy.make_inputs(tmp_path)
+    save_model(tied / "model", tie_word_embeddings=True)
+    lora = {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(tied, ONE_EPOCH, lora=lora))
+    export(run_dir, tmp_path / "out", merged=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert not torch.equal(model.lm_head.weight, model.get_input_embeddings().weight)
+    assert distance(trained_logits(run_dir, tied), logits(model)) < 1e-5
+
+
+@pytest.mark.parametrize(("quantization", "allowed"), [("4bit", 1e-4), ("8bit", 5e-2)])
+def test_a_quantised_base_is_dequantised_and_that_is_said(
+    quantization: str, allowed: float, inputs: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, quantization=quantization))
+    told: list[str] = []
+    found = export_run(run_dir, merged=True, out=tmp_path / "out", tell=told.append)
+    assert any("dequantising" in line and "not those of the original model" in line for line in told)
+    assert "dequantised" in (found.path / "README.md").read_text()
+    config = json.loads((found.path / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert differences(found)[0] < allowed
+    model = AutoModelForCausalLM.from_pretrained(found.path)
+    assert distance(trained_logits(run_dir, inputs), logits(model)) > 1e-3  # it is not the original base
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_classifiers(merged: bool, tmp_path: Path) -> None:
+    given = reviews.make_inputs(tmp_path)
+    lora = {"r": 4, "target_modules": ["query", "value"]}
+    run_dir = toy.finished(tmp_path / "run", reviews.make_config(given, {"max_steps": 6}, lora=lora))
+    found = export(run_dir, tmp_path / "out", merged=merged)
+    assert max(differences(found)) < 1e-5
+    if merged:
+        model = AutoModelForSequenceClassification.from_pretrained(found.path)
+        assert model.config.id2label == {0: "0", 1: "1"}
+    assert "text-classification" in (found.path / "README.md").read_text()
+
+
+def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: Path) -> None:
+    found = export(lora_run, tmp_path / "out", merged=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (found.path / name).read_bytes() == (inputs / "model" / name).read_bytes()
+    assert AutoTokenizer.from_pretrained(found.path).chat_template == CHATML
+    assert GenerationConfig.from_pretrained(found.path).eos_token_id == 2
+    facts = json.loads((found.path / "provenance.json").read_text())
+    for name, file in facts["files"].items():
+        assert hashlib.sha256((found.path / name).read_bytes()).hexdigest() == file["sha256"]
+    assert facts["files"].keys() == {path.name for path in found.path.iterdir()} - {"provenance.json"}
+    assert facts["checkpoint"]["step"] == 7
+    assert facts["run"]["config"]["lora"]["r"] == 4
+    card = (found.path / "README.md").read_text()
+    assert "eval_loss" in card
+    assert "training loss" in card
+    assert "Licence\n\nTo be filled in" in card
+    assert is_whole(found.path)
+
+
+def test_the_template_and_the_end_of_turn_that_were_trained(inputs: Path, tmp_path: Path) -> None:
+    template = CHATML.replace("<|im_end|>", "<|endoftext|>")
+    (tmp_path / "mine.jinja").write_text(template)
+    model = {"path": str(inputs / "model"), "chat_template": str(tmp_path / "mine.jinja")}
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, model=model))
+    found = export(run_dir, tmp_path / "out")
+    assert (found.path / "chat_template.jinja").read_text() == template
+    assert AutoTokenizer.from_pretrained(found.path).chat_template == template
+    assert set(GenerationConfig.from_pretrained(found.path).eos_token_id) == {0, 2}
+
+
+def test_a_merge_that_goes_wrong_is_noticed(lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = merge._merge_layer
+
+    def wrong(name: str, layer: Any, dtype: torch.dtype) -> None:
+        if "layers.1.mlp.up_proj" in name:
+            layer.scaling["default"] *= 1.5
+        right(name, layer, dtype)
+
+    monkeypatch.setattr(merge, "_merge_layer", wrong)
+    with pytest.raises(errors.ModelError, match=r"adapter and merged model: logits differ by .* Nothing was written"):
+        export(lora_run, tmp_path / "out", merged=True)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_weight_beyond_half_precision_is_refused(lora_run: Path, inputs: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(inputs / "model")
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = 1e6
+    model.save_pretrained(tmp_path / "model")
+    adapted = PeftModel.from_pretrained(model, checkpoint.choose(lora_run))
+    with pytest.raises(errors.ModelError, match=r"up_proj would have weights beyond what float16 holds"):
+        merge.merge_adapters(adapted, torch.float16)
+
+
+def test_without_the_data_random_tokens_are_compared(inputs: Path, tmp_path: Path) -> None:
+    config = toy.make_config(inputs, ONE_EPOCH, data={"cache": str(tmp_path / "cache")})
+    mine = tmp_path / "train.jsonl"
+    mine.write_bytes((inputs / "train.jsonl").read_bytes())
+    data = config.data.model_copy(update={"train": (config.data.train[0].model_copy(update={"path": str(mine)}),)})
+    run_dir = toy.finished(tmp_path / "run", config.model_copy(update={"data": data}))
+    mine.unlink()
+    found = export(run_dir, tmp_path / "out", merged=True)
+    assert "random tokens" in found.facts["proof"]["origin"]
+    assert max(differences(found)) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "code"), [("signal 15:export.weights", errors.PREEMPTED), ("signal 9:export.written", -signal.SIGKILL)]
+)
+def test_a_stop_leaves_the_export_before_as_it_was(fault: str, code: int, lora_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = export(lora_run, out, merged=True)
+    digest = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+    command = [
+        sys.executable,
+        "-m",
+        "kubetune",
+        "export",
+        str(lora_run),
+        "--merge",
+        "--dtype",
+        "bf16",
+        "--out",
+        str(out),
+    ]
+    ended = subprocess.run(command, env={**os.environ, faults.FAULT: fault}, capture_output=True, text=True)
+    assert ended.returncode == code, ended.stderr
+    assert is_whole(out)
+    assert hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest() == digest
+    assert len(leftovers(tmp_path)) == (1 if code > 0 else 2)
+    again = export(lora_run, out, merged=True)  # clears away what the killed one left
+    assert leftovers(tmp_path) == ["out"]
+    assert again.files.keys() == before.files.keys()
+
+
+def test_what_cannot_be_exported(lora_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for words, said in (
+        (["--out", str(tmp_path / "mine")], "holds other files"),
+        (["--step", "99"], "these steps: 7"),
+        (["--dtype", "int3"], "expected one of bfloat16, float16, float32"),
+    ):
+        assert main(["export", str(lora_run), *words]) == errors.USER
+        assert said in capsys.readouterr().err
+    assert leftovers(tmp_path / "mine") == ["notes.txt"]
+
+
+def test_a_curve_in_one_line() -> None:
+    assert model_card.sparkline([8, 4, 2, 1]) == "█▄▂▁"
+    assert model_card.sparkline([1.0, 1.0]) == "▁▁"
+    assert len(model_card.sparkline(range(1000))) == 60
