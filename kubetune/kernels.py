@@ -86,6 +86,13 @@ def cross_entropy(logits: Tensor, labels: Tensor, scale: float, multiplier: floa
     return loss, logits.copy_(gradient * (scale * multiplier))
 
 
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`[rows, width]` as 8-bit floats (e4m3), and each row's scale `[rows, 1]`: their product is about `x`."""
+    wide = x.float()
+    scales = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
+    return (wide / scales).to(torch.float8_e4m3fn), scales
+
+
 POINTWISE: tuple[Callable[..., Any], ...] = (
     rms_norm_forward,
     rms_norm_backward,
@@ -95,6 +102,7 @@ POINTWISE: tuple[Callable[..., Any], ...] = (
     rotary_forward,
     rotary_backward,
     cross_entropy,
+    round_rows,
 )
 FUSED: dict[str, Callable[..., Any]] = {f.__name__: f for f in POINTWISE}
 

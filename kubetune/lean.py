@@ -38,7 +38,7 @@ def make_lean(model: nn.Module, *, fused: bool) -> Counter[str]:
 
 
 def _candidates(module: Any, norms: dict[type, Forward | None], fused: bool) -> Iterator[tuple[str, Forward]]:
-    if _is_plain_lora(module):
+    if is_plain_lora(module):
         yield "lora", _lora_forward
     elif fused and _is_rms_norm(module):
         if type(module) not in norms:
@@ -49,7 +49,8 @@ def _candidates(module: Any, norms: dict[type, Forward | None], fused: bool) -> 
         yield "swiglu", _swiglu_forward
 
 
-def _is_plain_lora(module: Any) -> bool:
+def is_plain_lora(module: Any) -> bool:
+    """Whether a module is PEFT's LoRA around one frozen linear layer, without variants, biases or second adapters."""
     from peft.tuners.lora.layer import Linear
 
     if type(module) is not Linear or len(module.active_adapters) != 1:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kubetune import errors, health, logs, metrics, parallel, sharded, throughput, trace, watchdog
+from kubetune import errors, fp8, health, logs, metrics, parallel, sharded, throughput, trace, watchdog
 from kubetune.checkpoint import State
 from kubetune.config.schema import Config
 from kubetune.data.batches import Batch
@@ -108,11 +108,20 @@ def _train(
         dtype = choose_dtype(config.model.dtype, world.device)
         facts = throughput.describe(learner, config, data.train, world.device, dtype)
         metrics.record_event(run_dir, "resume" if state.step else "start", step=state.step, **facts)
+    if config.training.fp8:
+        fp8.adopt(learner.model, world.device, lambda: _loss_ahead(run, state))
     stop.defer()
     with open_journal(config, plan, run_dir, world, state) as journal:
         state = loop(run, state, journal)
     run.snapshots.finish()
     return state
+
+
+def _loss_ahead(run: Run, state: State) -> float:
+    """What the model makes of the first micro-batches of the next step."""
+    work = run.feed.step(min(state.step, run.plan.num_steps - 1))
+    parts = [run.task.evaluate(run.learner, batch.to(run.world.device)) for batch in work.batches[:1]]
+    return float(run.task.metrics(run.learner, parts, run.world)["eval_loss"])
 
 
 def _workload(config: Config, plan: Plan, data: Prepared) -> Workload:

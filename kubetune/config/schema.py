@@ -178,6 +178,30 @@ class ClassificationConfig(Section):
     )
 
 
+class VisionConfig(Section):
+    image_max_tokens: int = Field(
+        1024, ge=1, le=16_384, description="Larger images are scaled down until they take at most so many tokens."
+    )
+    image_min_tokens: int | None = Field(
+        None, ge=1, description="Smaller images are scaled up to so many tokens. Left out: as the model's processor does."
+    )
+    freeze_vision_tower: bool = Field(
+        True, description="`false`: the part that sees learns too, through adapters of its own where there is LoRA."
+    )
+    freeze_projector: bool = Field(
+        True, description="`false`: the part that turns what is seen into tokens learns too, in the same way."
+    )
+
+    @model_validator(mode="after")
+    def _budget_holds_something(self) -> VisionConfig:
+        if self.image_min_tokens is not None and self.image_min_tokens > self.image_max_tokens:
+            raise ValueError(
+                f"image_min_tokens is {self.image_min_tokens}, image_max_tokens {self.image_max_tokens}; expected no "
+                "more than that"
+            )
+        return self
+
+
 Interval = Annotated[int, Field(ge=1)] | Literal["epoch"]
 
 
@@ -232,6 +256,11 @@ class TrainingConfig(Section):
     )
     compile: Literal["auto"] | bool = Field(
         "auto", description="torch.compile of pointwise parts; `auto`: where the planned work is worth it."
+    )
+    fp8: bool = Field(
+        False,
+        description="Compute the frozen layers under adapters in 8-bit floats, on GPUs that have them. Refused where "
+        "it changes the loss of the first batch by more than 1 %.",
     )
     async_save: Literal["auto"] | bool = Field(
         "auto",
@@ -299,6 +328,9 @@ class Config(Section):
     classification: ClassificationConfig = Field(
         default_factory=ClassificationConfig, description="What `task: sequence_classification` tells apart."
     )
+    vision: VisionConfig = Field(
+        default_factory=VisionConfig, description="How `task: vision_language` sees images, and what of that learns."
+    )
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides the run.")
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is printed.")
@@ -325,6 +357,8 @@ class Config(Section):
             )
         if self.training.parallelism == "fsdp":
             problems += self._not_sharded()
+        if self.training.fp8:
+            problems += self._not_in_fp8()
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -345,3 +379,15 @@ class Config(Section):
             for setting, is_found in refused.items()
             if is_found
         ]
+
+    def _not_in_fp8(self) -> list[str]:
+        """What `training.fp8` cannot be combined with."""
+        refused = {
+            f"task: {self.task}": self.task != "causal_lm",
+            "full fine-tuning": self.lora is None,
+            f"quantization: {self.quantization}": self.quantization != "none",
+            "training.parallelism: fsdp": self.training.parallelism == "fsdp",
+            "lora.dropout": self.lora is not None and self.lora.dropout > 0,
+            "lora.use_dora": self.lora is not None and self.lora.use_dora,
+        }
+        return [f"training.fp8 does not work with {setting}" for setting, is_found in refused.items() if is_found]
