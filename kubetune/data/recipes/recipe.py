@@ -85,18 +85,20 @@ def plain_text(value: Any, where: str) -> str:
 
 def without_tags(text: str, tally: Tally) -> str:
     """A text without image tags, which no image is there for."""
+    return _untagged(text, tally).strip()
+
+
+def _untagged(text: str, tally: Tally) -> str:
     if IMAGE_TAG not in text:
         return text
     tally.notes["image_tags_removed"] += text.count(IMAGE_TAG)
-    return text.replace(IMAGE_TAG, "").strip()
+    return text.replace(IMAGE_TAG, "")
 
 
 def with_one_tag(text: str, tally: Tally) -> str:
     """A question with exactly one image tag: the first it has, where it stands, or else one before it."""
     before, tag, after = text.partition(IMAGE_TAG)
-    if not tag:
-        return f"{IMAGE_TAG}\n{text}"
-    return before + tag + (without_tags(after, tally) if IMAGE_TAG in after else after)
+    return before + tag + _untagged(after, tally) if tag else f"{IMAGE_TAG}\n{text}"
 
 
 def messages_json(turns: list[tuple[str, str]]) -> str:

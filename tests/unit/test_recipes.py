@@ -1,0 +1,230 @@
+"""Records of FIRE and Volcano to rows: every oddity they are known to have, and that training can read the outcome."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.data.formats import Chat, convert
+from kubetune.data.recipes import fire, volcano
+from kubetune.data.recipes.recipe import Options
+from kubetune.data.recipes.tally import Skipped, Tally
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+
+GRAY, WHITE = "Thought: hm\nAnswer: gray", "Thought: I see\nAnswer: white"
+CLOSE, RIGHT = "Score: 4.\nFeedback: Not quite.\n", "Score: 10.\nFeedback: Well done!\n"
+
+
+def student(text: Any) -> dict[str, Any]:
+    return {"role": "student", "type": "response", "value": text}
+
+
+def teacher(text: Any) -> dict[str, Any]:
+    return {"role": "teacher", "type": "feedback", "value": text}
+
+
+def trajectory(**changes: Any) -> dict[str, Any]:
+    turns = [student(GRAY), teacher(CLOSE), student(f"{WHITE}\n\n"), teacher(RIGHT)]
+    record = {"id": "r1", "image": "coco/a.jpg", "question": {"value": "What colour?"}, "conversations": turns}
+    return record | changes
+
+
+def rows(record: dict[str, Any], *, recipe: Any = fire, **options: Any) -> tuple[list[dict[str, Any]], Tally]:
+    tally = Tally()
+    chosen = Options(**{"style": "bc", "max_history_rounds": 6, **options})
+    found = recipe.rows_of(record, "r1", chosen, lambda path: f"/images/{path}", tally)
+    return [json.loads(row) for row in found], tally
+
+
+def texts(messages: list[dict[str, str]]) -> list[str]:
+    return [f"{message['role'][0]}: {message['content']}" for message in messages]
+
+
+def test_each_attempt_is_learnt_from_the_state_before_it() -> None:
+    (first, second), tally = rows(trajectory())
+    assert texts(first["prompt"]) == ["u: <image>\nWhat colour?"]
+    assert texts(first["completion"]) == [f"a: {GRAY}"]
+    assert texts(second["prompt"]) == ["u: <image>\nWhat colour?", f"a: {GRAY}", "u: Score: 4.\nFeedback: Not quite."]
+    assert texts(second["completion"]) == [f"a: {WHITE}"]
+    assert second["images"] == ["/images/coco/a.jpg"]
+    assert (first["id"], first["round"], second["round"]) == ("r1", 1, 2)
+    assert (tally.rounds, tally.sets) == (2, {"coco": 1})
+    chat = convert(second)
+    assert isinstance(chat, Chat)
+    assert chat.context == 3  # so only the completion is trained
+    assert chat.images == ("/images/coco/a.jpg",)
+
+
+@pytest.mark.parametrize(("most", "attempts"), [(0, []), (1, ["3"]), (2, ["2", "3"]), (6, ["0", "1", "2", "3"])])
+def test_a_state_holds_the_last_attempts_with_their_feedback(most: int, attempts: list[str]) -> None:
+    turns = [turn for n in range(5) for turn in (student(str(n)), teacher(f"no {n}"))]
+    found, tally = rows(trajectory(conversations=turns), max_history_rounds=most)
+    state = [word for n in attempts for word in (f"a: {n}", f"u: no {n}")]
+    assert texts(found[4]["prompt"]) == ["u: <image>\nWhat colour?", *state]
+    assert len(found) == 5
+    assert tally.notes["states_cut"] == max(0, 4 - most)
+
+
+def test_a_record_as_one_conversation() -> None:
+    (row,), _ = rows(trajectory(), style="sharegpt")
+    told = "u: A score of 4 is given to the answer. Not quite."
+    assert texts(row["messages"]) == ["u: <image>\nWhat colour?", "a: gray", told, "a: white"]
+    assert isinstance(convert(row), Chat)
+
+
+@pytest.mark.parametrize(
+    ("feedback", "told"),
+    [
+        ("Score: 7.5\nFeedback: Close.", "A score of 7.5 is given to the answer. Close."),
+        ("Score: 8/10.\nFeedback: Close.", "A score of 8 is given to the answer. Close."),
+        ("Score: 3.", "A score of 3 is given to the answer."),
+        ("Not correct.", "Not correct."),
+        ("Score: ten\nFeedback: Good.", "Good."),
+        ("Score: 2.\nTry again.", "A score of 2 is given to the answer. Try again."),
+    ],
+)
+def test_feedback_in_words(feedback: str, told: str) -> None:
+    turns = [student("It is gray."), teacher(feedback), student("Thought: hm\nAnswer:")]
+    (row,), tally = rows(trajectory(conversations=turns), style="sharegpt")
+    assert texts(row["messages"])[1:] == ["a: It is gray.", f"u: {told}", "a: Thought: hm\nAnswer:"]
+    assert tally.notes["feedback_without_score"] == (not told.startswith("A score"))
+
+
+def test_turns_out_of_order() -> None:
+    turns = [teacher("early"), student("A"), student("B"), teacher("no"), teacher("really"), student(" "), student("C")]
+    found, tally = rows(trajectory(conversations=turns))
+    question = "u: <image>\nWhat colour?"
+    assert [texts(row["prompt"]) for row in found] == [[question], [question], [question, "a: B", "u: no\nreally"]]
+    assert [texts(row["completion"]) for row in found] == [["a: A"], ["a: B"], ["a: C"]]
+    assert tally.notes == {
+        "feedback_before_any_attempt": 1, "attempts_without_feedback": 1, "empty_turns": 1, "states_cut": 0
+    }  # fmt: skip
+    (row,), _ = rows(trajectory(conversations=turns), style="sharegpt")
+    assert texts(row["messages"]) == [question, "a: B", "u: no\nreally", "a: C"]
+
+
+@pytest.mark.parametrize(
+    ("question", "asked", "removed"),
+    [
+        ("What colour?", "<image>\nWhat colour?", 0),
+        ({"value": " <image>\nWhat? "}, "<image>\nWhat?", 0),
+        ({"value": "What?<image>"}, "What?<image>", 0),
+        ({"value": "<image>\nCompare <image> please."}, "<image>\nCompare  please.", 1),
+    ],
+)
+def test_questions_have_one_tag(question: Any, asked: str, removed: int) -> None:
+    (first, _), tally = rows(trajectory(question=question))
+    assert first["prompt"][0]["content"] == asked
+    assert tally.notes["image_tags_removed"] == removed
+
+
+def test_tags_in_answers_are_no_images() -> None:
+    turns = [student("The <image> shows a bear"), teacher("Look at the <image>"), student("gray")]
+    found, tally = rows(trajectory(conversations=turns))
+    assert all(sum(m["content"].count("<image>") for m in row["prompt"] + row["completion"]) == 1 for row in found)
+    assert tally.notes["image_tags_removed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"image": None}, "no_image"),
+        ({"image": " "}, "no_image"),
+        ({"image": {"bytes": "x"}}, "no_image"),
+        ({"question": None}, "no_question"),
+        ({"question": {"value": "  "}}, "no_question"),
+        ({"question": {"value": "<image>"}}, "no_question"),
+        ({"question": {"value": 3}}, "bad_text"),
+        ({"question": "a\0"}, "bad_text"),
+        ({"question": "\ud800"}, "bad_text"),
+        ({"conversations": []}, "no_conversations"),
+        ({"conversations": None}, "no_conversations"),
+        ({"conversations": "x"}, "no_conversations"),
+        ({"conversations": ["x"]}, "bad_turn"),
+        ({"conversations": [{"role": ["student"], "value": "x"}]}, "bad_turn"),
+        ({"conversations": [teacher("no")]}, "no_student_turn"),
+        ({"conversations": [student(None)]}, "bad_text"),
+    ],
+)
+def test_trajectories_that_cannot_be_used(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Skipped) as caught:
+        rows(trajectory(**changes))
+    assert caught.value.reason == reason
+
+
+def test_records_of_other_source_sets_are_left_out() -> None:
+    with pytest.raises(Skipped) as caught:
+        rows(trajectory(image="gqa/1.jpg"), sources=("coco",))
+    assert caught.value.reason == "filtered_by_source"
+    assert rows(trajectory(), sources=("coco", "gqa"))[0]
+
+
+def spoken(*texts: Any, image: str | None = "a.jpg") -> dict[str, Any]:
+    turns = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]
+    return {"id": "v1", "conversations": turns} | ({"image": image} if image else {})
+
+
+def test_volcano_keeps_the_place_of_the_tag_and_text_without_images() -> None:
+    (row,), tally = rows(spoken("What is it?\n<image>", "A pot.", "Which <image>?", "Red."), recipe=volcano)
+    assert texts(row["messages"]) == ["u: What is it?\n<image>", "a: A pot.", "u: Which ?", "a: Red."]
+    assert (row["images"], tally.rounds) == (["/images/a.jpg"], 2)
+    (row,), tally = rows(spoken("Who wrote Hamlet?", "Shakespeare.", image=None), recipe=volcano)
+    assert "images" not in row
+    assert (tally.notes["text_only"], tally.sets) == (1, {"text": 1})
+    (row,), _ = rows(spoken("What is it?", "A pot."), recipe=volcano)
+    assert texts(row["messages"])[0] == "u: <image>\nWhat is it?"
+
+
+def test_volcano_conversations_that_begin_or_end_in_their_middle() -> None:
+    record = spoken("x", "y", "What?", image=None)
+    record["conversations"].insert(0, {"from": "system", "value": "Be short."})
+    (row,), tally = rows(record, recipe=volcano)
+    assert texts(row["messages"]) == ["s: Be short.", "u: x", "a: y"]
+    record["conversations"][1] = {"from": "gpt", "value": "late"}
+    record["conversations"][2] = {"from": "human", "value": "x"}
+    record["conversations"][3] = {"from": "gpt", "value": "y"}
+    (row,), tally = rows(record, recipe=volcano)
+    assert texts(row["messages"]) == ["s: Be short.", "u: x", "a: y"]
+    assert tally.notes["leading_answers_left_out"] == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (spoken("<image>\nWhat?", "x", image=None), "no_image"),
+        (spoken(), "no_conversations"),
+        (spoken("What?"), "no_answer"),
+        (spoken("What?", " "), "empty_turn"),
+        (spoken("What?", "<image>"), "empty_turn"),
+        (spoken("What?", 3), "bad_text"),
+        ({"conversations": [{"from": "dog", "value": "x"}]}, "bad_turn"),
+        ({"conversations": [{"from": "human", "value": "x"}, *spoken("x", "y")["conversations"]]}, "bad_turn"),
+    ],
+)
+def test_volcano_records_that_cannot_be_used(record: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Skipped) as caught:
+        rows(record, recipe=volcano)
+    assert caught.value.reason == reason
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the published fragments are not here")
+@pytest.mark.parametrize("style", ["bc", "sharegpt"])
+def test_the_published_fragments(style: str) -> None:
+    found = []
+    for name in ("fire_schema_reconstructed", "fire_schema_edge_cases_synthetic"):
+        for record in json.loads((SHARED / "fire" / f"{name}.json").read_text()):
+            if record["id"] in ("e_no_image", "e_no_conversations", "e_empty_question"):
+                with pytest.raises(Skipped):
+                    rows(record, style=style)
+            else:
+                found += rows(record, style=style)[0]
+    for record in json.loads((SHARED / "volcano" / "volcano_train_schema_reconstructed.json").read_text()):
+        found += rows(record, recipe=volcano)[0]
+    assert len(found) == (48 if style == "bc" else 25)
+    chats = [convert(row) for row in found]
+    assert all(isinstance(chat, Chat) and chat.messages[-1]["role"] == "assistant" for chat in chats)
+    assert sum(not chat.images for chat in chats if isinstance(chat, Chat)) == 1
