@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +33,13 @@ def prepare_pooling(model: nn.Module, wanted: str) -> Route:
     return choose_attention(model, wanted, self_check)
 
 
+def name_padding(model: nn.Module, pad_id: int) -> None:
+    """Tell a decoder what fills up batches, as without it transformers would refuse to run it on several texts."""
+    facts = unwrap(model).config.get_text_config()
+    if pools_last(unwrap(model)) and getattr(facts, "pad_token_id", None) is None:
+        facts.pad_token_id = pad_id
+
+
 def heads(lm: Any) -> list[str]:
     """Names of the modules behind the backbone, which are new when a pretrained model learns to classify."""
     children = ((name, child) for name, child in lm.named_children() if name != lm.base_model_prefix)
@@ -43,8 +51,8 @@ def pools_last(lm: Any) -> bool:
     return hasattr(lm, "score")
 
 
-def flow(lm: Any, batch: Batch) -> Any:
-    """The stream to be declared around forward and backward of a batch."""
+def flow(lm: Any, batch: Batch) -> AbstractContextManager[None]:
+    """The stream to be declared around forward and backward of a batch that runs flat."""
     ends = torch.tensor(batch.borders, device=batch.input_ids.device)
     return stream(batch.borders, ends[1:] - 1 if pools_last(lm) else ends[:-1], causal=pools_last(lm))
 
@@ -63,7 +71,8 @@ def lone_logits(lm: Any, batch: Batch) -> Tensor:
 
 
 def _types(lm: Any, batch: Batch) -> dict[str, Tensor]:
-    if batch.segments is None or "token_type_ids" not in _parameters(type(lm).forward):
+    # GPT-2 would take them too, for words of its vocabulary.
+    if batch.segments is None or pools_last(lm) or "token_type_ids" not in _parameters(type(lm).forward):
         return {}
     return {"token_type_ids": batch.segments[None]}
 
@@ -93,7 +102,8 @@ def _hook_pooling(lm: Any) -> None:
     trunk = backbone(lm)
     if isinstance(pooler := getattr(trunk, "pooler", None), nn.Module):
         pooler.register_forward_pre_hook(lambda _, args: (pick(args[0]), *args[1:]))
-    trunk.register_forward_hook(pick_output)
+    for module in {getattr(trunk, "encoder", trunk), trunk}:
+        module.register_forward_hook(pick_output)
 
 
 def self_check(model: nn.Module) -> float:

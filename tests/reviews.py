@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoModel, BertConfig, DistilBertConfig, Qwen3Config
+from transformers import AutoConfig, AutoModel
 
 from kubetune.config.schema import Config
 
@@ -25,13 +25,16 @@ def save_model(folder: Path, kind: str = "bert", **settings: Any) -> Path:
     # Weights as large as trained ones are: from BERT's own tiny ones a model learns nothing in a few steps.
     small = {"vocab_size": len(SPECIAL) + len(WORDS), "pad_token_id": 0, "initializer_range": 0.1}
     bert = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, **small}
-    qwen3 = {**bert, "num_key_value_heads": 1, "head_dim": 16, "bos_token_id": 2, "eos_token_id": 3}
-    distilbert = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, **small}
-    config = {
-        "bert": lambda: BertConfig(**bert | settings),
-        "distilbert": lambda: DistilBertConfig(**distilbert | settings),
-        "qwen3": lambda: Qwen3Config(**qwen3 | settings),
-    }[kind]()
+    ends = {"bos_token_id": 2, "eos_token_id": 3}
+    settings_of: dict[str, dict[str, Any]] = {
+        "bert": bert,
+        "albert": {**bert, "embedding_size": 16},
+        "modernbert": {**bert, **ends, "cls_token_id": 2, "sep_token_id": 3, "classifier_pooling": "mean"},
+        "qwen3": {**bert, **ends, "num_key_value_heads": 1, "head_dim": 16},
+        "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, **small},
+        "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, **small, **ends, "pad_token_id": None},
+    }
+    config = AutoConfig.for_model(kind, **settings_of[kind] | settings)
     torch.manual_seed(0)
     AutoModel.from_config(config).save_pretrained(folder)
     vocabulary = {word: id for id, word in enumerate((*SPECIAL, *WORDS))}

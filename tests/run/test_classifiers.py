@@ -26,11 +26,15 @@ from kubetune.tuning import Workload
 from tests import reviews, toy
 from tests.ranks import run_ranks
 
-NO_DROPOUT = {
+NO_DROPOUT: dict[str, dict[str, float]] = {
     "bert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "albert": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout_prob": 0.0},
     "distilbert": {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0},
+    "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "qwen3": {},
+    "modernbert": {},
 }
+ONE_BY_ONE = ("modernbert",)  # it means over all tokens, and looks at neighbours only in some layers
 
 
 @pytest.fixture(scope="module")
@@ -53,25 +57,29 @@ def evaluations(run_dir: Path) -> list[dict[str, Any]]:
     return [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line]
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "qwen3"])
+@pytest.mark.parametrize("kind", NO_DROPOUT)
 def test_loss_and_gradient_equal_the_padded_batch_of_transformers(kind: str, tmp_path: Path) -> None:
     inputs = reviews.make_inputs(tmp_path, kind, **NO_DROPOUT[kind])
     config = reviews.make_config(inputs, {"per_device_train_batch_size": 16})
     data, world = prepare(config), World()
     learner = task.build(config, world, Workload(1024, 0, data.labels))
-    assert learner.route.flat, learner.route.why_not
-    [batch] = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches
-    found = task.backward(learner, batch, 1.0 / len(batch.samples))
+    flat = learner.route.flat
+    assert flat == (kind not in ONE_BY_ONE), learner.route.why_not
+    batches = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world, flat=flat).step(0).batches
+    samples = [sample for batch in batches for sample in batch.samples]
+    assert len(batches) == (1 if flat else len(samples))
+    found = sum(float(task.backward(learner, batch, 1.0 / len(samples))) for batch in batches)
     gradient = {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
     learner.model.zero_grad()
 
-    rows = [torch.tensor(data.train.row(i)[0].astype(np.int64)) for i in batch.samples]
+    rows = [torch.tensor(data.train.row(i)[0].astype(np.int64)) for i in samples]
+    targets = torch.cat([batch.labels[:, 0].long() for batch in batches])
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     seen = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     learner.model.set_attn_implementation("eager")
-    wanted = learner.model(input_ids=ids, attention_mask=seen, labels=batch.labels[:, 0].long()).loss
+    wanted = learner.model(input_ids=ids, attention_mask=seen, labels=targets).loss
     wanted.backward()
-    assert float(found) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    assert found == pytest.approx(float(wanted.detach()), rel=1e-5)
     for name, parameter in learner.model.named_parameters():
         if parameter.grad is not None:
             assert torch.allclose(gradient[name], parameter.grad, atol=1e-6), name
