@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from kubetune import adapters, errors, models, quantization
-from kubetune.classifier import flat_logits, flow, heads, lone_logits, pools_last, prepare_pooling
+from kubetune.classifier import flat_logits, flow, heads, lone_logits, name_padding, pools_last, prepare_pooling
 from kubetune.data.batches import Batch
 from kubetune.data.labels import Labels, ProblemType
+from kubetune.data.tokenizer import load_tokenizer
 from kubetune.flat import Route, unwrap
 from kubetune.parallel import World, gather
 from kubetune.tuning import Workload, tune
@@ -28,10 +30,10 @@ if TYPE_CHECKING:
     from kubetune.data.rows import Rows
 
 
-@dataclass(frozen=True)
 AUTO_CLASS = "AutoModelForSequenceClassification"
 
 
+@dataclass(frozen=True)
 class Classifier:
     """A model ready to train, how sequences go through it, and what it tells apart."""
 
@@ -63,6 +65,7 @@ def build(config: Config, world: World, workload: Workload) -> Classifier:
         ignore_mismatched_sizes=True,
         **labels.model_settings(),
     )
+    name_padding(model, load_tokenizer(config.model).pad_id)
     if config.lora is not None:
         seed = config.training.seed
         model = adapters.add_lora(model, config.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model))
@@ -101,13 +104,13 @@ def labels_of(folder: Path) -> Labels:
     return Labels(cast(ProblemType, facts.problem_type), tuple(facts.id2label[i] for i in range(facts.num_labels)))
 
 
-def logits(task: Classifier, batch: Batch) -> Tensor:
 def running(task: Classifier, batch: Batch) -> AbstractContextManager[None]:
     """What must be around forward and backward: the stream, or nothing where the model's own code runs."""
     return flow(unwrap(task.model), batch) if task.route.flat else nullcontext()
 
 
-    """fp32 logits `[sequences, outputs]`. Call it, and `.backward()`, inside `flow`."""
+def logits(task: Classifier, batch: Batch) -> Tensor:
+    """fp32 logits `[sequences, outputs]`. Call it, and `.backward()`, inside `running`."""
     lm = unwrap(task.model)
     return (flat_logits if task.route.flat else lone_logits)(lm, batch).float()
 
@@ -124,7 +127,7 @@ def loss(task: Classifier, batch: Batch, scale: float) -> Tensor:
 
 def backward(task: Classifier, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
-    with flow(unwrap(task.model), batch):
+    with running(task, batch):
         value = loss(task, batch, scale)
         value.backward()
     return value.detach()
@@ -133,7 +136,7 @@ def backward(task: Classifier, batch: Batch, scale: float) -> Tensor:
 @torch.no_grad()
 def evaluate(task: Classifier, batch: Batch) -> Outputs:
     """What the model says of one micro-batch."""
-    with flow(unwrap(task.model), batch):
+    with running(task, batch):
         said = logits(task, batch).double().cpu().numpy()
     return Outputs(np.asarray(batch.samples, np.int64), said, batch.labels.double().cpu().numpy())
 
