@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from aiohttp import web
 
-from . import access, discovery, faults, merge
+from . import access, discovery, faults, merge, protobuf
 from .apply import apply
 from .defaults import fill_defaults
 from .errors import (
@@ -314,8 +314,10 @@ def _delete_options(request: web.Request, options: Object) -> tuple[int | None, 
 
 async def _read_body(request: web.Request) -> Any:
     if "protobuf" in request.content_type:
+        if (obj := protobuf.decode(await request.read())) is not None:
+            return obj
         advice = "use apply or create -f instead of a typed command such as `kubectl create job`"
-        raise unsupported_media_type(f"this server reads JSON and YAML only: {advice}")
+        raise unsupported_media_type(f"this server reads JSON and YAML: {advice}")
     text = await request.text()
     try:
         return yaml.safe_load(text) if "yaml" in request.content_type else json.loads(text or "null")

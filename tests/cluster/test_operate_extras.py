@@ -1,0 +1,103 @@
+"""What can stand beside a run, really started: its smoke test, TensorBoard with its results, JupyterLab."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import Cluster
+from tests.cluster.operation import Desk, slow
+from tests.cluster.test_operate_training import furnish, model  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path) -> Desk:
+    return Desk(cluster, tmp_path)
+
+
+@contextmanager
+def forwarded(desk: Desk, server: str) -> Iterator[str]:
+    """The address on this machine of a server of the run."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    command = desk.command("port-forward", "fit", server, "--port", port)
+    with subprocess.Popen(
+        command, cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "Forwarding from 127.0.0.1" in line:
+                break
+        assert "token=" not in "".join(said)  # shown on a terminal only
+        yield f"http://127.0.0.1:{port}"
+        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C
+
+
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        found: bytes = answer.read()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["job", slow("pytorchjob"), slow("trainjob")])
+def test_two_nodes_are_found_fit(desk: Desk, kind: str) -> None:
+    desk.write({"kubernetes.kind": kind, "compute.memory": "4Gi"})
+    more = ("--smoke", "--follow", "-n", desk.cluster.namespace)
+    done = desk.kubetune("submit", "run.yaml", *more)
+    assert "fit-smoke" in done.stdout
+    assert "/cache" in done.stdout
+    assert "/outputs" in done.stdout
+    assert "done" in desk.quick("status", "fit-smoke", "-n", desk.cluster.namespace).stdout
+    assert "was there already, which is done" in desk.quick("submit", "run.yaml", "--smoke").stdout
+    desk.quick("delete", "fit-smoke", "--yes", "--volumes", "-n", desk.cluster.namespace)
+    assert desk.cluster.find("Pod") == []
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_tensorboard_shows_the_run(cluster: Cluster, tmp_path: Path, model: Path) -> None:  # noqa: F811
+    changes = {"training.max_steps": 4, "tracking.tensorboard": True, "kubernetes.tensorboard": True}
+    desk = furnish(cluster, tmp_path, model, **changes)
+    desk.kubetune("submit", "run.yaml", "--follow")
+    desk.cluster.wait("Deployment", "fit-tensorboard", lambda found: found["status"].get("readyReplicas"), seconds=60)
+    (pod,) = desk.cluster.find("Pod", "app.kubernetes.io/component=tensorboard")
+    desk.cluster.wait_log(pod["metadata"]["name"], "TensorBoard", seconds=60)
+    with forwarded(desk, "tensorboard") as url:
+        runs = json.loads(read(f"{url}/data/runs"))
+        assert any(name.startswith("fit") for name in runs), runs
+        assert b"loss" in read(f"{url}/data/plugin/scalars/tags")
+    desk.quick("delete", "fit", "--yes")
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_jupyter_opens_with_its_token_only_and_never_prints_it(desk: Desk) -> None:
+    desk.write({"kubernetes.jupyter": {"cpu": 1, "memory": "1Gi"}})
+    desk.cluster.never_schedule("fit-[01]-")
+    desk.quick("submit", "run.yaml")
+    token = base64.b64decode(desk.cluster.get("Secret", "fit-jupyter")["data"]["token"]).decode()
+    desk.cluster.wait_phase("fit-jupyter", "Running")
+    desk.cluster.wait_log("fit-jupyter", "Jupyter Server", seconds=60)
+    desk.cluster.wait_log("fit-jupyter", "is running at", seconds=60)
+    with forwarded(desk, "jupyter") as url:
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            read(f"{url}/api/contents")
+        listed = json.loads(read(f"{url}/api/contents?token={token}"))
+        assert listed["type"] == "directory"
+        assert b"jupyterlab" in read(f"{url}/lab?token={token}").lower()
+    assert token not in desk.cluster.log("fit-jupyter") + desk.quick("render", "run.yaml").stdout
+    desk.quick("delete", "fit", "--yes")
+    assert desk.cluster.find("Secret") == []
