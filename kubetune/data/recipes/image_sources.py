@@ -46,13 +46,13 @@ class ImageSources:
             elif sign:
                 prefixes[prefix] = Path(place).expanduser().resolve()
             elif root is not None:
-                raise ConfigError(f"--images {root} and {place}; expected one folder without a source set, such as DIR")
+                raise ConfigError(f"--images {root} and {place}; expected one folder that has no SET=. {NOTHING}")
             else:
                 root = Path(place).expanduser().resolve()
         if not words and not skip:
-            raise ConfigError("--images is missing; expected a folder, hub, or --skip-images to leave them for later")
+            raise ConfigError(f"--images is missing; expected a folder, hub, or --skip-images. {NOTHING}")
         if skip and hub:
-            raise ConfigError("--skip-images and --images hub exclude each other")
+            raise ConfigError(f"--skip-images and --images hub exclude each other. {NOTHING}")
         return cls(ImageFolders(root, prefixes), hub, skip)
 
     def data_set(self, path: str) -> str | None:

@@ -79,7 +79,9 @@ def locate_splits(source: str, splits: Sequence[str], *, given: bool) -> list[Or
     if place.suffix.lower() not in READERS:
         raise DataError(f"{source} is of an unknown kind; expected {', '.join(READERS)}. {NOTHING}")
     if given and len(splits) > 1:
-        raise ConfigError(f"--split {','.join(splits)}: {source} is one file, so give one split, or its folder")
+        raise ConfigError(
+            f"--split {','.join(splits)}: {source} is one file, so give one split, or its folder. {NOTHING}"
+        )
     named = [split for split in splits if _names(split, place.name)]
     return [Origin(splits[0] if given else (named or splits)[0], (place,))]
 
