@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from kubetune.config.schema import Config
     from kubetune.data.check import Report
+    from kubetune.data.gallery import Gallery
+    from kubetune.data.tokenizer import Tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--model", help="model whose tokenizer is used; needed for tokens when TARGET is data")
     check.add_argument("--samples", type=int, default=2, metavar="N", help="rendered rows to show (default 2)")
     check.add_argument("--json", action="store_true", help="print the report as JSON, with every bad record")
+    check.add_argument(
+        "--html", type=Path, metavar="FILE", help="write it as a page too, with rows as the model sees them"
+    )
     prepare = actions.add_parser("prepare", help="tokenise the data of a run into the cache, as `train` does")
     prepare.add_argument("target", help="run file")
     prepare.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run file")
@@ -58,23 +63,60 @@ def _check(args: argparse.Namespace) -> int:
 
     console = Console(soft_wrap=True, highlight=False)
     if not args.target.endswith((".yaml", ".yml")) and not args.model:
+        if args.html:
+            raise ConfigError("--html shows rows as a model sees them; give --model, or a run file")
         return _check_shapes(args, console)
     from kubetune.data.check import check
+    from kubetune.data.gallery import Gallery
     from kubetune.data.problems import SHOWN
     from kubetune.data.tokenizer import load_tokenizer
 
     config = _load(args)
     cache = Path(config.data.cache).expanduser() if config.data.cache else None
-    report = check(config, load_tokenizer(config.model, cache), args.samples, keep=None if args.json else SHOWN)
+    tokenizer, gallery = load_tokenizer(config.model, cache), Gallery() if args.html else None
+    report = check(config, tokenizer, args.samples, keep=None if args.json else SHOWN, gallery=gallery)
+    if gallery is not None:
+        _write_page(args.html, config, report, gallery, tokenizer)
     if args.json:
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     else:
         _show(report, console)
+    if args.html and not args.json:
+        console.print(f"wrote {args.html}; open it in a browser, no network is needed")
     if report.problems.total:
         print(f"kubetune: {report.problems.error()}", file=sys.stderr)
     elif not report.ok:
         print(f"kubetune: {report.verdict}", file=sys.stderr)
     return OK if report.ok else USER
+
+
+def _write_page(output: Path, config: Config, report: Report, gallery: Gallery, tokenizer: Tokenizer) -> None:
+    from importlib.util import find_spec
+
+    from kubetune.data.splits import split_sources
+    from kubetune.data.statistics import bars
+    from kubetune.data.survey import survey
+    from kubetune.plan import model_short_name
+    from kubetune.report.data_page import write_data_page
+
+    data = config.data
+    settings = {
+        "title": config.name or ", ".join(Path(source.path).name for source in data.train),
+        "model": model_short_name(config.model.tokenizer or config.model.path),
+        "task": config.task,
+        "max_length": data.max_length,
+        "overlong": data.overlong,
+        "train_on": data.train_on,
+        "has_languages": find_spec("py3langid") is not None,
+    }
+    facts = {
+        "check": report.to_json(),
+        "survey": survey(config),
+        "rows": gallery.rows(tokenizer, split_sources(config)),
+        "lengths": {split: bars(found.elements(), data.max_length) for split, found in report.lengths.items()},
+        "settings": settings,
+    }
+    write_data_page(output, facts)
 
 
 def _check_shapes(args: argparse.Namespace, console: Console) -> int:

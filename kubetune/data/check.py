@@ -16,6 +16,7 @@ from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.formats import Chat, convert
+from kubetune.data.gallery import Gallery
 from kubetune.data.images import image_of_row
 from kubetune.data.labels import find_labels
 from kubetune.data.pipeline import Split, Tally, Worker, encode_batches
@@ -65,10 +66,17 @@ class Report:
         }
 
 
-def check(config: Config, tokenizer: Tokenizer, samples: int = 0, *, keep: int | None = SHOWN) -> Report:
+def check(
+    config: Config,
+    tokenizer: Tokenizer,
+    samples: int = 0,
+    *,
+    keep: int | None = SHOWN,
+    gallery: Gallery | None = None,
+) -> Report:
     """Encode all data as `prepare` would and say what would come of it.
 
-    `samples` rows are rendered for show; `keep` problems are kept, None for all.
+    `samples` rows are rendered for show; `keep` problems are kept, None for all. A `gallery` picks rows for a page.
     """
     report = Report(Problems(keep))
     sources = split_sources(config)
@@ -80,7 +88,10 @@ def check(config: Config, tokenizer: Tokenizer, samples: int = 0, *, keep: int |
     for result in encode_batches(worker, batches, report.problems, config.data.num_proc):
         tallies[result.split][result.source].add(result.tally)
         report.lengths[result.split].update(result.lengths)
-        seen[result.split].update(_digests(result.chunk))
+        digests = list(_digests(result.chunk))
+        seen[result.split].update(digests)
+        if gallery is not None:
+            gallery.add(result, digests)
         if result.split == "train":
             missing = samples - len(report.samples)
             report.samples += [_sample(tokenizer, *row) for row in islice(_rows(result.chunk), missing)]

@@ -193,7 +193,9 @@ def _speed(runs: Sequence[RunRecord], points: int) -> Chart | None:
             [("tokens_per_second", "tokens/s"), ("trained_tokens_per_second", "trained tokens/s")]
         ):
             found = column(run.timings, key, points)
-            if found is not None and (len(runs) == 1 or not colour):
+            if colour and (len(runs) > 1 or run.config.task == "sequence_classification"):
+                continue
+            if found is not None:
                 lines.append(Line(_label(run, what, runs), found, number if len(runs) > 1 else colour, band=not colour))
     about = "Tokens of the data, without padding; trained ones are those with a loss."
     return Chart("speed", "Tokens per second", "short", lines, about) if lines else None

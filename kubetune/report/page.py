@@ -137,6 +137,8 @@ def _summary(chart: Chart, write: Callable[[Any], str]) -> str:
 
 def status(run: RunRecord) -> tuple[str, str]:
     """A word for how the run stands, and the reason."""
+    if run.ending is None and run.report.get("finished"):
+        return "done", ""  # by a rank that no agent watched
     if run.ending is None:
         return "unfinished", "it still runs, or was cut off before it could say why"
     if run.ending.code == 0:
@@ -168,9 +170,10 @@ def _cards(run: RunRecord) -> list[tuple[str, str, str]]:
                 f"evaluation at step {best['step']:,}",
             )
         )
+    classifies = run.config.task == "sequence_classification"
     trained = sum(line.get("trained_tokens", 0) for line in run.steps)
     cards += [
-        ("Tokens", number(tokens), f"{share(trained / tokens)} of them trained" if tokens else ""),
+        ("Tokens", number(tokens), f"{share(trained / tokens)} of them trained" if tokens and not classifies else ""),
         ("Time in steps", duration(seconds), ""),
         ("Tokens/s", number(tokens / seconds if seconds else None), "without padding"),
     ]

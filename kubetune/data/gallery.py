@@ -1,0 +1,101 @@
+"""Rows worth looking at, picked as all rows go by: the first of each source, the longest, the least trained, repeats.
+
+For the data's page (report/data_page.py). Keeps token ids of a few dozen rows and no others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from kubetune.data.pipeline import Result
+from kubetune.data.tokenizer import Tokenizer
+
+_MOST_TOKENS = 3000
+"""More of one row than this is no longer read by anybody."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    """A row with where it is from: the index of its source, and of its record in it."""
+
+    split: str
+    source: int
+    record: int
+    ids: Sequence[int]
+    trained: bytes
+
+    @property
+    def trained_share(self) -> float:
+        return sum(self.trained) / max(1, len(self.trained))
+
+
+class Gallery:
+    """Give it every result of `encode_batches`; `rows` are then those picked, each with why."""
+
+    def __init__(self, per_source: int = 3, repeats: int = 5) -> None:
+        self._per_source, self._most_repeats = per_source, repeats
+        self._first: dict[tuple[str, int], list[Picked]] = {}
+        self._longest: Picked | None = None
+        self._least: Picked | None = None
+        self._seen: dict[int, tuple[str, int, int]] = {}
+        self._repeats: dict[int, Picked] = {}
+        self._times: Counter[int] = Counter()
+
+    def add(self, result: Result, digests: Sequence[int]) -> None:
+        """Look at the rows of one batch. `digests`: a number for each row that equal rows share."""
+        end = 0
+        for number, length in enumerate(result.chunk.lengths):
+            begin, end = end, end + length
+            record = result.chunk.rows[number]
+            first = self._first.setdefault((result.split, result.source), [])
+            is_longest = self._longest is None or length > len(self._longest.ids)
+            labels = result.chunk.labels[number] / max(1, length)
+            is_least = self._least is None or labels < self._least.trained_share
+            again = digests[number] in self._seen
+            self._seen.setdefault(digests[number], (result.split, result.source, record))
+            if again:
+                self._times[digests[number]] += 1
+            shown = again and (digests[number] in self._repeats or len(self._repeats) < self._most_repeats)
+            if not (len(first) < self._per_source or is_longest or is_least or shown):
+                continue
+            row = Picked(result.split, result.source, record, result.chunk.tokens[begin:end],
+                         bytes(result.chunk.trained[begin:end]))  # fmt: skip
+            if len(first) < self._per_source:
+                first.append(row)
+            self._longest = row if is_longest else self._longest
+            self._least = row if is_least else self._least
+            if shown:
+                self._repeats.setdefault(digests[number], row)
+
+    def rows(self, tokenizer: Tokenizer, sources: dict[Any, Any]) -> list[dict[str, Any]]:
+        """The picked rows, ready to be shown: `why`, `where`, `tokens`, `trained` and `pieces`."""
+        picked = [
+            (f"row {number} of {row.split}", row) for rows in self._first.values() for number, row in enumerate(rows, 1)
+        ]
+        if self._longest is not None:
+            picked.append(("the longest row that is kept", self._longest))
+        if self._least is not None and self._least.trained and any(self._least.trained):
+            picked.append(("the row with the smallest share that is learnt", self._least))
+        picked += [(f"appears {self._times[digest] + 1:,} times", row) for digest, row in self._repeats.items()]
+        return [_shown(why, row, tokenizer, sources[row.split][row.source].path) for why, row in picked]
+
+
+def _shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, Any]:
+    special = {id for id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
+    tokens = list(zip(row.ids, row.trained, strict=True))[:_MOST_TOKENS]
+    pieces = []
+    for (trained, is_special), run in groupby(tokens, key=lambda token: (bool(token[1]), token[0] in special)):
+        text = tokenizer.decode([id for id, _ in run], skip_special_tokens=False)
+        pieces.append({"text": text, "trained": trained, "special": is_special})
+    return {
+        "why": why,
+        "where": f"{path}, record {row.record + 1:,}",
+        "tokens": len(row.ids),
+        "trained": sum(row.trained),
+        "cut": len(row.ids) > _MOST_TOKENS,
+        "pieces": pieces,
+    }

@@ -1,0 +1,103 @@
+"""The data's own page: what would be learnt from them, for somebody who has never read a word about kubetune.
+
+Takes what a check and a survey found as plain data, and writes one HTML file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kubetune.files import write_atomic
+from kubetune.logs import scrub
+from kubetune.report.page import number, render
+
+LANGUAGES = {
+    "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
+    "fa": "Persian", "fi": "Finnish", "fr": "French", "he": "Hebrew", "hi": "Hindi", "hu": "Hungarian",
+    "id": "Indonesian", "it": "Italian", "ja": "Japanese", "ko": "Korean", "nl": "Dutch", "no": "Norwegian",
+    "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish", "th": "Thai",
+    "tr": "Turkish", "uk": "Ukrainian", "vi": "Vietnamese", "zh": "Chinese",
+}  # fmt: skip
+
+
+def write_data_page(output: Path, facts: Mapping[str, Any]) -> Path:
+    """The page in `output`.
+
+    `facts`: `check` as check.Report.to_json gives it, `survey`, `rows` of gallery.Gallery, `lengths` by split as
+    statistics.bars makes them, and `settings`: title, model, max_length, overlong, train_on, task, has_languages.
+    """
+    check, settings = facts["check"], facts["settings"]
+    splits = [_split(name, stats, facts["lengths"].get(name, []), settings) for name, stats in check["splits"].items()]
+    text = render(
+        "data.html",
+        title=f"Data of {settings['title']}",
+        has_charts=False,
+        data="",
+        ok=check["ok"],
+        verdict=check["verdict"],
+        problems=check["problems"],
+        leaked=check["eval_rows_also_in_train"],
+        splits=splits,
+        advice=_advice(check, facts["survey"], settings),
+        surveys=[_named(found) for found in facts["survey"]],
+        rows=facts["rows"],
+        settings=settings,
+    )
+    write_atomic(output, scrub(text))
+    return output
+
+
+def _split(name: str, stats: Mapping[str, Any], lengths: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> Any:
+    most = max((count for _, _, count in lengths), default=1)
+    limit = settings["max_length"]
+    bars = [(low, high, count, count / max(1, most), low > limit) for low, high, count in lengths]
+    return {"name": name, "stats": stats, "bars": bars, "limit": limit}
+
+
+def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:
+    """What somebody should look at, in sentences, the weightiest first."""
+    said = []
+    if total := check["problems"]["total"]:
+        said.append(f"{_counted(total, 'record')} cannot be used. The lines are named below.")
+    for name, stats in check["splits"].items():
+        records = max(1, stats["records"])
+        if stats["overlong"]:
+            said.append(
+                f"{_counted(stats['overlong'], 'row')} of {name} ({stats['overlong'] / records:.1%}) left out: longer "
+                f"than {number(settings['max_length'])} tokens. A larger data.max_length would keep them."
+            )
+        if stats["truncated"]:
+            said.append(
+                f"{_counted(stats['truncated'], 'row')} of {name} cut at {number(settings['max_length'])} tokens."
+            )
+        if stats["no_label"]:
+            said.append(f"{_counted(stats['no_label'], 'row')} of {name} left out: nothing in them is learnt.")
+        if stats["duplicates"]:
+            said.append(f"{_counted(stats['duplicates'], 'repetition')} among the rows of {name}, word for word.")
+        share = stats["trained_tokens"] / stats["tokens"] if stats["tokens"] else 0
+        if stats["tokens"] and share < 0.05 and settings["task"] == "causal_lm":
+            said.append(f"Only {share:.1%} of the tokens of {name} are learnt; the rest is there to be read.")
+    if leaked := check["eval_rows_also_in_train"]:
+        said.append(
+            f"{_counted(leaked, 'row')} of the evaluation also in the training data; it will look better than it is."
+        )
+    if empty := sum(found["empty_answers"] for found in surveys):
+        said.append(f"{_counted(empty, 'record')} in which an answer or a question is empty or missing.")
+    if unusable := sum(count for found in surveys for _, count in found["unusable"]):
+        said.append(f"{_counted(unusable, 'image')} among those looked at cannot be used.")
+    return said
+
+
+def _counted(count: int, unit: str) -> str:
+    return f"{number(count)} {unit if count == 1 else unit + 's'}"
+
+
+def _named(found: Mapping[str, Any]) -> dict[str, Any]:
+    languages = {
+        role: [(LANGUAGES.get(code, code), count / max(1, sum(n for _, n in counts))) for code, count in counts]
+        for role, counts in found["languages"].items()
+        if counts
+    }
+    return {**found, "languages": languages}

@@ -1,0 +1,121 @@
+"""The data's own page, from real files with a real tokenizer."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from kubetune import cli
+from kubetune.config.schema import Config
+from kubetune.data.statistics import bars
+from kubetune.data.survey import survey
+from tests.tiny import train_tokenizer
+
+ENGLISH = "Could you please tell me how the weather will be tomorrow morning in the city?"
+GERMAN = "Kannst du mir bitte sagen, wie das Wetter morgen früh in der Stadt werden wird?"
+
+
+def chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}], **more}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+def page_of(folder: Path, model: Path, capsys: pytest.CaptureFixture[str], *overrides: str) -> tuple[int, str]:
+    run_file = folder / "run.yaml"
+    run_file.write_text(f"name: mine\nmodel: {model}\ndata: {{train: data.jsonl, max_length: 128, num_proc: 1}}\n")
+    code = cli.main(["data", "check", str(run_file), "--html", str(folder / "page.html"), *overrides])
+    capsys.readouterr()
+    return code, (folder / "page.html").read_text()
+
+
+def test_the_page_shows_what_is_learnt_and_what_is_left_out(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [chat(f"{ENGLISH} {i}", f"Answer {i} <b>&") for i in range(20)]
+    write(tmp_path / "data.jsonl", [*rows, rows[0], rows[0], chat("a b c " * 200, "too long")])
+    code, page = page_of(tmp_path, model, capsys)
+    assert code == 0
+    assert "ready to train" in page
+    assert "1 row of train (4.3%) left out: longer than 128 tokens" in page
+    assert "2 repetitions among the rows of train" in page
+    assert "appears 3 times" in page
+    assert '<mark class="piece trained">Answer 0 &lt;b&gt;&amp;</mark>' in page
+    assert '<span class="piece special">&lt;|im_start|&gt;</span><span class="piece">user' in page
+    assert '<tr class="limit">' in page
+    assert "English" in page
+    assert not re.search(r'(src|href)="(?!#)', page)
+
+
+def test_the_page_of_bad_data_names_the_lines(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "data.jsonl", [chat("1", "2"), {"messages": [{"role": "bot", "content": "x"}]}])
+    code, page = page_of(tmp_path, model, capsys)
+    assert code == 2
+    assert "not ready" in page
+    assert "1 record cannot be used" in page
+    assert "data.jsonl:2:" in page
+
+
+def test_a_page_needs_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write(tmp_path / "data.jsonl", [chat("1", "2")])
+    assert cli.main(["data", "check", str(data), "--html", str(tmp_path / "page.html")]) == 2
+    assert "give --model, or a run file" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_survey_counts_roles_languages_and_empty_answers(tmp_path: Path) -> None:
+    pairs = [{"prompt": ENGLISH, "completion": " "}, {"prompt": ENGLISH, "completion": GERMAN}]
+    chats = [chat(GERMAN, GERMAN), {"messages": [{"role": "user", "content": ENGLISH}]}]
+    sources = [str(write(tmp_path / "pairs.jsonl", pairs)), str(write(tmp_path / "chats.jsonl", chats))]
+    config = Config.model_validate({"model": "x", "data": {"train": sources}})
+    first, second = survey(config)
+    assert first["kinds"] == [("prompts with a completion", 1)]
+    assert [role for role, _, _ in first["roles"]] == ["prompt", "completion"]
+    assert first["languages"] == {"prompt": [("en", 1)], "completion": [("de", 1)]}
+    assert (first["empty_answers"], first["empty"]) == (1, [f"{tmp_path}/pairs.jsonl:1"])
+    assert second["languages"]["user"] == [("de", 1), ("en", 1)]
+    assert second["turns"] == [(0, 1), (1, 1)]
+    assert second["empty_answers"] == 1
+
+
+def test_a_survey_measures_images(tmp_path: Path) -> None:
+    for name, size in (("a.png", (40, 30)), ("b.png", (80, 60))):
+        Image.new("RGB", size, "navy").save(tmp_path / name)
+    rows = [chat("<image>what?", "blue", images=[name]) for name in ("a.png", "b.png", "a.png", "missing.png")]
+    config = Config.model_validate({"model": "x", "data": {"train": str(write(tmp_path / "d.jsonl", rows))}})
+    (found,) = survey(config)
+    assert found["images"] == 4
+    assert found["image_sizes"]["largest"] == (80, 60)
+    assert found["image_sizes"]["common"][0] == ((40, 30), 2)
+    assert sum(count for _, count in found["unusable"]) == 1
+
+
+def test_a_survey_counts_labels(tmp_path: Path) -> None:
+    rows = [{"text": "good film", "label": "good"}] * 3 + [{"text": "bad film", "label": "bad"}]
+    source = str(write(tmp_path / "d.jsonl", rows))
+    config = Config.model_validate({"model": "x", "task": "sequence_classification", "data": {"train": source}})
+    (found,) = survey(config)
+    assert found["labels"] == [("good", 3), ("bad", 1)]
+    assert (found["empty_answers"], found["turns"]) == (0, [])
+
+
+def test_bars_are_of_one_round_width_and_end_at_the_limit() -> None:
+    assert bars([3, 3, 5], None) == [[3, 3, 2], [4, 4, 0], [5, 5, 1]]
+    found = bars(range(1, 1001), 512)
+    assert sum(count for _, _, count in found) == 1000
+    assert any(high == 512 for _, high, _ in found)
+    assert {high - low + 1 for low, high, _ in found} == {50, 12, 38}
+    assert bars([]) == []
