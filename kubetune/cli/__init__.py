@@ -47,6 +47,7 @@ VERBS: dict[str, str] = {
     "delete": "remove a run from the cluster",
     "port-forward": "open TensorBoard or JupyterLab of a run",
     "secret": "put a secret of this machine into the cluster, unseen",
+    "cluster": "make a cluster with GPUs and shared storage on Nebius, look at it, delete it",
     "dev": "pods that idle, and training in them with the code of this folder",
 }
 

@@ -1,0 +1,354 @@
+"""`kubetune cluster` against stand-ins for nebius, helm and kubectl that keep state and fail where they are told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from kubetune import cli
+from kubetune.cluster.nebius import steps
+from kubetune.cluster.provision import Provisioner, Record, State
+from kubetune.config.nebius import NebiusCluster, costs, load_cluster
+from kubetune.errors import ConfigError, EnvironmentFault
+
+STANDIN = Path(__file__).with_name("standin.sh")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nebius-cluster.yaml"
+
+# The flags of `nebius mk8s node-group create` and its kin in Nebius's own reference, as far as they are used here.
+FLAGS = {
+    "iam service-account create": {"--name", "--format"},
+    "iam group-membership create": {"--parent-id", "--member-id", "--format"},
+    "compute filesystem create": {"--name", "--size-gibibytes", "--type", "--block-size-bytes", "--format"},
+    "mk8s cluster create": {
+        *("--name", "--control-plane-version", "--control-plane-subnet-id", "--format"),
+        "--control-plane-endpoints-public-endpoint=true",
+    },
+    "compute gpu-cluster create": {"--name", "--infiniband-fabric", "--format"},
+    "mk8s node-group create": {
+        *("--parent-id", "--name", "--fixed-node-count", "--template-resources-platform", "--format"),
+        *("--template-resources-preset", "--template-boot-disk-type", "--template-boot-disk-size-gibibytes"),
+        *("--template-gpu-settings-drivers-preset", "--template-service-account-id", "--template-gpu-cluster-id"),
+        *("--template-filesystems", "--template-cloud-init-user-data", "--template-metadata-labels"),
+    },
+}
+MAKING = (
+    "iam-service-account create",
+    "iam-group-membership create",
+    "compute-filesystem create",
+    "mk8s-cluster create",
+    "compute-gpu-cluster create",
+    "mk8s-node-group create",
+    "mk8s-cluster get-credentials",
+    "helm upgrade",
+    "apply Namespace",
+    "apply PersistentVolumeClaim",
+)
+
+
+QUICK = {("mk8s-cluster create", "after"), ("mk8s-node-group create", "before"), ("helm upgrade", "after")}
+FAILURES = [
+    pytest.param(what, when, marks=() if (what, when) in QUICK else pytest.mark.slow)
+    for what in MAKING
+    for when in ("before", "after")
+]
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """The stand-in's state, and a cluster file with everything in it."""
+
+    folder: Path
+    file: Path
+
+    def fail(self, when: str, what: str) -> None:
+        (self.folder / "fail").write_text(f"{when}|{what}\n")
+
+    def calls(self) -> list[list[str]]:
+        path = self.folder / "calls"
+        return [line.split("\t") for line in path.read_text().splitlines()] if path.exists() else []
+
+    def made(self) -> list[str]:
+        """What `create` was called for."""
+        return [" ".join(c[1:4]) for c in self.calls() if c[0] == "nebius" and c[3] == "create"]
+
+    def forget_calls(self) -> None:
+        (self.folder / "calls").unlink()
+
+    def things(self) -> set[str]:
+        names = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
+        return {name for name in names if name not in ("calls", "fail", "slow")}
+
+    def state(self) -> dict[str, dict[str, object]]:
+        records = json.loads(self.file.with_suffix(".state.json").read_text())["records"]
+        return {key: {k: v for k, v in record.items() if k != "intended_at"} for key, record in records.items()}
+
+    def run(self, action: str, *more: str) -> int:
+        return cli.main(["cluster", action, "-f", str(self.file), *more])
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    programs, folder = tmp_path / "bin", tmp_path / "cloud"
+    programs.mkdir()
+    folder.mkdir()
+    for name in ("nebius", "helm", "kubectl"):
+        (programs / name).symlink_to(STANDIN)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("STANDIN", str(folder))
+    content = YAML(typ="safe").load(EXAMPLE.read_text())
+    content["service_account"]["group"] = "group-e00viewers"
+    content["node_groups"][0]["infiniband_fabric"] = "fabric-3"
+    content["node_groups"][0]["price_per_hour"] = 3.5
+    file = tmp_path / "tune.yaml"
+    with open(file, "w") as stream:
+        YAML(typ="safe").dump(content, stream)
+    return Cloud(folder, file)
+
+
+def test_all_is_made_once_in_order_and_a_second_run_makes_nothing(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cloud.run("create") == 0
+    printed = capsys.readouterr().out
+    assert "+ nebius mk8s cluster create --name tune --control-plane-version 1.33" in printed
+    assert "7.00 USD an hour" in printed
+    assert "no price stated" in printed
+    assert "what has no price" in printed
+    assert cloud.made() == list(FLAGS)
+    for call in cloud.calls():
+        if call[0] == "nebius" and call[3] == "create":
+            flags = {word for word in call[4:] if word.startswith("--")}
+            assert flags <= FLAGS[" ".join(call[1:4])], call
+    assert {name.split("/")[0] for name in cloud.things()} == {
+        *("iam-service-account", "iam-group-membership", "compute-filesystem", "compute-gpu-cluster"),
+        *("mk8s-cluster", "mk8s-node-group", "contexts", "helm", "kubectl"),
+    }
+    before = cloud.things(), cloud.state()
+    cloud.forget_calls()
+    assert cloud.run("create") == 0
+    assert (cloud.things(), cloud.state()) == before
+    assert cloud.made() == []
+
+
+def test_the_nodes_mount_the_filesystem_that_was_made(cloud: Cloud) -> None:
+    assert cloud.run("create") == 0
+    (call,) = [call for call in cloud.calls() if call[1:4] == ["mk8s", "node-group", "create"]]
+    attached = json.loads(call[call.index("--template-filesystems") + 1])
+    assert attached[0]["existing_filesystem"] == {"id": "compute-filesystem-tune-shared"}
+    assert attached[0]["mount_tag"] == "csi-storage"
+    assert "mount -t virtiofs csi-storage /mnt/data" in call[call.index("--template-cloud-init-user-data") + 1]
+    assert call[call.index("--template-service-account-id") + 1] == "iam-service-account-tune-nodes"
+    assert call[call.index("--template-gpu-cluster-id") + 1] == "compute-gpu-cluster-tune-gpu"
+    assert call[call.index("--parent-id") + 1] == "mk8s-cluster-tune"
+
+
+@pytest.mark.parametrize(("what", "when"), FAILURES)
+def test_a_failure_at_any_step_is_gone_on_from(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str], what: str, when: str
+) -> None:
+    cloud.fail(when, what)
+    assert cloud.run("create") == 3
+    assert "the connection broke" in capsys.readouterr().err
+    assert cloud.run("create") == 0
+    assert sorted(cloud.made()) == sorted(FLAGS) or when == "before"
+    assert len(cloud.made()) - len(FLAGS) == (when == "before" and " create" in what)
+    state = cloud.state()
+    assert all(record["created"] and record["id"] for key, record in state.items() if key != "subnet")
+    assert cloud.run("delete", "--yes") == 0
+    assert {name.split("/")[0] for name in cloud.things()} <= {
+        *("contexts", "helm", "kubectl"),  # these went with the cluster
+        "iam-group-membership",  # and this with the service account
+    }
+
+
+def test_what_was_there_before_is_used_and_never_deleted(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    for noun, name in (("compute-filesystem", "tune-shared"), ("mk8s-cluster", "tune")):
+        (cloud.folder / noun).mkdir()
+        (cloud.folder / noun / name).write_text(f"{noun}-{name} {name} 2026-01-01T00:00:00Z\n")
+    assert cloud.run("create") == 0
+    assert not {"compute filesystem create", "mk8s cluster create"} & set(cloud.made())
+    assert cloud.run("delete", "--yes") == 0
+    printed = capsys.readouterr().out
+    assert "shared filesystem tune-shared (compute-filesystem-tune-shared): stays: it was not made here" in printed
+    assert "lost for ever" not in printed
+    left = {name for name in cloud.things() if not name.startswith(("contexts", "iam-group"))}
+    assert left == {"compute-filesystem/tune-shared", "mk8s-cluster/tune", "kubectl/namespace default finetune"}
+    assert not cloud.file.with_suffix(".state.json").exists()
+
+
+def test_a_thing_of_that_name_older_than_the_failed_attempt_is_not_taken_for_ours(cloud: Cloud) -> None:
+    cloud.fail("before", "compute-filesystem create")
+    assert cloud.run("create") == 3
+    (cloud.folder / "compute-filesystem" / "tune-shared").write_text(
+        "compute-filesystem-tune-shared x 2026-01-01T00:00:00Z\n"
+    )
+    assert cloud.run("create") == 0
+    assert cloud.state()["filesystem"]["created"] is False
+
+
+def test_an_answer_that_never_came_makes_nothing(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    cloud.fail("before", "compute-filesystem get-by-name")
+    assert cloud.run("create") == 3
+    assert "run the same command" not in capsys.readouterr().out
+    assert "compute filesystem create" not in cloud.made()
+
+
+def test_deleting_shows_what_goes_asks_and_goes_on_after_a_failure(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cloud.run("create") == 0
+    before = cloud.things()
+    assert cloud.run("delete") == 2, "nobody can be asked"
+    printed = capsys.readouterr()
+    assert "nodes tune-gpu (mk8s-node-group-tune-gpu): is deleted" in printed.out
+    assert "claim outputs (outputs): goes with the cluster" in printed.out
+    assert "lost for ever" in printed.out
+    assert "--yes" in printed.err
+    assert cloud.things() == before
+    cloud.fail("after", "mk8s-cluster delete")
+    assert cloud.run("delete", "--yes") == 3
+    assert cloud.run("delete", "--yes") == 0
+    deleted = [" ".join(c[1:3]) for c in cloud.calls() if c[0] == "nebius" and c[3] == "delete"]
+    assert deleted == [
+        *("mk8s node-group", "compute gpu-cluster", "mk8s cluster", "mk8s cluster", "compute filesystem"),
+        "iam service-account",
+    ]
+    cloud.forget_calls()
+    assert cloud.run("delete", "--yes") == 0
+    assert cloud.calls() == []
+
+
+def test_status_says_how_it_stands_and_what_is_gone(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cloud.run("status") == 0
+    assert "nothing is known" in capsys.readouterr().out
+    assert cloud.run("create") == 0
+    (cloud.folder / "compute-filesystem" / "tune-shared").unlink()
+    capsys.readouterr()
+    assert cloud.run("status") == 0
+    printed = capsys.readouterr().out
+    assert "RUNNING, 2 of 2 nodes ready" in printed
+    assert "is not there" in printed
+    assert "hours" in printed
+    assert cloud.run("status", "--json") == 0
+    things = {thing["key"]: thing for thing in json.loads(capsys.readouterr().out)["things"]}
+    assert things["cluster"]["made_here"] is True
+    assert things["filesystem"]["state"] == "is not there"
+    assert cloud.run("create") == 0
+    assert cloud.made().count("compute filesystem create") == 2, "made again"
+
+
+def test_credentials_alone(cloud: Cloud) -> None:
+    assert cloud.run("credentials") == 2
+    assert cloud.run("create") == 0
+    (cloud.folder / "contexts" / "nebius-tune").unlink()
+    assert cloud.run("credentials") == 0
+    assert (cloud.folder / "contexts" / "nebius-tune").exists()
+
+
+def test_a_cluster_that_is_still_starting_is_waited_for(cloud: Cloud) -> None:
+    config = load_cluster(cloud.file)
+    waited: list[float] = []
+    said: list[str] = []
+    provisioner = Provisioner(
+        State.read(cloud.file.with_suffix(".state.json"), config.context), said.append, 60, waited.append
+    )
+    for name in ("compute-filesystem", "mk8s-cluster"):
+        (cloud.folder / name).mkdir()
+    (cloud.folder / "slow").touch()
+    provisioner.create(steps(config))
+    assert not waited, "the answer to `create` is not the state that counts"
+    (cloud.folder / "slow").touch()
+    provisioner.create([step for step in steps(config) if step.key == "cluster"])
+    assert provisioner.look(provisioner.state.records["cluster"]) is not None
+    (cloud.folder / "slow").touch()
+    provisioner._until_it_runs("cluster")
+    assert len(waited) == 1
+    assert any("PROVISIONING" in line for line in said)
+
+
+def test_the_dry_run_is_a_script_that_makes_the_same(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cloud.run("create") == 0
+    made, things = cloud.made(), cloud.things()
+    shutil.rmtree(cloud.folder)
+    cloud.folder.mkdir()
+    capsys.readouterr()
+    assert cloud.run("create", "--dry-run") == 0
+    assert cloud.calls() == [], "a dry run asks nobody"
+    text = capsys.readouterr().out
+    path = cloud.file.with_name("create.sh")
+    path.write_text(text)
+    subprocess.run(["bash", "-n", path], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", path], check=True)
+    if not shutil.which("jq"):
+        pytest.skip("the script needs jq")
+    for _ in range(2):  # the second time makes nothing
+        subprocess.run(["bash", path], check=True, capture_output=True)
+        assert (cloud.made(), cloud.things()) == (made, things)
+
+
+def test_without_the_programs_nothing_begins(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert cloud.run("create") == 3
+    said = capsys.readouterr().err
+    assert all(f"{name} is not on the PATH" in said for name in ("nebius", "helm", "kubectl"))
+
+
+def test_every_mistake_in_the_file_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "provider: nebius\nname: Tune\nkubernetes_version: 1.30\nfilesytem: {}\nnode_groups:\n  - name: a\n"
+        "    nodes: two\n    platform: gpu-x\n    preset: p\n    boot_disk: {sze: 1}\nclaims: [{name: x}]\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(path)
+    *problems, last = caught.value.problems
+    assert [problem.split(": ")[0].rsplit(":", 1)[1] for problem in problems] == ["2", "3", "4", "7", "10", "11"]
+    assert "write it in quotes" in problems[1]
+    assert "known here: filesystem" in problems[2]
+    assert "size" in problems[4]
+    assert last == "Nothing was made."
+
+
+def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        'provider: nebius\nname: tune\nkubernetes_version: "1.33"\nclaims: [{name: x, size: 1Ti}]\nnode_groups:\n'
+        "  - {name: a, nodes: 1, platform: gpu-h100-sxm, preset: p}\n"
+    )
+    with pytest.raises(ConfigError, match="4: claims: they lie on the shared filesystem") as caught:
+        load_cluster(path)
+    assert "drivers_preset" in str(caught.value)
+
+
+def test_costs_are_those_of_the_file_and_never_made_up() -> None:
+    config = load_cluster(EXAMPLE)
+    assert {price for _, price in costs(config)} == {None}
+    priced = NebiusCluster.model_validate(
+        config.model_dump() | {"filesystem": config.filesystem.model_dump() | {"price_per_gib_month": 0.073}}  # type: ignore[union-attr]
+    )
+    assert dict(costs(priced))["filesystem tune-shared (2,000 GiB)"] == pytest.approx(0.2)
+
+
+def test_a_damaged_state_file_stops_everything(cloud: Cloud) -> None:
+    cloud.file.with_suffix(".state.json").write_text('{"version": 2}')
+    assert cloud.run("delete", "--yes") == 2
+    assert cloud.calls() == []
+
+
+def test_two_subnets_have_to_be_chosen_from(tmp_path: Path) -> None:
+    from kubetune.cluster.provision import _read_id
+
+    two = json.dumps({"items": [{"metadata": {"id": "a"}}, {"metadata": {"id": "b"}}]})
+    with pytest.raises(ConfigError, match="give one as subnet"):
+        _read_id(Record("subnet", "", ""), two)
+    with pytest.raises(EnvironmentFault):
+        _read_id(Record("filesystem", "x", ""), "not JSON")
