@@ -51,7 +51,7 @@ MAKING = (
 )
 
 
-QUICK = {("mk8s-cluster create", "after"), ("mk8s-node-group create", "before"), ("helm upgrade", "after")}
+QUICK = {("mk8s-cluster create", "after")}
 FAILURES = [
     pytest.param(what, when, marks=() if (what, when) in QUICK else pytest.mark.slow)
     for what in MAKING

@@ -7,24 +7,43 @@ from pathlib import Path
 import pytest
 
 from kubetune import cli
+from kubetune.config.load import load_config
 from kubetune.metrics import read_metrics
+from tests import reviews
 from tests.architectures import save_model
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted(
-    p for p in (ROOT / "examples").glob("*.yaml") if "causal_lm" in p.read_text() or "task:" not in p.read_text()
-)
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if not path.stem.endswith("-cluster"))
+SENTENCES = ROOT / "examples" / "data" / "sst2.tsv"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"), "qwen3")
+def models(tmp_path_factory):
+    """A tiny model for each task, and of each kind for classification."""
+    folder = tmp_path_factory.mktemp("models")
+    classifiers = {kind: reviews.save_model(folder / kind, kind) for kind in ("bert", "distilbert")}
+    return {"causal_lm": save_model(folder / "qwen3", "qwen3"), **classifiers}
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_the_example_trains(example, model, tmp_path):
+def offline(example, models):
+    """Overrides that take the place of what an example has from the hub, and of GPUs and nodes."""
+    config = load_config(example)
+    if config.task == "causal_lm":
+        return [f"model={models['causal_lm']}"]
+    kind = "distilbert" if "distilbert" in config.model.path else "bert"
+    local = ["compute.nodes=1", "compute.gpus_per_node=0", "compute.processes=2"] if config.compute.nodes > 1 else []
+    return [f"model={models[kind]}", f"data.train={SENTENCES}", f"data.eval={SENTENCES}", *local]
+
+
+@pytest.mark.parametrize(
+    "example", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem == SLOW else []) for p in RUNS]
+)
+def test_the_example_trains(example, models, tmp_path):
     output, cache = tmp_path / "out", tmp_path / "cache"
-    overrides = [f"model={model}", f"output={output}", f"data.cache={cache}", "training.max_steps=2"]
+    overrides = [*offline(example, models), f"output={output}", f"data.cache={cache}", "training.max_steps=2"]
     assert cli.main(["train", str(example), *overrides, "training.save_steps=2"]) == 0
-    assert [line["step"] for line in read_metrics(output) if "loss" in line] == [1, 2]
+    lines = read_metrics(output)
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2]
     assert (output / "checkpoints" / "last" / "manifest.json").is_file()
+    if load_config(example).task == "sequence_classification":
+        assert 0 <= lines[-1]["eval_accuracy"] <= 1
