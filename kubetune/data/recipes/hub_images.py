@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.data.hub import explained_hub_errors, hub_token
+from kubetune import faults
+from kubetune.data.hub import hub_token
 from kubetune.data.images import UnusableImage, verify_image
 from kubetune.data.recipes.image_sources import FETCHED, ImageSources
+from kubetune.data.recipes.origin import asking_hub
 from kubetune.errors import DataError
 from kubetune.files import join_inside, temporary_sibling, write_atomic
 
@@ -86,6 +88,7 @@ def _save(content: bytes, place: Path) -> None:
         temporary.write_bytes(content)
         verify_image(temporary)
         os.replace(temporary, place)
+        faults.reach("convert.image")
     except UnusableImage:
         temporary.unlink()
 
@@ -108,7 +111,7 @@ def _stream(data_set: str, notes: Path, first: tuple[str, ...]) -> Iterator[HubI
         raise DataError("images of the hub need the `datasets` library: pip install 'kubetune[hub]'") from error
     note = notes / f"{data_set.replace('/', '--').strip('-')}.json"
     stopped = json.loads(note.read_text()) if note.exists() else {"split": None, "state": None, "passed": []}
-    with explained_hub_errors(data_set, kind="dataset"):
+    with asking_hub(data_set):
         splits = datasets.get_dataset_split_names(data_set, token=hub_token())
         order = sorted(splits, key=lambda split: first.index(split) if split in first else len(first))
         for split in order:

@@ -82,8 +82,12 @@ class ImageSources:
         return str(self.folders.root / path) if self.folders.root else path
 
     def _found(self, path: str, output: Path, verify: Callable[[Path], ImageFacts]) -> str:
-        if self.data_set(path) is not None:
-            ImageFolders(output / FETCHED, {}).find(path)
+        if (data_set := self.data_set(path)) is not None:
+            try:
+                ImageFolders(output / FETCHED, {}).find(path)
+            except UnusableImage as error:
+                told = f"image {path!r} is not in {data_set}, or cannot be used"
+                raise UnusableImage(error.reason, told) from error
             return f"{FETCHED}/{path}"
         file = self.folders.find(path)
         verify(file)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from kubetune.data.hub import explained_hub_errors, hub_token
 from kubetune.data.problems import Problems
 from kubetune.data.readers import READERS, Record
 from kubetune.data.recipes.tally import MOST_ERRORS
-from kubetune.errors import ConfigError, DataError
+from kubetune.errors import ConfigError, DataError, EnvironmentFault
 
 HUB = "hub:"
 
@@ -99,11 +100,28 @@ def _files_of(split: str, files: Sequence[Path], source: str) -> tuple[Path, ...
     return found
 
 
+@contextmanager
+def asking_hub(repo: str) -> Iterator[None]:
+    """Turn what goes wrong between here and the hub into errors that say what to do."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    bases: Any = HfHubHTTPError.__bases__  # one of them is what the HTTP library in use raises
+    failures: tuple[type[Exception], ...] = (OSError, *bases)
+    try:
+        with explained_hub_errors(repo, kind="dataset"):
+            yield
+    except failures as error:
+        raise EnvironmentFault(
+            f"data set {repo} cannot be read from the hub: {error or type(error).__name__}. Run the same command again "
+            "when it can be reached: what was fetched is kept"
+        ) from error
+
+
 def _on_hub(repo: str, splits: Sequence[str]) -> list[Origin]:
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    with explained_hub_errors(repo, kind="dataset"):
+    with asking_hub(repo):
         try:
             names = HfApi(token=hub_token()).list_repo_files(repo, repo_type="dataset")
         except OfflineModeIsEnabled:

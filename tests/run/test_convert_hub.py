@@ -1,0 +1,132 @@
+"""Data sets and images of the hub, asked for by its real client libraries from a hub on the loopback."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.data.images import verify_image
+from kubetune.data.recipes import hub_images
+from tests.hub import serving
+
+Image = pytest.importorskip("PIL.Image")
+datasets = pytest.importorskip("datasets")
+
+LOST = 8
+"""An image that the hub does not have."""
+
+
+def trajectory(number: int) -> dict[str, Any]:
+    image = f"coco/{'train' if number % 4 else 'val'}2017/{number:012d}.jpg"
+    turns = [{"role": "student", "type": "response", "value": f"Answer: {number}"}]
+    return {"id": f"r{number}", "image": image, "question": "What?", "conversations": turns}
+
+
+def jpeg(number: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (30, 20), (number, 0, 0)).save(content, "JPEG")
+    return content.getvalue()
+
+
+@pytest.fixture(scope="module")
+def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("hub")
+    fire, coco = root / "fire", root / "coco"
+    fire.mkdir()
+    (fire / "FIRE-train.json").write_text(json.dumps([trajectory(n) for n in range(40)]))
+    (fire / "FIRE-test.json").write_text(json.dumps([trajectory(n) for n in range(4)]))
+    (fire / "README.md").write_text("# FIRE\n")
+    (coco / "data").mkdir(parents=True)
+    features = datasets.Features({"image": datasets.Image(), "image_id": datasets.Value("int64")})
+    for split, kept in (("train", lambda n: n % 4), ("val", lambda n: not n % 4 and n != LOST)):
+        ids = [n for n in range(60) if kept(n)]
+        rows = {"image": [{"bytes": jpeg(n), "path": None} for n in ids], "image_id": ids}
+        table = datasets.Dataset.from_dict(rows, features=features)
+        table.to_parquet(str(coco / "data" / f"{split}-00000-of-00001.parquet"))
+    return {"PengxiangLi/FIRE": fire, "detection-datasets/coco": coco}
+
+
+@pytest.fixture
+def hub(repos: dict[str, Path], tmp_path: Path) -> Iterator[tuple[dict[str, str], list[str]]]:
+    with serving(repos) as (environ, asked):
+        yield environ | {"HF_HOME": str(tmp_path / "home")}, asked
+
+
+def convert(environ: dict[str, str], *words: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kubetune", "data", "convert", "fire", "--json", *map(str, words)]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return subprocess.run(command, env=inherited | environ, capture_output=True, text=True, check=False)
+
+
+def test_records_of_the_hub_are_fetched_once(hub: Any, tmp_path: Path) -> None:
+    environ, asked = hub
+    done = convert(environ, "--skip-images", "--output", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    stats = json.loads(done.stdout)
+    assert {split: facts["samples_used"] for split, facts in stats.items()} == {"train": 40, "test": 4}
+    assert sum(line.startswith("GET") and "resolve" in line for line in asked) == 2
+    before = len(asked)
+    offline = convert(environ | {"HF_HUB_OFFLINE": "1"}, "--skip-images", "--style", "sharegpt", "-o", tmp_path / "b")
+    assert json.loads(offline.stdout)["train"]["examples_generated"] == 40
+    assert len(asked) == before
+
+
+@pytest.mark.slow  # the library asks again for half a minute
+def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
+    environ = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    away = convert(environ | {"HF_ENDPOINT": "http://127.0.0.1:9"}, "--skip-images", "-o", tmp_path / "c")
+    assert away.returncode == 3
+    assert "cannot be read from the hub" in away.stderr
+    assert "Traceback" not in away.stderr
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.slow
+def test_images_of_the_hub_are_kept_as_they_are_and_a_kill_loses_none(hub: Any, tmp_path: Path) -> None:
+    environ, _ = hub
+    words = ("--images", "hub", "--output", tmp_path / "out")
+    killed = convert(environ | {"KUBETUNE_FAULT": "signal 9:convert.image:11"}, *words)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    assert len(list((tmp_path / ".out.converting" / "images").rglob("*.jpg"))) == 11
+    done = convert(environ, *words)
+    assert done.returncode == 0, done.stderr
+    stats = json.loads(done.stdout)
+    assert stats["train"]["skipped_by_reason"] == {"image_missing": 1}
+    told = f"image 'coco/val2017/{LOST:012d}.jpg' is not in detection-datasets/coco, or cannot be used"
+    assert stats["train"]["errors"] == [f"FIRE-train.json:1: r{LOST}: image_missing: {told}"]
+    assert (stats["train"]["images_saved"], stats["test"]["images_saved"]) == (39, 4)
+    rows = [json.loads(row) for row in (tmp_path / "out" / "fire_bc_train.jsonl").read_text().splitlines()]
+    assert rows[1]["images"] == ["images/" + trajectory(1)["image"]]
+    for row in rows:
+        file = tmp_path / "out" / row["images"][0]
+        assert verify_image(file).format == "JPEG"
+        assert file.read_bytes() == jpeg(int(row["id"][1:]))
+
+
+@pytest.mark.slow
+def test_the_stream_goes_on_from_where_it_was_noted(
+    repos: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_images, "SAVE_EVERY", 10)
+    data_set = str(repos["detection-datasets/coco"])
+    names = [image.name for image in hub_images._stream(data_set, tmp_path / "whole", ("val", "train"))]
+    assert names[:3] == ["0", "4", "12"]
+    assert len(names) == 59
+    for stopped, noted in ((5, 0), (37, 34), (14, 14)):  # the 14 of val, then of train each ten
+        notes = tmp_path / str(stopped)
+        stream = hub_images._stream(data_set, notes, ("val", "train"))
+        for _ in range(stopped + 1):
+            next(stream)
+        stream.close()
+        left = [image.name for image in hub_images._stream(data_set, notes, ("val", "train"))]
+        assert left == names[noted:]
