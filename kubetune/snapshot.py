@@ -264,6 +264,8 @@ class Snapshots:
         try:
             with pieces.Buffers(found) as buffers:
                 self.optimizer.load(buffers.state(self.optimizer.pieces, self.optimizer.size))
+        except SafetensorError as error:
+            raise errors.ConfigError(f"{found}: its optimizer state is no safetensors file ({error})") from error
         except ValueError as error:
             raise errors.ConfigError(
                 f"{found}: {error}; was `model` or `lora` changed since? Use another `output`"

@@ -22,11 +22,11 @@ RESOLVED = "resolved.json"
 PLAN = "plan.json"
 
 _FREE_TO_CHANGE = (
-    "name", "output", "compute", "kubernetes", "logging", "tracking",
+    "name", "output", "push", "compute", "kubernetes", "logging", "tracking",
     "data.cache", "data.num_proc", "training.resume", "training.save_total_limit",
-    "training.timeout_seconds",
+    "training.timeout_seconds", "training.async_save", "training.parallelism",
 )  # fmt: skip
-"""Keys, or whole sections, that may differ between two starts of one run: none of them moves a number."""
+"""Keys, or whole sections, that may differ between two starts of one run: none moves a number by more than rounding."""
 
 
 def launch(config: Config, plan: Plan, run_dir: Path, *, source: Path | None = None, relay: Relay | None = None) -> int:

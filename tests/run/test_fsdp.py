@@ -204,6 +204,27 @@ def test_another_number_of_ranks_goes_on(
 
 
 @pytest.mark.parametrize(
+    ("sections", "before", "after"),
+    [
+        pytest.param(FULL, ("ddp", 1), ("fsdp", 2), id="full, copies to slices"),
+        pytest.param(FULL, ("fsdp", 2), ("ddp", 2), id="full, slices to copies", marks=slow),
+        pytest.param(LORA, ("ddp", 2), ("fsdp", 2), id="lora, copies to slices", marks=slow),
+        pytest.param(LORA, ("fsdp", 2), ("ddp", 1), id="lora, slices to copies", marks=slow),
+    ],
+)
+def test_copies_go_on_as_slices_and_back(
+    inputs: Path, tmp_path: Path, sections: dict[str, Any], before: tuple[str, int], after: tuple[str, int]
+) -> None:
+    run_dir = toy.make_run(tmp_path / "run", make_config(inputs, before[0], **sections), before[1])
+    environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:6"}
+    assert toy.train(run_dir, before[1], environ) == [errors.PREEMPTED] * before[1]
+    toy.make_run(run_dir, make_config(inputs, after[0], **sections), after[1])
+    assert toy.train(run_dir, after[1]) == [0] * after[1]
+    whole = toy.finished(tmp_path / "whole", make_config(inputs, "ddp", **sections))
+    assert toy.losses(run_dir) == pytest.approx(toy.losses(whole), abs=1e-5)
+
+
+@pytest.mark.parametrize(
     ("sections", "point", "nth", "safe"),
     [
         pytest.param(FULL, "commit.part", 2, 3, id="full, slices written"),

@@ -236,14 +236,15 @@ def test_concurrent_starts_prepare_once(model: Path, tmp_path: Path) -> None:
     assert sum(path.is_dir() for path in (tmp_path / "cache" / "prepared").iterdir()) == 1
 
 
-def test_a_killed_start_leaves_nothing_that_counts(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_killed_start_leaves_nothing_that_counts(model: Path, tmp_path: Path, kills: int) -> None:
     """SIGKILL at random moments of preparing, of the process alone: its workers must go with it."""
     file = write(tmp_path / "a.jsonl", [record(n) for n in range(20_000)])
     settings = config(model, tmp_path / "cache", str(file))
     folder = tmp_path / "cache" / "prepared"
     random.seed(1)
     killed = 0
-    for _ in range(5):
+    for _ in range(kills):
         with start(settings) as process:
             wait_until(lambda: any(folder.glob(".*.tmp/train/tokens.u32")), process)
             time.sleep(random.uniform(0, 0.5))  # the moment of the kill, not a wait for anything

@@ -97,10 +97,20 @@ def test_waiting_for_a_lock_gets_it_when_the_holder_lets_go(tmp_path: Path) -> N
     assert waiter.returncode == 0
 
 
-@pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/passwd", "file:///etc/passwd", "a\0b", "out/x"])
+OUTSIDE = [
+    "..", "../", "../x", "../../x", "a/..//../x", "a/../../x", "a/b/../../../x", "./../x", "././../x", "a/./../../x",
+    "../root2/x", "../root/../x", "a/../../root2", "/", "//", "/etc/passwd", "//etc/passwd", "/./etc/passwd",
+    "/proc/self/environ", "/dev/zero", "file:///etc/passwd", "file://x", "http://x/y", "https://x/y", "s3://b/k",
+    "hf://x/y", "gs://b/../k", "\0", "a\0b", "a\0/../../x", "../\0", "x\0.png", "out", "out/x", "out/../x", "out/..",
+    "a/../out/x", "./out/x", "deep/out/x", "deep/../out/x", "up/x", "passwd",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
 def test_paths_that_lead_outside_are_refused(tmp_path: Path, path: str) -> None:
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root" / "out").symlink_to(tmp_path)
+    (tmp_path / "root" / "deep").mkdir(parents=True)
+    for link, target in (("out", tmp_path), ("deep/out", "/"), ("up", ".."), ("passwd", "/etc/passwd")):
+        (tmp_path / "root" / link).symlink_to(target)
     with pytest.raises(ValueError, match="path"):
         join_inside(tmp_path / "root", path)
 
