@@ -14,6 +14,7 @@ from tests.architectures import save_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if not path.stem.endswith("-cluster"))
+SLOW = "sst2-distilbert-full"  # two ranks, as several-processes has them too
 SENTENCES = ROOT / "examples" / "data" / "sst2.tsv"
 
 
@@ -36,7 +37,7 @@ def offline(example, models):
 
 
 @pytest.mark.parametrize(
-    "example", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem == SLOW else []) for p in RUNS]
+    "example", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem == SLOW else []) for p in EXAMPLES]
 )
 def test_the_example_trains(example, models, tmp_path):
     output, cache = tmp_path / "out", tmp_path / "cache"
