@@ -14,10 +14,19 @@ from kubetune import errors
 from kubetune.config.schema import LoraConfig
 
 
-def add_lora(model: nn.Module, lora: LoraConfig, *, task_type: str, seed: int, heads: Sequence[str] = ()) -> nn.Module:
+def add_lora(
+    model: nn.Module,
+    lora: LoraConfig,
+    *,
+    task_type: str,
+    seed: int,
+    heads: Sequence[str] = (),
+    frozen: str | None = None,
+) -> nn.Module:
     """Freeze `model` and put fp32 adapters into it. Initial weights depend on `seed` alone.
 
-    `heads` are modules that are new to the model: trained in full and saved with the adapter.
+    `heads` are modules that are new to the model: trained in full and saved with the adapter. Modules whose whole name
+    matches the expression `frozen` get no adapter.
     Raises ConfigError when no module matches `target_modules`.
     """
     from peft import LoraConfig as PeftLoraConfig
@@ -33,7 +42,7 @@ def add_lora(model: nn.Module, lora: LoraConfig, *, task_type: str, seed: int, h
         lora_dropout=lora.dropout,
         target_modules=targets,
         modules_to_save=list(dict.fromkeys((*lora.modules_to_save, *heads))) or None,
-        exclude_modules=list(heads) or None,
+        exclude_modules=list(heads) or frozen,
         use_dora=lora.use_dora,
         use_rslora=lora.use_rslora,
         # GPT-2's Conv1D keeps its weight transposed.

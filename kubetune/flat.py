@@ -123,11 +123,11 @@ def check_flat(
     changed = [sequences[0][::-1], *sequences[1:]]
     lm.eval()
     try:
-        lm.set_attn_implementation("flat")
+        set_attention(lm, "flat")
         if implementation(lm) != "flat":
             raise CannotRunFlat("its attention cannot be set from outside")
         flat, other = ([t.float() for t in run_flat(lm, lay(parts).to(device))] for parts in (sequences, changed))
-        lm.set_attn_implementation("eager")
+        set_attention(lm, "eager")
         alone = [run_lone(lm, lay([ids]).to(device)) for ids in sequences]
     finally:
         sharded.close(lm)
@@ -156,6 +156,15 @@ def require_exact(differences: Sequence[float], leak: float, dtype: torch.dtype)
     return max(differences)
 
 
+def set_attention(lm: Any, name: str) -> None:
+    """Set the attention of a model; what sees, in one that does, keeps transformers' own."""
+    towers = [key for key in getattr(lm.config, "sub_configs", {}) if key != "text_config"]
+    if getattr(lm.config, "vision_config", None) is None:
+        lm.set_attn_implementation(name)
+    else:
+        lm.set_attn_implementation({"text_config": name, **dict.fromkeys(towers, "sdpa")})
+
+
 def implementation(lm: Any) -> str | None:
     # Old models only warn in set_attn_implementation and keep what they had.
     return cast("str | None", lm.config.get_text_config()._attn_implementation)
@@ -169,7 +178,7 @@ def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn
     lm = unwrap(model)
     CURRENT.borders = None
     if wanted in ("eager", "sdpa"):
-        lm.set_attn_implementation(wanted)
+        set_attention(lm, wanted)
         return Route(False, f"model.attention is {wanted}")
     try:
         difference = check(model)
@@ -179,7 +188,7 @@ def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn
         # Whatever a foreign model does with an unknown mask or packed input, its own attention is the safe way.
         reason = error
     else:
-        lm.set_attn_implementation("flat")
+        set_attention(lm, "flat")
         return Route(True, difference=difference)
     if wanted == "flat":
         raise CannotRunFlat(f"model.attention is flat, but {reason}") from reason
@@ -190,7 +199,7 @@ def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn
 def _restore(lm: Any) -> None:
     for implementation in ("sdpa", "eager"):
         try:
-            lm.set_attn_implementation(implementation)
+            set_attention(lm, implementation)
             return
         except (ValueError, ImportError):
             continue

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from kubetune import kernels
 from kubetune.attention import CURRENT
-from kubetune.flat import unwrap
+from kubetune.flat import backbone, unwrap
 
 Forward = Callable[..., Tensor]
 
@@ -152,7 +152,8 @@ def _skip_unlabelled_rows(model: nn.Module) -> int:
 
     The self-check runs without rows, so this is exact by construction: nothing after attention mixes rows.
     """
-    layers = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len, default=None)
+    speaker: nn.Module = getattr(backbone(unwrap(model)), "language_model", model)  # not the layers that see
+    layers = max((m for m in speaker.modules() if isinstance(m, nn.ModuleList)), key=len, default=None)
     if not layers:
         return 0
     last = layers[-1]

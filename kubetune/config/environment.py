@@ -31,12 +31,10 @@ VARIABLES: dict[str, Variable] = {
     "LORA_ALPHA": Variable("lora.alpha", "Scale; switches LoRA on."),
     "NPROC": Variable("compute.processes", "Processes on each node."),
     "DTYPE": Variable("model.dtype", "`auto`, `bf16`, `fp16` or `fp32`."),
+    "IMAGE_MAX_TOKEN_NUM": Variable("vision.image_max_tokens", "Most tokens of an image."),
     "RUN_NAME": Variable("name", "Name of the run; `run #1` becomes `run-1`."),
 }
 
-
-LATER = ("IMAGE_MAX_TOKEN_NUM",)
-"""Variables of image runs, which this version does not have."""
 
 HISTORY_ROUNDS = 6
 """Attempts with their feedback that a state of FIRE holds, where nothing else is said."""
@@ -60,9 +58,6 @@ def max_history_rounds(environ: Mapping[str, str]) -> int:
 
 def read_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Origin]]:
     """`(path, text, origin)` for each variable of the table that is set and not empty."""
-    for name in LATER:
-        if environ.get(name):
-            log.warning("%s is set in the environment, but nothing here reads it", name)
     if environ.get("MAX_HISTORY_ROUNDS"):
         log.warning("MAX_HISTORY_ROUNDS is set in the environment: `kubetune data convert fire` reads it, nothing here")
     for name, variable in VARIABLES.items():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,13 +15,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Pictures:
+    """The images of a micro-batch, and where they stand in it.
+
+    `positions`: int64 `[3, tokens]`, in time, down and across; `is_image`: bool `[tokens]`. `pixel_values`: fp32
+    `[patches, values]`, of all images end to end; `grids`: int64 `[images, 3]`, patches in time, down and across.
+    Both are None where no sequence has an image.
+    """
+
+    positions: Tensor
+    is_image: Tensor
+    pixel_values: Tensor | None
+    grids: Tensor | None
+
+    def to(self, device: torch.device) -> Pictures:
+        """The same on a device."""
+        moved: dict[str, Any] = {field.name: _moved(getattr(self, field.name), device) for field in fields(self)}
+        return Pictures(**moved)
+
+
+def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.pin_memory().to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
 class Batch:
     """One micro-batch: sequences laid end to end, with the places where the next token is a label.
 
     `input_ids`, `position_ids`: int64 `[tokens]`, positions restart in each sequence. `borders`: where sequences
     begin and end, `[sequences + 1]`. `rows`: int64 `[labels]`, positions in the stream that predict; `labels`: int64
     `[labels]`, what they should predict. `samples`: ids of the rows it was made from. Of labelled texts, `labels` is
-    fp32 `[sequences, width]`, `rows` is empty, and `segments` holds the token types, int64 `[tokens]`.
+    fp32 `[sequences, width]`, `rows` is empty, and `segments` holds the token types, int64 `[tokens]`. `pictures` are
+    those of a model that sees.
     """
 
     input_ids: Tensor
@@ -31,6 +56,7 @@ class Batch:
     labels: Tensor
     samples: tuple[int, ...]
     segments: Tensor | None = None
+    pictures: Pictures | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -46,7 +72,8 @@ class Batch:
             return self
         names = ("input_ids", "position_ids", "rows", "labels", "segments")
         tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
-        return replace(self, **{name: t.pin_memory().to(device, non_blocking=True) for name, t in tensors.items()})
+        moved: dict[str, Any] = {name: _moved(tensor, device) for name, tensor in tensors.items()}
+        return replace(self, pictures=self.pictures and self.pictures.to(device), **moved)
 
 
 def collate(rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], samples: Sequence[int] = ()) -> Batch:

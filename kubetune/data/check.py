@@ -17,6 +17,7 @@ from typing import Any
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.formats import Chat, convert
 from kubetune.data.gallery import Gallery
+from kubetune.data.image_processor import load_image_processor
 from kubetune.data.images import image_of_row
 from kubetune.data.labels import find_labels
 from kubetune.data.pipeline import Split, Tally, Worker, encode_batches
@@ -83,7 +84,7 @@ def check(
     tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
     report.lengths = {split: Counter() for split in sources}
     seen: dict[Split, Counter[int]] = {split: Counter() for split in sources}
-    worker = Worker(tokenizer, config.data, sources, find_labels(config))
+    worker = Worker(tokenizer, config.data, sources, find_labels(config), load_image_processor(config, tokenizer))
     batches = plan_batches(config, report.problems)
     for result in encode_batches(worker, batches, report.problems, config.data.num_proc):
         tallies[result.split][result.source].add(result.tally)
@@ -145,9 +146,12 @@ def _rows(chunk: Chunk) -> Iterator[tuple[list[int], bytes]]:
 def _digests(chunk: Chunk) -> Iterator[int]:
     """A number for each row that equal rows share: 64 bits, so that sets of them stay small."""
     end, stream = 0, memoryview(chunk.tokens).cast("B")
-    for length in chunk.lengths:
+    for length, images in zip(chunk.lengths, chunk.images, strict=True):
         begin, end = end, end + 4 * length
-        yield int.from_bytes(hashlib.blake2b(stream[begin:end], digest_size=8).digest())
+        digest = hashlib.blake2b(stream[begin:end], digest_size=8)
+        for image in images:
+            digest.update(image.crc.to_bytes(4))
+        yield int.from_bytes(digest.digest())
 
 
 def _sample(tokenizer: Tokenizer, ids: list[int], trained: bytes) -> Sample:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tokenizers import Encoding
 
@@ -17,6 +17,9 @@ from kubetune.data.formats import Chat, Example, Labelled, Pair, Text
 from kubetune.data.templates import Span, reasonings
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.data.words import Words
+
+if TYPE_CHECKING:
+    from kubetune.data.image_processor import ImageRef
 
 TrainOn = Literal["assistant", "all"]
 
@@ -34,6 +37,8 @@ class Encoded:
     segments: list[int] = field(default_factory=list)
     drops_reasoning: bool = False
     """Whether the chat template left reasoning out, as Qwen3's does before the last question."""
+    images: tuple[ImageRef, ...] = ()
+    """In the order of their tokens."""
 
 
 class Encoder:

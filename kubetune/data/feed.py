@@ -9,6 +9,7 @@ import numpy as np
 
 from kubetune.data.batches import Batch, collate, collate_labelled
 from kubetune.data.order import Ids, deal, epoch_order, epoch_size, global_batch, hash_ids, pack, split_batch
+from kubetune.data.pictures import collate_pictured
 from kubetune.data.prepare import Rows
 from kubetune.parallel import World
 from kubetune.plan import Plan
@@ -56,17 +57,22 @@ class Feed:
     def step(self, step: int) -> Work:
         """This rank's micro-batches of a step."""
         ids = self.samples(step)
-        split = split_batch(
-            ids, self._lengths, self._world.size, token_budget=self._token_budget, sequences=self._sequences
-        )
-        if self._even:
-            split = _evened(split)
+        batches = [_collate(self._rows, micro) for micro in self._mine(ids)]
+        if (reader := self._rows.reader) is not None:
+            soon = (int(i) for micro in self._mine(self.samples(step + 1)) for i in micro)
+            reader.look_ahead(image for i in soon for image in self._rows.images(i))
         return Work(
-            batches=[_collate(self._rows, micro) for micro in split[self._world.rank]],
+            batches=batches,
             labels=int(self._rows.trained_counts[ids].sum()),
             tokens=int(self._lengths[ids].sum()),
             samples=len(ids),
         )
+
+    def _mine(self, ids: Ids) -> list[Ids]:
+        split = split_batch(
+            ids, self._lengths, self._world.size, token_budget=self._token_budget, sequences=self._sequences
+        )
+        return (_evened(split) if self._even else split)[self._world.rank]
 
 
 def rows_per_epoch(rows: Rows) -> int:
@@ -111,6 +117,9 @@ def _collate(rows: Rows, ids: Ids) -> Batch:
         # One token and no label: it passes through the whole model, and adds nothing.
         return collate([(np.zeros(1, np.uint32), np.zeros(1, bool))])
     samples = [int(i) for i in ids]
+    if (reader := rows.reader) is not None:
+        pictures = [reader.read(rows.images(i)) for i in samples]
+        return collate_pictured([rows.row(i) for i in samples], pictures, reader.processor, samples)
     if rows.targets is None:
         return collate([rows.row(i) for i in samples], samples)
     segments = [rows.segments(i) for i in samples]

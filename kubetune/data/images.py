@@ -120,7 +120,7 @@ def verify_image(file: Path) -> ImageFacts:
 
 
 def _decode(file: Path, number: int) -> ImageFacts:
-    image_module = _pillow()
+    image_module = pillow()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of sizes, which are looked at below, and of odd metadata
         try:
@@ -149,7 +149,8 @@ def _require_sane_size(file: Path, facts: ImageFacts) -> None:
 
 
 @lru_cache(maxsize=1)
-def _pillow() -> Any:
+def pillow() -> Any:
+    """Pillow's `Image` module. Raises EnvironmentFault, saying how to get it, where it is missing."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from typing import Final, Literal
 
 from kubetune.config.schema import DataConfig, SourceConfig
 from kubetune.data.encode import Encoded, Encoder
 from kubetune.data.encode_labelled import LabelledEncoder
-from kubetune.data.formats import Example, convert
+from kubetune.data.encode_vision import VisionEncoder
+from kubetune.data.formats import Chat, Example, convert
+from kubetune.data.image_processor import ImageProcessor
+from kubetune.data.images import image_of_row
 from kubetune.data.labels import Labels
 from kubetune.data.problems import Problems
 from kubetune.data.readers import Record
@@ -57,6 +60,7 @@ class Tally:
     truncated: int = 0
     no_label: int = 0
     reasoning_dropped: int = 0
+    images: int = 0
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
@@ -95,13 +99,15 @@ class Worker:
         data: DataConfig,
         sources: dict[Split, tuple[SourceConfig, ...]],
         labels: Labels | None = None,
+        processor: ImageProcessor | None = None,
     ) -> None:
-        """`labels`: those of a classifier; None for language models."""
-        self._encoder: Encoder | LabelledEncoder = (
-            Encoder(tokenizer, train_on=data.train_on, add_special_tokens=data.add_special_tokens)
-            if labels is None
-            else LabelledEncoder(tokenizer, labels)
-        )
+        """`labels`: those of a classifier; `processor`: what images go through, where there may be any."""
+        self._encoder: Encoder | LabelledEncoder | VisionEncoder
+        if labels is not None:
+            self._encoder = LabelledEncoder(tokenizer, labels)
+        else:
+            encoder = Encoder(tokenizer, train_on=data.train_on, add_special_tokens=data.add_special_tokens)
+            self._encoder = encoder if processor is None else VisionEncoder(encoder, processor)
         self._labelled = labels is not None
         self._data = data
         self._sources = sources
@@ -113,7 +119,8 @@ class Worker:
         good, examples = [], []
         for index, record in batch.records:
             try:
-                examples.append(convert(record.value, source.format, source.columns, labelled=self._labelled))
+                example = convert(record.value, source.format, source.columns, labelled=self._labelled)
+                examples.append(located(example, record.file))
                 good.append((index, record.where))
             except ValueError as error:
                 result.problems.append((record.where, str(error)))
@@ -149,7 +156,16 @@ class Worker:
         tally.tokens += len(encoded.ids)
         tally.trained_tokens += labels
         tally.reasoning_dropped += encoded.drops_reasoning
-        result.chunk.add(index, encoded.ids, encoded.trained, encoded.target, encoded.segments)
+        tally.images += len(encoded.images)
+        result.chunk.add(index, encoded.ids, encoded.trained, encoded.target, encoded.segments, encoded.images)
+
+
+def located(example: Example, data_file: str) -> Example:
+    """The example with absolute paths of its images, which a file gives as seen from its own folder."""
+    if not isinstance(example, Chat) or not example.images:
+        return example
+    paths = (os.path.abspath(image_of_row(data_file, path)) for path in example.images)
+    return replace(example, images=tuple(paths))
 
 
 def encode_batches(

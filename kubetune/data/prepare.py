@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from kubetune import faults
 from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.image_processor import load_image_processor
 from kubetune.data.labels import Labels, find_labels, label_facts
 from kubetune.data.pipeline import Tally, Worker, encode_batches
 from kubetune.data.problems import Problems
@@ -83,7 +84,12 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
     """Open a folder that `prepare` wrote for this config."""
     manifest = json.loads((folder / "manifest.json").read_text())
     sources = split_sources(config)
-    rows = {split: Rows(folder / split, [source.weight for source in given]) for split, given in sources.items()}
+    reader = None
+    if (processor := load_image_processor(config, tokenizer)) is not None:
+        from kubetune.data.pictures import PictureReader  # imports torch, which preparing texts does without
+
+        reader = PictureReader(processor)
+    rows = {split: Rows(folder / split, [s.weight for s in given], reader) for split, given in sources.items()}
     return Prepared(
         path=folder,
         fingerprint=manifest["fingerprint"],
@@ -105,7 +111,7 @@ def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
     seeded = isinstance(data.eval, float) or any(
         source.range or locate(source).sample for source in (*sources["train"], *sources["eval"])
     )
-    facts = {
+    facts: dict[str, Any] = {
         "format": FORMAT,
         "task": config.task,
         "tokenizer": tokenizer.fingerprint,
@@ -116,6 +122,10 @@ def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
     }
     if config.task == "sequence_classification":
         facts["labels"] = label_facts(config)
+    if (processor := load_image_processor(config, tokenizer)) is not None:
+        facts["images"] = processor.fingerprint
+        # Rows hold where their images lie, and that is seen from the data.
+        facts["folders"] = [os.path.abspath(locate(s).path) for given in sources.values() for s in given]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -180,11 +190,15 @@ def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Ca
     labels = find_labels(config)
     if labels is not None:
         config = _within_positions(config, tokenizer)
-    worker = Worker(tokenizer, config.data, sources, labels)
+    processor = load_image_processor(config, tokenizer)
+    worker = Worker(tokenizer, config.data, sources, labels, processor)
     done = 0
     with ExitStack() as stack:
         writers = {
-            split: stack.enter_context(RowWriter(folder / split, labelled=labels is not None)) for split in sources
+            split: stack.enter_context(
+                RowWriter(folder / split, labelled=labels is not None, pictured=processor is not None)
+            )
+            for split in sources
         }
         results = encode_batches(worker, plan_batches(config, problems), problems, config.data.num_proc)
         for result in stack.enter_context(closing(results)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kubetune.data.row_writer import FILES, LABELLED_FILES
+from kubetune.data.image_processor import ImageRef
+from kubetune.data.row_writer import FILES, LABELLED_FILES, PICTURED_FILES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from kubetune.data.pictures import PictureReader
 
 _DTYPES: Final = {
     "tokens": "u4",
@@ -23,21 +27,26 @@ _DTYPES: Final = {
     "row": "u4",
     "targets": "f4",
     "segments": "u1",
+    "images": "i8",
+    "image_crcs": "u4",
+    "image_paths": "u1",
+    "image_path_offsets": "i8",
 }
 
 
 class Rows:
     """The rows of one split. Nothing is read before it is asked for.
 
-    `weights[s]` says how often each epoch has the rows of source s.
+    `weights[s]` says how often each epoch has the rows of source s; `reader` reads images, where rows may have any.
     """
 
-    def __init__(self, folder: Path, weights: Sequence[float]) -> None:
+    def __init__(self, folder: Path, weights: Sequence[float], reader: PictureReader | None = None) -> None:
         self.folder = folder
+        self.reader = reader
         self.weights = tuple(weights)
 
     def _map(self, name: str) -> NDArray[Any]:
-        file = self.folder / (FILES | LABELLED_FILES)[name]
+        file = self.folder / (FILES | LABELLED_FILES | PICTURED_FILES)[name]
         if not file.stat().st_size:
             return np.empty(0, _DTYPES[name])  # an empty file cannot be mapped
         return np.memmap(file, _DTYPES[name], "r").view(np.ndarray)
@@ -91,6 +100,19 @@ class Rows:
     def segments(self, index: int) -> NDArray[np.uint8]:
         """Token types of a labelled row: 1 for the second text of a pair."""
         return self._segments[self._offsets[index] : self._offsets[index + 1]]
+
+    @cached_property
+    def _images(self) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]]:
+        first, crcs, paths, offsets = (self._map(name) for name in PICTURED_FILES)
+        return first, crcs, paths, offsets
+
+    def images(self, index: int) -> tuple[ImageRef, ...]:
+        """The images of a row, in the order of their tokens."""
+        first, crcs, paths, offsets = self._images
+        return tuple(
+            ImageRef(os.fsdecode(paths[offsets[i] : offsets[i + 1]].tobytes()), int(crcs[i]))
+            for i in range(first[index], first[index + 1])
+        )
 
     def row(self, index: int) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         """Ids of a row, and for each of them whether it is a label."""

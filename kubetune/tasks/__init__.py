@@ -16,6 +16,7 @@ from kubetune.config.schema import Config
 TASKS = {
     "causal_lm": "kubetune.tasks.causal_lm",
     "sequence_classification": "kubetune.tasks.sequence_classification",
+    "vision_language": "kubetune.tasks.vision_language",
 }
 
 

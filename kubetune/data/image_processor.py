@@ -1,0 +1,158 @@
+"""Images to what a vision tower takes, by the image processor that comes with the model, and how many tokens they are.
+
+For processors that cut an image into a grid of patches as large as the image asks for: Qwen2-VL's and those after it.
+Whether a file is an image at all is images.py's work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kubetune.config.schema import Config, VisionConfig
+from kubetune.data import hub
+from kubetune.data.images import FORMATS, pillow, verify_image
+from kubetune.data.tokenizer import Tokenizer
+from kubetune.data.tokenizer_files import read_json
+from kubetune.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
+
+
+class ImageRef(NamedTuple):
+    """An image of a prepared row: its absolute path, and the CRC-32 of the file when the row was prepared."""
+
+    path: str
+    crc: int
+
+
+class Picture(NamedTuple):
+    """One image, ready: fp32 `pixel_values` `[patches, values]`; `grid`: patches in time, down and across."""
+
+    pixel_values: NDArray[np.float32]
+    grid: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """What stands for an image in a text: `text` is tokenised, and the `token` in it repeated for each feature."""
+
+    text: str
+    token: int
+    start: int | None
+
+
+class ImageProcessor:
+    """Made by `load_image_processor`. transformers is imported when an image is first looked at."""
+
+    def __init__(self, name: str, files: Mapping[str, Path], vision: VisionConfig, placeholder: Placeholder) -> None:
+        self.name = name
+        self.files = dict(files)
+        self.placeholder = placeholder
+        self._vision = vision
+
+    @cached_property
+    def theirs(self) -> Any:
+        """transformers' image processor, told our budget of tokens. Raises ModelError where it is of another kind."""
+        pillow()  # says what to install
+        from transformers import AutoImageProcessor
+
+        folder = next(iter(self.files.values())).parent
+        try:
+            processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+        except Exception as error:  # remote code, damaged files, unknown classes: each raises its own kind
+            raise ModelError(f"{self.name} has no image processor that can be used: {error}") from error
+        names = ("patch_size", "merge_size", "size", "get_number_of_image_patches")
+        if not all(hasattr(processor, name) for name in names) or "image_grid_thw" not in processor.model_input_names:
+            raise ModelError(
+                f"the images of {self.name} are prepared by {type(processor).__name__}; task: vision_language takes "
+                "models whose processor cuts images into a grid (Qwen2-VL, Qwen2.5-VL, Qwen3-VL and the like)"
+            )
+        pixels = (processor.patch_size * processor.merge_size) ** 2
+        least = self._vision.image_min_tokens
+        longest = self._vision.image_max_tokens * pixels
+        shortest = least * pixels if least is not None else min(processor.size["shortest_edge"], longest)
+        processor.size = {"shortest_edge": shortest, "longest_edge": longest}
+        return processor
+
+    @property
+    def merge_size(self) -> int:
+        """Patches on each side of what becomes one token."""
+        return int(self.theirs.merge_size)
+
+    def measure(self, file: Path) -> tuple[int, int]:
+        """Tokens of an image, and the CRC-32 of its file. Raises UnusableImage for what cannot be learnt from."""
+        facts = verify_image(file)
+        patches = self.theirs.get_number_of_image_patches(facts.height, facts.width)
+        return int(patches) // self.merge_size**2, zlib.crc32(file.read_bytes())
+
+    def read(self, image: ImageRef) -> Picture:
+        """An image that `measure` has found good. Raises DataError where the file is another one now."""
+        try:
+            content = Path(image.path).read_bytes()
+        except OSError as error:
+            raise DataError(f"image {image.path} was there when the data were prepared: {error.strerror}") from error
+        if zlib.crc32(content) != image.crc:
+            raise DataError(f"image {image.path} has changed since the data were prepared; prepare them again")
+        return self.process(content)
+
+    def process(self, content: bytes) -> Picture:
+        """The patches of the image in these bytes, upright and in RGB."""
+        from PIL import ImageOps
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of sizes, which have been looked at, and of odd metadata
+            with pillow().open(BytesIO(content), formats=FORMATS) as opened:
+                upright = ImageOps.exif_transpose(opened).convert("RGB")
+        made = self.theirs(images=[upright], return_tensors="np")
+        down, across = (int(number) for number in made["image_grid_thw"][0][1:])
+        return Picture(made["pixel_values"], (1, down, across))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of all that decides how many tokens an image is."""
+        digest = hashlib.sha256(repr((self.placeholder, self._vision.image_max_tokens)).encode())
+        digest.update(repr(self._vision.image_min_tokens).encode())
+        for name, file in sorted(self.files.items()):
+            digest.update(f"\0{name}\0".encode() + file.read_bytes())
+        return digest.hexdigest()
+
+
+def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor | None:
+    """The image processor of a run's model; None where the task has no images.
+
+    Raises ModelError when the model does not see, or sees in a way that is not known here.
+    """
+    if config.task != "vision_language":
+        return None
+    model = config.model
+    files = hub.find_files(model, model.path, ("config.json", *PROCESSOR_FILES))
+    facts = read_json(files.pop("config.json", None))
+    token = facts.get("image_token_id")
+    if "vision_config" not in facts or token is None:
+        raise ModelError(
+            f"model {model.path} ({facts.get('model_type', 'of no known type')}) takes no images in the way of "
+            "Qwen-VL: its config.json has no vision_config and image_token_id; set `task: causal_lm`, or another model"
+        )
+    if not files:
+        raise ModelError(f"model {model.path} has no image processor; expected {PROCESSOR_FILES[0]} beside its weights")
+    frame = [facts.get(f"vision_{end}_token_id", facts.get(f"image_{end}_token_id")) for end in ("start", "end")]
+    ids = (frame[0], token, frame[1])
+    text = ""
+    for id in (id for id in ids if id is not None):
+        name = tokenizer.backend.id_to_token(id)
+        if name is None:
+            raise ModelError(f"the tokenizer of {tokenizer.name} has no token {id}, which config.json has for images")
+        text += name
+    return ImageProcessor(model.path, files, config.vision, Placeholder(text, token, ids[0]))

@@ -1,0 +1,191 @@
+"""Vision-language modelling: a causal language model that sees. What differs from causal_lm is what goes in.
+
+Sequences with and without images share a stream: the vision tower sees all images of a micro-batch at once, and each
+sequence has its own positions. A stream without any image skips the tower on that rank alone; ranks meet only once per
+step, so none waits for another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kubetune import adapters, errors, models, quantization
+from kubetune.attention import stream
+from kubetune.data.batches import Batch
+from kubetune.data.image_processor import ImageProcessor, Picture, load_image_processor
+from kubetune.data.pictures import collate_pictured
+from kubetune.data.tokenizer import load_tokenizer
+from kubetune.flat import backbone, check_flat, choose_attention, logit_rule, unwrap
+from kubetune.losses import linear_cross_entropy, score
+from kubetune.parallel import World
+from kubetune.tasks.causal_lm import CausalLM, head_of, load_settings, metrics
+from kubetune.tuning import Workload, tune
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kubetune.config.schema import Config, VisionConfig
+
+__all__ = ["AUTO_CLASS", "backward", "build", "evaluate", "load", "load_settings", "metrics", "plain_logits"]
+
+AUTO_CLASS = "AutoModelForImageTextToText"
+
+TOWERS: Final = ("visual", "vision_tower", "vision_model", "vision_encoder")
+PROJECTORS: Final = ("merger", "deepstack_merger_list", "multi_modal_projector", "connector", "aligner")
+"""What models call the part that sees, and the part that turns what is seen into tokens."""
+
+
+def build(config: Config, world: World, workload: Workload) -> CausalLM:
+    """Load the model, freeze what is not to learn, add adapters, and choose and prove the attention."""
+    from transformers import AutoModelForImageTextToText
+
+    config = quantization.decide(config, world)
+    model = models.load_pretrained(AutoModelForImageTextToText, config, world.device)
+    frozen = frozen_modules(model, config.vision)
+    if config.lora is not None:
+        seed = config.training.seed
+        model = adapters.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=seed, frozen=frozen)
+    elif frozen is not None:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(re.fullmatch(frozen, name) is None)
+    learner = ready(model.train(), config)
+    tune(model, learner.route, config.training, workload, world.device)
+    return learner
+
+
+def load(config: Config, folder: Path, device: torch.device) -> CausalLM:
+    """The trained model of a checkpoint folder, to be evaluated."""
+    from transformers import AutoModelForImageTextToText
+
+    config = quantization.decide(config, World(device=device))
+    return ready(models.load_trained(AutoModelForImageTextToText, config, folder, device), config)
+
+
+def ready(model: nn.Module, config: Config) -> CausalLM:
+    """Choose how sequences go through a loaded model."""
+    processor = load_image_processor(config, load_tokenizer(config.model))
+    assert processor is not None, "this task has one"
+    return CausalLM(model, choose_attention(model, config.model.attention, lambda m: self_check(m, processor)))
+
+
+def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:
+    """An expression for the full names of what must not learn; None where all may."""
+    names = {part for name, _ in model.named_modules() for part in name.split(".")}
+    towers, projectors = (any(part in names for part in parts) for parts in (TOWERS, PROJECTORS))
+    if vision.freeze_vision_tower and not towers:
+        raise errors.ModelError(
+            f"the vision tower of {type(model).__name__} was not found under {', '.join(TOWERS)}; set "
+            "vision.freeze_vision_tower to false and name what should learn in lora.target_modules"
+        )
+    tower, projector = (rf"(.*\.)?({'|'.join(parts)})(\..*)?" for parts in (TOWERS, PROJECTORS))
+    if vision.freeze_vision_tower:
+        return (
+            tower + (f"|{projector}" if projectors else "") if vision.freeze_projector else f"(?!{projector}$){tower}"
+        )
+    return projector if vision.freeze_projector and projectors else None
+
+
+def inputs_of(batch: Batch) -> dict[str, Tensor]:
+    """The images of a batch as transformers' models take them."""
+    pictures = batch.pictures
+    if pictures is None or pictures.pixel_values is None or pictures.grids is None:
+        return {}
+    return {
+        "pixel_values": pictures.pixel_values,
+        "image_grid_thw": pictures.grids,
+        "mm_token_type_ids": pictures.is_image.int()[None],
+    }
+
+
+def hidden_states(lm: Any, batch: Batch, *, flat: bool) -> Tensor:
+    """Final hidden states `[tokens, hidden]` of one stream; `flat`: inside `attention.stream(...)`."""
+    positions = {}
+    if flat:
+        assert batch.pictures is not None, "prepared rows of this task have them"
+        # The first row is for the mask, the others for the rotary embedding.
+        positions = {"position_ids": torch.cat([batch.position_ids[None], batch.pictures.positions])[:, None]}
+    out = backbone(lm)(input_ids=batch.input_ids[None], use_cache=False, **positions, **inputs_of(batch))
+    return cast(Tensor, out[0][0])
+
+
+def plain_logits(model: Any, batch: Batch) -> Tensor:
+    """Logits `[tokens, vocabulary]` of a single sequence, by the model's own code."""
+    return cast(Tensor, model(input_ids=batch.input_ids[None], use_cache=False, **inputs_of(batch)).logits[0])
+
+
+def loss(task: CausalLM, batch: Batch, scale: float) -> Tensor:
+    """`scale × Σ cross-entropy` over the labels of one micro-batch. Call it, and `.backward()`, inside `stream`."""
+    hidden = hidden_states(unwrap(task.model), batch, flat=task.route.flat)[batch.rows]
+    return linear_cross_entropy(hidden, batch.labels, head_of(task.model), scale)
+
+
+def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
+    """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
+    with stream(batch.borders, batch.rows):
+        value = loss(task, batch, scale)
+        value.backward()
+    return value.detach()
+
+
+@torch.no_grad()
+def evaluate(task: CausalLM, batch: Batch) -> tuple[float, float, float]:
+    """Sums over one micro-batch: loss, labels told rightly, labels. They add up over batches and ranks."""
+    with stream(batch.borders):
+        hidden = hidden_states(unwrap(task.model), batch, flat=task.route.flat)[batch.rows]
+        total, right = score(hidden, batch.labels, head_of(task.model))
+    return float(total), float(right), float(batch.num_labels)
+
+
+def self_check(model: nn.Module, processor: ImageProcessor) -> float:
+    """Compare the flat run with the model's own attention, as `check_flat` does: two sequences see, one does not."""
+    rule, pictures = logit_rule(unwrap(model)), _examples(processor)
+
+    def run_flat(lm: Any, batch: Batch) -> Sequence[Tensor]:
+        with stream(batch.borders):
+            logits = rule.apply(lm.get_output_embeddings()(hidden_states(lm, batch, flat=True)).float())
+        return [logits[start:stop] for start, stop in pairwise(batch.borders)]
+
+    def lay(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
+        rows, own = [], []
+        for ids in sequences:
+            # Sequences are told apart by their lengths, as the check also runs them alone and with other words.
+            picture = pictures.get(len(ids))
+            rows.append(_with_image(ids, picture, processor))
+            own.append([picture] if picture else [])
+        return collate_pictured(rows, own, processor)
+
+    return check_flat(model, lay, run_flat, plain_logits)
+
+
+def _examples(processor: ImageProcessor) -> dict[int, Picture]:
+    """Images for the first two of the sequences that the check runs, by their lengths."""
+    from io import BytesIO
+
+    from PIL import Image
+
+    found = {}
+    for length, size in ((7, (96, 64)), (19, (64, 112))):
+        noise = np.random.default_rng(length).integers(0, 256, (size[1], size[0], 3), np.uint8)
+        buffer = BytesIO()
+        Image.fromarray(noise).save(buffer, "PNG")
+        found[length] = processor.process(buffer.getvalue())
+    return found
+
+
+def _with_image(
+    ids: NDArray[np.uint32], picture: Picture | None, processor: ImageProcessor
+) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    place, token = 3, processor.placeholder.token
+    ids = np.where(ids == token, token - 1, ids).astype(np.uint32)
+    if picture is not None:
+        features = len(picture.pixel_values) // processor.merge_size**2
+        ids = np.insert(ids, place, [token] * features).astype(np.uint32)
+    return ids, np.ones(len(ids), bool)
