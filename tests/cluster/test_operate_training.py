@@ -88,10 +88,10 @@ def travel(desk: Desk) -> Journey:
 
 
 @pytest.fixture(scope="session")
-def journey(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory, model: Path) -> Journey:
-    """The way of an undisturbed run of the default kind."""
+def journey(any_control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory, model: Path) -> Journey:
+    """The way of an undisturbed run of the default kind; it needs no namespaces."""
     folder = tmp_path_factory.mktemp("journey")
-    cluster = Cluster(control_plane, f"journey-{next(_numbers)}", folder)
+    cluster = Cluster(any_control_plane, f"journey-{next(_numbers)}", folder)
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}})
     return travel(furnish(cluster, folder, model))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kubetune.cluster import pods
 from kubetune.cluster.dev import dev_config, pack_tree
-from kubetune.cluster.gpus import parse_gpus
+from kubetune.devices import parse_gpus
 from kubetune.cluster.kinds import KINDS
 from kubetune.cluster.last_words import meaningful, read_words
 from kubetune.cluster.refusals import Question, refusal

@@ -15,6 +15,7 @@ everything at once, so a real cluster's delays and races do not appear, and back
 A green run means that manifests and client logic work against this model; it does not replace a real cluster.
 
 Needs Linux with iproute2 and util-linux, as root or with unprivileged user namespaces; in the latter case every pod
-runs as the one user there is. It leaves nothing behind, even after SIGKILL: network and mounts are private to the
-server, and every process dies with it.
+runs as the one user there is. Where neither is permitted, `--loopback` runs pods at loopback addresses, with the
+simplifications that loopback.py names. It leaves nothing behind, even after SIGKILL: network and mounts are private to
+the server, and every process dies with it.
 """

@@ -1,7 +1,7 @@
 """Start-up: `python -m tests.cluster.standin --state DIR --images FILE`.
 
 Prints `ready URL`, then serves until its stdin is closed. The listening socket is taken in the caller's network; then
-the server leaves for namespaces of its own.
+the server leaves for namespaces of its own, unless `--loopback` says that pods are to have none.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--state", type=Path, required=True, help="folder for volumes, logs and the kubeconfig")
     parser.add_argument("--images", type=Path, required=True, help="{regular expression: {path, mounts, env, command}}")
     parser.add_argument("--kubernetes-version", choices=(OLDEST, NEWEST), default=NEWEST)
+    parser.add_argument("--loopback", action="store_true", help="no namespaces: pods at loopback addresses")
     parser.add_argument("--nodes", type=int, default=Settings.nodes)
     parser.add_argument("--gpus", type=int, default=Settings.gpus, help="nvidia.com/gpu on each node")
     return parser.parse_args()
@@ -71,6 +72,7 @@ def main() -> None:
         state=state,
         images=load_images(options.images),
         kubernetes_version=options.kubernetes_version,
+        loopback=options.loopback,
         nodes=options.nodes,
         gpus=options.gpus,
     )
@@ -78,7 +80,8 @@ def main() -> None:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     _write_kubeconfig(state / "kubeconfig", url)
     try:
-        _enter_namespaces()
+        if not options.loopback:
+            _enter_namespaces()
     except OSError as error:
         sys.exit(f"standin: this machine permits no namespaces here: {error}")
     if not os.access(sys.executable, os.X_OK):

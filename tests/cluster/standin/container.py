@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import runtime
 from .environment import Waiting, environment, expand
+from .loopback import translate
 from .objects import Object, now
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class Container:
 
     async def exec(self, argv: list[str], **streams: Any) -> Process:
         """Start a command inside the running container, as the container's user."""
+        if self.worker.sandbox_pid is None:
+            command = [translate(word, self.folders()) for word in argv]
+            return await asyncio.create_subprocess_exec(*command, env=self._env, start_new_session=True, **streams)
         join = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "--"]
         if not runtime.single_user():
             groups = f"--groups={','.join(map(str, self._groups))}" if self._groups else "--clear-groups"
@@ -84,6 +88,8 @@ class Container:
         home = "/" if self._uid else "/root"
         self._env = environment(worker.store, worker.pod, self.spec, image, home)
         argv = [*self.spec.get("command", image.command), *self.spec.get("args", [])]
+        if worker.sandbox_pid is None:
+            return self._prepare_loopback(argv)
         return {
             "sandbox": worker.sandbox_pid,
             "scratch": str(worker.folder / "scratch"),
@@ -98,6 +104,19 @@ class Container:
             "argv": [expand(word, self._env) for word in argv],
             "env": self._env,
         }
+
+    def folders(self) -> dict[str, str]:
+        """Where volumes would be mounted, and the folders that they are."""
+        return {os.path.normpath(target): source for source, target, _ in self._mounts()}
+
+    def _prepare_loopback(self, argv: list[str]) -> Object:
+        """The same where there are no namespaces."""
+        folders, own = self.folders(), {entry["name"] for entry in self.spec.get("env", [])}
+        env = {name: translate(text, folders) if name in own else text for name, text in self._env.items()}
+        self._env = self.worker.kubelet.loopback.resolved(self.worker.namespace, env)
+        words = [translate(expand(word, self._env), folders) for word in argv]
+        folder = translate(self.spec.get("workingDir", "/"), folders)
+        return {"sandbox": None, "folder": folder, "argv": words, "env": self._env}
 
     def _mounts(self) -> list[list[Any]]:
         out: list[list[Any]] = []

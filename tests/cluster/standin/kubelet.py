@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from .dns import DnsServer
 from .environment import Waiting
 from .faults import Faults
+from .loopback import Addresses
 from .network import GATEWAY, create_bridge, pod_addresses
 from .objects import Object, finished, terminating, uid_of
 from .pod import PodWorker
@@ -24,9 +25,12 @@ class Kubelet:
         self.store, self.settings, self._faults = store, settings, faults
         self._workers: dict[str, PodWorker] = {}
         self._addresses = itertools.cycle(pod_addresses())
+        self.loopback = Addresses()
 
     async def start(self) -> None:
         """Set up bridge and DNS; called inside the server's private namespaces."""
+        if self.settings.loopback:
+            return
         await create_bridge()
         loop = asyncio.get_running_loop()
         await loop.create_datagram_endpoint(lambda: DnsServer(self.store), local_addr=(GATEWAY, _DNS_PORT))

@@ -17,7 +17,7 @@ from .dns import DOMAIN
 from .environment import Waiting
 from .network import GATEWAY, attach
 from .objects import Object, name_of, namespace_of, now, set_condition, terminating, uid_of
-from .volumes import set_up_volume, tear_down_volumes
+from .volumes import set_up_volume, tear_down_volumes, translate_files
 
 if TYPE_CHECKING:
     from .kubelet import Kubelet
@@ -56,9 +56,9 @@ class PodWorker:
         return Container(self, spec, entry, init)
 
     @property
-    def sandbox_pid(self) -> int:
-        assert self._sandbox is not None
-        return self._sandbox.pid
+    def sandbox_pid(self) -> int | None:
+        """The process that holds the pod's namespaces; None where it has none."""
+        return self._sandbox and self._sandbox.pid
 
     def publish(self, phase: str | None = None) -> None:
         """Bring the pod's conditions (and phase) in line with its containers, and tell watchers."""
@@ -114,6 +114,17 @@ class PodWorker:
         for name in ("volumes", "logs", "scratch"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         host = self.spec.get("hostname", self.name)[:_LONGEST_HOST_NAME]
+        if self.kubelet.settings.loopback:
+            self._ip = self.kubelet.loopback.of(self.namespace, host)
+        else:
+            await self._make_sandbox(host)
+        self.pod["status"].update(podIP=self._ip, podIPs=[{"ip": self._ip}])
+        for volume in self.spec.get("volumes", []):
+            await self.retry(lambda volume=volume: set_up_volume(self, volume), "FailedMount")  # type: ignore[misc]
+        if self.kubelet.settings.loopback:
+            translate_files(self)
+
+    async def _make_sandbox(self, host: str) -> None:
         command = (sys.executable, "-I", "-S", runtime.__file__, "sandbox", host)
         self._sandbox = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE)
         assert self._sandbox.stdout is not None
@@ -121,7 +132,6 @@ class PodWorker:
             raise RuntimeError("the sandbox did not start")
         self._ip = self.kubelet.free_address()
         await attach(self._sandbox.pid, self._ip)
-        self.pod["status"].update(podIP=self._ip, podIPs=[{"ip": self._ip}])
         subdomain = self.spec.get("subdomain")
         full_name = f"{host}.{subdomain}.{self.namespace}.{DOMAIN} " if subdomain else ""
         search = f"{self.namespace}.{DOMAIN} {DOMAIN} cluster.local"
@@ -130,8 +140,6 @@ class PodWorker:
             "/etc/hostname": host + "\n",
             "/etc/resolv.conf": f"nameserver {GATEWAY}\nsearch {search}\noptions ndots:5 timeout:2\n",
         }
-        for volume in self.spec.get("volumes", []):
-            await self.retry(lambda volume=volume: set_up_volume(self, volume), "FailedMount")  # type: ignore[misc]
 
     async def _tear_down(self) -> None:
         codes = [main.status["state"].get("terminated", {}).get("exitCode", KILLED) for main in self._mains]

@@ -15,7 +15,7 @@ _PROTOCOL = "SPDY/3.1+portforward.k8s.io"
 _CHUNK_BYTES = 32_768
 
 
-async def forward_ports(request: web.Request, pid: int) -> web.WebSocketResponse:
+async def forward_ports(request: web.Request, pid: int | None) -> web.WebSocketResponse:
     """Serve one client until it hangs up; ports are those of the network namespace of process `pid`."""
     if "websocket" not in request.headers.get("Upgrade", "").lower():
         raise bad_request("Upgrade request required (SPDY is spoken inside a WebSocket only)")
@@ -32,7 +32,7 @@ async def forward_ports(request: web.Request, pid: int) -> web.WebSocketResponse
 
 
 class _Tunnel:
-    def __init__(self, channel: web.WebSocketResponse, pid: int) -> None:
+    def __init__(self, channel: web.WebSocketResponse, pid: int | None) -> None:
         self._channel, self._pid = channel, pid
         self._reader, self._writer = spdy.Reader(), spdy.Writer()
         self._errors: dict[str, int] = {}  # request id → its error stream
@@ -99,9 +99,10 @@ class _Tunnel:
         await self._channel.send_bytes(frame)
 
 
-async def _connect(pid: int, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect(pid: int | None, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection to a port on the pod's own loopback."""
-    with runtime.network_of(pid):  # a socket stays in the namespace where it was made
+    # A socket stays in the namespace where it was made; a pod without one of its own is in this one.
+    with contextlib.nullcontext() if pid is None else runtime.network_of(pid):
         inside = socket.socket()
     inside.setblocking(False)
     try:

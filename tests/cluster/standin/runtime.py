@@ -21,7 +21,7 @@ from typing import Any
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 RDONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _LOCKED_FLAGS = 0x2F  # read-only, nosuid, nodev, noexec: a user namespace may not drop them
 _NOT_BOUND = ("dev", "proc", "sys", "tmp", "run", "etc", "lost+found")
 _COPIED_FROM_ETC = ("passwd", "group", "nsswitch.conf", "ld.so.cache", "alternatives", "ssl")
@@ -87,21 +87,44 @@ def hold_sandbox(name: str) -> None:
 def run(spec: dict[str, Any], report: int) -> None:
     """Start the container that `spec` describes (see container.py) and stay as its parent."""
     die_with_parent()
-    for namespace in ("net", "uts", "ipc"):
-        join(f"/proc/{spec['sandbox']}/ns/{namespace}")
-    unshare(NEWNS | NEWPID)
+    if spec["sandbox"] is None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    else:
+        for namespace in ("net", "uts", "ipc"):
+            join(f"/proc/{spec['sandbox']}/ns/{namespace}")
+        unshare(NEWNS | NEWPID)
     if pid := os.fork():
         os.write(report, b"%d\n" % pid)
         os.close(report)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        _kill_children()
         os._exit(code if code >= 0 else 128 - code)
     try:
         os.set_inheritable(report, False)
-        _become(spec)
+        if spec["sandbox"] is None:
+            os.setsid()
+            os.chdir(spec["folder"])
+            die_with_parent()
+        else:
+            _become(spec)
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
     except Exception as error:
         os.write(report, f"{type(error).__name__}: {error}".encode())
         os._exit(128)
+
+
+def _kill_children() -> None:
+    """SIGKILL what the command left behind, which a process namespace of its own does by itself."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            children = file.read().split()
+        if not children:
+            return
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)
 
 
 def _become(spec: dict[str, Any]) -> None:

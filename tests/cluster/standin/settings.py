@@ -28,6 +28,7 @@ class Settings:
     state: Path
     images: dict[str, Image]
     kubernetes_version: str = NEWEST
+    loopback: bool = False  # pods without namespaces: see loopback.py
     nodes: int = 2
     gpus: int = 8
     job_backoff_seconds: float = 0.3

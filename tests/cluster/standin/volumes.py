@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from . import runtime
 from .environment import Waiting, project
+from .loopback import translate
 from .objects import Object, quantity
 
 if TYPE_CHECKING:
     from .pod import PodWorker
 
+_PROJECTED = {"configMap", "secret"}
 _DEFAULT_MEMORY_VOLUME = "1Gi"
 
 
@@ -35,11 +37,11 @@ def set_up_volume(worker: PodWorker, volume: Object) -> None:
     else:
         at.mkdir(exist_ok=True)
         if "emptyDir" in volume:
-            _empty(at, volume["emptyDir"] or {})
+            _empty(at, volume["emptyDir"] or {}, in_memory=not worker.kubelet.settings.loopback)
         else:
             project(worker.store, worker.pod, volume, lambda path, content, mode: _write(at / path, content, mode))
     group = (worker.spec.get("securityContext") or {}).get("fsGroup")
-    if group is not None and not runtime.single_user():
+    if group is not None and not worker.kubelet.settings.loopback and not runtime.single_user():
         _give_to_group(at.resolve(), group)
 
 
@@ -71,8 +73,19 @@ def _link(at: Path, target: Path) -> None:
         at.symlink_to(target)
 
 
-def _empty(at: Path, source: Object) -> None:
-    if source.get("medium") == "Memory" and not at.is_mount():
+def translate_files(worker: PodWorker) -> None:
+    """Let projected files name the folders that stand for mounts; once all volumes are there."""
+    folders: dict[str, str] = {}
+    for container in worker.containers.values():
+        folders |= container.folders()
+    for volume in worker.spec.get("volumes", []):
+        if _PROJECTED & volume.keys():
+            for path in (worker.folder / "volumes" / volume["name"]).iterdir():
+                path.write_text(translate(path.read_text(), folders))
+
+
+def _empty(at: Path, source: Object, *, in_memory: bool) -> None:
+    if source.get("medium") == "Memory" and in_memory and not at.is_mount():
         size = int(quantity(source.get("sizeLimit", _DEFAULT_MEMORY_VOLUME)))
         runtime.mount("tmpfs", str(at), "tmpfs", 0, f"mode=1777,size={size}")
     at.chmod(0o1777)
