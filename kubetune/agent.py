@@ -42,6 +42,8 @@ _PEER_REPORT_SECONDS = 2.0
 _TORCHRUN_MARGIN_SECONDS = 10.0
 _DEFAULT_PORT = 29500
 
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
 # Another start could only end the same way.
 _FINAL = (errors.OK, errors.USER, errors.DIVERGED)
 
@@ -159,7 +161,23 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
         told = "" if is_told else f"{ending.reason}; "
         line = f"kubetune: {told}ended with exit code {ending.code}, logs in {run_dir / 'logs'}"
         print(logs.scrub(line), file=sys.stderr)
+    elif place.node == 0:
+        _push(run_dir, relay)
     return ending.code
+
+
+def _push(run_dir: Path, relay: Relay) -> None:
+    """The last stage of a run that ended well, where its config asks for it; a failure leaves the run as good.
+
+    A process of its own, when the ranks have gone and their memory with them.
+    """
+    if relay.stopping or not json.loads((run_dir / "resolved.json").read_text()).get("push"):
+        return
+    command = [sys.executable, "-m", "kubetune", "push", str(run_dir)]
+    # Pods train offline from what was fetched before; this is what the network is for.
+    environ = {name: value for name, value in os.environ.items() if name not in _OFFLINE}
+    if relay.run(command, environ) != errors.OK:
+        print(f"kubetune: not pushed; the run is done all the same. Again: kubetune push {run_dir}", file=sys.stderr)
 
 
 def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> Ending:

@@ -101,7 +101,7 @@ def export_run(
     folder = checkpoint.choose(run_dir, which)
     if problem := checkpoint.verify(folder):
         raise errors.ConfigError(f"{folder} {problem}; choose another --step. Nothing was written.")
-    kind: Kind = "model" if config.lora is None else "merged" if merged else "adapter"
+    kind = _kind(config, merged)
     if merged and config.lora is None:
         raise errors.ConfigError(f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out")
     out = (out or run_dir / "exports" / f"{folder.name}-{kind}").absolute()
@@ -126,6 +126,25 @@ def export_run(
         text = json.dumps(facts, indent=1, ensure_ascii=False).replace(str(Path.home()), "~")
         files.write_atomic(partial / PROVENANCE, scrub(text + "\n"))
     return Export(out, kind, facts)
+
+
+def find_export(run_dir: Path, which: str = "best", *, merged: bool = False, dtype: str | None = None) -> Export | None:
+    """The whole export of this very checkpoint that `export_run` would make again, if it is there."""
+    config, folder = read_config(run_dir), checkpoint.choose(run_dir, which)
+    kind = _kind(config, merged)
+    out = run_dir / "exports" / f"{folder.name}-{kind}"
+    if not is_whole(out):
+        return None
+    facts = json.loads((out / PROVENANCE).read_text())
+    is_same = facts["checkpoint"]["manifest_sha256"] == files.sha256_file(folder / checkpoint.MANIFEST)
+    is_wanted = dtype is None or facts["dtype"] == DTYPE_NAMES.get(dtype, dtype)
+    return Export(out.absolute(), kind, facts) if is_same and is_wanted else None
+
+
+def _kind(config: Config, merged: bool) -> Kind:
+    if config.lora is None:
+        return "model"
+    return "merged" if merged else "adapter"
 
 
 def is_whole(folder: Path) -> bool:

@@ -31,6 +31,7 @@ VERBS: dict[str, str] = {
     "evaluate": "evaluate a run on its own or on other data",
     "export": "write the result of a run as a model that others can load, and prove it",
     "generate": "answer prompts with the result of a run",
+    "push": "upload the result of a run to the Hugging Face hub",
     "chat": "talk to the result of a run",
     "demo": "fine-tune the embedded model on the embedded data, offline",
     "render": "write the Kubernetes manifests of a run",

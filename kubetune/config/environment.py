@@ -32,6 +32,7 @@ VARIABLES: dict[str, Variable] = {
     "NPROC": Variable("compute.processes", "Processes on each node."),
     "DTYPE": Variable("model.dtype", "`auto`, `bf16`, `fp16` or `fp32`."),
     "IMAGE_MAX_TOKEN_NUM": Variable("vision.image_max_tokens", "Most tokens of an image."),
+    "RESULT_MODEL_ID": Variable("push.repo", "Repository on the hub that the result is uploaded to."),
     "RUN_NAME": Variable("name", "Name of the run; `run #1` becomes `run-1`."),
 }
 

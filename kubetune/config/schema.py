@@ -291,6 +291,16 @@ class TrackingConfig(Section):
     mlflow: MlflowConfig | None = Field(None, description="Log to MLflow.")
 
 
+class PushConfig(Section):
+    repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="Repository on the Hugging Face hub: `ORG/NAME`.")
+    merge: bool = Field(False, description="Upload merged weights instead of the adapter.")
+    private: bool = Field(True, description="Whether a repository that is made for it is private.")
+
+
+def _as_push(value: Any) -> Any:
+    return {"repo": value} if isinstance(value, str) else value
+
+
 class LoggingConfig(Section):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least important line shown.")
     batches: Literal["all", "first-last", "none"] = Field(
@@ -334,6 +344,9 @@ class Config(Section):
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides the run.")
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is printed.")
+    push: Annotated[PushConfig | None, BeforeValidator(_as_push, json_schema_input_type=str | PushConfig | None)] = (
+        Field(None, description="`ORG/NAME` or a section: upload the best checkpoint there after a run that ended well.")
+    )
     output: str | None = Field(None, description="Run directory; left out: `outputs/MODEL/METHOD-lenN-TIME`.")
     compute: ComputeConfig = Field(default_factory=ComputeConfig, description="Processes, nodes and their size.")
     kubernetes: KubernetesConfig | None = Field(None, description="How it runs on a cluster.")
