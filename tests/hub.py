@@ -1,112 +1,103 @@
-"""A hub on the loopback, as much of it as the real client libraries ask for: data sets' files, whole or in ranges."""
+"""A stand-in for the hub on the loopback: models and data sets of Parquet files, asked by the real client libraries.
+
+It speaks as much of the hub's protocol as these need to load one: facts of a repository, its tree, and its files.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
-COMMIT = "0" * 39 + "1"
+COMMIT = hashlib.sha1(b"the only commit").hexdigest()
 
 
 @contextmanager
-def serving(repos: Mapping[str, Path]) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Serve folders as data sets; yields the environment that leads there, and the paths asked for, as they come."""
-    asked: list[str] = []
+def serving(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[str]:
+    """The address of a hub with these: `{"owner/model": {path: content}, "datasets/owner/name": {path: content}}`."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    class Hub(_Hub):
+        held = repositories
 
-        def do_HEAD(self) -> None:
-            self._answer(body=False)
-
-        def do_GET(self) -> None:
-            self._answer(body=True)
-
-        def do_POST(self) -> None:
-            wanted = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self._answer(body=True, wanted=wanted)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def _answer(self, *, body: bool, wanted: bytes = b"") -> None:
-            path, recursive = unquote(urlsplit(self.path).path), "recursive=true" in self.path.lower()
-            asked.append(f"{self.command} {path}")
-            for name, folder in repos.items():
-                if found := re.fullmatch(rf"/api/datasets/{name}(?:/([a-z-]+)/[^/]+(?:/(.*))?)?", path):
-                    return self._send_json(*_facts(folder, name, found[1], found[2] or "", wanted, recursive), body)
-                if found := re.fullmatch(rf"/datasets/{name}/resolve/[^/]+/(.+)", path):
-                    return self._send_file(folder / found[1], body)
-            return self._send_json(404, {"error": "not found"}, body)
-
-        def _send_json(self, status: int, value: Any, body: bool) -> None:
-            content = json.dumps(value).encode()
-            self.send_response(status)
-            if status == 404:
-                self.send_header("X-Error-Code", "EntryNotFound" if "resolve" in self.path else "RepoNotFound")
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if body:
-                self.wfile.write(content)
-
-        def _send_file(self, file: Path, body: bool) -> None:
-            if not file.is_file():
-                return self._send_json(404, {"error": "not found"}, body)
-            content = file.read_bytes()
-            begin, end = 0, len(content)
-            if span := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-                begin, end = int(span[1]), min(end, int(span[2] or end) + 1)
-            self.send_response(206 if span else 200)
-            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("Accept-Ranges", "bytes")
-            if span:
-                self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
-            self.send_header("Content-Length", str(end - begin))
-            self.end_headers()
-            if body:
-                self.wfile.write(content[begin:end])
-            return None
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0"}, asked
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
 
 
-def _facts(folder: Path, name: str, kind: str | None, below: str, wanted: bytes, recursive: bool) -> tuple[int, Any]:
-    """What the API says of a data set: itself (`revision` or nothing), its `tree`, or `paths-info`."""
-    files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-    if kind in (None, "revision"):
-        siblings = [{"rfilename": file} for file in files]
-        return 200, {"id": name, "sha": COMMIT, "private": False, "tags": [], "siblings": siblings}
-    if kind == "paths-info":
-        asked = set(json.loads(wanted)["paths"])
-        return 200, [_entry(folder, file) for file in files if file in asked]
-    inside = [file for file in files if not below or file.startswith(f"{below}/")]
-    above = {str(parent) for file in inside for parent in Path(file).parents if str(parent) not in (".", below)}
-    folders = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in sorted(above)]
-    entries = [*folders, *(_entry(folder, file) for file in inside)]
-    if not recursive:
-        entries = [entry for entry in entries if str(Path(entry["path"]).parent) == (below or ".")]
-    return (200, entries) if inside else (404, {"error": "not found"})
+class _Hub(BaseHTTPRequestHandler):
+    held: Mapping[str, Mapping[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        """`/api/KIND/OWNER/NAME/QUESTION` and `/REPOSITORY/resolve/REVISION/PATH`."""
+        name, asked = self._split()
+        files = self.held.get(name)
+        if files is None:
+            self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+        elif asked[:1] == ["resolve"]:
+            self._send_file(files, "/".join(asked[2:]))
+        else:
+            self._tell(name, files, asked)
+
+    do_HEAD = do_GET
+
+    def _split(self) -> tuple[str, list[str]]:
+        parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+        if parts[0] == "api":
+            return "/".join([*(["datasets"] if parts[1] == "datasets" else []), *parts[2:4]]), parts[4:]
+        end = 3 if parts[0] == "datasets" else 2
+        return "/".join(parts[:end]), parts[end:]
+
+    def _tell(self, name: str, files: Mapping[str, bytes], asked: list[str]) -> None:
+        if asked and asked[0] == "tree":
+            self._answer(200, _json(_listing(files, "".join(f"{part}/" for part in asked[2:]))))
+            return
+        siblings = [{"rfilename": path} for path in files]
+        counts = dict.fromkeys(("downloads", "likes"), 0)
+        flags = dict.fromkeys(("private", "gated", "disabled"), False)
+        facts = {"id": name.removeprefix("datasets/"), "sha": COMMIT, "tags": [], "siblings": siblings}
+        facts |= counts | flags
+        self._answer(200, _json(facts))
+
+    def _send_file(self, files: Mapping[str, bytes], path: str) -> None:
+        if path not in files:
+            self._answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+            return
+        etag = hashlib.sha256(files[path]).hexdigest()
+        self._answer(200, files[path], {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"})
+
+    def _answer(self, status: int, content: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        for key, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
-def _entry(folder: Path, file: str) -> dict[str, Any]:
-    content = (folder / file).read_bytes()
-    return {"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+def _listing(files: Mapping[str, bytes], folder: str) -> list[dict[str, object]]:
+    """What lies right in a folder, which is "" or ends with a slash: folders by their name, and files."""
+    inside = {path: path.removeprefix(folder) for path in files if path.startswith(folder)}
+    folders = {f"{folder}{rest.partition('/')[0]}" for rest in inside.values() if "/" in rest}
+    plain = [_entry(path, files[path]) for path, rest in inside.items() if "/" not in rest]
+    return [*({"type": "directory", "path": path, "oid": COMMIT, "size": 0} for path in sorted(folders)), *plain]
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _entry(path: str, content: bytes) -> dict[str, object]:
+    return {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.metrics import read_metrics
-from tests import reviews
+from tests import hub, reviews
 from tests.architectures import save_model
 
 ROOT = Path(__file__).parents[2]
@@ -48,3 +54,42 @@ def test_the_example_trains(example, models, tmp_path):
     assert (output / "checkpoints" / "last" / "manifest.json").is_file()
     if load_config(example).task == "sequence_classification":
         assert 0 <= lines[-1]["eval_accuracy"] <= 1
+
+
+CARD = b"""---
+configs:
+- config_name: sst2
+  data_files:
+  - {split: train, path: sst2/train-*}
+  - {split: validation, path: sst2/validation-*}
+---
+"""
+
+
+def parquet(lines):
+    """Rows of SENTENCES as the hub's GLUE has them."""
+    rows = [line.rpartition("\t")[::2] for line in lines]
+    columns = {"sentence": [text for text, _ in rows], "label": [int(label) for _, label in rows]}
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({**columns, "idx": list(range(len(rows)))}), buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sst2-bert-lora", "sst2-distilbert-full"])
+def test_the_example_works_from_a_hub(name, models, tmp_path):
+    example = ROOT / "examples" / f"{name}.yaml"
+    model = load_config(example).model.path
+    folder = models["distilbert" if "distilbert" in model else "bert"]
+    lines = SENTENCES.read_text().splitlines()[1:]
+    data = {"README.md": CARD} | {f"sst2/{split}-00000-of-00001.parquet": parquet(lines)
+                                  for split in ("train", "validation")}  # fmt: skip
+    held = {model: {path.name: path.read_bytes() for path in folder.iterdir()}, "datasets/nyu-mll/glue": data}
+    local = ["compute.nodes=1", "compute.gpus_per_node=0", "training.max_steps=2"]
+    with hub.serving(held) as endpoint:
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+        command = [sys.executable, "-m", "kubetune", "train", str(example), *local, f"output={tmp_path / 'out'}"]
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert 0 <= read_metrics(tmp_path / "out")[-1]["eval_accuracy"] <= 1
