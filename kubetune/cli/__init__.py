@@ -33,6 +33,7 @@ VERBS: dict[str, str] = {
     "generate": "answer prompts with the result of a run",
     "push": "upload the result of a run to the Hugging Face hub",
     "chat": "talk to the result of a run",
+    "serve": "manifests that serve the result of a run with vLLM",
     "demo": "fine-tune the embedded model on the embedded data, offline",
     "render": "write the Kubernetes manifests of a run",
     "submit": "start a run on a cluster",

@@ -18,7 +18,7 @@ from kubetune.config.nebius import NebiusCluster, costs, load_cluster
 from kubetune.errors import ConfigError, EnvironmentFault
 
 STANDIN = Path(__file__).with_name("standin.sh")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "nebius-cluster.yaml"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "clusters" / "nebius.yaml"
 
 # The flags of `nebius mk8s node-group create` and its kin in Nebius's own reference, as far as they are used here.
 FLAGS = {

@@ -19,7 +19,7 @@ from tests import hub, reviews
 from tests.architectures import save_model
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if not path.stem.endswith("-cluster"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 SLOW = "sst2-distilbert-full"  # two ranks, as several-processes has them too
 SENTENCES = ROOT / "examples" / "data" / "sst2.tsv"
 

@@ -30,6 +30,7 @@ CORE_KINDS = {
     "v1/ServiceAccount": "io.k8s.api.core.v1.ServiceAccount",
     "apps/v1/Deployment": "io.k8s.api.apps.v1.Deployment",
     "apps/v1/StatefulSet": "io.k8s.api.apps.v1.StatefulSet",
+    "autoscaling/v2/HorizontalPodAutoscaler": "io.k8s.api.autoscaling.v2.HorizontalPodAutoscaler",
     "batch/v1/Job": "io.k8s.api.batch.v1.Job",
     "rbac.authorization.k8s.io/v1/Role": "io.k8s.api.rbac.v1.Role",
     "rbac.authorization.k8s.io/v1/RoleBinding": "io.k8s.api.rbac.v1.RoleBinding",

@@ -1,0 +1,124 @@
+"""Serving manifests: valid for strict servers, the same bytes everywhere, and refused where they could not work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kubetune import cli
+from kubetune.manifests.consistency import check_objects
+from kubetune.manifests.serving import LORA_RANKS, Adapter, Serving, command
+from tests.golden.serving import CASES, golden, rendered, write_run
+from tests.schemas import NEWEST, OLDEST, problems
+
+
+def objects(case: str) -> dict[str, dict[str, Any]]:
+    return {obj["kind"]: obj for obj in yaml.safe_load_all(golden(case).read_text())}
+
+
+def pod(case: str) -> dict[str, Any]:
+    found: dict[str, Any] = objects(case)["Deployment"]["spec"]["template"]["spec"]
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_output_is_golden(case: str) -> None:
+    assert rendered(case) == golden(case).read_text()
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("case", CASES)
+def test_strict_servers_accept_it_and_lint_finds_nothing(case: str, version: str) -> None:
+    made = objects(case)
+    assert {kind: found for kind, obj in made.items() if (found := problems(obj, version))} == {}
+    assert list(check_objects(list(made.values()))) == []
+
+
+def test_the_schema_of_autoscalers_is_strict() -> None:
+    scaler = objects("adapters")["HorizontalPodAutoscaler"]
+    scaler["spec"]["maxReplica"] = 3
+    assert problems(scaler)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_pod_passes_the_restricted_standard_and_can_write_its_caches(case: str) -> None:
+    spec = pod(case)
+    (server,) = spec["containers"]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["automountServiceAccountToken"] is False
+    assert server["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert server["securityContext"]["readOnlyRootFilesystem"]
+    writable = [mount["mountPath"] for mount in server["volumeMounts"] if not mount.get("readOnly")]
+    folders = [entry["value"] for entry in server["env"] if entry.get("value", "").startswith("/")]
+    assert folders
+    assert all(any(folder == w or folder.startswith(f"{w}/") for w in writable) for folder in folders)
+    assert {"hostPath"} & {key for volume in spec["volumes"] for key in volume} == set()
+
+
+def test_a_run_is_served_from_its_volume_with_its_secrets_and_namespace() -> None:
+    server = pod("run")["containers"][0]
+    line = server["command"]
+    assert line[line.index("--lora-modules") + 1 :] == [
+        "support-bot=/outputs/support-bot/exports/step-000120-adapter",
+        "tuned=acme/other",
+    ]
+    claims = [v["persistentVolumeClaim"]["claimName"] for v in pod("run")["volumes"] if "persistentVolumeClaim" in v]
+    assert claims == ["support-bot-serve-models", "support-bot-outputs"]
+    assert objects("run")["Deployment"]["metadata"]["name"] == "support-bot-serve"
+    assert "HF_TOKEN" in [entry["name"] for entry in server["env"]]
+    merged = pod("merged")["containers"][0]["command"]
+    assert merged[2] == "/outputs/support-bot/exports/step-000120-merged"
+    assert "--enable-lora" not in merged
+
+
+@pytest.mark.parametrize(("rank", "flag"), [(1, 8), (8, 8), (24, 32), (512, 512)])
+def test_the_rank_is_one_that_vllm_takes(rank: int, flag: int) -> None:
+    assert flag in LORA_RANKS
+    line = command(Serving("base", ("base",), adapters=(Adapter("a", "org/a", rank),)))
+    assert f"--max-lora-rank={flag}" in line
+
+
+def test_the_curl_asks_for_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["a=acme/a", "--base=Qwen/Qwen3-8B", "--api-key-secret=key"]
+    assert cli.main(["serve", "--render", *words]) == 0
+    said = capsys.readouterr().err
+    assert '"model": "a"' in said
+    assert "Bearer $VLLM_API_KEY" in said
+    assert "port-forward service/a 8000:80" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["acme/a", "acme/b"], "whole weights are served alone"),
+        (["x=acme/a", "x=acme/b", "--base=acme/base"], "same name"),
+        (["./nowhere/at/all"], "neither a run directory"),
+        (["a b=acme/a"], "expected a name"),
+        (["acme/a", "--merged"], "no run directory"),
+        (["acme/a", "--replicas=3", "--max-replicas=2"], "at least --replicas"),
+        (["acme/a", "--base=acme/base", "--rank=4096"], "at most 512"),
+        (["acme/a", "--name=Not_A_Name"], "expected at most 63"),
+        (["acme/a", "--memory=lots"], "expected a quantity"),
+    ],
+)
+def test_what_could_not_work_is_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--render", *words]) == 2
+    printed = capsys.readouterr()
+    assert reason in printed.err
+    assert printed.out == ""
+
+
+def test_runs_that_cannot_be_served_say_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = write_run(tmp_path / "run")
+    for export in (run_dir / "exports").iterdir():
+        (export / "provenance.json").unlink()
+    assert cli.main(["serve", "--render", str(run_dir)]) == 2
+    assert f"kubetune export {run_dir}" in capsys.readouterr().err
+    local = write_run(tmp_path / "local", f"model.path={tmp_path}")
+    assert cli.main(["serve", "--render", str(local)]) == 0
+    whole = write_run(tmp_path / "whole", "lora=null")
+    assert cli.main(["serve", "--render", str(whole), "--merged"]) == 2
+    assert "leave --merged out" in capsys.readouterr().err
