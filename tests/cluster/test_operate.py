@@ -129,6 +129,9 @@ def test_status_shows_progress_from_the_run_directory(desk: Desk) -> None:
     assert (facts["state"], facts["step"], facts["seconds_left"]) == ("running", 5, 30.0)
     assert [pod["node"] for pod in facts["pods"]] == [0, 1]
     assert "fit  Job   running  5/20  2.5000  30s" in desk.quick("status").stdout
+    watched = desk.quick("watch", "fit").stdout
+    assert f"running  step 5/20 (25%)  ETA 30s  saved step 4  {desk.cluster.namespace}, 2 of 2 pods running" in watched
+    assert "│ two" in watched
 
 
 def test_status_says_why_a_pod_does_not_come(desk: Desk) -> None:

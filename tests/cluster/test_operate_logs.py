@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pty
+import select
+import signal
 import subprocess
 from pathlib import Path
 
@@ -101,3 +105,32 @@ def test_followed_logs_go_on_in_the_pods_of_the_next_start(desk: Desk, kind: str
             streams.follow()
     assert [text for node, text in seen if node == 0] == ["first", "second"]
     assert [text for node, text in seen if node == 1] == ["first", "second"]
+
+
+@pytest.mark.slow
+def test_watching_goes_on_after_an_outage(desk: Desk) -> None:
+    desk.submit_script(COUNT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    write_progress(desk)
+    controller, terminal = pty.openpty()
+    environment = desk.environment() | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    with subprocess.Popen(
+        desk.command("watch", "fit"), cwd=desk.folder, env=environment, stdout=terminal, stderr=terminal
+    ) as process:
+        os.close(terminal)
+        read_until(controller, "Ctrl-C leaves")
+        with desk.cluster.outage():
+            read_until(controller, "trying again")
+        read_until(controller, "Ctrl-C leaves")
+        process.send_signal(signal.SIGINT)
+        read_until(controller, "The run goes on")
+    os.close(controller)
+    assert process.returncode == 0
+
+
+def read_until(controller: int, words: str) -> None:
+    """Read what a terminal shows until some words are there."""
+    text = ""
+    while words not in text:
+        assert select.select([controller], [], [], 60)[0], f"{words!r} did not come; last: {text[-2000:]}"
+        text += os.read(controller, 65536).decode(errors="replace")

@@ -79,9 +79,9 @@ class Api:
                 return json_response(discovery.openapi(self._faults.served(), rest, self._version))
             case ["standin", "faults", name]:
                 return await self._inject(request, name)
-            case ["api"] | ["apis"] if discovery.AGGREGATED in request.headers.get("Accept", ""):
-                body = discovery.aggregated(self._faults.served(), core=parts == ["api"])
-                return json_response(body, content_type=discovery.AGGREGATED_TYPE)
+            case ["api"] | ["apis"] if version := discovery.aggregated_version(request.headers.get("Accept", "")):
+                body = discovery.aggregated(self._faults.served(), version, core=parts == ["api"])
+                return json_response(body, content_type=discovery.AGGREGATED_TYPE.format(version=version))
             case ["api"] | ["api", _] | ["apis"] | ["apis", _] | ["apis", _, _]:
                 return json_response(discovery.document(self._faults.served(), parts))
             case ["api" | "apis", *_]:

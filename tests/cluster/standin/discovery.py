@@ -7,8 +7,9 @@ from .objects import Object
 from .resources import Resource
 
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
-AGGREGATED = "as=APIGroupDiscoveryList"
-AGGREGATED_TYPE = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+AGGREGATED_TYPE = "application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList"
+# Clients of Kubernetes 1.29 and before know the second one only.
+_AGGREGATED_VERSIONS = ("v2", "v2beta1")
 _PATCH_PARAMETERS = ("dryRun", "fieldManager", "fieldValidation", "force")
 
 
@@ -20,7 +21,12 @@ def _by_version(served: list[Resource], core: bool) -> dict[str, dict[str, list[
     return out
 
 
-def aggregated(served: list[Resource], core: bool) -> Object:
+def aggregated_version(accept: str) -> str | None:
+    """The newest version of aggregated discovery that a client takes; None where it takes none."""
+    return next((v for v in _AGGREGATED_VERSIONS if AGGREGATED_TYPE.format(version=v) in accept), None)
+
+
+def aggregated(served: list[Resource], version: str, core: bool) -> Object:
     """The whole discovery of `/api` (core) or `/apis` in one document."""
     items = [
         {
@@ -32,7 +38,12 @@ def aggregated(served: list[Resource], core: bool) -> Object:
         }
         for group, versions in _by_version(served, core).items()
     ]
-    return {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": items}
+    return {
+        "kind": "APIGroupDiscoveryList",
+        "apiVersion": f"apidiscovery.k8s.io/{version}",
+        "metadata": {},
+        "items": items,
+    }
 
 
 def _subresource_kind(resource: Resource, name: str) -> tuple[str, str, str]:
