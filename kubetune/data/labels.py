@@ -20,6 +20,11 @@ from kubetune.data.tokenizer_files import read_json
 from kubetune.errors import DataError
 from kubetune.files import write_atomic
 
+UNLABELLED = (
+    "it marks a row without a label, as in the test splits of GLUE; take a labelled split, such as validation, or let "
+    "`kubetune generate` say what the model thinks"
+)
+
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
@@ -60,6 +65,8 @@ class Labels:
             return self.names.index(str(label))
         if isinstance(label, int) and 0 <= label < len(self.names):
             return label
+        if str(label) == "-1":
+            raise ValueError(f"label is -1: {UNLABELLED}")
         known = ", ".join(self.names[:12]) + (" …" if len(self.names) > 12 else "")
         raise ValueError(f"label is {label!r}; expected one of {known}, or a number from 0 to {len(self.names) - 1}")
 
@@ -160,8 +167,8 @@ def _names(seen: set[Label], id2label: dict[str, str]) -> tuple[str, ...]:
     if len(numbers) == len(flat) and numbers:
         if min(numbers) < 0:
             raise DataError(
-                f"label {min(numbers)} stands in the data of training; classes are numbered from 0, and -1 marks rows "
-                "without a label: leave those out. Nothing was written."
+                f"label {min(numbers)} stands in the data of training; classes are numbered from 0. -1: {UNLABELLED}. "
+                "Nothing was written."
             )
         names: Sequence[str] = [str(number) for number in range(max(2, max(numbers) + 1))]
     else:

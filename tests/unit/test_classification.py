@@ -69,7 +69,9 @@ def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
     assert other.names == ("down", "up")
 
 
-@pytest.mark.parametrize(("rows", "told"), [(["a"], "only the label 'a'"), ([0, -1], "label -1 stands in the data")])
+@pytest.mark.parametrize(
+    ("rows", "told"), [(["a"], "only the label 'a'"), ([0, -1], "label -1 stands in the data.*without a label")]
+)
 def test_data_that_make_no_problem_are_refused(model: Path, tmp_path: Path, rows: list[Any], told: str) -> None:
     with pytest.raises(errors.DataError, match=told):
         labels_of(model, tmp_path, rows)
@@ -82,6 +84,9 @@ def test_labels_become_numbers() -> None:
     for labels, label in ((SINGLE, 2), (SINGLE, "maybe"), (SINGLE, ("no",)), (Labels("regression", ("value",)), "x")):
         with pytest.raises(ValueError, match="label is"):
             labels.target(label)  # type: ignore[arg-type]
+    for label in (-1, "-1"):
+        with pytest.raises(ValueError, match=r"label is -1: it marks a row without a label, as in the test splits"):
+            SINGLE.target(label)
 
 
 @pytest.mark.parametrize(
