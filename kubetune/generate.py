@@ -5,23 +5,31 @@ Prompts become ids by the very function that made them in training, so that a mo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 from transformers.generation.streamers import BaseStreamer
 
 from kubetune import checkpoint, errors, models
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
+from kubetune.data.batches import Batch, image_inputs
+from kubetune.data.encode import Encoder
+from kubetune.data.encode_vision import VisionEncoder
 from kubetune.data.formats import Chat, convert
+from kubetune.data.image_processor import load_image_processor
+from kubetune.data.pictures import PictureReader, collate_pictured
 from kubetune.data.problems import Problems
 from kubetune.data.sources import read_source
 from kubetune.data.tokenizer import Tokenizer, load_tokenizer
+from kubetune.tasks import task_module
 
 Prompt = str | Sequence[dict[str, Any]]
 
@@ -48,14 +56,25 @@ class Sampling:
         }
 
 
+class Asked(NamedTuple):
+    """A prompt as a model takes it; `batch` holds the images, where there are any."""
+
+    ids: list[int]
+    batch: Batch | None = None
+
+
 @dataclass(frozen=True)
 class Speaker:
-    """A model that answers. `is_chat`: it was taught conversations. `config` is that of its run."""
+    """A model that answers. `is_chat`: it was taught conversations. `config` is that of its run.
+
+    `reader` reads images for a model that sees.
+    """
 
     model: Any
     tokenizer: Tokenizer
     is_chat: bool
     config: Config
+    reader: PictureReader | None = None
 
     @contextmanager
     def as_base(self) -> Iterator[Speaker]:
@@ -64,22 +83,44 @@ class Speaker:
             with self.model.disable_adapter():
                 yield self
         else:
-            base: Any = models.load_pretrained(AutoModelForCausalLM, self.config, _device())
+            base: Any = models.load_pretrained(_auto_class(self.config), self.config, _device())
             yield replace(self, model=base.eval())
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt; plain text becomes the user's turn where the model was taught conversations."""
-        if isinstance(prompt, str) and self.is_chat:
+    def encode(self, prompt: Prompt, images: Sequence[str] = ()) -> Asked:
+        """Ids of a prompt; plain text becomes the user's turn where the model was taught conversations.
+
+        `images` go where the prompt has `<image>`, or before it. Raises DataError for what cannot be asked.
+        """
+        if isinstance(prompt, str) and (self.is_chat or images):
             prompt = [{"role": "user", "content": prompt}]
-        return self.tokenizer.encode_prompt(prompt)
+        if not images:
+            return Asked(self.tokenizer.encode_prompt(prompt))
+        if self.reader is None:
+            raise errors.ConfigError("images need a model that sees; this run has `task: causal_lm`")
+        encoder = VisionEncoder(Encoder(self.tokenizer), self.reader.processor)
+        try:
+            chat = convert({"messages": prompt, "images": [os.path.abspath(image) for image in images]})
+            assert isinstance(chat, Chat)
+            row = encoder.encode_prompt(chat)
+        except ValueError as error:
+            raise errors.DataError(f"prompt: {error}") from error
+        ids = np.asarray(row.ids, np.uint32)
+        pictures = self.reader.read(row.images)
+        return Asked(row.ids, collate_pictured([(ids, np.zeros(len(ids), bool))], [pictures], self.reader.processor))
 
 
 def load_run(run_dir: Path, which: str = "best") -> Speaker:
     """Load the result of a run, ready to answer."""
     config = read_config(run_dir)
     tokenizer = load_tokenizer(config.model)
-    model = models.load_trained(AutoModelForCausalLM, config, checkpoint.choose(run_dir, which), _device()).eval()
-    return Speaker(model, tokenizer, tokenizer.chat is not None and _learnt_conversations(config), config)
+    folder, processor = checkpoint.choose(run_dir, which), load_image_processor(config, tokenizer)
+    model = models.load_trained(_auto_class(config), config, folder, _device()).eval()
+    is_chat = tokenizer.chat is not None and _learnt_conversations(config)
+    return Speaker(model, tokenizer, is_chat, config, PictureReader(processor) if processor else None)
+
+
+def _auto_class(config: Config) -> Any:
+    return getattr(transformers, task_module(config).AUTO_CLASS)
 
 
 def _device() -> torch.device:
@@ -97,13 +138,23 @@ def _learnt_conversations(config: Config) -> bool:
 
 
 @torch.inference_mode()
-def answer(speaker: Speaker, prompts: Sequence[Prompt], sampling: Sampling, *, batch_size: int = 32) -> list[str]:
-    """One answer for each prompt, in order. Prompts of equal length go together, so nothing is padded."""
-    encoded = [speaker.encode(prompt) for prompt in prompts]
+def answer(
+    speaker: Speaker,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    *,
+    images: Sequence[Sequence[str]] | None = None,
+    batch_size: int = 32,
+) -> list[str]:
+    """One answer for each prompt, in order. Prompts of equal length go together, so nothing is padded.
+
+    `images`: paths of those that each prompt is about; a prompt with images goes alone.
+    """
+    encoded = [speaker.encode(prompt, own) for prompt, own in zip(prompts, images or [()] * len(prompts), strict=True)]
     answers = [""] * len(prompts)
-    by_length: dict[int, list[int]] = {}
-    for index, ids in enumerate(encoded):
-        by_length.setdefault(len(ids), []).append(index)
+    by_length: dict[tuple[int, int], list[int]] = {}
+    for index, asked in enumerate(encoded):
+        by_length.setdefault((len(asked.ids), index if asked.batch else -1), []).append(index)
     torch.manual_seed(sampling.seed)
     for group in by_length.values():
         for start in range(0, len(group), batch_size):
@@ -125,11 +176,12 @@ def stream_answer(speaker: Speaker, prompt: Prompt, sampling: Sampling, show: Ca
 
 
 def _generate(
-    speaker: Speaker, prompts: list[list[int]], sampling: Sampling, streamer: BaseStreamer | None = None
+    speaker: Speaker, prompts: list[Asked], sampling: Sampling, streamer: BaseStreamer | None = None
 ) -> list[list[int]]:
-    """New ids for prompts of one length, without what follows the first end token."""
+    """New ids for prompts of one length, or a single one with images, without what follows the first end token."""
     device = next(speaker.model.parameters()).device
-    ids = torch.tensor(prompts, device=device)
+    ids = torch.tensor([asked.ids for asked in prompts], device=device)
+    batch = prompts[0].batch
     ends = speaker.tokenizer.eos_ids
     out = speaker.model.generate(
         input_ids=ids,
@@ -137,6 +189,7 @@ def _generate(
         eos_token_id=list(ends),
         pad_token_id=speaker.tokenizer.pad_id,
         streamer=streamer,
+        **({} if batch is None else image_inputs(batch.to(device))),
         **sampling.settings(),
     )
     return [_until_end(row, ends) for row in out[:, ids.shape[1] :].tolist()]

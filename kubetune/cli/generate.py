@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="prompts; none: one a line from standard input")
-    parser.add_argument("--file", type=Path, help="JSONL of prompts instead: `prompt` or `messages` in each line")
+    parser.add_argument(
+        "--file", type=Path, help="JSONL of prompts instead: `prompt` or `messages`, and `images`, in each line"
+    )
+    parser.add_argument(
+        "--image",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an image that every prompt is about; may be repeated. Goes where a prompt has <image>, or before it",
+    )
     parser.add_argument("--out", type=Path, help="write JSONL here instead of printing")
     parser.add_argument("--compare", action="store_true", help="also show what the model said before fine-tuning")
     add_sampling(parser)
@@ -59,12 +69,14 @@ def run(args: argparse.Namespace) -> int:
 
     speaker = load_run(args.run_dir, args.checkpoint)
     asked = [prompt.get("messages") or prompt["prompt"] for prompt in prompts]
+    images = [images_of(prompt, args) for prompt in prompts]
     rows: list[dict[str, Any]] = [
-        {**prompt, "answer": text} for prompt, text in zip(prompts, answer(speaker, asked, sampling), strict=True)
+        {**prompt, "answer": text}
+        for prompt, text in zip(prompts, answer(speaker, asked, sampling, images=images), strict=True)
     ]
     if args.compare:
         with speaker.as_base() as base:
-            for row, text in zip(rows, answer(base, asked, sampling), strict=True):
+            for row, text in zip(rows, answer(base, asked, sampling, images=images), strict=True):
                 row["base_answer"] = text
     if args.out is not None:
         write_atomic(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
@@ -72,6 +84,13 @@ def run(args: argparse.Namespace) -> int:
         for row in rows:
             print(f"base:  {row['base_answer']}\ntuned: {row['answer']}" if args.compare else row["answer"])
     return errors.OK
+
+
+def images_of(prompt: dict[str, Any], args: argparse.Namespace) -> list[str]:
+    """The images that a prompt is about; those of a file lie as seen from its folder."""
+    own = prompt.get("images") or []
+    own = [own] if isinstance(own, str) else own
+    return [str(args.file.parent / path) for path in own] if args.file is not None and own else [*map(str, args.image)]
 
 
 def is_classifier(run_dir: Path) -> bool:

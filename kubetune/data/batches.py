@@ -76,6 +76,18 @@ class Batch:
         return replace(self, pictures=self.pictures and self.pictures.to(device), **moved)
 
 
+def image_inputs(batch: Batch) -> dict[str, Tensor]:
+    """The images of a batch as transformers' models take them; nothing where it has none."""
+    pictures = batch.pictures
+    if pictures is None or pictures.pixel_values is None or pictures.grids is None:
+        return {}
+    return {
+        "pixel_values": pictures.pixel_values,
+        "image_grid_thw": pictures.grids,
+        "mm_token_type_ids": pictures.is_image.int()[None],
+    }
+
+
 def collate(rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], samples: Sequence[int] = ()) -> Batch:
     """Lay sequences of (ids, trained) end to end. Position t predicts token t + 1 where that one is trained."""
     borders = np.cumsum([0, *(len(ids) for ids, _ in rows)])

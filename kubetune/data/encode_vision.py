@@ -36,6 +36,16 @@ class VisionEncoder:
                 rows.append(str(error))
         return rows
 
+    def encode_prompt(self, chat: Chat) -> Encoded:
+        """What a model is given to answer a conversation; of its ids none is a label.
+
+        Raises ValueError when the chat template refuses the conversation, or an image cannot be used.
+        """
+        text = self._as_text(chat)
+        assert isinstance(text, Chat)
+        ids = self._encoder.tokenizer.encode_prompt(text.messages, text.tools)
+        return self._expand(chat, Encoded(ids, [False] * len(ids)))
+
     def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
         """The first `limit` tokens of a row; an image that would be cut through is left out with all after it."""
         token, start = self._placeholder.token, self._placeholder.start

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json")
+CONFIGS: Final = ("preprocessor_config.json", "processor_config.json")
 
 
 class ImageRef(NamedTuple):
@@ -137,7 +137,7 @@ def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor
     if config.task != "vision_language":
         return None
     model = config.model
-    files = hub.find_files(model, model.path, ("config.json", *PROCESSOR_FILES))
+    files = hub.find_files(model, model.path, ("config.json", *CONFIGS))
     facts = read_json(files.pop("config.json", None))
     token = facts.get("image_token_id")
     if "vision_config" not in facts or token is None:
@@ -146,7 +146,7 @@ def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor
             "Qwen-VL: its config.json has no vision_config and image_token_id; set `task: causal_lm`, or another model"
         )
     if not files:
-        raise ModelError(f"model {model.path} has no image processor; expected {PROCESSOR_FILES[0]} beside its weights")
+        raise ModelError(f"model {model.path} has no image processor; expected {CONFIGS[0]} beside its weights")
     frame = [facts.get(f"vision_{end}_token_id", facts.get(f"image_{end}_token_id")) for end in ("start", "end")]
     ids = (frame[0], token, frame[1])
     text = ""

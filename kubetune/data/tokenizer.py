@@ -19,7 +19,7 @@ import tokenizers
 from kubetune.config.schema import ModelConfig
 from kubetune.data import hub
 from kubetune.data.templates import CHATML, ChatTemplate, Message
-from kubetune.data.tokenizer_files import FILES, MODEL_FILES, load_backend, read_json, special_tokens
+from kubetune.data.tokenizer_files import FILES, MODEL_FILES, PROCESSOR_FILES, load_backend, read_json, special_tokens
 from kubetune.errors import ModelError
 
 
@@ -211,6 +211,8 @@ def load_tokenizer(model: ModelConfig, cache: Path | None = None) -> Tokenizer:
     """
     path = model.tokenizer or model.path
     files = hub.find_files(model, path, (*FILES, *MODEL_FILES))
+    if "vision_config" in read_json(files.get("config.json")):
+        files |= hub.find_files(model, path, PROCESSOR_FILES)
     vocabularies = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
     if not any(name in files for name in vocabularies):
         raise ModelError(f"{path} holds no tokenizer; expected one of {', '.join(vocabularies)}")

@@ -36,6 +36,14 @@ FILES: Final = (
 MODEL_FILES: Final = ("config.json", "generation_config.json")
 """Files of the model that say something about its tokenizer."""
 
+PROCESSOR_FILES: Final = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+)
+"""What a model that sees has beside its tokenizer; it is kept with it."""
+
 NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens that have a role; chat templates know them by these names."""
 

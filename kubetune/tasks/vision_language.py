@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from kubetune import adapters, errors, models, quantization
 from kubetune.attention import stream
-from kubetune.data.batches import Batch
+from kubetune.data.batches import Batch, image_inputs
 from kubetune.data.image_processor import ImageProcessor, Picture, load_image_processor
 from kubetune.data.pictures import collate_pictured
 from kubetune.data.tokenizer import load_tokenizer
@@ -93,18 +93,6 @@ def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:
     return projector if vision.freeze_projector and projectors else None
 
 
-def inputs_of(batch: Batch) -> dict[str, Tensor]:
-    """The images of a batch as transformers' models take them."""
-    pictures = batch.pictures
-    if pictures is None or pictures.pixel_values is None or pictures.grids is None:
-        return {}
-    return {
-        "pixel_values": pictures.pixel_values,
-        "image_grid_thw": pictures.grids,
-        "mm_token_type_ids": pictures.is_image.int()[None],
-    }
-
-
 def hidden_states(lm: Any, batch: Batch, *, flat: bool) -> Tensor:
     """Final hidden states `[tokens, hidden]` of one stream; `flat`: inside `attention.stream(...)`."""
     positions = {}
@@ -112,13 +100,13 @@ def hidden_states(lm: Any, batch: Batch, *, flat: bool) -> Tensor:
         assert batch.pictures is not None, "prepared rows of this task have them"
         # The first row is for the mask, the others for the rotary embedding.
         positions = {"position_ids": torch.cat([batch.position_ids[None], batch.pictures.positions])[:, None]}
-    out = backbone(lm)(input_ids=batch.input_ids[None], use_cache=False, **positions, **inputs_of(batch))
+    out = backbone(lm)(input_ids=batch.input_ids[None], use_cache=False, **positions, **image_inputs(batch))
     return cast(Tensor, out[0][0])
 
 
 def plain_logits(model: Any, batch: Batch) -> Tensor:
     """Logits `[tokens, vocabulary]` of a single sequence, by the model's own code."""
-    return cast(Tensor, model(input_ids=batch.input_ids[None], use_cache=False, **inputs_of(batch)).logits[0])
+    return cast(Tensor, model(input_ids=batch.input_ids[None], use_cache=False, **image_inputs(batch)).logits[0])
 
 
 def loss(task: CausalLM, batch: Batch, scale: float) -> Tensor:
