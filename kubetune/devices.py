@@ -1,12 +1,27 @@
-"""Counts the GPUs of this machine without torch, which takes seconds to import. Says nothing about their memory."""
+"""The GPUs of this machine, counted and looked at without torch, which takes seconds to import."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+GPU_FIELDS = {
+    "index": "index",
+    "name": "name",
+    "utilization_percent": "utilization.gpu",
+    "memory_used_mib": "memory.used",
+    "memory_total_mib": "memory.total",
+    "temperature_celsius": "temperature.gpu",
+    "power_watts": "power.draw",
+}
+"""Our names for what nvidia-smi is asked."""
+GPU_QUERY = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS.values())}", "--format=csv,noheader,nounits"]
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
@@ -33,3 +48,32 @@ def _listed_by_smi() -> int:
     except (OSError, subprocess.SubprocessError):
         return 0
     return sum(1 for line in listed.splitlines() if line.startswith("GPU "))
+
+
+def gpu_use() -> list[dict[str, Any]]:
+    """The GPUs of this machine as nvidia-smi sees them now, by the names of GPU_FIELDS; none where there is no such."""
+    if shutil.which(GPU_QUERY[0]) is None:
+        return []
+    try:
+        said = subprocess.run(GPU_QUERY, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parse_gpus(said)
+
+
+def parse_gpus(text: str) -> list[dict[str, Any]]:
+    """Rows of nvidia-smi's CSV; what a GPU does not tell (`[N/A]`) is None."""
+    return [
+        dict(zip(GPU_FIELDS, (_number(cell.strip()) for cell in row), strict=True))
+        for row in csv.reader(io.StringIO(text))
+        if row
+    ]
+
+
+def _number(cell: str) -> str | float | int | None:
+    if cell.startswith("["):
+        return None
+    try:
+        return float(cell) if "." in cell else int(cell)
+    except ValueError:
+        return cell

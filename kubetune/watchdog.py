@@ -17,12 +17,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kubetune import endings, errors, faults, files, metrics
 
 HANG = "hang.json"
 WAITING_SECONDS = 2.0
 """Patience added for a rank that only waits for others, so that the one they wait for explains itself first."""
+
+_BEAT_SECONDS = 2.0
+"""Time between two notes of where this rank is, which `kubetune watch` reads."""
 
 _FROZEN_SECONDS = 2.0
 """Patience added before a rank whose interpreter does not even let this thread run is ended from outside of it."""
@@ -67,6 +71,7 @@ def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
     beat("starting")
     with files.explained_writes(stacks), open(stacks, "w") as frozen:
         arguments = (done, run_dir, rank, timeout_seconds, frozen.fileno())
+        _rearm(timeout_seconds, frozen.fileno())  # the thread may never get its first turn
         thread = threading.Thread(target=_watch, args=arguments, name="watchdog", daemon=True)
         thread.start()
         try:
@@ -76,12 +81,57 @@ def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
             thread.join()
             faulthandler.cancel_dump_traceback_later()
             stacks.unlink()
+            _beat_path(run_dir, rank).unlink(missing_ok=True)
+
+
+def read_beats(run_dir: Path) -> list[dict[str, Any]]:
+    """Where each rank was when it last said so: rank, phase, step, whether it waits for others, and since when."""
+    found = []
+    for path in (run_dir / "logs").glob("rank-*.beat.json"):
+        try:
+            found.append(json.loads(path.read_text()))
+        except (OSError, ValueError):
+            continue  # it has ended just now, or writes in this moment
+    return sorted(found, key=lambda beat: int(beat["rank"]))
+
+
+def _note_beat(run_dir: Path, rank: int) -> None:
+    """Leave the last beat in a file. Of no use after a crash, so it need not be durable, and a full disk is no harm."""
+    last, now = _last, time.time()
+    since = now - (time.monotonic() - last.since)
+    facts = {
+        "rank": rank,
+        "phase": last.phase,
+        "waiting": last.is_waiting,
+        "step": last.step,
+        "since": since,
+        "time": now,
+    }
+    path = _beat_path(run_dir, rank)
+    temporary = files.temporary_sibling(path)
+    try:
+        temporary.write_text(json.dumps(facts))
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+
+
+def _beat_path(run_dir: Path, rank: int) -> Path:
+    return run_dir / "logs" / f"rank-{rank}.beat.json"
+
+
+def _rearm(timeout_seconds: float, frozen: int) -> None:
+    # Python's own timer needs no interpreter: it strikes where a C call never gives back the lock of it.
+    faulthandler.dump_traceback_later(timeout_seconds + _FROZEN_SECONDS, exit=True, file=frozen)
 
 
 def _watch(done: threading.Event, run_dir: Path, rank: int, timeout_seconds: float, frozen: int) -> None:
+    noted = 0.0
     while not done.wait(min(1.0, timeout_seconds / 10)):
-        # Python's own timer needs no interpreter: it strikes where a C call never gives back the lock of it.
-        faulthandler.dump_traceback_later(timeout_seconds + _FROZEN_SECONDS, exit=True, file=frozen)
+        if time.monotonic() - noted >= _BEAT_SECONDS:
+            noted = time.monotonic()
+            _note_beat(run_dir, rank)
+        _rearm(timeout_seconds, frozen)
         last, silent = _last, time.monotonic() - _last.since
         if silent > timeout_seconds + (WAITING_SECONDS if last.is_waiting else 0.0):
             _give_up(run_dir, rank, last, silent)

@@ -27,6 +27,7 @@ VERBS: dict[str, str] = {
     "train": "fine-tune, here",
     "smoke": "whether ranks, links, devices and volumes are fit for a run, by a tiny one",
     "verify-resume": "whether a stop and a resume change a single bit of your run, by trying it",
+    "watch": "how a run goes, on one screen that stays: here, or on a cluster",
     "report": "a page on a run, or on several side by side: one HTML file that needs no network",
     "evaluate": "evaluate a run on its own or on other data",
     "export": "write the result of a run as a model that others can load, and prove it",

@@ -1,6 +1,7 @@
 """What kubetune asks of a pod: run there by exec, with the pod's own Python, answering in JSON on standard output.
 
     python -m kubetune.cluster.inside progress RUN_DIR       step, loss, speed, time left, how it ended
+    python -m kubetune.cluster.inside vitals RUN_DIR         all that `kubetune watch` shows
     python -m kubetune.cluster.inside list RUN_DIR [GLOB …]  each file with its size and SHA-256, each link
     python -m kubetune.cluster.inside usage                  CPU, memory, /dev/shm and the volumes of this pod
     python -m kubetune.cluster.inside unpack FOLDER          a tar archive from standard input
@@ -45,10 +46,10 @@ _USAGE_SECONDS = 0.5
 
 def progress(run_dir: Path) -> dict[str, Any]:
     """How far the run in this directory is. Keys that nothing is known about yet are None."""
-    numbers = _tail(run_dir / metrics.METRICS)
+    numbers = tail(run_dir / metrics.METRICS)
     steps = [line for line in numbers if "loss" in line]
     evaluations = [line for line in numbers if "eval_loss" in line]
-    timings = _tail(run_dir / metrics.TIMINGS)[-_STEPS_FOR_SPEED:]
+    timings = tail(run_dir / metrics.TIMINGS)[-_STEPS_FOR_SPEED:]
     events = metrics.read_events(run_dir) if (run_dir / metrics.EVENTS).exists() else []
     plan = json.loads((run_dir / "plan.json").read_text()) if (run_dir / "plan.json").exists() else {}
     step = steps[-1]["step"] if steps else None
@@ -70,7 +71,7 @@ def progress(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def _tail(path: Path) -> list[dict[str, Any]]:
+def tail(path: Path) -> list[dict[str, Any]]:
     """The last whole lines of a JSONL file."""
     if not path.exists():
         return []
@@ -247,6 +248,7 @@ def _print_lines(lines: Iterator[dict[str, Any]]) -> None:
 
 _ANSWERS: dict[str, Callable[..., int | None]] = {
     "progress": lambda run_dir: print(json.dumps(progress(Path(run_dir)))),
+    "vitals": lambda run_dir: print(json.dumps(_vitals(Path(run_dir)))),
     "list": lambda run_dir, *globs: _print_lines(listing(Path(run_dir), globs)),
     "usage": lambda: print(json.dumps(usage())),
     "unpack": lambda folder: unpack(Path(folder)),
@@ -255,6 +257,12 @@ _ANSWERS: dict[str, Callable[..., int | None]] = {
     "follow": lambda folder, offset: follow(Path(folder), int(offset)),
     "stop": lambda folder: stop(Path(folder)),
 }
+
+
+def _vitals(run_dir: Path) -> dict[str, Any]:
+    from kubetune.cluster.vitals import take_vitals  # which itself needs `progress`
+
+    return take_vitals(run_dir)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,0 +1,147 @@
+"""`kubetune watch`: how a run goes, on one screen that stays: here, or on a cluster. Leaving it changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubetune.errors import OK, ConfigError, KubetuneError
+
+if TYPE_CHECKING:
+    from kubetune.cli.watch_screen import Sight
+
+_LOCAL_SECONDS, _CLUSTER_SECONDS = 1.0, 3.0
+_REDRAW_SECONDS, _QUIET_SECONDS = 1.0, 5.0
+
+Look = Callable[[], "Sight"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument(
+        "run_name", metavar="RUN", help="a run directory; or the name of a run on a cluster, or its file"
+    )
+    parser.add_argument("-n", "--namespace", help="default: the run file's, else that of the kubeconfig")
+    parser.add_argument("--once", action="store_true", help="show it once and leave; so too where there is no terminal")
+    parser.add_argument("--json", action="store_true", help="print what is known now as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the run until it ends or the reader leaves. Raises ConfigError where there is no such run."""
+    from kubetune.cli.watch_screen import draw
+
+    look, seconds = _looker(args)
+    if args.json:
+        sight = look()
+        print(json.dumps({"name": sight.name, "state": sight.state, "why": sight.why, **sight.vitals}, indent=2))
+        return OK
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if args.once or not console.is_terminal:
+        console.print(draw(look(), console.width))
+        return OK
+    try:
+        _follow(look, seconds, console)
+    except KeyboardInterrupt:
+        print("The run goes on. The same command shows it again.")
+    return OK
+
+
+def _follow(look: Look, seconds: float, console: Any) -> None:
+    """Draw again and again. What cannot be reached is waited for, with what was last seen still on the screen."""
+    from rich.live import Live
+
+    from kubetune.cli.watch_screen import draw
+
+    sight = look()  # a mistake in the command ends it here; what goes wrong later does not
+    answers: queue.SimpleQueue[Sight | Exception] = queue.SimpleQueue()
+    if not sight.is_over:
+        # In the background: a cluster that has gone quiet is asked for minutes, and the reader should know meanwhile.
+        threading.Thread(target=_keep_looking, args=(look, seconds, answers), daemon=True).start()
+    with Live(draw(sight, console.width), console=console, auto_refresh=False) as live:
+        while not sight.is_over:
+            try:
+                answer = answers.get(timeout=_REDRAW_SECONDS)
+            except queue.Empty:
+                if time.monotonic() - sight.seen > seconds + _QUIET_SECONDS and not sight.lost:
+                    sight = sight.without_answer("it takes long")
+            else:
+                if isinstance(answer, KubetuneError):
+                    sight = sight.without_answer(str(answer))
+                elif isinstance(answer, Exception):
+                    raise answer
+                else:
+                    sight = answer
+            live.update(draw(sight, console.width), refresh=True)
+
+
+def _keep_looking(look: Look, seconds: float, answers: queue.SimpleQueue[Sight | Exception]) -> None:
+    is_over = False
+    while not is_over:
+        time.sleep(seconds)
+        try:
+            sight = look()
+            is_over = sight.is_over
+            answers.put(sight)
+        except KubetuneError as error:
+            answers.put(error)
+        except Exception as error:
+            answers.put(error)
+            return
+
+
+def _looker(args: argparse.Namespace) -> tuple[Look, float]:
+    path = Path(args.run_name)
+    if path.is_dir():
+        return lambda: look_here(path), _LOCAL_SECONDS
+    if path.suffix not in (".yaml", ".yml") and len(path.parts) > 1:
+        raise ConfigError(f"{path}: no such run directory; expected one, or the name of a run on a cluster")
+    from kubetune.cli.run_on_cluster import find
+
+    cluster, spec = find(args)
+    return lambda: look_there(cluster, spec), _CLUSTER_SECONDS
+
+
+def look_here(run_dir: Path) -> Sight:
+    """A run of this machine. Raises ConfigError where the folder is none."""
+    from kubetune.cli.watch_screen import Sight
+    from kubetune.cluster.vitals import take_vitals
+    from kubetune.config.load import read_config
+
+    name = read_config(run_dir).name or run_dir.absolute().name
+    vitals = take_vitals(run_dir)
+    ending = vitals["progress"]["ending"]
+    if ending is None:
+        silent = min((rank["silent_seconds"] for rank in vitals["ranks"]), default=None)
+        state = "running" if silent is not None and silent < 30 else "waiting"
+        why = "" if state == "running" else "no rank has said where it is: it starts, has just ended, or was cut off"
+        return Sight(name, state, why, vitals)
+    state = {0: "done", 143: "stopped"}.get(ending["code"], "failed")
+    return Sight(name, state, "" if state == "done" else ending["reason"], vitals, is_over=True)
+
+
+def look_there(cluster: Any, spec: Any) -> Sight:
+    """A run on a cluster: how its pods stand, and what the first one that runs says of the run directory."""
+    from kubetune.cli.status import facts
+    from kubetune.cli.watch_screen import Sight
+    from kubetune.cluster.gpus import query_gpus
+    from kubetune.cluster.runs import ask, running, take_snapshot
+
+    snapshot = take_snapshot(cluster, spec)
+    told, targets = facts(snapshot), running(cluster, spec)
+    vitals: dict[str, Any] = {}
+    if targets:
+        (vitals,) = ask(cluster, targets[0], "vitals", spec.run_dir)
+        if len(targets) > 1 and vitals["gpus"]:
+            found = query_gpus(cluster, targets)
+            vitals["gpus"] = [{"node": node.node, **gpu} for node in found for gpu in node.rows]
+    pods = f"{sum(pod['phase'] == 'Running' for pod in told['pods'])} of {told['nodes']} pods running"
+    is_over = snapshot.state in ("done", "failed", "stopped", "absent")
+    return Sight(spec.name, snapshot.state, told["why"], vitals, is_over=is_over, where=f"{told['namespace']}, {pods}")

@@ -1,0 +1,68 @@
+"""How a run is doing at this moment, read from its run directory and its machine: what `kubetune watch` shows.
+
+The same on a laptop and, by inside.py, in a pod; asks no API server.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from kubetune import metrics, watchdog
+from kubetune.cluster.inside import progress, tail
+from kubetune.devices import gpu_use
+
+_LOG_LINES = 8
+_LOG_BYTES = 8192
+_POINTS = 240
+
+
+def take_vitals(run_dir: Path) -> dict[str, Any]:
+    """`progress` with recent losses and speeds, ranks, GPUs of this node and the last lines of rank 0's log.
+
+    `ranks` tell how many seconds ago each said where it is, by the clock of this machine.
+    """
+    steps = [line for line in tail(run_dir / metrics.METRICS) if "loss" in line][-_POINTS:]
+    timings = tail(run_dir / metrics.TIMINGS)[-_POINTS:]
+    now = time.time()
+    ranks = [
+        {
+            "rank": beat["rank"],
+            "phase": beat["phase"],
+            "waiting": beat["waiting"],
+            "step": beat["step"],
+            "phase_seconds": max(0.0, beat["time"] - beat["since"]),
+            "silent_seconds": max(0.0, now - beat["time"]),
+        }
+        for beat in watchdog.read_beats(run_dir)
+    ]
+    start: dict[str, Any] = {}
+    for event in metrics.read_events(run_dir):
+        if event["event"] in ("start", "resume"):
+            start = event
+    return {
+        "progress": progress(run_dir),
+        "losses": [line["loss"] for line in steps],
+        "speeds": [line["tokens_per_second"] for line in timings],
+        "rank_seconds": timings[-1].get("rank_seconds", []) if timings else [],
+        "peak_memory_bytes": timings[-1].get("peak_memory_bytes") if timings else None,
+        "flops_per_token": start.get("flops_per_token"),
+        "peak_tflops": start.get("peak_tflops"),
+        "ranks": ranks,
+        "gpus": gpu_use(),
+        "log": last_lines(run_dir / "logs" / "rank-0.log"),
+    }
+
+
+def last_lines(path: Path, count: int = _LOG_LINES) -> list[str]:
+    """The last whole lines of a text file; none when it is not there."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LOG_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return text.splitlines()[1 if size > _LOG_BYTES else 0 :][-count:]

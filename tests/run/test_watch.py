@@ -1,0 +1,127 @@
+"""The live view on real runs: what a rank says of itself while it runs, and what a reader sees of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kubetune import cli, endings, train_worker, watchdog
+from kubetune.cli import watch
+from kubetune.cli.watch_screen import Sight, draw, sparkline
+from tests import toy
+from tests.ranks import started, wait_all, wait_until
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one process, with the verdict that its agent would write."""
+    inputs = toy.make_inputs(tmp_path_factory.mktemp("toy"))
+    run_dir = toy.finished(inputs / "run", toy.make_config(inputs))
+    endings.write_ending(run_dir, endings.Ending(0, "done", 14))
+    return run_dir
+
+
+def shown(sight: Sight, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(draw(sight, width))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["watch", str(run_dir)]) == 0
+    text = capsys.readouterr().out
+    assert "done  step 14/14 (100%)" in text
+    for word in ("loss", "evaluation", "tokens/s", "MFU", "memory", "rank 0", "[DONE] 14 steps"):
+        assert word in text, word
+    assert cli.main(["watch", str(run_dir), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["state"], facts["progress"]["step"], len(facts["losses"])) == ("done", 14, 14)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["watch", str(tmp_path)]) == 2
+    assert "is no run directory" in capsys.readouterr().err
+    assert cli.main(["watch", str(tmp_path / "none")]) == 2
+    assert "no such run directory" in capsys.readouterr().err
+
+
+def test_ranks_say_where_they_are_while_they_run(run_dir: Path, tmp_path: Path) -> None:
+    inputs = run_dir.parent
+    going = toy.make_run(tmp_path / "run", toy.make_config(inputs), 2)
+    environ = {"KUBETUNE_FAULT": f"signal {signal.SIGSTOP.value}:micro-batch:6:1"}
+    with started(train_worker.main, 2, [str(going)], environ=environ) as processes:
+        toy.wait_until_stopped(processes[1])
+        # Rank 0 has nothing else to do from here on, so what it said last stays so.
+        wait_until(lambda: [b["waiting"] and b["step"] == 5 for b in watchdog.read_beats(going)][:1] == [True])
+        sight = watch.look_here(going)
+        assert sight.state == "running"
+        first, second = sight.vitals["ranks"]
+        assert (first["rank"], first["waiting"], second["rank"]) == (0, True, 1)
+        assert "waits in" in shown(sight)
+        toy.go_on(processes[1])
+        assert wait_all(processes) == [0, 0]
+    assert watchdog.read_beats(going) == []
+
+
+def test_what_cannot_be_reached_is_waited_for(run_dir: Path) -> None:
+    away, looks = run_dir.with_name("away"), iter(range(4))
+
+    def look() -> Sight:
+        number = next(looks)
+        if number == 1:
+            run_dir.rename(away)
+        elif number == 2:
+            away.rename(run_dir)
+        sight = watch.look_here(run_dir)
+        return sight if number == 3 else Sight(sight.name, "running", "", sight.vitals)
+
+    console = Console(width=100, file=io.StringIO(), force_terminal=True)
+    watch._follow(look, 0.0, console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "trying again:" in text
+    assert "is no run directory" in text
+    assert text.rindex("done") > text.rindex("trying again:")
+
+
+def test_a_late_rank_stands_out_and_many_ranks_are_sorted_by_lag() -> None:
+    ranks = [
+        {
+            "rank": n,
+            "phase": "step",
+            "waiting": False,
+            "step": 7,
+            "phase_seconds": 1.0,
+            "silent_seconds": 60.0 * (n == 3),
+        }
+        for n in range(40)
+    ]
+    seconds = [1.0] * 39 + [1.5]
+    text = shown(Sight("many", "running", "", {"ranks": ranks, "rank_seconds": seconds}))
+    rows = [line.split() for line in text.splitlines() if " step " in line][1:]
+    assert (rows[0][0], rows[0][4]) == ("39", "+50%")
+    assert "24 more, which lag less" in text
+
+
+def test_gpus_are_shown() -> None:
+    gpu = {"index": 0, "name": "NVIDIA H200", "utilization_percent": 73, "memory_used_mib": 1000,
+           "memory_total_mib": 143771, "temperature_celsius": 41, "power_watts": None}  # fmt: skip
+    text = shown(Sight("gpu", "running", "", {"gpus": [gpu]}))
+    assert "NVIDIA H200" in text
+    assert "███████░░░ 73%" in text
+    assert "1,000/143,771 MiB" in text
+
+
+def test_sparklines() -> None:
+    assert sparkline([0, 7], 10) == "▁█"
+    assert sparkline([1, 1, 1], 2) == "▁▁"
+    assert sparkline([0, None, 1], 3) == "▁ █"
+    assert sparkline([None], 3) == " "
+    assert sparkline([], 3) == ""
+    assert len(sparkline(range(1000), 40)) == 40
