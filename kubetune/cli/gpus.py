@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 
-from kubetune.cli.run_on_cluster import add_run, find, print_table
-from kubetune.errors import OK, ConfigError
+from kubetune.cli.run_on_cluster import add_run, find_running, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,16 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table. Raises ConfigError when no pod runs."""
     from kubetune.cluster.gpus import query_gpus
-    from kubetune.cluster.runs import running
 
-    cluster, spec = find(args)
-    targets = running(cluster, spec)
-    if not targets:
-        raise ConfigError(f"{spec.name}: no pod is running; see kubetune status {spec.name}")
-    found = query_gpus(cluster, targets)
-    if args.json:
-        print(json.dumps([asdict(node) for node in found], indent=2))
-        return OK
+    found = query_gpus(*find_running(args))
     rows: list[tuple[object, ...]] = []
     for node in found:
         for gpu in node.rows:
@@ -38,5 +28,5 @@ def run(args: argparse.Namespace) -> int:
             rows.append((node.node, node.pod, gpu["index"], gpu["name"], load, memory, f"{heat}°C", f"{power} W"))
         if node.problem:
             rows.append((node.node, node.pod, "", node.problem.splitlines()[0], "", "", "", ""))
-    print_table(("NODE", "POD", "GPU", "NAME", "LOAD", "MEMORY", "HEAT", "POWER"), rows)
-    return OK
+    head = ("NODE", "POD", "GPU", "NAME", "LOAD", "MEMORY", "HEAT", "POWER")
+    return show([asdict(node) for node in found], head, rows, as_json=args.json)

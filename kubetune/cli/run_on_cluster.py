@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.errors import OK, ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
     from kubetune.cluster.client import Cluster
+    from kubetune.cluster.runs import Target
     from kubetune.manifests.spec import RunSpec
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
@@ -56,6 +58,26 @@ def find(args: argparse.Namespace) -> tuple[Cluster, RunSpec]:
     cluster, name = connect(args)
     assert name is not None
     return cluster, find_run(cluster, name)
+
+
+def find_running(args: argparse.Namespace) -> tuple[Cluster, list[Target]]:
+    """The cluster and the running pods of the run that the command line names. Raises ConfigError without any."""
+    from kubetune.cluster.runs import running
+
+    cluster, spec = find(args)
+    targets = running(cluster, spec)
+    if not targets:
+        raise ConfigError(f"{spec.name}: no pod is running; see kubetune status {spec.name}")
+    return cluster, targets
+
+
+def show(facts: Sequence[Any], head: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool) -> int:
+    """Print what was found about pods, as a table of `rows` or the facts themselves as JSON; returns the exit code."""
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print_table(head, rows)
+    return OK
 
 
 def local_folder(spec: RunSpec) -> Path:

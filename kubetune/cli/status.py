@@ -57,10 +57,12 @@ def _print_runs(cluster: Cluster, snapshots: list[Snapshot], *, as_json: bool) -
             told = facts(snapshot)
             step = f"{told['step']}/{told['steps'] or '?'}" if told["step"] is not None else ""
             eta = duration(told["seconds_left"]) if snapshot.state == "running" else ""
+            there = f"{sum(pod['phase'] == 'Running' for pod in told['pods'])}/{told['nodes']}"
+            numbers = [_number(told[key], form, "") for key, form in (("loss", ".4f"), ("tokens_per_second", ",.0f"))]
             rows.append(
-                (told["name"], told["kind"], told["state"], step, _number(told["loss"], ".4f"), eta, told["why"])
+                (told["name"], told["kind"], told["state"], there, told["restarts"], step, *numbers, eta, told["why"])
             )
-        print_table(("RUN", "KIND", "STATE", "STEP", "LOSS", "ETA", "WHY"), rows)
+        print_table(("RUN", "KIND", "STATE", "PODS", "RESTARTS", "STEP", "LOSS", "TOKENS/S", "ETA", "WHY"), rows)
 
 
 def facts(snapshot: Snapshot) -> dict[str, Any]:
@@ -148,8 +150,8 @@ def headline(snapshot: Snapshot) -> Iterator[str]:
         yield f"last stop {last['time']}: exit code {last['code']}, {last['reason']}"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "?" if value is None else format(value, form)
+def _number(value: float | None, form: str, unknown: str = "?") -> str:
+    return unknown if value is None else format(value, form)
 
 
 def _events_of(snapshot: Snapshot, pod: Object) -> list[Object]:

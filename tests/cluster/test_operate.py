@@ -10,8 +10,10 @@ import socket
 import subprocess
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
@@ -103,6 +105,17 @@ def test_a_missing_right_comes_with_the_role_that_grants_it(desk: Desk) -> None:
     assert f"guest may not list configmaps in namespace {desk.cluster.namespace}" in refused
     assert "kind: Role\n" in refused
     assert "resources: [configmaps]\n    verbs: [list]" in refused
+    role = yaml.safe_load(refused.partition(":\napi")[2].join(("api", "")))
+    desk.cluster.apply(role, bound(role, desk.cluster.namespace))
+    assert "no runs in namespace" in desk.quick("status").stdout
+
+
+def bound(role: dict[str, Any], namespace: str) -> dict[str, Any]:
+    """The binding that gives a Role to the account `guest`."""
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]}
+    subject = {"kind": "ServiceAccount", "name": "guest", "namespace": namespace}
+    facts = {"apiVersion": role["apiVersion"], "kind": "RoleBinding", "metadata": {"name": "guests"}}
+    return {**facts, "roleRef": reference, "subjects": [subject]}
 
 
 def test_warnings_of_the_server_are_shown(desk: Desk) -> None:
@@ -128,7 +141,9 @@ def test_status_shows_progress_from_the_run_directory(desk: Desk) -> None:
     facts = json.loads(desk.quick("status", "fit", "--json").stdout)
     assert (facts["state"], facts["step"], facts["seconds_left"]) == ("running", 5, 30.0)
     assert [pod["node"] for pod in facts["pods"]] == [0, 1]
-    assert "fit  Job   running  5/20  2.5000  30s" in desk.quick("status").stdout
+    head, row = desk.quick("status").stdout.splitlines()
+    assert head.split() == ["RUN", "KIND", "STATE", "PODS", "RESTARTS", "STEP", "LOSS", "TOKENS/S", "ETA", "WHY"]
+    assert row.split() == ["fit", "Job", "running", "2/2", "0", "5/20", "2.5000", "1,234", "30s"]
     watched = desk.quick("watch", "fit").stdout
     assert f"running  step 5/20 (25%)  ETA 30s  saved step 4  {desk.cluster.namespace}, 2 of 2 pods running" in watched
     assert "│ two" in watched
