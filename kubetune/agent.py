@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kubetune import endings, errors, files, logs, metrics, processes
+from kubetune import endings, errors, files, logs, metrics, mirror, processes
 from kubetune.endings import Death, Ending
 from kubetune.relay import STAY, Relay
 
@@ -149,6 +149,17 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
     relay.grace_seconds = _read_plan(run_dir).grace_seconds
     endings.clear_endings(run_dir, None if place.node == 0 else place.ranks)
     metrics.record_event(run_dir, "launch", node=place.node, nodes=place.nodes, processes=place.processes)
+    with _mirrored(run_dir, place, relay):
+        return _run_and_tell(run_dir, place, relay, prepare, worker)
+
+
+def _mirrored(run_dir: Path, place: Place, relay: Relay) -> AbstractContextManager[None]:
+    """Within, the run directory is copied to the object store that the config names, if it names one."""
+    address = json.loads((run_dir / "resolved.json").read_text()).get("mirror")
+    return mirror.following(run_dir, address, relay) if address and place.node == 0 else nullcontext()
+
+
+def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> int:
     ending = _run(run_dir, place, relay, prepare, worker)
     # A full disk must not hide the exit code it caused.
     with suppress(errors.EnvironmentFault):

@@ -32,6 +32,8 @@ VERBS: dict[str, str] = {
     "evaluate": "evaluate a run on its own or on other data",
     "export": "write the result of a run as a model that others can load, and prove it",
     "generate": "answer prompts with the result of a run",
+    "sync": "copy a run to an object store, or from there",
+    "generate": "answer prompts with the result of a run",
     "push": "upload the result of a run to the Hugging Face hub",
     "chat": "talk to the result of a run",
     "serve": "manifests that serve the result of a run with vLLM",

@@ -347,9 +347,31 @@ class Config(Section):
     push: Annotated[PushConfig | None, BeforeValidator(_as_push, json_schema_input_type=str | PushConfig | None)] = (
         Field(None, description="`ORG/NAME` or a section: upload the best checkpoint there after a run that ended well.")
     )
-    output: str | None = Field(None, description="Run directory; left out: `outputs/MODEL/METHOD-lenN-TIME`.")
+    output: str | None = Field(
+        None,
+        description="Run directory; left out: `outputs/MODEL/METHOD-lenN-TIME`. An address in an object store sets "
+        "`mirror`, and the run directory is `outputs/BUCKET/PATH`.",
+    )
+    mirror: str | None = Field(
+        None,
+        pattern=r"^(s3|gs|gcs|az|abfs|abfss)://[^/\s]+/\S*[^/\s]$",
+        description="Address in an object store that the run directory is copied to while the run goes on, and that "
+        "it goes on from on an empty machine: `s3://bucket/run`, `gs://…`, `az://…`.",
+    )
     compute: ComputeConfig = Field(default_factory=ComputeConfig, description="Processes, nodes and their size.")
     kubernetes: KubernetesConfig | None = Field(None, description="How it runs on a cluster.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _output_in_a_store(cls, data: Any) -> Any:
+        """`output: s3://bucket/run` is short for that mirror and a run directory of the same name here."""
+        output = data.get("output") if isinstance(data, dict) else None
+        if not isinstance(output, str) or "://" not in output:
+            return data
+        address = output.strip().rstrip("/")
+        if data.get("mirror") not in (None, address):
+            raise ValueError(f"output: found {output} beside mirror: {data['mirror']}; they must agree")
+        return {**data, "output": f"outputs/{address.partition('://')[2]}", "mirror": address}
 
     @property
     def learning_rate(self) -> float:

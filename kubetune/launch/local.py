@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kubetune import agent, errors, files, tracking
+from kubetune import agent, errors, files, mirror, tracking
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.plan import Plan
@@ -22,7 +23,7 @@ RESOLVED = "resolved.json"
 PLAN = "plan.json"
 
 _FREE_TO_CHANGE = (
-    "name", "output", "push", "compute", "kubernetes", "logging", "tracking",
+    "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking",
     "data.cache", "data.num_proc", "training.resume", "training.save_total_limit",
     "training.timeout_seconds", "training.async_save", "training.parallelism",
 )  # fmt: skip
@@ -40,10 +41,23 @@ def launch(config: Config, plan: Plan, run_dir: Path, *, source: Path | None = N
             return launch(config, plan, run_dir, source=source, relay=relay)
     tracking.check_installed(config.tracking)
     place = agent.find_place(plan.nodes, plan.processes_per_node, os.environ)
+    if config.mirror is not None:
+        mirror.check_installed(config.mirror)
+        if place.node == 0 and (status := _restore(config, run_dir, plan, config.mirror, relay)):
+            return status if status > 0 else errors.PREEMPTED
     check_run_dir(config, run_dir, plan)
     with agent.hold(run_dir, place.node):
         create_run_dir(config, run_dir, plan, source)
         return agent.supervise(run_dir, relay)
+
+
+def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Relay) -> int:
+    """Bring back from the mirror what it knows longer than this machine; returns the exit code of that."""
+    if (run_dir / RESOLVED).exists():
+        training = config.training.model_copy(update={"resume": "auto"})
+        check_run_dir(config.model_copy(update={"training": training}), run_dir, plan)
+    with agent.hold(run_dir, 0):
+        return relay.run([sys.executable, "-m", "kubetune.mirror", "restore", str(run_dir), address], os.environ)
 
 
 def create_run_dir(config: Config, run_dir: Path, plan: Plan | None = None, source: Path | None = None) -> None:

@@ -1,0 +1,44 @@
+"""`kubetune sync`: copy a run directory to an object store now, or fetch one from there."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from kubetune import errors, logs
+from kubetune.config.load import read_config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="RUN_DIR|ADDRESS", help="what to copy: a run directory, or s3://bucket/run")
+    parser.add_argument(
+        "target", nargs="?", metavar="ADDRESS|RUN_DIR", help="where to; left out: `mirror` of the run's config"
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long to try again while it fails (default 10)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Copy, and say how much there is."""
+    from kubetune.mirror import Mirror, persistently
+
+    logs.configure("INFO")
+    fetches = "://" in args.source
+    if fetches and args.target is None:
+        raise errors.ConfigError(f"kubetune sync {args.source}: give the folder to fetch it to. Nothing was written.")
+    run_dir = Path(args.target if fetches else args.source)
+    address = args.source if fetches else args.target or read_config(run_dir).mirror
+    if not address or "://" not in address:
+        raise errors.ConfigError(
+            f"{run_dir}: its config has no `mirror`; say where to: kubetune sync {run_dir} s3://bucket/run"
+        )
+    mirror = Mirror(run_dir, address.rstrip("/"))
+    if fetches:
+        persistently(lambda: mirror.fetch(everything=True), args.minutes * 60, what=f"{address} cannot be read")
+        if not (run_dir / "resolved.json").is_file():
+            raise errors.ConfigError(f"{address} holds no run. Nothing was written.")
+    else:
+        read_config(run_dir)  # refuses what is no run
+        persistently(mirror.send, args.minutes * 60, what=f"{address} cannot be written to")
+    sizes = mirror.remote_files()
+    print(f"{len(sizes)} files, {sum(sizes.values()):,} bytes at {address}; checkpoints {mirror.remote_steps()}")
+    return errors.OK

@@ -1,0 +1,180 @@
+"""Run directories in a real S3 server: whole checkpoints only, lost connections, and going on from an empty machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import checkpoint, errors, faults, metrics, mirror
+from kubetune.cli import main
+from kubetune.config.load import load_config
+from kubetune.mirror import Mirror
+from tests import s3, toy
+from tests.ranks import wait_until
+from tests.s3 import Store
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with s3.serving() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def run_dir(inputs: Path) -> Path:
+    return toy.finished(inputs / "run", toy.make_config(inputs, {"num_train_epochs": 1}))
+
+
+def run_file(folder: Path, inputs: Path, address: str, **training: Any) -> Path:
+    """A config as a user writes it, with the store as output."""
+    config = json.loads(toy.make_config(inputs, training).model_dump_json(exclude_unset=True))
+    path = folder / "run.yaml"
+    path.write_text(json.dumps({**config, "output": address, "compute": {"gpus_per_node": 0}}))
+    return path
+
+
+def train(folder: Path, config: Path, fault: str | None = None) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, **({faults.FAULT: fault} if fault else {})}
+    command = [sys.executable, "-m", "kubetune", "train", str(config)]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+
+
+def test_what_is_sent_comes_back_the_same(store: Store, run_dir: Path, tmp_path: Path) -> None:
+    address = "s3://runs/same"
+    assert main(["sync", str(run_dir), address]) == 0
+    assert main(["sync", address, str(tmp_path / "back")]) == 0
+    assert toy.digests(tmp_path / "back") == toy.digests(run_dir)
+    for name in ("best", "last"):
+        link = Path("checkpoints") / name
+        assert (tmp_path / "back" / link).readlink() == (run_dir / link).readlink()
+        assert checkpoint.verify(checkpoint.choose(tmp_path / "back", name)) is None
+
+
+def test_a_checkpoint_without_its_manifest_is_not_there(store: Store, run_dir: Path, tmp_path: Path) -> None:
+    copy = Mirror(run_dir, "s3://runs/partial")
+    copy.send()
+    assert copy.remote_steps() == [3, 6, 7]
+    copy._fs.rm_file("runs/partial/checkpoints/step-000007/manifest.json")
+    copy._fs.pipe_file("runs/partial/checkpoints/step-000006/state.json", b"{}")
+    assert copy.remote_steps() == [3, 6]
+    fetched = Mirror(tmp_path / "back", "s3://runs/partial").fetch()
+    assert fetched == 3, "7 is not whole, and 6 is damaged"
+    assert checkpoint.steps(tmp_path / "back") == [3]
+
+
+def test_pruned_steps_go_and_the_newest_there_stays(store: Store, run_dir: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "run"
+    shutil.copytree(run_dir, mine, symlinks=True)
+    copy = Mirror(mine, "s3://runs/pruned")
+    copy.send()
+    shutil.rmtree(checkpoint.folder_of(mine, 3))
+    copy.send()
+    assert copy.remote_steps() == [6, 7]
+    shutil.rmtree(checkpoint.folder_of(mine, 7))
+    copy.send()
+    assert copy.remote_steps() == [6, 7]
+
+
+def test_a_run_goes_on_from_the_store_on_an_empty_machine(
+    store: Store, inputs: Path, run_dir: Path, tmp_path: Path
+) -> None:
+    address = "s3://runs/moved"
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    ended = train(first, run_file(first, inputs, address, num_train_epochs=1), "signal 9:step:6")
+    assert ended.returncode not in (0, errors.USER), ended.stderr
+    assert Mirror(first / "outputs/runs/moved", address).remote_steps() == [3]
+    ended = train(second, run_file(second, inputs, address, num_train_epochs=1))
+    assert ended.returncode == 0, ended.stderr
+    assert "step 3 and the run so far came from s3://runs/moved" in ended.stderr + ended.stdout
+    assert toy.digests(second / "outputs/runs/moved") == toy.digests(run_dir), "bit by bit the uninterrupted run"
+    assert Mirror(second, address).remote_steps() == [3, 6, 7]
+    ended = train(first, run_file(first, inputs, address, num_train_epochs=1, learning_rate=1e-3))
+    assert ended.returncode == errors.USER
+    assert "holds a run with another config" in ended.stderr
+
+
+def test_a_store_that_is_away_stops_nothing_and_gets_the_rest_later(
+    store: Store, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "SECONDS_BETWEEN_LOOKS", 0.05)
+    mine = tmp_path / "run"
+    shutil.copytree(run_dir, mine, symlinks=True)
+    gone = Store()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", gone.url)
+    stop = threading.Event()
+    copy = Mirror(mine, "s3://runs/later")
+    follower = threading.Thread(target=mirror.follow, args=(copy, stop))
+    follower.start()
+    try:
+        wait_until(lambda: any(e["event"] == "mirror" and not e["ok"] for e in metrics.read_events(mine)))
+        gone.start()
+        wait_until(lambda: any(e["event"] == "mirror" and e["ok"] for e in metrics.read_events(mine)))
+    finally:
+        stop.set()
+        follower.join()
+        steps = copy.remote_steps()
+        gone.stop()
+    assert steps == [3, 6, 7]
+
+
+def test_an_empty_machine_does_not_start_over_while_the_store_is_away(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    monkeypatch.setattr(mirror, "RESTORE_SECONDS", 0.0)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", Store().url)
+    with pytest.raises(errors.EnvironmentFault, match="s3://runs/away cannot be read"):
+        mirror.restore(Mirror(tmp_path / "empty", "s3://runs/away"))
+    mine = tmp_path / "run"
+    shutil.copytree(run_dir, mine, symlinks=True)
+    mirror.restore(Mirror(mine, "s3://runs/away"))  # what is here is enough to go on
+
+
+def test_an_address_is_an_output_and_a_missing_library_is_named(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(run_file(tmp_path, inputs, "gs://bucket/some/run"))
+    assert (config.output, config.mirror) == ("outputs/bucket/some/run", "gs://bucket/some/run")
+    monkeypatch.setattr(mirror, "find_spec", lambda name: None)
+    with pytest.raises(errors.ConfigError, match=r"pip install 'kubetune\[gcs\]'"):
+        mirror.check_installed("gs://bucket/some/run")
+
+
+def test_ctrl_c_while_the_store_is_frozen_ends_within_the_grace_time(
+    store: Store, inputs: Path, tmp_path: Path
+) -> None:
+    config = run_file(tmp_path, inputs, "s3://runs/frozen", num_train_epochs=1)
+    written = json.loads(config.read_text()) | {"kubernetes": {"image": "x", "grace_seconds": 10}}
+    config.write_text(json.dumps(written))
+    command = [sys.executable, "-m", "kubetune", "train", str(config)]
+    environ = {**os.environ, faults.FAULT: "signal 19:step:5"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True) as started:
+        made = tmp_path / "outputs/runs/frozen"
+        wait_until(lambda: checkpoint.steps(made))
+        store.freeze()
+        try:
+            started.send_signal(signal.SIGTERM)
+            _, said = started.communicate(timeout=90)
+        finally:
+            store.thaw()
+    assert "send it: kubetune sync" in said
+    assert main(["sync", str(made)]) == 0
+    assert Mirror(made, "s3://runs/frozen").remote_steps() == [3]
