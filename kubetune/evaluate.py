@@ -29,9 +29,13 @@ BETWEEN_STOP_CHECKS = 16  # batches; asking all ranks costs a message
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What evaluating a run found. `confusion[i][j]`: rows of class i taken for class j, of those in `names`."""
+    """What evaluating a run found. `confusion[i][j]`: rows of class i taken for class j, of those in `names`.
+
+    `predictions`: the file that holds what a classifier said of each row.
+    """
 
     metrics: dict[str, float]
+    predictions: Path | None = None
     confusion: list[list[int]] | None = None
     names: tuple[str, ...] = ()
 
@@ -73,8 +77,8 @@ def collect(
 def evaluate_run(run_dir: Path, which: str, data: str | None = None, predictions: Path | None = None) -> Evaluation:
     """Evaluate a run's checkpoint on its evaluation data, or on `data`.
 
-    A classifier's predictions are also written to `predictions`, one JSON object a line. Raises ConfigError when the
-    run has no evaluation data and none are given.
+    A classifier's predictions are also written, one JSON object a line, to `predictions` or `predictions.jsonl` of the
+    run. Raises ConfigError when the run has no evaluation data and none are given.
     """
     config = read_config(run_dir)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -95,11 +99,19 @@ def evaluate_run(run_dir: Path, which: str, data: str | None = None, predictions
     world = World(device=device)
     parts = collect(task, learner, rows, make_plan(config, world_size=1), world)
     assert parts is not None
-    if predictions is not None:
+    if hasattr(task, "predictions"):
+        predictions = predictions or run_dir / "predictions.jsonl"
         lines = (json.dumps(line, ensure_ascii=False) for line in task.predictions(learner, parts, rows))
         write_atomic(predictions, "".join(f"{line}\n" for line in lines))
     matrix = task.confusion(learner, parts) if hasattr(task, "confusion") else None
-    found = Evaluation(task.metrics(learner, parts, world), matrix, learner.labels.names if matrix else ())
-    facts = {**asdict(found), "checkpoint": which, "data": data, "time": now()}
+    names = learner.labels.names if matrix else ()
+    found = Evaluation(task.metrics(learner, parts, world), predictions, matrix, names)
+    facts = {
+        **asdict(found),
+        "predictions": str(predictions) if predictions else None,
+        "checkpoint": which,
+        "data": data,
+        "time": now(),
+    }
     write_atomic(run_dir / EVALUATION, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     return found

@@ -5,8 +5,9 @@ Weights are read from safetensors only, and code that comes with a model runs on
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,16 +48,18 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
         settings |= {"quantization_config": quantised, "device_map": {"": str(device)}}
     settings = {"dtype": arithmetic, **settings}
     transformers_logging.disable_progress_bar()
-    with explain(model):
-        loaded = auto_class.from_pretrained(
+    with explain(model), _without_table():
+        loaded, found = auto_class.from_pretrained(
             model.path,
             revision=model.revision,
             local_files_only=model.local_files_only,
             token=hub_token(),
             trust_remote_code=model.trust_remote_code,
             use_safetensors=True,
+            output_loading_info=True,
             **settings,
         )
+    _tell_new(found, is_expected="num_labels" in settings)
     if quantised is not None:
         quantization.keep_layout(loaded)
         return loaded  # type: ignore[no-any-return]
@@ -75,6 +78,31 @@ def load_trained(auto_class: Any, config: Config, folder: Path, device: torch.de
 
     base: Any = load_pretrained(auto_class, config, device, **settings)
     return PeftModel.from_pretrained(base, str(folder))
+
+
+@contextmanager
+def _without_table() -> Iterator[None]:
+    """Within, transformers does not print its table of weights that a checkpoint lacks; `_tell_new` says it shorter."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def _tell_new(found: Mapping[str, Any], *, is_expected: bool) -> None:
+    """Name the weights that the checkpoint lacks or holds in another shape: a head, or a mistake."""
+    names = {
+        name if isinstance(name, str) else name[0] for key in ("missing_keys", "mismatched_keys") for name in found[key]
+    }
+    if names:
+        level = logging.INFO if is_expected else logging.WARNING
+        logs.MODEL.log(level, "not in the checkpoint, so new and drawn at random: %s", ", ".join(sorted(names)))
 
 
 @contextmanager

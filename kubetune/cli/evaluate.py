@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", help="data to evaluate on instead of the run's own")
     parser.add_argument("--checkpoint", default="best", help="best, last or a step (default best)")
     parser.add_argument(
-        "--predictions", type=Path, metavar="FILE", help="write what a classifier says of each row here, as JSON lines"
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="where to write what a classifier says of each row, as JSON lines (default RUN_DIR/predictions.jsonl)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -25,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.evaluate import evaluate_run
 
     found = evaluate_run(args.run_dir, args.checkpoint, args.data, args.predictions)
+    if found.predictions is not None:
+        print(f"predictions: {found.predictions}", file=sys.stderr)
     if args.json:
         matrix = {"confusion": found.confusion, "names": found.names} if found.confusion else {}
         print(json.dumps(found.metrics | matrix))

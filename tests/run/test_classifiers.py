@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -193,8 +194,37 @@ def test_evaluate_prints_the_table_and_writes_predictions(
     assert all(math.isclose(sum(row["probabilities"].values()), 1.0, abs_tol=1e-5) for row in said)
 
 
+def test_predictions_lie_in_the_run_unless_told_otherwise(full_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", str(full_run), "--json"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    said = [json.loads(line) for line in (full_run / "predictions.jsonl").read_text().splitlines()]
+    assert f"predictions: {full_run / 'predictions.jsonl'}" in printed.err
+    assert len(said) == 41
+    assert found["eval_accuracy"] == sum(row["label"] == row["predicted"] for row in said) / len(said)
+
+
+def test_nothing_is_padded(inputs: Path) -> None:
+    config = reviews.make_config(inputs)
+    data, world = prepare(config), World()
+    learner = task.build(config, world, Workload(1024, 0, data.labels))
+    positions = 0
+
+    def count(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        nonlocal positions
+        positions += inputs[0].numel()
+
+    learner.model.get_input_embeddings().register_forward_pre_hook(count)
+    plan = make_plan(config, rows_per_epoch(data.train))
+    feed = Feed(data.train, plan, 0, world, flat=learner.route.flat)
+    for step in range(plan.steps_per_epoch):
+        for batch in feed.step(step).batches:
+            task.evaluate(learner, batch)
+    assert positions == int(data.train.lengths.sum())
+
+
 def test_generate_prints_label_and_probability(
-    full_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    full_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text('{"text": "the film was great"}\n{"sentence": "it is awful"}\n')
@@ -204,4 +234,7 @@ def test_generate_prints_label_and_probability(
     assert labels == ("1", "0")
     assert all(0.5 < float(p) <= 1 for p in probabilities)
     assert cli.main(["generate", str(full_run), "--file", str(file)]) == 0
+    assert capsys.readouterr().out == printed
+    monkeypatch.setattr("sys.stdin", io.StringIO("the film was great\n\nit is awful\n"))
+    assert cli.main(["generate", str(full_run)]) == 0
     assert capsys.readouterr().out == printed
