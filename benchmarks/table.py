@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import summary
 from benchmarks.cases import CASES, QUICK, TRAINERS, Case
+from benchmarks.classification_table import LEARNT, learnt, side_by_side
 from benchmarks.corpus import token_rows
 from benchmarks.flops import peak_flops, training_flops
 from benchmarks.models import SHAPES
@@ -66,6 +67,9 @@ def render(results: Results) -> str:
         found = [m for m in _suite(results, "sft") if (m["case"], m["threads"]) == (name, threads)]
         parts.append(case_table(cases[name], found, ceiling(results, cases[name]), threads, machine["gpu"]))
     parts += [table for table in (scaling_table(results), startup_table(results), tokenize_table(results)) if table]
+    parts += [f"{title}\n\n{markdown(head, rows)}" for title, head, rows in side_by_side(results.measurements)]
+    if rows := learnt(results.measurements):
+        parts.append(f"### SST-2 learnt from random weights\n\n{markdown(LEARNT, rows)}")
     return "\n\n".join(parts) + "\n"
 
 

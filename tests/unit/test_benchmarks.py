@@ -156,6 +156,31 @@ def test_tables_of_the_other_suites() -> None:
     assert "| trl | 100 | 1 | 25 |" in text
 
 
+def test_tables_of_classification() -> None:
+    one = {"suite": "sequence_classification", "case": "tiny", "threads": 1, "repeat": 0, "rows": 256,
+           "epoch_seconds": [1.0], "peak_bytes": 300 * 2**20, "accuracy": 0.75}  # fmt: skip
+    text = table.render(
+        results_of(
+            one | {"trainer": "kubetune", "epoch_cpu_seconds": [1.0]},
+            one | {"trainer": "trainer-padded", "epoch_cpu_seconds": [12.0]},
+            one | {"trainer": "trainer-tuned", "failed": "no"},
+            {
+                "suite": "from_scratch",
+                "shape": "small",
+                "processes": 2,
+                "rows": 9,
+                "steps": 7,
+                "accuracy": 0.8,
+                "f1": 0.5,
+            },
+        )
+    )
+    assert "| kubetune, bf16 | 256.0 |  | 300 | 0.750 |" in text
+    assert "| Trainer, every row padded to 128, fp32 | 21.3 | 12.00× | 300 | 0.750 |" in text
+    assert "length groups | not measured |" in text
+    assert "| 2 | 9 | 7 | 0.800 | 0.500 |" in text
+
+
 def test_table_is_put_between_the_marks_of_the_page() -> None:
     page = table.PAGE.read_text()
     filled = table.fill(page, "the table")
