@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +72,18 @@ class Snapshots:
         # A thread's collectives must not mix with the loop's, so it has a group of its own.
         self._group = None if self._is_whole else parallel.side_group(self.world, self.timeout_seconds)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def __enter__(self) -> Snapshots:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for what is being written, also when all ranks end for a reason they agree on."""
+        if error is None:
+            self.finish()
+        elif isinstance(error, errors.KubetuneError) and not isinstance(error, errors.LostPeer) and self._writing:
+            self._writing.result()
 
     def save(self, state: State) -> State:
         """Commit a checkpoint of this state, move the links, prune.

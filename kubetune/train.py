@@ -111,9 +111,8 @@ def _train(
     if config.training.fp8:
         fp8.adopt(learner.model, world.device, lambda: _loss_ahead(run, state))
     stop.defer()
-    with open_journal(config, plan, run_dir, world, state) as journal:
+    with open_journal(config, plan, run_dir, world, state) as journal, run.snapshots:
         state = loop(run, state, journal)
-    run.snapshots.finish()
     return state
 
 

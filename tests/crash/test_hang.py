@@ -55,8 +55,10 @@ def test_a_hung_rank_ends_the_run_and_is_named(
     )
 
 
-def test_a_rank_that_holds_the_interpreter_is_ended_with_its_stack(run_dir: Path) -> None:
-    assert break_at(run_dir, 2, "freeze:step:3:1") == [errors.LOST_PEER, errors.BUG]
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_rank_that_holds_the_interpreter_is_ended_with_its_stack(run_dir: Path, step: int) -> None:
+    """Also one that does so before the watchdog had a turn."""
+    assert break_at(run_dir, 2, f"freeze:step:{step}:1") == [errors.LOST_PEER, errors.BUG]
     assert "in loop" in (run_dir / "logs" / "rank-1.frozen.txt").read_text()
 
 

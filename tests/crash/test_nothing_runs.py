@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kubetune import checkpoint, errors
+from kubetune import checkpoint, errors, files
 from kubetune.checkpoint import folder_of
 from tests import toy
 
@@ -96,7 +96,7 @@ def test_models(toy_inputs: Path, tmp_path: Path, canary: Path, plant: Callable[
 def seal_again(folder: Path) -> None:
     """The manifest that whoever planted something would write."""
     sums = {
-        path.name: {"sha256": checkpoint.files.sha256_file(path), "bytes": path.stat().st_size}
+        path.name: {"sha256": files.sha256_file(path), "bytes": path.stat().st_size}
         for path in sorted(folder.iterdir())
         if path.name != checkpoint.MANIFEST
     }
