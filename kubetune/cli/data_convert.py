@@ -160,8 +160,12 @@ def _convert_recipe(args: argparse.Namespace) -> int:
         max_samples=samples,
         workers=args.workers or usable_cores(),
     )
-    with _Shown() as shown:
-        stats, done = convert_recipe(request, shown)
+    try:
+        with _Shown() as shown:
+            stats, done = convert_recipe(request, shown)
+    except KeyboardInterrupt:
+        print("kubetune: stopped; run the same command again to go on from here", file=sys.stderr)
+        raise
     if args.json:
         print(json.dumps(stats, indent=2, ensure_ascii=False))
     else:

@@ -150,6 +150,14 @@ def test_what_was_done_is_not_done_again(source: Path, tmp_path: Path) -> None:
     assert "nothing to do: these settings were converted already" in again.stdout
 
 
+def test_ctrl_c_says_how_to_go_on(source: Path, tmp_path: Path) -> None:
+    words = ("--source", source, "--skip-images", "--workers", 2, "--output", tmp_path / "out")
+    stopped = run("fire", *words, KUBETUNE_FAULT=f"signal {signal.SIGINT:d}:convert:20")
+    assert stopped.returncode == 130
+    assert stopped.stderr == "kubetune: stopped; run the same command again to go on from here\n"
+    assert [file.name for file in tmp_path.iterdir()] == [".out.converting"]
+
+
 def test_other_settings_begin_anew_and_never_overwrite(source: Path, tmp_path: Path) -> None:
     words = ("--source", source, "--skip-images", "--output", tmp_path / "out")
     run("fire", *words, KUBETUNE_FAULT="signal 9:convert.saved:2")
