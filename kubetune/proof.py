@@ -80,7 +80,7 @@ def choose_sample(config: Config, vocabulary: int) -> Sample:
 
 
 def _batch(rows: Rows, index: int) -> Batch:
-    if rows.targets is not None:
+    if rows.targets is not None or rows.reader is not None:
         return evaluation_batch(rows, np.array([index]))
     ids, trained = rows.row(index)
     return collate([(ids[:LONGEST], trained[:LONGEST])], [index])

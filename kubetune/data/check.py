@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -156,7 +157,12 @@ def _digests(chunk: Chunk) -> Iterator[int]:
 
 def _sample(tokenizer: Tokenizer, ids: list[int], trained: bytes) -> Sample:
     pairs = groupby(zip(ids, trained, strict=True), key=lambda pair: bool(pair[1]))
-    return [(tokenizer.decode([id for id, _ in run], skip_special_tokens=False), flag) for flag, run in pairs]
+    return [(_shown(tokenizer.decode([id for id, _ in run], skip_special_tokens=False)), flag) for flag, run in pairs]
+
+
+def _shown(text: str) -> str:
+    """A text with its images, which are hundreds of equal tokens, in one line."""
+    return re.sub(r"(<[^<>]+>)\1{2,}", lambda run: f"{run[1]}×{len(run[0]) // len(run[1])}", text)
 
 
 def histogram(lengths: Counter[int]) -> Iterator[tuple[str, int]]:

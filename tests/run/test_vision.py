@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-from kubetune import metrics
+from kubetune import checkpoint, errors, flat, metrics
+from kubetune.adapters import add_lora
+from kubetune.attention import CannotRunFlat
+from kubetune.cli import main
+from kubetune.config.schema import Config, LoraConfig, VisionConfig
+from kubetune.data import pictures
+from kubetune.data.image_processor import ImageProcessor, load_image_processor
+from kubetune.data.pictures import collate_pictured, grid_positions
+from kubetune.data.tokenizer import load_tokenizer
+from kubetune.export import export_run
+from kubetune.flat import Route
+from kubetune.generate import Sampling, Speaker, answer, load_run
+from kubetune.tasks import vision_language
+from kubetune.tasks.causal_lm import CausalLM
 from tests import toy
-from tests.pictures import save_seeing_model, write_questions
+from tests.architectures import randomize_lora, take_gradients
+from tests.pictures import ARCHITECTURES, QUESTION, save_seeing_model, write_questions
 
 TRAINING = {
     "global_batch_size": 16,
     "per_device_train_batch_size": 8,
     "num_train_epochs": 1,
-    "eval_steps": 6,
-    "save_steps": 6,
+    "eval_steps": 7,
+    "save_steps": 7,
 }
 
 
@@ -25,12 +46,12 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that sees, and questions with and without images."""
     folder = tmp_path_factory.mktemp("vision")
     save_seeing_model(folder / "model")
-    write_questions(folder, "train", 176, 1, text_rows=16)
+    write_questions(folder, "train", 208, 1, text_rows=16)
     write_questions(folder, "eval", 32, 2)
     return folder
 
 
-def make_config(inputs: Path, training: dict[str, Any] | None = None, **sections: Any) -> Any:
+def make_config(inputs: Path, training: dict[str, Any] | None = None, **sections: Any) -> Config:
     settings = {"data": {"max_length": 128}, "lora": {"r": 16}, **sections}
     return toy.make_config(inputs, {**TRAINING, **(training or {})}, task="vision_language", **settings)
 
@@ -41,11 +62,194 @@ def trained(inputs: Path) -> Path:
     return toy.finished(inputs / "run", make_config(inputs))
 
 
-def accuracies(run_dir: Path) -> list[float]:
-    return [line["eval_token_accuracy"] for line in metrics.read_metrics(run_dir) if "eval_loss" in line]
+def share_of_right_answers(speaker: Speaker, inputs: Path) -> float:
+    rows = [json.loads(line) for line in (inputs / "eval.jsonl").read_text().splitlines()]
+    images = [[str(inputs / path) for path in row["images"]] for row in rows]
+    said = answer(speaker, [QUESTION] * len(rows), Sampling(max_new_tokens=6), images=images)
+    wanted: list[str] = [row["messages"][1]["content"] for row in rows]
+    return sum(ours == theirs for ours, theirs in zip(said, wanted, strict=True)) / len(rows)
 
 
-def test_learns_to_tell_colours(trained: Path) -> None:
-    assert accuracies(trained)[-1] > 0.9
-    log = (trained / "logs" / "rank-0.log").read_text()
-    assert "padding-free streams" in log
+def test_learns_to_tell_the_colour_of_images_it_has_not_seen(trained: Path, inputs: Path) -> None:
+    speaker = load_run(trained)
+    with speaker.as_base() as base:
+        assert share_of_right_answers(base, inputs) == 0.0
+    assert share_of_right_answers(speaker, inputs) >= 0.9
+    assert "padding-free streams" in (trained / "logs" / "rank-0.log").read_text()
+
+
+def test_is_asked_about_a_file(trained: Path, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = json.loads((inputs / "eval.jsonl").read_text().splitlines()[0])
+    image = str(inputs / row["images"][0])
+    assert main(["generate", str(trained), QUESTION, "--image", image, "--max-new-tokens", "6"]) == 0
+    assert capsys.readouterr().out.strip() == row["messages"][1]["content"]
+    assert main(["generate", str(trained), "<image> <image>", "--image", image]) == errors.USER
+    assert "has 2 <image> tags for 1 images" in capsys.readouterr().err
+    assert main(["generate", str(trained), QUESTION, "--image", str(inputs / "eval.jsonl")]) == errors.USER
+    assert "is no image of JPEG, PNG" in capsys.readouterr().err
+
+
+SHORT = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "learning_rate": 1e-3}
+
+
+def test_two_ranks_of_which_one_may_have_no_image_train_as_one(inputs: Path, tmp_path: Path) -> None:
+    write_questions(tmp_path, "train", 3, 1, text_rows=21)
+    data = {"train": str(tmp_path / "train.jsonl"), "max_length": 128}
+    sections = {"vision": {"freeze_vision_tower": False, "freeze_projector": False}, "data": data}
+    config = make_config(inputs, {**SHORT, "global_batch_size": 8, "per_device_train_batch_size": 1}, **sections)
+    one, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
+    assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)
+    for ours, theirs in zip(metrics.read_metrics(two), metrics.read_metrics(one), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(inputs: Path, tmp_path: Path, world_size: int) -> None:
+    config = make_config(inputs, {"max_steps": 10, "eval_steps": 4}, lora={"r": 4, "dropout": 0.1})
+    whole = toy.finished(tmp_path / "whole", config, world_size)
+    cut = toy.make_run(tmp_path / "cut", config, world_size)
+    environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM}:step:6:{world_size - 1}"}
+    assert toy.train(cut, world_size, environ) == [errors.PREEMPTED] * world_size
+    assert checkpoint.steps(cut)[-1] == 6
+    assert toy.train(cut, world_size) == [0] * world_size
+    assert toy.digests(cut) == toy.digests(whole)
+
+
+@pytest.mark.slow
+def test_a_merged_model_is_one_that_transformers_loads_and_that_sees(
+    trained: Path, inputs: Path, tmp_path: Path
+) -> None:
+    found = export_run(trained, out=tmp_path / "out", tell=lambda _: None, merged=True)
+    assert max(one["difference"] for one in found.facts["proof"]["comparisons"]) < 1e-5
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "out").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "out", backend="pil")
+    rows = [json.loads(line) for line in (inputs / "eval.jsonl").read_text().splitlines()]
+    right = 0
+    for row in rows:
+        seen = processor(images=[Image.open(inputs / row["images"][0])], return_tensors="pt")
+        pads = "<|image_pad|>" * (int(seen["image_grid_thw"].prod()) // 4)
+        text = f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        kinds = (ids == tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
+        out = model.generate(input_ids=ids, mm_token_type_ids=kinds, max_new_tokens=6, do_sample=False, **seen)
+        said = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        right += said == row["messages"][1]["content"]
+    assert right / len(rows) >= 0.9
+
+
+def build(folder: Path, name: str, vision: VisionConfig | None = None) -> tuple[CausalLM, ImageProcessor]:
+    """A model with random adapters everywhere that may learn, and its image processor."""
+    save_seeing_model(folder, name, sharpen=3.0)
+    settings = {"model": str(folder), "task": "vision_language", "data": {"train": "none"}}
+    config = Config.model_validate(settings)
+    processor = load_image_processor(config, load_tokenizer(config.model))
+    assert processor is not None
+    model = AutoModelForImageTextToText.from_pretrained(folder).train()
+    frozen = vision_language.frozen_modules(model, vision or VisionConfig())
+    model = add_lora(model, LoraConfig(r=4), task_type="CAUSAL_LM", seed=0, frozen=frozen)
+    randomize_lora(model)
+    return CausalLM(model, Route(True)), processor
+
+
+def some_rows(processor: ImageProcessor) -> tuple[list[Any], list[Any]]:
+    """Sequences with two images, none, and one, all but their beginnings trained."""
+    draw = np.random.default_rng(3)
+    rows, seen = [], []
+    token = processor.placeholder.token
+    for sizes in ([(70, 60), (120, 80)], [], [(64, 130)]):
+        own = []
+        parts = [draw.integers(5, 300, 6)]
+        for width, height in sizes:
+            buffer = BytesIO()
+            Image.fromarray(draw.integers(0, 256, (height, width, 3), np.uint8)).save(buffer, "PNG")
+            own.append(processor.process(buffer.getvalue()))
+            features = len(own[-1].pixel_values) // processor.merge_size**2
+            parts += [np.full(features, token), draw.integers(5, 300, 4)]
+        ids = np.concatenate([*parts, draw.integers(5, 300, 9)]).astype(np.uint32)
+        rows.append((ids, (ids != token) & (np.arange(len(ids)) > 5)))
+        seen.append(own)
+    return rows, seen
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_stream_has_the_gradient_of_plain_transformers(name: str, tmp_path: Path) -> None:
+    vision = VisionConfig(freeze_vision_tower=False, freeze_projector=False)
+    task, processor = build(tmp_path / "model", name, vision)
+    rows, seen = some_rows(processor)
+    lm = flat.unwrap(task.model)
+    labels = sum(int(trained[1:].sum()) for _, trained in rows)
+    flat.set_attention(lm, "eager")
+    total = 0.0
+    for row, own in zip(rows, seen, strict=True):
+        batch = collate_pictured([row], [own], processor)
+        logits = vision_language.plain_logits(task.model, batch)[batch.rows]
+        loss = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="sum") / labels
+        loss.backward()
+        total += float(loss.detach())
+    theirs = take_gradients(task.model)
+    assert vision_language.self_check(task.model, processor) < 1e-5
+    flat.set_attention(lm, "flat")
+    ours = vision_language.backward(task, collate_pictured(rows, seen, processor), 1 / labels)
+    assert float(ours) == pytest.approx(total, abs=1e-5)
+    mine = take_gradients(task.model)
+    assert any("visual" in part for part in mine)
+    together = torch.cat([mine[part].flatten() for part in theirs])
+    apart = torch.cat([gradient.flatten() for gradient in theirs.values()])
+    assert float((together - apart).norm() / apart.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_wrong_positions_are_noticed_before_training(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, processor = build(tmp_path / "model", name)
+    monkeypatch.setattr(pictures, "grid_positions", lambda is_image, _: np.tile(np.arange(len(is_image)), (3, 1)))
+    with pytest.raises(CannotRunFlat, match="differs from one by one"):
+        vision_language.self_check(task.model, processor)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_positions_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+    task, processor = build(tmp_path / "model", name)
+    rows, seen = some_rows(processor)
+    for row, own in zip(rows, seen, strict=True):
+        batch = collate_pictured([row], [own], processor)
+        assert batch.pictures is not None
+        theirs, _ = flat.backbone(flat.unwrap(task.model)).get_rope_index(  # type: ignore[operator]
+            batch.input_ids[None],
+            mm_token_type_ids=batch.pictures.is_image.int()[None],
+            image_grid_thw=batch.pictures.grids,
+        )
+        assert torch.equal(theirs[:, 0], batch.pictures.positions)
+    assert grid_positions(np.zeros(3, bool), []).tolist() == [[0, 1, 2]] * 3
+
+
+def learns(folder: Path, vision: dict[str, bool]) -> set[str]:
+    """Which parts have adapters: the `tower`, the `projector`, the `language` model."""
+    task, _ = build(folder, "qwen3_vl", VisionConfig(**vision))
+    names = [name for name, p in task.model.named_parameters() if p.requires_grad]
+    kinds = {
+        "projector": [name for name in names if "merger" in name],
+        "tower": [name for name in names if "visual" in name and "merger" not in name],
+        "language": [name for name in names if "language_model" in name],
+    }
+    assert sum(map(len, kinds.values())) == len(names)
+    return {kind for kind, found in kinds.items() if found}
+
+
+def test_what_sees_is_frozen_unless_a_switch_says_otherwise(tmp_path: Path) -> None:
+    found = {
+        (tower, projector): learns(
+            tmp_path / f"{tower}{projector}", {"freeze_vision_tower": tower, "freeze_projector": projector}
+        )
+        for tower in (True, False)
+        for projector in (True, False)
+    }
+    assert found == {
+        (True, True): {"language"},
+        (True, False): {"language", "projector"},
+        (False, True): {"language", "tower"},
+        (False, False): {"language", "projector", "tower"},
+    }

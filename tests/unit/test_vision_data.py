@@ -1,0 +1,232 @@
+"""Rows with images: as many tokens as features, none of them a label, and a clear word for what cannot be used."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kubetune.cli import main
+from kubetune.config.schema import Config
+from kubetune.data.check import check
+from kubetune.data.encode import Encoded, Encoder
+from kubetune.data.encode_vision import VisionEncoder
+from kubetune.data.feed import evaluation_batch
+from kubetune.data.formats import Chat, convert
+from kubetune.data.image_processor import ImageProcessor, load_image_processor
+from kubetune.data.prepare import fingerprint, prepare
+from kubetune.data.tokenizer import load_tokenizer
+from kubetune.errors import ConfigError, DataError, ModelError
+from tests.architectures import save_model
+from tests.pictures import COLOURS, paint, save_seeing_model, write_questions
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_seeing_model(tmp_path_factory.mktemp("model"), "qwen3_vl")
+
+
+def make_config(model: Path, folder: Path, **sections: Any) -> Config:
+    data = {"train": str(folder / "train.jsonl"), "max_length": 256, "cache": str(folder / "cache"), "num_proc": 1}
+    settings = {"model": str(model), "task": "vision_language", **sections}
+    return Config.model_validate({**settings, "data": {**data, **sections.get("data", {})}})
+
+
+def processor_of(config: Config) -> ImageProcessor:
+    found = load_image_processor(config, load_tokenizer(config.model))
+    assert found is not None
+    return found
+
+
+def encoder_of(config: Config, **settings: Any) -> VisionEncoder:
+    return VisionEncoder(Encoder(load_tokenizer(config.model), **settings), processor_of(config))
+
+
+def chat(*turns: str, images: list[Path] | None = None) -> Chat:
+    roles = ("user", "assistant") * len(turns)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
+    found = convert({"messages": messages, "images": [str(image) for image in images or []]})
+    assert isinstance(found, Chat)
+    return found
+
+
+def encode(encoder: VisionEncoder, example: Chat) -> Encoded:
+    [row] = encoder.encode_batch([example])
+    assert isinstance(row, Encoded), row
+    return row
+
+
+@pytest.mark.parametrize("vision", [{}, {"image_max_tokens": 40}, {"image_min_tokens": 30, "image_max_tokens": 50}])
+def test_an_image_has_as_many_tokens_as_the_tower_makes_features(
+    model: Path, tmp_path: Path, vision: dict[str, int]
+) -> None:
+    processor = processor_of(make_config(model, tmp_path, vision=vision))
+    draw = random.Random(0)
+    for number in range(12):
+        file = tmp_path / f"{number}.png"
+        Image.new("RGB", (draw.randint(3, 700), draw.randint(4, 500)), (number, 9, 9)).save(file)
+        tokens, _ = processor.measure(file)
+        picture = processor.process(file.read_bytes())
+        assert len(picture.pixel_values) == np.prod(picture.grid) == tokens * 4
+        assert vision.get("image_min_tokens", 4) <= tokens <= vision.get("image_max_tokens", 1024)
+
+
+def test_a_photograph_held_sideways_is_turned(model: Path, tmp_path: Path) -> None:
+    processor = processor_of(make_config(model, tmp_path))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (320, 160)).save(tmp_path / "sideways.jpg", exif=exif)
+    assert processor.process((tmp_path / "sideways.jpg").read_bytes()).grid == (1, 20, 10)
+    assert processor.measure(tmp_path / "sideways.jpg")[0] == 50
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+def test_tokens_of_images_are_never_labels(model: Path, tmp_path: Path, train_on: Any) -> None:
+    config = make_config(model, tmp_path)
+    token = processor_of(config).placeholder.token
+    files = [paint(tmp_path / f"{colour}.png", colour, seed) for seed, colour in enumerate(COLOURS)]
+    row = encode(encoder_of(config, train_on=train_on), chat("<image> and <image>?", "no", images=files[:2]))
+    tokens = [processor_of(config).measure(file)[0] for file in files[:2]]
+    assert row.ids.count(token) == sum(tokens)
+    assert not any(trained for id, trained in zip(row.ids, row.trained, strict=True) if id == token)
+    assert any(row.trained)
+    assert [Path(image.path).name for image in row.images] == ["red.png", "green.png"]
+    runs = "".join("i" if id == token else " " for id in row.ids).split()
+    assert [len(run) for run in runs] == tokens
+
+
+def test_a_text_that_holds_the_placeholder_itself_is_refused(model: Path, tmp_path: Path) -> None:
+    encoder = encoder_of(make_config(model, tmp_path))
+    [row] = encoder.encode_batch([chat("say <|image_pad|>", "no")])
+    assert isinstance(row, str)
+    assert "0 images, but its text makes 1 of the tokens" in row
+
+
+def test_a_row_is_never_cut_through_an_image(model: Path, tmp_path: Path) -> None:
+    config = make_config(model, tmp_path)
+    encoder, placeholder = encoder_of(config), processor_of(config).placeholder
+    images = [paint(tmp_path / "a.png", "red", 1), paint(tmp_path / "b.png", "blue", 2)]
+    example = chat("<image>what", "red", "<image>and", "blue", images=images)
+    row = encode(encoder, example)
+    counts = [processor_of(config).measure(image)[0] for image in images]
+    for limit in range(1, len(row.ids)):
+        short = encoder.cut(example, row, limit)
+        assert len(short.ids) == len(short.trained) <= limit
+        assert short.ids.count(placeholder.token) == sum(counts[: len(short.images)])
+        assert not short.ids or short.ids[-1] != placeholder.start or row.ids[limit] != placeholder.token
+
+
+def test_prepared_rows_come_back_with_their_images(model: Path, tmp_path: Path) -> None:
+    write_questions(tmp_path, "train", 5, text_rows=3)
+    rows = prepare(make_config(model, tmp_path)).train
+    lines = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    for index, line in enumerate(lines):
+        found = [image.path for image in rows.images(index)]
+        assert found == [str(tmp_path / path) for path in line.get("images", [])]
+    batch = evaluation_batch(rows, np.arange(len(rows)))
+    assert batch.pictures is not None
+    assert batch.pictures.grids is not None
+    assert len(batch.pictures.grids) == 5
+    assert int(batch.pictures.is_image.sum()) == int(batch.pictures.grids.prod(1).sum()) // 4
+    assert rows.lengths.tolist() == np.diff(batch.borders).tolist()
+    text = next(i for i, line in enumerate(lines) if "images" not in line)
+    alone = evaluation_batch(rows, np.array([text])).pictures
+    assert alone is not None
+    assert alone.pixel_values is None
+
+
+def test_an_image_that_changed_since_is_noticed(model: Path, tmp_path: Path) -> None:
+    write_questions(tmp_path, "train", 2)
+    rows = prepare(make_config(model, tmp_path)).train
+    file = Path(rows.images(0)[0].path)
+    paint(file, "yellow", 77)
+    with pytest.raises(DataError, match="has changed since the data were prepared"):
+        evaluation_batch(rows, np.array([0]))
+    file.unlink()
+    with pytest.raises(DataError, match="was there when the data were prepared"):
+        evaluation_batch(rows, np.array([0]))
+
+
+def test_bad_images_are_told_of_with_file_and_line(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_questions(tmp_path, "train", 6)
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    files = [tmp_path / row["images"][0] for row in rows]
+    files[0].write_bytes(files[0].read_bytes()[:-40])
+    files[1].unlink()
+    files[2].write_bytes(b"GIF? no.")
+    Image.new("1", (9000, 9000)).save(files[3])
+    Image.new("L", (2500, 3)).save(files[4])
+    config = make_config(model, tmp_path)
+    report = check(config, load_tokenizer(config.model))
+    assert report.problems.total == 5
+    words = ("cannot be decoded", "No such file", "is no image of JPEG", "81,000,000|9,000 × 9,000", "200 to 1")
+    for line, word in enumerate(words, 1):
+        [told] = [text for text in report.problems.first if text.startswith(f"{tmp_path}/train.jsonl:{line}: ")]
+        assert any(part in told for part in word.split("|")), told
+    (tmp_path / "run.yaml").write_text(config.model_dump_json(exclude_none=True))
+    assert main(["data", "check", str(tmp_path / "run.yaml")]) == 2
+    shown = capsys.readouterr()
+    assert "train.jsonl:2: image" in shown.err
+    assert "<|vision_start|><|image_pad|>×" in shown.out
+
+
+def test_images_decide_what_is_prepared_anew(model: Path, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        write_questions(folder, "train", 2)
+    configs = [
+        make_config(model, here),
+        make_config(model, there),
+        make_config(model, here, vision={"image_max_tokens": 99}),
+        make_config(model, here, vision={"image_min_tokens": 9}),
+    ]
+    assert len({fingerprint(config, load_tokenizer(config.model)) for config in configs}) == 4
+
+
+def test_repeats_are_those_of_text_and_image(model: Path, tmp_path: Path) -> None:
+    write_questions(tmp_path, "train", 3)
+    lines = (tmp_path / "train.jsonl").read_text().splitlines()
+    rows = [{**json.loads(lines[0]), "images": json.loads(line)["images"]} for line in (*lines, lines[0])]
+    for row in rows:
+        row["messages"][1]["content"] = "red"
+    for line in lines:  # images of one size, so that only what they show differs
+        file = tmp_path / json.loads(line)["images"][0]
+        Image.open(file).resize((64, 64)).save(file)
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = make_config(model, tmp_path)
+    assert check(config, load_tokenizer(config.model)).duplicates["train"] == 1
+
+
+def test_models_that_do_not_see_are_refused(tmp_path: Path, model: Path) -> None:
+    save_model(tmp_path / "text")
+    config = make_config(tmp_path / "text", tmp_path)
+    with pytest.raises(ModelError, match="takes no images"):
+        processor_of(config)
+    config = make_config(model, tmp_path)
+    processor = processor_of(config)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"}))
+    files = {"preprocessor_config.json": tmp_path / "preprocessor_config.json"}
+    other = ImageProcessor("clip", files, config.vision, replace(processor.placeholder))
+    with pytest.raises(ModelError, match="cuts images into a grid"):
+        _ = other.theirs
+
+
+def test_the_budget_of_tokens_is_checked_and_read_from_the_environment(model: Path, tmp_path: Path) -> None:
+    from kubetune.config.load import load_config
+
+    with pytest.raises(ValueError, match="image_min_tokens is 9, image_max_tokens 8"):
+        make_config(model, tmp_path, vision={"image_min_tokens": 9, "image_max_tokens": 8})
+    file = tmp_path / "run.yaml"
+    file.write_text("model: m\ntask: vision_language\ndata: {train: t.jsonl}\n")
+    assert load_config(file, environ={"IMAGE_MAX_TOKEN_NUM": "2048"}).vision.image_max_tokens == 2048
+    with pytest.raises(ConfigError, match="IMAGE_MAX_TOKEN_NUM"):
+        load_config(file, environ={"IMAGE_MAX_TOKEN_NUM": "many"})
