@@ -67,6 +67,7 @@ def load_config(
     _displace_global_batch(tree, {entry.path for entry in ours})
     tree.put(_safe(_absolute(ours, [here]), problems))
     _sample_sources(tree, environ or {}, problems)
+    _split_output(tree, problems)
     try:
         config = Config.model_validate_json(json.dumps(tree.data), strict=True)
     except ValidationError as error:
@@ -95,6 +96,18 @@ def _sample_sources(tree: Tree, environ: Mapping[str, str], problems: list[Probl
         return f"{source}#{number}" if isinstance(source, str) and "#" not in source else source
 
     data["train"] = limited(data.get("train"))
+
+
+def _split_output(tree: Tree, problems: list[Problem]) -> None:
+    """`output: s3://bucket/run` is short for that mirror and a run directory of the same name on this machine."""
+    output = tree.data.get("output")
+    if not isinstance(output, str) or "://" not in output:
+        return
+    address = output.strip().rstrip("/")
+    if tree.data.get("mirror") not in (None, address):
+        said = f"output: found {output} beside mirror: {tree.data['mirror']}; leave one out, or make them agree"
+        problems.append(Problem(tree.origin(("output",)), said))
+    tree.data |= {"output": f"outputs/{address.partition('://')[2]}", "mirror": address}
 
 
 def _displace_global_batch(tree: Tree, given: set[KeyPath]) -> None:

@@ -345,7 +345,7 @@ class Config(Section):
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides the run.")
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is printed.")
     push: Annotated[PushConfig | None, BeforeValidator(_as_push, json_schema_input_type=str | PushConfig | None)] = (
-        Field(None, description="`ORG/NAME` or a section: upload the best checkpoint there after a run that ended well.")
+        Field(None, description="`ORG/NAME` or a section: the best checkpoint is uploaded there after a good end.")
     )
     output: str | None = Field(
         None,
@@ -360,18 +360,6 @@ class Config(Section):
     )
     compute: ComputeConfig = Field(default_factory=ComputeConfig, description="Processes, nodes and their size.")
     kubernetes: KubernetesConfig | None = Field(None, description="How it runs on a cluster.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _output_in_a_store(cls, data: Any) -> Any:
-        """`output: s3://bucket/run` is short for that mirror and a run directory of the same name here."""
-        output = data.get("output") if isinstance(data, dict) else None
-        if not isinstance(output, str) or "://" not in output:
-            return data
-        address = output.strip().rstrip("/")
-        if data.get("mirror") not in (None, address):
-            raise ValueError(f"output: found {output} beside mirror: {data['mirror']}; they must agree")
-        return {**data, "output": f"outputs/{address.partition('://')[2]}", "mirror": address}
 
     @property
     def learning_rate(self) -> float:

@@ -9,8 +9,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "kubetune"
 
 FLOORS: tuple[set[str], ...] = (
-    {"errors", "faults", "files", "logs", "metrics", "processes", "relay", "endings", "malloc", "progress", "watchdog", "checkpoint"},
-    {"config", "devices", "mirror"},
+    {"errors", "faults", "files", "logs", "metrics", "processes", "relay", "endings", "malloc", "progress", "watchdog"},
+    {"config", "devices", "checkpoint", "mirror"},
     {"plan", "memory", "tracking"},
     {"agent", "cluster", "launch", "manifests", "report"},
     {"cli", "__main__"},
