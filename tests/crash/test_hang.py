@@ -55,7 +55,7 @@ def test_a_hung_rank_ends_the_run_and_is_named(
     )
 
 
-@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_rank_that_holds_the_interpreter_is_ended_with_its_stack(run_dir: Path, step: int) -> None:
     """Also one that does so before the watchdog had a turn."""
     assert break_at(run_dir, 2, f"freeze:step:{step}:1") == [errors.LOST_PEER, errors.BUG]

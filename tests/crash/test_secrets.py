@@ -20,6 +20,7 @@ ENVIRON = {
     "MY_API_KEY": TOKEN[::-1],
     "MLFLOW_TRACKING_PASSWORD": PASSWORD,
 }
+RENDERED = Path(__file__).parents[1] / "golden" / "full.yaml"
 CLUSTER = """
 kubernetes:
   image: registry.example/kubetune:1
@@ -69,7 +70,7 @@ def test_no_verb_tells_a_secret(toy_inputs: Path, tmp_path: Path) -> None:
         "evaluate": [[run_dir], [run_dir, "--data", TOKEN]],
         "generate": [[run_dir, "hello", "--max-new-tokens", "2"]],
         "export": [[run_dir, "--out", f"{run_dir}-exported"]],
-        "render": [[run], [run, "--kind=jobset"]],
+        "render": [[run], [str(RENDERED)], [str(RENDERED), "--kind=jobset"]],
         "smoke": [["--epochs", "1", "--processes", "1"]],
         "verify-resume": [[run, "--steps", "2", "--stop-at", "1", f"output={run_dir}-5"]],
         "secret": [["set", "HF_TOKEN", run, "--env-file", "env"]],

@@ -206,7 +206,7 @@ def test_another_number_of_ranks_goes_on(
 @pytest.mark.parametrize(
     ("sections", "before", "after"),
     [
-        pytest.param(FULL, ("ddp", 1), ("fsdp", 2), id="full, copies to slices"),
+        pytest.param(FULL, ("ddp", 1), ("fsdp", 2), id="full, copies to slices", marks=slow),
         pytest.param(FULL, ("fsdp", 2), ("ddp", 2), id="full, slices to copies", marks=slow),
         pytest.param(LORA, ("ddp", 2), ("fsdp", 2), id="lora, copies to slices", marks=slow),
         pytest.param(LORA, ("fsdp", 2), ("ddp", 1), id="lora, slices to copies", marks=slow),
