@@ -72,7 +72,7 @@ class Gallery:
                 self._repeats.setdefault(digests[number], row)
 
     def rows(self, tokenizer: Tokenizer, sources: dict[Any, Any]) -> list[dict[str, Any]]:
-        """The picked rows, ready to be shown: `why`, `where`, `tokens`, `trained` and `pieces`."""
+        """The picked rows, ready to be shown: `why`, `path`, `record` from 1, `tokens`, `trained` and `pieces`."""
         picked = [
             (f"row {number} of {row.split}", row) for rows in self._first.values() for number, row in enumerate(rows, 1)
         ]
@@ -93,7 +93,8 @@ def _shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, 
         pieces.append({"text": text, "trained": trained, "special": is_special})
     return {
         "why": why,
-        "where": f"{path}, record {row.record + 1:,}",
+        "path": path,
+        "record": row.record + 1,
         "tokens": len(row.ids),
         "trained": sum(row.trained),
         "cut": len(row.ids) > _MOST_TOKENS,

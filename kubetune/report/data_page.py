@@ -11,7 +11,7 @@ from typing import Any
 
 from kubetune.files import write_atomic
 from kubetune.logs import scrub
-from kubetune.report.page import number, render
+from kubetune.report.page import fold, number, render
 
 LANGUAGES = {
     "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
@@ -50,6 +50,7 @@ def write_data_page(output: Path, facts: Mapping[str, Any]) -> Path:
 
 
 def _split(name: str, stats: Mapping[str, Any], lengths: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> Any:
+    lengths = fold(lengths, settings["max_length"])
     most = max((count for _, _, count in lengths), default=1)
     limit = settings["max_length"]
     bars = [(low, high, count, count / max(1, most), low > limit) for low, high, count in lengths]
@@ -81,7 +82,7 @@ def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], sett
             said.append(f"Only {share:.1%} of the tokens of {name} are learnt; the rest is there to be read.")
     if leaked := check["eval_rows_also_in_train"]:
         said.append(
-            f"{_counted(leaked, 'row')} of the evaluation also in the training data; it will look better than it is."
+            f"{_counted(leaked, 'row')} of the evaluation also in the training data: the model looks better than it is."
         )
     if empty := sum(found["empty_answers"] for found in surveys):
         said.append(f"{_counted(empty, 'record')} in which an answer or a question is empty or missing.")

@@ -53,7 +53,7 @@ def render(template: str, **facts: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({"number": number, "size": size, "duration": duration, "share": share})
+    environment.filters.update({"number": number, "size": size, "duration": duration, "share": share, "place": place})
     parts = {
         "style": Markup((HERE / "templates" / "style.css").read_text("utf-8")),
         "chart_style": Markup((HERE / "vendor" / "uPlot.min.css").read_text("utf-8")),
@@ -74,6 +74,14 @@ def number(value: Any) -> str:
     if isinstance(value, int) or (abs(value) >= 1000 and math.isfinite(value)):
         return f"{round(value):,}"
     return f"{value:.4g}"
+
+
+def short(value: int) -> str:
+    """A count in few characters: `115,980`, `80.2 M`, `1.34 G`."""
+    for unit, one in (("T", 10**12), ("G", 10**9), ("M", 10**6)):
+        if value >= 10 * one or (value >= one and one > 10**6):
+            return f"{value / one:.3g} {unit}"
+    return f"{value:,}"
 
 
 def size(value: float | None) -> str:
@@ -103,6 +111,13 @@ def duration(seconds: float | None) -> str:
 def share(value: float | None) -> str:
     """`12.3 %`."""
     return "–" if value is None else f"{100 * value:.3g} %"
+
+
+def place(path: Any) -> str:
+    """A path as short as it can be said from here."""
+    path = str(path)
+    here = f"{Path.cwd()}/"
+    return path.removeprefix(here) if path.startswith(here) else path
 
 
 def _chart(chart: Chart) -> dict[str, Any]:
@@ -173,7 +188,7 @@ def _cards(run: RunRecord) -> list[tuple[str, str, str]]:
     classifies = run.config.task == "sequence_classification"
     trained = sum(line.get("trained_tokens", 0) for line in run.steps)
     cards += [
-        ("Tokens", number(tokens), f"{share(trained / tokens)} of them trained" if tokens and not classifies else ""),
+        ("Tokens", short(tokens), f"{share(trained / tokens)} of them trained" if tokens and not classifies else ""),
         ("Time in steps", duration(seconds), ""),
         ("Tokens/s", number(tokens / seconds if seconds else None), "without padding"),
     ]
@@ -183,7 +198,7 @@ def _cards(run: RunRecord) -> list[tuple[str, str, str]]:
             (
                 "MFU",
                 share(throughput["mfu"]),
-                f"of {throughput['peak_tflops']:,.4g} TFLOP/s, {throughput['peak_source']}",
+                f"of {throughput['peak_tflops']:,.3g} TFLOP/s, {throughput['peak_source'].partition(':')[0]}",
             )
         )
     peak = report.get("peak_memory_bytes") or max(
@@ -282,7 +297,7 @@ def _splits(run: RunRecord) -> list[dict[str, Any]]:
     """Statistics and lengths of each split; bars as shares of the fullest."""
     found = []
     for split, stats in (run.data.get("splits") or {}).items():
-        lengths = stats.get("lengths") or []
+        lengths = fold(stats.get("lengths") or [])
         most = max((count for _, _, count in lengths), default=1)
         found.append(
             {
@@ -292,6 +307,21 @@ def _splits(run: RunRecord) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def fold(lengths: Sequence[Sequence[int]], limit: int | None = None) -> list[Sequence[int]]:
+    """Bars of a histogram with every run of three or more empty ones as one; none reaches across `limit`."""
+    folded: list[Sequence[int]] = []
+    empty: list[Sequence[int]] = []
+    for bar in [*lengths, None]:
+        if bar is not None and not bar[2] and not (empty and limit is not None and empty[-1][1] == limit):
+            empty.append(bar)
+            continue
+        folded += [[empty[0][0], empty[-1][1], 0]] if len(empty) > 2 else empty
+        empty = [bar] if bar is not None and not bar[2] else []
+        if bar is not None and bar[2]:
+            folded.append(bar)
+    return folded
 
 
 def _ranks(run: RunRecord) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from kubetune import cli
 from kubetune.config.schema import Config
 from kubetune.data.statistics import bars
 from kubetune.data.survey import survey
+from kubetune.report.page import fold
 from tests.tiny import train_tokenizer
 
 ENGLISH = "Could you please tell me how the weather will be tomorrow morning in the city?"
@@ -119,3 +120,11 @@ def test_bars_are_of_one_round_width_and_end_at_the_limit() -> None:
     assert any(high == 512 for _, high, _ in found)
     assert {high - low + 1 for low, high, _ in found} == {50, 12, 38}
     assert bars([]) == []
+
+
+def test_empty_bars_are_folded_but_not_across_the_limit() -> None:
+    found = [[1, 10, 3], *([low, low + 9, 0] for low in range(11, 91, 10)), [91, 100, 1]]
+    assert fold(found) == [[1, 10, 3], [11, 90, 0], [91, 100, 1]]
+    assert fold(found, 50) == [[1, 10, 3], [11, 50, 0], [51, 90, 0], [91, 100, 1]]
+    assert fold([[1, 2, 0], [3, 4, 0], [5, 6, 2]]) == [[1, 2, 0], [3, 4, 0], [5, 6, 2]]
+    assert fold([]) == []

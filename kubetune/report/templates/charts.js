@@ -26,13 +26,14 @@
     fixed: (v) => String(Number(v.toPrecision(6))),
   };
 
-  const series = (line) => {
+  const mostPoints = 40;
+  const series = (line, column) => {
     const stroke = colour(`--c${line.colour % 6}`);
     switch (line.kind) {
       case "faint": return { label: line.label, stroke: `${stroke}66`, width: 1, points: { show: false } };
       case "edge": return { label: line.label, stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
       case "points": return { label: line.label, stroke, width: 2, dash: [6, 3], spanGaps: true,
-        points: { show: true, size: 7, fill: stroke, stroke } };
+        points: { show: column.filter((v) => v !== null).length <= mostPoints, size: 7, fill: stroke, stroke } };
       case "rule": return { label: line.label, stroke, width: 1.5, dash: [4, 4], spanGaps: true, points: { show: false } };
       default: return { label: line.label, stroke, width: 2, spanGaps: true, points: { show: false } };
     }
@@ -60,9 +61,12 @@
     const out = document.querySelector(`[data-readout="${index}"]`);
     const at = plot.cursor.idx;
     if (at === null || at === undefined) { out.textContent = ""; return; }
+    const value = (i) => chart.data[i + 1][at];
     const parts = chart.lines.map((line, i) => {
-      const value = chart.data[i + 1][at];
-      return line.kind === "rule" || value === null ? null : `${line.label} ${write[chart.unit](value)}`;
+      if (line.kind === "rule" || line.kind === "edge" || value(i) === null) return null;
+      const band = chart.bands.find(([high]) => high === i + 2);
+      const range = band ? ` (${write[chart.unit](value(band[1] - 1))} to ${write[chart.unit](value(band[0] - 1))})` : "";
+      return `${line.label} ${write[chart.unit](value(i))}${range}`;
     });
     const step = chart.data[0][at];
     const near = chart.markers.filter((mark) => mark.step === step).map((mark) => mark.text);
@@ -79,8 +83,8 @@
     const plot = new uPlot({
       width: onPaper ? paperWidth : Math.max(240, place.clientWidth),
       height: onPaper ? 190 : 260,
-      series: [{ label: "step" }, ...chart.lines.map(series)],
-      bands: chart.bands.map((pair) => ({ series: pair, fill: `${colour(`--c${chart.lines[pair[0] - 1].colour % 6}`)}2e` })),
+      series: [{ label: "step" }, ...chart.lines.map((line, i) => series(line, chart.data[i + 1]))],
+      bands: chart.bands.map((pair) => ({ series: pair, fill: `${colour(`--c${chart.lines[pair[0] - 1].colour % 6}`)}4d` })),
       scales: {
         x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
         y: isLogarithmic.has(index) ? { distr: 3 }
