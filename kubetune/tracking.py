@@ -19,7 +19,8 @@ from typing import Any, Protocol, Self
 
 from kubetune import errors
 from kubetune.config.load import dotted_values, resolved
-from kubetune.config.schema import Config, MlflowConfig, TrackingConfig
+from kubetune.config.outlets import MlflowConfig, TrackingConfig
+from kubetune.config.schema import Config
 from kubetune.files import write_atomic
 from kubetune.logs import family_logger, scrub
 

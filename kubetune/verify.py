@@ -17,7 +17,8 @@ from typing import NamedTuple
 from safetensors import safe_open
 
 from kubetune import endings, errors, faults, metrics, trace
-from kubetune.config.schema import Config, TrackingConfig
+from kubetune.config.outlets import TrackingConfig
+from kubetune.config.schema import Config
 from kubetune.launch.local import create_run_dir
 from kubetune.plan import Plan
 from kubetune.relay import Relay

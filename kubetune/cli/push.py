@@ -10,7 +10,8 @@ from typing import Any
 from kubetune import errors, malloc, metrics
 from kubetune.cli.export import add_export_options, describe, stoppable, tell
 from kubetune.config.load import read_config
-from kubetune.config.schema import Config, PushConfig
+from kubetune.config.outlets import PushConfig
+from kubetune.config.schema import Config
 from kubetune.logs import scrub
 
 REPOSITORY = "RESULT_MODEL_ID"

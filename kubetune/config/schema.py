@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from kubetune.config.cluster import ComputeConfig, KubernetesConfig
+from kubetune.config.outlets import LoggingConfig, PushConfig, TrackingConfig, as_push
 
 
 class Section(BaseModel):
@@ -183,7 +184,9 @@ class VisionConfig(Section):
         1024, ge=1, le=16_384, description="Larger images are scaled down until they take at most so many tokens."
     )
     image_min_tokens: int | None = Field(
-        None, ge=1, description="Smaller images are scaled up to so many tokens. Left out: as the model's processor does."
+        None,
+        ge=1,
+        description="Smaller images are scaled up to so many tokens. Left out: as the model's processor does.",
     )
     freeze_vision_tower: bool = Field(
         True, description="`false`: the part that sees learns too, through adapters of its own where there is LoRA."
@@ -281,34 +284,6 @@ class TrainingConfig(Section):
     seed: int = Field(42, ge=0, lt=2**63, description="Decides data order, splits, initial weights and dropout.")
 
 
-class MlflowConfig(Section):
-    uri: str = Field("./mlruns", description="Folder, `sqlite:///…` or address of a tracking server.")
-    experiment: str = Field("kubetune", description="Name of the experiment.")
-
-
-class TrackingConfig(Section):
-    tensorboard: bool = Field(False, description="Write TensorBoard events into the run directory.")
-    mlflow: MlflowConfig | None = Field(None, description="Log to MLflow.")
-
-
-class PushConfig(Section):
-    repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="Repository on the Hugging Face hub: `ORG/NAME`.")
-    merge: bool = Field(False, description="Upload merged weights instead of the adapter.")
-    private: bool = Field(True, description="Whether a repository that is made for it is private.")
-
-
-def _as_push(value: Any) -> Any:
-    return {"repo": value} if isinstance(value, str) else value
-
-
-class LoggingConfig(Section):
-    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least important line shown.")
-    batches: Literal["all", "first-last", "none"] = Field(
-        "first-last", description="Which batches get a `[BATCH]` line at DEBUG."
-    )
-    report_json: str | None = Field(None, description="Where to copy the report JSON besides the run directory.")
-
-
 def _as_lora(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
 
@@ -344,7 +319,7 @@ class Config(Section):
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides the run.")
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is printed.")
-    push: Annotated[PushConfig | None, BeforeValidator(_as_push, json_schema_input_type=str | PushConfig | None)] = (
+    push: Annotated[PushConfig | None, BeforeValidator(as_push, json_schema_input_type=str | PushConfig | None)] = (
         Field(None, description="`ORG/NAME` or a section: the best checkpoint is uploaded there after a good end.")
     )
     output: str | None = Field(
