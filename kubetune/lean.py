@@ -156,21 +156,27 @@ def _skip_unlabelled_rows(model: nn.Module) -> int:
     layers = max((m for m in speaker.modules() if isinstance(m, nn.ModuleList)), key=len, default=None)
     if not layers:
         return 0
-    last = layers[-1]
+    last: Any = layers[-1]
     attention = next((m for n, m in last.named_children() if "att" in n and "norm" not in n), None)
     outputs = (getattr(attention, name, None) for name in ("o_proj", "dense", "c_proj"))
     swapped = 0
-    for module in (getattr(last, "mlp", None), next((m for m in outputs if m is not None), None)):
+    feeds: Iterator[Any] = (getattr(last, name, None) for name in ("mlp", "ffn"))
+    for module in (*feeds, next((m for m in outputs if m is not None), None)):
         if module is None or hasattr(module, "router") or hasattr(module, "gate"):
             continue  # a router balances over all rows it sees
-        stock = module.forward
-
-        def rows_only(self: Any, x: Tensor, stock: Forward = stock) -> Tensor:
-            if CURRENT.rows is None or x.dim() != 3:
-                return stock(x)
-            y = stock(x[:, CURRENT.rows])
-            return y.new_zeros(1, x.shape[1], y.shape[-1]).index_copy(1, CURRENT.rows, y)
-
-        module.forward = MethodType(rows_only, module)
+        module.forward = _rows_only(module.forward)
+        swapped += 1
+    if hasattr(last, "feed_forward_chunk"):  # BERT and its kin: feed-forward, residual and norm in a method
+        last.feed_forward_chunk = _rows_only(last.feed_forward_chunk)
         swapped += 1
     return swapped
+
+
+def _rows_only(stock: Forward) -> Forward:
+    def forward(x: Tensor) -> Tensor:
+        if CURRENT.rows is None or x.dim() != 3:
+            return stock(x)
+        y = stock(x[:, CURRENT.rows])
+        return y.new_zeros(1, x.shape[1], y.shape[-1]).index_copy(1, CURRENT.rows, y)
+
+    return forward
