@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import sys
 from collections.abc import Collection
 from pathlib import Path
+from typing import NoReturn
 
 AGENT_PID = "KUBETUNE_AGENT_PID"
 """Environment variable by which the agent tells every process below it whom it belongs to."""
@@ -45,6 +47,15 @@ def work_for_parent() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process now, with all written: taking torch apart would take seconds of the grace time."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def adopt_orphans() -> None:

@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
-from kubetune import errors
+from kubetune import errors, processes
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,4 +43,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    processes.leave(main(sys.argv[1:]))

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from kubetune import endings, errors, faults, files, logs, malloc, metrics, processes, watchdog
 from kubetune.config.schema import Config
@@ -200,14 +199,5 @@ def report(config: Config, run_dir: Path, world: World, data: Prepared, state: S
     logs.DONE.info("%d steps, %s tokens, %.0f s", state.step, f"{numbers['tokens']:,}", numbers["seconds"])
 
 
-def leave(code: int) -> NoReturn:
-    """End this process now: all is written, and taking torch apart takes seconds of the grace time."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    leave(main())
+    processes.leave(main())
