@@ -17,10 +17,11 @@ from kubetune.config.load import load_config
 from kubetune.metrics import read_metrics
 from tests import hub, reviews
 from tests.architectures import save_model
+from tests.pictures import save_seeing_model, write_questions
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-SLOW = "sst2-distilbert-full"  # two ranks, as several-processes has them too
+SLOW = ("sst2-distilbert-full", "fire-qwen3vl-32b")  # two ranks, as several-processes has them too
 SENTENCES = ROOT / "examples" / "data" / "sst2.tsv"
 
 
@@ -29,7 +30,9 @@ def models(tmp_path_factory):
     """A tiny model for each task, and of each kind for classification."""
     folder = tmp_path_factory.mktemp("models")
     classifiers = {kind: reviews.save_model(folder / kind, kind) for kind in ("bert", "distilbert")}
-    return {"causal_lm": save_model(folder / "qwen3", "qwen3"), **classifiers}
+    seeing = {name: save_seeing_model(folder / name, name) for name in ("qwen2_5_vl", "qwen3_vl")}
+    write_questions(folder, "questions", 12, text_rows=4)
+    return {"causal_lm": save_model(folder / "qwen3", "qwen3"), **classifiers, **seeing, "folder": folder}
 
 
 def offline(example, models):
@@ -37,13 +40,19 @@ def offline(example, models):
     config = load_config(example)
     if config.task == "causal_lm":
         return [f"model={models['causal_lm']}"]
+    if config.task == "vision_language":
+        name = "qwen3_vl" if "Qwen3" in config.model.path else "qwen2_5_vl"
+        questions = models["folder"] / "questions.jsonl"
+        here = ["compute.gpus_per_node=0", "quantization=none", "training.gradient_accumulation_steps=null"]
+        size = ["training.global_batch_size=4", "compute.processes=2" if name == "qwen3_vl" else "compute.processes=1"]
+        return [f"model={models[name]}", f"data.train={questions}", f"data.eval={questions}", *here, *size]
     kind = "distilbert" if "distilbert" in config.model.path else "bert"
     local = ["compute.nodes=1", "compute.gpus_per_node=0", "compute.processes=2"] if config.compute.nodes > 1 else []
     return [f"model={models[kind]}", f"data.train={SENTENCES}", f"data.eval={SENTENCES}", *local]
 
 
 @pytest.mark.parametrize(
-    "example", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem == SLOW else []) for p in EXAMPLES]
+    "example", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in SLOW else []) for p in EXAMPLES]
 )
 def test_the_example_trains(example, models, tmp_path):
     output, cache = tmp_path / "out", tmp_path / "cache"

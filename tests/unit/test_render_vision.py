@@ -1,0 +1,52 @@
+"""The examples of models that see, as manifests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kubetune.cli import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def rendered(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[tuple[str, str], Any]:
+    assert main(["render", *arguments]) == 0
+    return {(found["kind"], found["metadata"]["name"]): found for found in yaml.safe_load_all(capsys.readouterr().out)}
+
+
+def test_fire_is_prepared_without_gpus_and_trained_with_four(capsys: pytest.CaptureFixture[str]) -> None:
+    objects = rendered(capsys, str(EXAMPLES / "fire-qwen3vl-32b.yaml"))
+    before = objects["Job", "fire-qwen3vl-32b-preprocess"]["spec"]["template"]["spec"]
+    [container] = before["containers"]
+    assert container["command"][:2] == ["sh", "-c"]
+    convert, prepare = container["command"][2].split(" && exec ")
+    assert convert.startswith(
+        "kubetune data convert fire --source hub:PengxiangLi/FIRE --split train,test --images hub"
+    )
+    assert prepare == "kubetune data prepare /etc/kubetune/run.yaml"
+    assert "gpu" not in str([*before["initContainers"], container])
+    [trainer] = objects["Job", "fire-qwen3vl-32b"]["spec"]["template"]["spec"]["containers"]
+    assert trainer["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    run = yaml.safe_load(objects["ConfigMap", "fire-qwen3vl-32b"]["data"]["run.yaml"])
+    assert run["task"] == "vision_language"
+    assert run["vision"]["image_max_tokens"] == 2048
+    assert run["data"]["train"] == [{"path": "/outputs/fire_bc/fire_bc_train.jsonl"}]
+    assert (run["data"]["max_length"], run["lora"]["r"], run["training"]["learning_rate"]) == (8192, 32, 1e-4)
+    batch = run["training"]["per_device_train_batch_size"], run["training"]["gradient_accumulation_steps"]
+    assert batch == (1, 16)
+
+
+def test_volcano_finds_its_images_on_a_volume(capsys: pytest.CaptureFixture[str]) -> None:
+    objects = rendered(capsys, str(EXAMPLES / "volcano-qwen2.5vl-7b.yaml"))
+    before = objects["Job", "volcano-qwen2-5vl-7b-preprocess"]["spec"]["template"]["spec"]
+    [container] = before["containers"]
+    assert "--images /data/llava --output /outputs/volcano &&" in container["command"][2]
+    trainer = objects["Job", "volcano-qwen2-5vl-7b"]["spec"]["template"]["spec"]
+    for pod in (before, trainer):
+        claims = [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["volumes"]]
+        assert "llava-images" in claims
+        assert "/data/llava" in [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
