@@ -183,6 +183,26 @@ def test_ms_swift_from_a_script(tmp_path: Path) -> None:
     assert notes(found, "unneeded")["CUDA_VISIBLE_DEVICES"] == "a setting of the machine, not of the run"
 
 
+def test_models_that_see_and_results_that_are_uploaded(tmp_path: Path) -> None:
+    sees = "freeze_vision_tower: false\nimage_max_pixels: 262144\n"
+    more = f"{sees}push_to_hub: true\nhub_model_id: team/bot\nfsdp: full_shard\n"
+    found, config = imported(tmp_path, FACTORY + more)
+    assert config.task == "vision_language"
+    assert not config.vision.freeze_vision_tower
+    assert config.vision.image_max_tokens == 334
+    assert config.push is not None
+    assert config.push.repo == "team/bot"
+    assert config.training.parallelism == "ddp"
+    assert notes(found, "dropped")["fsdp"] == "task: vision_language is not sharded; each GPU holds a copy"
+
+
+def test_a_secret_is_not_repeated(tmp_path: Path) -> None:
+    secret = "hf_" + "aB3" * 11
+    found, _ = imported(tmp_path, f"{FACTORY}hub_token: {secret}\n")
+    assert "hub_token" in notes(found, "dropped")
+    assert secret not in found.text + str(found.notes)
+
+
 @pytest.mark.parametrize("peer", FILES)
 def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
     name, text = FILES[peer]
@@ -202,6 +222,7 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
         ("stage: rm\nfinetuning_type: lora\n", ":1: stage is rm"),
         ("a: 1\nb: 2\n", "not recognised as a config of axolotl, LLaMA-Factory, TRL, ms-swift; found keys a, b"),
         ("base_model: x\nsequence_len: 512\n", "names no data to train on"),
+        ("model_name_or_path: x\nfinetuning_type: lora\nmax_samples: 5\n", "names no data to train on"),
         ("base_model: x\nbase_model: y\n", ":2: base_model: given twice"),
         ("compute_environment: LOCAL\n", "is a config of accelerate"),
         ("model: x\ndata: {train: y}\n", "is a run file of kubetune already"),

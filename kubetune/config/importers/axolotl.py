@@ -241,7 +241,9 @@ RULES: dict[str, Rule] = {
     "activation_offloading": dropped("activations are recomputed (gradient_checkpointing), not moved to the host"),
     "lora_target_parameters": dropped("adapters sit on linear layers; experts kept as one parameter get none"),
     "plugins": unneeded("kubetune has no plugins; what they switch on has keys of its own, each listed here"),
-    **each("processor_type image_size skip_prepare_dataset", dropped("see `task: vision_language`")),
+    "processor_type": lambda draft, key, value: draft.carry(key, "task", "vision_language"),
+    "skip_prepare_dataset": unneeded("images are read while training, tokens are prepared"),
+    "image_size": dropped("images keep their shape; vision.image_max_tokens limits their size"),
     **each(
         "model_type tokenizer_type is_llama_derived_model is_mistral_derived_model is_falcon_derived_model "
         "tokenizer_use_fast tokenizer_use_mistral_common tokenizer_legacy chat_template",

@@ -94,6 +94,42 @@ def warmup_steps(draft: Draft, key: str, value: Any) -> None:
         draft.carry(key, "training.warmup_steps", int(value))
 
 
+def hub_model(draft: Draft, key: str, value: Any) -> None:
+    """Where the result is uploaded; only named, nothing is uploaded unless it is switched on there."""
+    if draft.peer != "axolotl" and not as_flag(draft.given.get("push_to_hub")):
+        draft.unneeded(key, "push_to_hub is off")
+    elif re.fullmatch(r"[\w.-]+/[\w.-]+", str(value)):
+        draft.carry(key, "push.repo", value)
+    else:
+        draft.drop(key, f"push.repo wants ORG/NAME, found {value}")
+
+
+def sees(path: str) -> Rule:
+    """A setting of the parts of a model that see, which also says that it does."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        draft.carry(key, path, as_flag(value))
+        _say_it_sees(draft, key)
+
+    return rule
+
+
+def _say_it_sees(draft: Draft, key: str) -> None:
+    if draft.settings.get(("task",)) != "vision_language":
+        draft.settings.pop(("task",), None)
+        draft.assume("task", "vision_language", f"{key} is a setting of models that see")
+
+
+def pixels(draft: Draft, key: str, value: Any) -> None:
+    """The most pixels of an image, in tokens of 28 × 28 pixels, as Qwen-VL counts."""
+    if isinstance(value, int) and value >= 28 * 28:
+        tokens = min(16_384, value // (28 * 28))
+        draft.approximate(key, "vision.image_max_tokens", tokens, "tokens of 28 × 28 pixels; other models differ")
+        _say_it_sees(draft, key)
+    else:
+        draft.drop(key, "no number of pixels; see vision.image_max_tokens")
+
+
 def total_limit(draft: Draft, key: str, value: Any) -> None:
     """At least one checkpoint is kept; peers also keep all."""
     if isinstance(value, int) and value >= 1:
@@ -221,8 +257,9 @@ TRAINING: dict[str, Rule] = {
     "use_liger_kernel": unneeded("fused kernels are used where they are proved equal"),
     "label_smoothing_factor": dropped("label smoothing is not there"),
     "group_by_length": unneeded("packing leaves nothing to gain from it"),
-    "push_to_hub": dropped("results are not pushed by the run"),
-    "hub_model_id": dropped("results are not pushed by the run"),
+    "push_to_hub": unneeded("follows from `push`, which hub_model_id sets"),
+    "hub_model_id": hub_model,
+    "hub_private_repo": same("push.private"),
     "lr_scheduler_kwargs": dropped("schedules have no settings of their own"),
     "optim_args": dropped("AdamW's settings are training.adam_beta1, adam_beta2 and adam_epsilon"),
     "deepspeed": dropped("use training.parallelism: fsdp where the model does not fit one GPU"),
@@ -267,6 +304,9 @@ def settle(draft: Draft) -> None:
                 del draft.settings[path]
                 draft.comments.pop(path, None)
                 draft.drop(key, "nothing is evaluated, since no data are given for it; set data.eval")
+    if draft.has("push.private") and not draft.has("push.repo"):
+        del draft.settings[("push", "private")]
+        draft.unneeded("hub_private_repo", "nothing is uploaded")
     if draft.settings.get(("training", "parallelism")) == "fsdp":
         _settle_sharding(draft)
 
@@ -274,11 +314,11 @@ def settle(draft: Draft) -> None:
 def _settle_sharding(draft: Draft) -> None:
     """What FSDP2 cannot be combined with here."""
     quantized = draft.settings.get(("quantization",), "none") not in ("none", "auto")
-    classifies = draft.settings.get(("task",)) == "sequence_classification"
-    if quantized or classifies:
+    task = draft.settings.get(("task",), "causal_lm")
+    if quantized or task != "causal_lm":
         del draft.settings[("training", "parallelism")]
         draft.comments.pop(("training", "parallelism"), None)
-        why = "a quantised base, which is small, is not sharded" if quantized else "classifiers are not sharded"
+        why = "a quantised base, which is small, is not sharded" if quantized else f"task: {task} is not sharded"
         key = next(
             key for key in ("fsdp", "fsdp_config", "fsdp_version", "dp_shard_size", "deepspeed") if key in draft.given
         )

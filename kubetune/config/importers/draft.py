@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kubetune.config.importers.writing import inline
+from kubetune.config.secrets import is_secret
 
 Kind = Literal["carried", "assumed", "approximated", "dropped", "unneeded"]
 
@@ -82,7 +83,10 @@ class Draft:
 
     def _note(self, kind: Kind, key: str, text: str) -> None:
         self.seen.add(key)
-        self.notes.append(Note(kind, key, self.given.get(key), text, self.lines.get(key, 0)))
+        value = self.given.get(key)
+        if isinstance(value, str) and is_secret((key,), value, known=False):
+            value, text = None, f"{text}; its value looks like a secret and is not repeated here"
+        self.notes.append(Note(kind, key, value, text, self.lines.get(key, 0)))
 
     def apply(self, rules: Mapping[str, Rule]) -> None:
         """Every key that nobody took yet goes to its rule; one without a rule is dropped by name."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kubetune.config.importers.common import TRAINING, modules, names, pin_fsdp, share
+from kubetune.config.importers.common import TRAINING, modules, names, pin_fsdp, pixels, sees, share
 from kubetune.config.importers.draft import Draft, Rule, as_list, choice, dropped, each, flag, same, unneeded
 
 NAME = "LLaMA-Factory"
@@ -74,10 +74,8 @@ def _data(draft: Draft, folder: Path) -> None:
         if given is not None:
             sources = [_source(draft, key, name, registry, number) for name in as_list(given)]
             draft.carry(key, path, sources)
-    if number is not None:
-        draft.carry(
-            "max_samples", "data.train", draft.settings.get(("data", "train"), []), f"#{number} behind each source"
-        )
+    if number is not None and draft.has("data.train"):
+        draft.carry("max_samples", "data.train", draft.settings[("data", "train")], f"#{number} behind each source")
     probabilities = draft.take("interleave_probs")
     if probabilities is not None:
         draft.drop("interleave_probs", "give each source a `weight`: how often it appears in an epoch")
@@ -139,10 +137,8 @@ def _stage(draft: Draft, key: str, value: Any) -> None:
     if value == "pt":
         draft.approximate(key, "task", "causal_lm", "every token of a text is trained; texts are packed whole")
     else:
-        draft.carry(key, "task", "causal_lm")
+        draft.carry(key, "task", "causal_lm", "supervised fine-tuning")
 
-
-_VISION = dropped("see `task: vision_language`")
 
 RULES: dict[str, Rule] = {
     **TRAINING,
@@ -180,11 +176,11 @@ RULES: dict[str, Rule] = {
     "streaming": dropped("data are prepared once, into files that need no memory"),
     "ray_num_workers": dropped("several nodes: see compute.nodes and `kubetune submit`"),
     "use_swanlab": dropped("TensorBoard and MLflow are there (tracking)"),
-    **each(
-        "image_max_pixels video_max_pixels image_min_pixels freeze_vision_tower freeze_multi_modal_projector "
-        "freeze_language_model media_dir video_fps video_maxlen",
-        _VISION,
-    ),
+    "image_max_pixels": pixels,
+    "freeze_vision_tower": sees("vision.freeze_vision_tower"),
+    "freeze_multi_modal_projector": sees("vision.freeze_projector"),
+    **each("freeze_language_model media_dir image_min_pixels", dropped("has no counterpart; see docs/vision.md")),
+    **each("video_max_pixels video_fps video_maxlen", dropped("videos are not there; images are")),
     **each(
         "tokenized_path use_reentrant_gc cache_dir print_param_status low_cpu_mem_usage use_fast_tokenizer "
         "buffer_size upcast_layernorm",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from kubetune.config.importers.common import TRAINING, modules, names, pin_fsdp, share
+from kubetune.config.importers.common import TRAINING, modules, names, pin_fsdp, pixels, sees, share
 from kubetune.config.importers.draft import Draft, Rule, as_flag, as_list, choice, dropped, each, flag, same, unneeded
 
 NAME = "ms-swift"
@@ -177,18 +177,20 @@ RULES: dict[str, Rule] = {
     "acc_strategy": dropped("accuracy counts tokens"),
     "load_data_args": dropped("the data are those of this file"),
     "lora_bias": dropped("biases are not trained with adapters"),
-    "freeze_llm": dropped("see `task: vision_language`"),
+    "freeze_llm": dropped("the language model always learns, through adapters or whole"),
+    "freeze_vit": sees("vision.freeze_vision_tower"),
+    "freeze_aligner": sees("vision.freeze_projector"),
+    "max_pixels": pixels,
+    "MAX_PIXELS": pixels,
     "template": unneeded("the chat template is the tokenizer's own; `kubetune data check` shows it on your data"),
     "use_chat_template": dropped("records with `text` are taken as they are, conversations get the template"),
     "sequence_parallel_size": dropped("no splitting along a sequence"),
     "loss_type": dropped("cross-entropy, or the mean squared error of a regression"),
     "streaming": dropped("data are prepared once, into files that need no memory"),
     "optimizer": dropped("AdamW and its 8-bit form are there (training.optim)"),
+    **each("vit_lr aligner_lr vit_gradient_checkpointing", dropped("one learning rate for all of the model")),
     **each(
-        "freeze_vit freeze_aligner vit_lr aligner_lr vit_gradient_checkpointing", dropped("see `task: vision_language`")
-    ),
-    **each(
-        "CUDA_VISIBLE_DEVICES MASTER_PORT MASTER_ADDR NODE_RANK PYTORCH_CUDA_ALLOC_CONF OMP_NUM_THREADS MAX_PIXELS "
+        "CUDA_VISIBLE_DEVICES MASTER_PORT MASTER_ADDR NODE_RANK PYTORCH_CUDA_ALLOC_CONF OMP_NUM_THREADS "
         "VIDEO_MAX_PIXELS FPS_MAX_FRAMES ENV",
         unneeded("a setting of the machine, not of the run"),
     ),
