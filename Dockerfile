@@ -9,7 +9,7 @@ FROM ${BASE} AS dependencies
 ARG VARIANT=cpu
 # Address of a package index to take PyTorch from; empty: the one that pip is set up with.
 ARG TORCH_INDEX=
-ARG EXTRAS=hub,tracking,vision,jupyter
+ARG EXTRAS=hub,tracking,vision,jupyter,s3
 # Compiled below: pip's bytecode holds the times of its sources, which copies between stages need not keep, and a
 # read-only root could not keep what Python would then compile anew at every start.
 ENV PIP_NO_COMPILE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore

@@ -1,35 +1,70 @@
-"""`kubetune chat`: talk to the result of a run, on the spot."""
+"""`kubetune chat`: talk to the result of a run, on the spot, alone or beside the model it was made from."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.cli.generate import add_sampling, sampling_of
+from kubetune.cli.generate import add_sampling, is_classifier, sampling_of
 
 if TYPE_CHECKING:
-    from kubetune.generate import Sampling, Speaker
+    from kubetune.generate import Prompt, Sampling, Speaker
 
-HELP = "/reset forgets the conversation · /exit or Ctrl-D leaves"
+HELP = """\
+/reset         forgets the conversation
+/system TEXT   sets the system message, and forgets the conversation; without TEXT there is none
+/history       shows the conversation
+/exit, Ctrl-D  leaves; Ctrl-C interrupts an answer"""
+NARROWEST_FOR_COLUMNS = 80
+
+
+@dataclass
+class Conversation:
+    """What was said so far. `compare`: the base has a history of its own, made of its own answers."""
+
+    system: str | None
+    compare: bool
+    tuned: list[dict[str, Any]] = field(default_factory=list)
+    base: list[dict[str, Any]] = field(default_factory=list)
+
+    def reset(self) -> None:
+        self.tuned.clear()
+        self.base.clear()
+
+    def prompt(self, history: list[dict[str, Any]], text: str, is_chat: bool) -> Prompt:
+        """A model that was taught plain text has no turns: each line stands alone."""
+        if not is_chat:
+            return text
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *history, {"role": "user", "content": text}]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("--system", help="the system message of the conversation")
-    parser.add_argument("--compare", action="store_true", help="let the model before fine-tuning answer too")
+    parser.add_argument(
+        "--compare", action="store_true", help="let the model before fine-tuning answer too, side by side"
+    )
     add_sampling(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read, answer, repeat, until the input ends."""
+    if is_classifier(args.run_dir):
+        raise errors.ConfigError(f"{args.run_dir} is a classifier; ask it with kubetune generate {args.run_dir} TEXT")
     sampling = sampling_of(args)
+    with suppress(ImportError):
+        import readline  # noqa: F401 - importing it gives `input` arrow keys and a memory
     from kubetune.generate import load_run
 
     speaker = load_run(args.run_dir, args.checkpoint)
+    conversation = Conversation(args.system, args.compare)
     print(HELP)
-    history: list[dict[str, Any]] = []
     while True:
         try:
             text = input("\n> ").strip()
@@ -38,36 +73,85 @@ def run(args: argparse.Namespace) -> int:
             return errors.OK
         if text in ("/exit", "/quit"):
             return errors.OK
-        if text == "/reset":
-            history.clear()
-            print("forgotten")
+        if text.startswith("/"):
+            print(obey(text, conversation))
         elif text:
-            converse(speaker, history, text, args, sampling)
+            converse(speaker, conversation, text, sampling)
 
 
-def converse(
-    speaker: Speaker, history: list[dict[str, Any]], text: str, args: argparse.Namespace, sampling: Sampling
-) -> None:
-    """One turn: the base's answer where asked for, then the tuned one, which becomes part of the conversation."""
-    from kubetune.generate import Prompt, stream_answer
+def obey(command: str, conversation: Conversation) -> str:
+    """Do what a line that begins with a slash says; returns the answer to it."""
+    name, _, rest = command.partition(" ")
+    if name == "/reset":
+        conversation.reset()
+        return "forgotten"
+    if name == "/system":
+        conversation.reset()
+        conversation.system = rest.strip() or None
+        return f"system: {conversation.system}" if conversation.system else "no system message"
+    if name == "/history":
+        return "\n".join(f"{turn['role']}: {turn['content']}" for turn in conversation.tuned) or "nothing was said yet"
+    return HELP
 
-    def show(piece: str) -> None:
-        print(piece, end="", flush=True)
 
-    history.append({"role": "user", "content": text})
-    system = [{"role": "system", "content": args.system}] if args.system else []
-    # A model that was taught plain text has no turns: each line stands alone.
-    prompt: Prompt = [*system, *history] if speaker.is_chat else text
+def converse(speaker: Speaker, conversation: Conversation, text: str, sampling: Sampling) -> None:
+    """One turn, which becomes part of the conversation once it is whole. Raises nothing that ends the chat."""
+    ask = {"role": "user", "content": text}
     try:
-        if args.compare:
-            print("base:  ", end="")
-            with speaker.as_base() as base:
-                stream_answer(base, prompt, sampling, show)
-            print("\ntuned: ", end="")
-        answer = stream_answer(speaker, prompt, sampling, show)
-        print()
+        if conversation.compare:
+            base, tuned = answer_both(speaker, conversation, text, sampling)
+            conversation.base += [ask, {"role": "assistant", "content": base}]
+        else:
+            tuned = stream(speaker, conversation.prompt(conversation.tuned, text, speaker.is_chat), sampling)
+        conversation.tuned += [ask, {"role": "assistant", "content": tuned}]
     except KeyboardInterrupt:
-        history.pop()
         print("\n(interrupted; that turn is forgotten)")
-        return
-    history.append({"role": "assistant", "content": answer})
+    except ValueError as error:  # the template refuses the conversation
+        print(f"(this cannot be asked: {error}; that turn is forgotten)")
+
+
+def stream(speaker: Speaker, prompt: Prompt, sampling: Sampling, label: str = "") -> str:
+    """Answer on the terminal, as the words come."""
+    from kubetune.generate import stream_answer
+
+    print(label, end="", flush=True)
+    answer = stream_answer(speaker, prompt, sampling, lambda piece: print(piece, end="", flush=True))
+    print()
+    return answer
+
+
+def answer_both(speaker: Speaker, conversation: Conversation, text: str, sampling: Sampling) -> tuple[str, str]:
+    """The base's answer and the tuned one: in two columns that fill as they come, where there is room for them."""
+    from rich.console import Console
+
+    console = Console()
+    before = conversation.prompt(conversation.base, text, speaker.is_chat)
+    after = conversation.prompt(conversation.tuned, text, speaker.is_chat)
+    if not sys.stdout.isatty() or console.width < NARROWEST_FOR_COLUMNS:
+        with speaker.as_base() as base:
+            first = stream(base, before, sampling, "base:  ")
+        return first, stream(speaker, after, sampling, "tuned: ")
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    from kubetune.generate import stream_answer
+
+    columns = {"base": "", "tuned": ""}
+
+    def table() -> Table:
+        drawn = Table(expand=True, show_edge=False)
+        for name in columns:
+            drawn.add_column(name, ratio=1)
+        drawn.add_row(*(Text(said) for said in columns.values()))
+        return drawn
+
+    with Live(table(), console=console, auto_refresh=False, vertical_overflow="visible") as live:
+
+        def show(name: str, piece: str) -> None:
+            columns[name] += piece
+            live.update(table(), refresh=True)
+
+        with speaker.as_base() as base:
+            first = stream_answer(base, before, sampling, lambda piece: show("base", piece))
+        return first, stream_answer(speaker, after, sampling, lambda piece: show("tuned", piece))
