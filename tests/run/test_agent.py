@@ -80,6 +80,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         )
         plan = make_plan(config).model_copy(update={"grace_seconds": grace})
         (tmp_path / "plan.json").write_text(plan.to_json())
+        (tmp_path / "resolved.json").write_text("{}")
         (tmp_path / "roles.json").write_text(json.dumps(roles))
         started.append(Agent(tmp_path, environ or {}))
         return started[-1]
@@ -237,6 +238,7 @@ def test_process_1_is_stopped_while_it_imports(tmp_path: Path) -> None:
     """Though the kernel throws away what process 1 neither handles nor blocks."""
     config = Config.model_validate({"model": "m", "data": {"train": "d"}})
     (tmp_path / "plan.json").write_text(make_plan(config).to_json())
+    (tmp_path / "resolved.json").write_text("{}")
     early = tmp_path / "early"
     early.mkdir()
     (early / "argparse.py").write_text(ARGPARSE)
