@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from kubetune.cluster import pods
 from kubetune.cluster.dev import dev_config, pack_tree
-from kubetune.devices import parse_gpus
 from kubetune.cluster.kinds import KINDS
 from kubetune.cluster.last_words import meaningful, read_words
 from kubetune.cluster.refusals import Question, refusal
 from kubetune.cluster.streams import Position
 from kubetune.config.load import load_resolved
+from kubetune.devices import parse_gpus
 from kubetune.errors import ConfigError
 
 HEAVY = ("torch", "transformers", "datasets", "peft", "numpy")
