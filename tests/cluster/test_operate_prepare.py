@@ -18,7 +18,9 @@ from tests.cluster.test_operate_training import model  # noqa: F401 - a fixture
 ORDERED = """
 case $POD_NAME in
   *preprocess*|*initializer*) sleep 0.3; echo prepared; touch /outputs/prepared;;
-  *) test -e /outputs/prepared && echo trained; test -z "$KUBETUNE_STAY" || exec sleep 600;;
+  *) test -e /outputs/prepared && echo trained; touch /outputs/at-$HOSTNAME
+    until test $(ls /outputs | grep -c ^at-) -ge 2; do sleep 0.02; done  # a PyTorchJob ends with its master
+    test -z "$KUBETUNE_STAY" || exec sleep 600;;
 esac
 """
 KINDS = ["job", *(slow(kind) for kind in ("statefulset", "jobset", "pytorchjob", "trainjob"))]
