@@ -124,7 +124,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
             files.write_atomic(run_dir / metrics.DATA, json.dumps(describe(data), indent=1))
         with watchdog.watch(run_dir, world.rank, patience):
             state = train(config, plan, run_dir, data, task, world, stop)
-        report(config, run_dir, world, data, state)
+        report(config, plan, run_dir, world, data, state)
     return state
 
 
@@ -175,7 +175,7 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
     logs.DATA.info("%s", plan.batch_line())
 
 
-def report(config: Config, run_dir: Path, world: World, data: Prepared, state: State) -> None:
+def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepared, state: State) -> None:
     """Write report.json and say where the result lies."""
     from kubetune import parallel
     from kubetune.journal import peak_memory_bytes
@@ -195,8 +195,26 @@ def report(config: Config, run_dir: Path, world: World, data: Prepared, state: S
     best = "best" if state.best_step is not None else "last"
     if numbers["throughput"] is not None:
         logs.RESULT.info("%s", metrics.throughput_line(numbers["throughput"]))
+    for line in outcome(config, plan, peak, state.seconds):
+        logs.RESULT.info("%s", line)
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)
     logs.DONE.info("%d steps, %s tokens, %.0f s", state.step, f"{numbers['tokens']:,}", numbers["seconds"])
+
+
+def outcome(config: Config, plan: Plan, peak_bytes: int, seconds: float) -> Iterator[str]:
+    """What the run took beside what `kubetune plan` foresees: memory of its largest rank, and its price."""
+    from kubetune.forecast import MIB, forecast
+    from kubetune.weights import read_weights
+
+    weights = read_weights(config.model.path, os.environ)
+    foreseen = forecast(config, plan, weights) if weights is not None else None
+    if foreseen is not None:
+        # On a GPU torch tells of its own tensors alone: not of the context, nor of what lies idle between them.
+        untold = ("CUDA context", "allocator") if plan.device == "cuda" else ()
+        size = foreseen.peak_bytes - sum(foreseen.parts.get(part, 0) for part in untold)
+        yield f"peak memory {peak_bytes / MIB:,.0f} MiB, foreseen {size / MIB:,.0f} MiB ({peak_bytes / size - 1:+.0%})"
+    if (price := config.compute.price_per_gpu_hour) is not None:
+        yield f"price {price * plan.world_size * seconds / 3600:,.2f} for the steps, at {price:g} a device and hour"
 
 
 if __name__ == "__main__":

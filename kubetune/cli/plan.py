@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 
+from kubetune.cli import plan_forecast
 from kubetune.config.flags import add_run_arguments, config_from_args
 from kubetune.config.schema import Config
 from kubetune.devices import visible_gpus
@@ -29,11 +30,13 @@ def run(args: argparse.Namespace) -> int:
     rows, eval_rows = estimate_rows(config)
     plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ))
     lengths = estimate_lengths(config, os.environ)
+    tokens = _tokens_per_epoch(plan, lengths)
+    ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ)
     if args.json:
-        tokens = _tokens_per_epoch(plan, lengths)
-        print(json.dumps(plan.model_dump(mode="json") | {"tokens_per_epoch": tokens}, indent=2))
+        facts = {"tokens_per_epoch": tokens, **plan_forecast.as_json(ahead)}
+        print(json.dumps(plan.model_dump(mode="json") | facts, indent=2))
         return 0
-    for label, text in describe(config, plan, lengths):
+    for label, text in (*describe(config, plan, lengths), *plan_forecast.describe(config, plan, ahead)):
         print(f"{label:<17} {text}")
     return 0
 

@@ -59,6 +59,19 @@ class ComputeConfig(ClusterSection):
         description="TFLOP/s that one device can do at best, against which MFU is reckoned. Left out: the data sheet's "
         "for GPUs that are known, else measured by a matrix product.",
     )
+    gpu_memory: Quantity | None = Field(
+        None,
+        description="Memory of one GPU, such as `80Gi`: `plan` says whether the run fits. Left out: that of the GPUs "
+        "here.",
+    )
+    tokens_per_second: float | None = Field(
+        None, gt=0, description="What one device trains a second, from an earlier run's report: for `plan`'s hours."
+    )
+    price_per_gpu_hour: float | None = Field(
+        None,
+        ge=0,
+        description="Price of one device for an hour, in your currency: `plan` and the log say what it costs.",
+    )
     cpu: int | None = Field(None, ge=1, description="CPU cores per node.")
     memory: Quantity | None = Field(None, description="Memory per node, such as `200Gi`.")
 

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "kubetune"
 FLOORS: tuple[set[str], ...] = (
     {"errors", "faults", "files", "logs", "metrics", "processes", "relay", "endings", "malloc", "progress", "watchdog"},
     {"config", "devices", "checkpoint", "mirror"},
-    {"plan", "memory", "tracking"},
+    {"plan", "memory", "weights", "forecast", "tracking"},
     {"agent", "cluster", "launch", "manifests", "report"},
     {"cli", "__main__"},
 )

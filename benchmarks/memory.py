@@ -1,0 +1,150 @@
+"""Peak memory as `kubetune plan` foresees it, against what the same run then takes.
+
+    python -m benchmarks.memory [--fresh] [--case NAME …]
+
+Each case is a real `kubetune train` of a few steps over rows that are all as long as they may be, in processes of its
+own. On a CPU the peak is the resident memory of a rank, Python included; on a GPU what torch allocated there. Other
+programs on the machine do not change these numbers, only how long it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from benchmarks import models
+from benchmarks.corpus import Corpus, token_rows, write_tokens
+from benchmarks.flops import Shape
+from benchmarks.harness import WORK, end_on_sigterm
+from benchmarks.results import FOLDER, ROOT, Results, describe_machine, read_results, slug, source_digest
+
+SUITE = "memory"
+STEPS = 3
+ROWS = 64
+WIDE = {"wide": Shape(1024, 12, 2816, 16, 8, 64, vocab_size=32_000)}
+LORA = {"lora.r": 16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, rows of `length` tokens, `batch` of them at once, and settings."""
+
+    model: str
+    length: int
+    batch: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    processes: int = 1
+
+
+CASES = {
+    "tiny-lora": Case("tiny", 64, 1, LORA),
+    "lora": Case("q32k", 512, 1, LORA),
+    "lora-batch-4": Case("q32k", 512, 4, LORA),
+    "lora-batch-16": Case("q32k", 512, 16, LORA),
+    "lora-recompute": Case("q32k", 512, 16, LORA | {"training.gradient_checkpointing": "true"}),
+    "lora-bf16": Case("q32k", 512, 4, LORA | {"model.dtype": "bfloat16"}),
+    "lora-long": Case("q32k", 2048, 1, LORA),
+    "full": Case("q32k", 512, 1),
+    "full-batch-8": Case("q32k", 512, 8),
+    "full-large-vocabulary": Case("q152k", 512, 1),
+    "full-two-processes": Case("q32k", 512, 2, {}, 2),
+    "full-fsdp": Case("q32k", 512, 2, {"training.parallelism": "fsdp"}, 2),
+    "wide-lora": Case("wide", 256, 4, LORA),
+    "wide-full": Case("wide", 256, 2),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what the file of today does not hold yet, with a line for each."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{SUITE}", description=__doc__.splitlines()[0])
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="left out: all")
+    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
+    args = parser.parse_args(argv)
+    models.SHAPES.update(WIDE)
+    end_on_sigterm()
+    results = open_memory_results(fresh=args.fresh)
+    for name in args.case:
+        found = results.find(SUITE, {"case": name})
+        if found is None:
+            found = measure(name, CASES[name])
+            results.add(SUITE, {"case": name}, found)
+        print(line(name, found), flush=True)
+
+
+def open_memory_results(*, fresh: bool) -> Results:
+    """Today's file of this machine; small changes of the code hardly change memory, so they begin no new one."""
+    machine = describe_machine()
+    path = FOLDER / f"{datetime.now(UTC):%Y-%m-%d}-{slug(machine)}-memory.json"
+    if path.exists() and not fresh:
+        return read_results(path)
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return Results(path, {"started": started, "machine": machine, "source": source_digest(), "measurements": []})
+
+
+def measure(name: str, case: Case) -> dict[str, Any]:
+    """One run, and the plan of the same run."""
+    folder = WORK / SUITE
+    model, data = folder / "models" / case.model, folder / f"{case.model}-{case.length}.jsonl"
+    models.make_model(case.model, model)
+    if not data.exists():
+        rows = Corpus(ROWS, mean=case.length, sigma=0, shortest=case.length, longest=case.length)
+        write_tokens(data, token_rows(rows, models.SHAPES[case.model].vocab_size))
+    run_dir = folder / "runs" / name
+    shutil.rmtree(run_dir, ignore_errors=True)
+    settings = {
+        "model": model,
+        "data.train": data,
+        "data.max_length": case.length,
+        "data.cache": folder / "cache",
+        "training.max_steps": STEPS,
+        "training.per_device_train_batch_size": case.batch,
+        "training.save_steps": 1_000_000,
+        "training.compile": "false",
+        "compute.processes": case.processes,
+        "compute.memory": "16Gi",
+        **case.settings,
+    }
+    words = [f"{key}={value}" for key, value in settings.items()]
+    planned = _kubetune("plan", "--json", *words)
+    if planned.returncode:
+        return {"failed": planned.stderr.strip()[-300:]}
+    done = _kubetune("train", *words, f"output={run_dir}")
+    if done.returncode:
+        return {"failed": done.stderr.strip()[-300:]}
+    memory = json.loads(planned.stdout)["memory"]
+    measured = json.loads((run_dir / "report.json").read_text())["peak_memory_bytes"]
+    return {
+        "predicted_bytes": memory["peak_bytes"],
+        "measured_bytes": measured,
+        "error": memory["peak_bytes"] / measured - 1,
+        "parts": memory["parts"],
+        "settings": {key: value for key, value in settings.items() if key not in ("model", "data.train", "data.cache")},
+        "shape": case.model,
+    }
+
+
+def _kubetune(*words: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return subprocess.run(
+        [sys.executable, "-m", "kubetune", *words], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+
+
+def line(name: str, found: dict[str, Any]) -> str:
+    """One case in a line."""
+    if "failed" in found:
+        return f"{name:<24} failed: {found['failed']}"
+    predicted, measured = found["predicted_bytes"] / 2**20, found["measured_bytes"] / 2**20
+    return f"{name:<24} predicted {predicted:7,.0f} MiB, measured {measured:7,.0f} MiB, {found['error']:+.1%}"
+
+
+if __name__ == "__main__":
+    main()

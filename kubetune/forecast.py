@@ -1,0 +1,296 @@
+"""What a run takes before anything is held: peak memory of one device part by part, FLOPs, hours and price.
+
+Arithmetic on the shapes of the weights and the config, without torch. Each part says what it stands for; what cannot
+be known (the allocator's losses, kernels' workspaces) is an allowance that was measured where it says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kubetune.config.schema import Config
+from kubetune.memory import BYTES_PER_TRAINED_PARAMETER, USABLE_SHARE, Shape, activation_bytes_per_token
+from kubetune.plan import Plan
+from kubetune.weights import Weights
+
+MIB, GIB = 2**20, 2**30
+
+PROCESS_BYTES = {"cpu": 480 * MIB, "cuda": 600 * MIB}
+"""Before a model: on CPUs Python with torch and transformers, as measured; on GPUs the CUDA context, an allowance."""
+LOST_SHARE = {"cpu": 0.05, "cuda": 0.06}
+"""Of everything but the process: blocks that the allocator cannot use again. On CPUs as measured, else an allowance."""
+
+EXACT_ROWS = 256
+LONG_ROW = 1024
+"""Block attention keeps the probabilities of blocks of so many queries; beyond LONG_ROW tokens nothing is kept."""
+
+ASSUMED_SHARE_OF_PEAK = 0.4
+HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
+EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
+NOT_TEXT = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector)\.")
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Peak memory of one device, in bytes by part, in the order in which they are printed."""
+
+    parts: Mapping[str, int]
+    trained_parameters: int
+    parameters: int
+    device_bytes: int | None
+
+    @property
+    def peak_bytes(self) -> int:
+        """All parts together."""
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits; None where the device's memory is not known."""
+        return None if self.device_bytes is None else self.peak_bytes <= USABLE_SHARE * self.device_bytes
+
+
+def _shape(weights: Weights) -> Shape | None:
+    """The sizes of the decoder; None where they are not named, or differ from layer to layer."""
+    try:
+        shape = Shape.of(weights.text_config)
+    except TypeError:
+        return None
+    if shape is None:
+        return None
+    sizes = (shape.hidden, shape.layers, shape.intermediate, shape.attention, shape.keys)
+    return shape if all(isinstance(size, int) and size > 0 for size in sizes) else None
+
+
+def linears(weights: Weights) -> Iterator[tuple[str, int, int]]:
+    """Name and two sizes of each linear module inside the model: no embeddings, no head."""
+    for name, shape in weights.shapes.items():
+        module = name.removesuffix(".weight")
+        if len(shape) == 2 and module != name and not HEADS.search(module) and not EMBEDDINGS.search(module):
+            yield module, shape[0], shape[1]
+
+
+def adapter_parameters(config: Config, weights: Weights) -> int:
+    """Parameters that LoRA adds, and those of modules that are trained in full beside it."""
+    assert config.lora is not None
+    lora, total = config.lora, 0
+    targets = lora.target_modules
+    for name, *sizes in linears(weights):
+        if NOT_TEXT.search(name) and targets == "all-linear":
+            continue
+        if _is_target(name, targets):
+            total += lora.r * sum(sizes) + (sizes[0] if lora.use_dora else 0)
+    for name, shape in weights.shapes.items():
+        if any(f".{module}." in f".{name}" for module in lora.modules_to_save):
+            total += math.prod(shape)
+    return total
+
+
+def _is_target(name: str, targets: str | tuple[str, ...]) -> bool:
+    if targets == "all-linear":
+        return True
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def forecast(config: Config, plan: Plan, weights: Weights, device_bytes: int | None = None) -> Forecast | None:
+    """The peak of one device; None for models whose sizes the config does not name."""
+    shape = _shape(weights)
+    if shape is None:
+        return None
+    element = _element_bytes(config, plan)
+    sharded = plan.world_size if config.training.parallelism == "fsdp" else 1
+    frozen = _weight_bytes(config, plan, weights, element)
+    trained = adapter_parameters(config, weights) if config.lora else weights.parameters
+    state = trained * _state_bytes(config)
+    parts = {"weights": frozen // sharded, "trained parameters with AdamW": state // sharded}
+    if config.lora is None and element == 4:
+        parts["weights"] = 0  # fp32 weights that are trained are the optimizer's own copy
+    if sharded > 1:
+        parts["weights of two blocks, gathered"] = _gathered(weights, shape, element)
+        whole = 4 * trained
+        keeps_whole = device_bytes is not None and whole <= device_bytes // 8
+        parts["gradients before they are summed"] = whole if keeps_whole else _gathered(weights, shape, 4)
+    if config.lora is None and element < 4:
+        parts["gradient of one weight"] = element * max(math.prod(s) for s in weights.shapes.values())
+    tokens = micro_batch_tokens(config, plan)
+    before = sum(parts.values())
+    left = None if device_bytes is None else device_bytes - before
+    parts |= _activation_parts(config, plan, weights, tokens, element, left)
+    parts["logits, a chunk at a time"] = _chunk_bytes(weights, tokens, element)
+    parts["allocator"] = int(LOST_SHARE[plan.device] * sum(parts.values()))
+    parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
+    return Forecast({k: v for k, v in parts.items() if v}, trained, weights.parameters, device_bytes)
+
+
+def micro_batch_tokens(config: Config, plan: Plan) -> int:
+    """Tokens of the largest micro-batch."""
+    return plan.micro_batch_tokens or plan.per_device_train_batch_size * config.data.max_length
+
+
+def _element_bytes(config: Config, plan: Plan) -> int:
+    if config.model.dtype == "auto":
+        return 2 if plan.device == "cuda" else 4
+    return 4 if config.model.dtype == "float32" else 2
+
+
+def _state_bytes(config: Config) -> int:
+    """Of a trained parameter: master copy, gradient and two moments, or two of 8 bits with their scales."""
+    return 10 if config.training.optim == "adamw_8bit" else BYTES_PER_TRAINED_PARAMETER
+
+
+def quantization_of(config: Config, plan: Plan) -> str:
+    """`quantization`, with `auto` decided as the run will."""
+    if config.quantization != "auto":
+        return config.quantization
+    alone = config.lora is not None and plan.device == "cuda" and plan.world_size == 1
+    return "8bit" if alone else "none"
+
+
+def _weight_bytes(config: Config, plan: Plan, weights: Weights, element: int) -> int:
+    """Of the base as it lies on the device: nf4 with doubly quantised scales takes 4.13 bits, 8-bit has one per row."""
+    per_linear = {"none": float(element), "8bit": 1.0}.get(quantization_of(config, plan), 4.127 / 8)
+    inside = sum(a * b for _, a, b in linears(weights))
+    return int(inside * per_linear) + (weights.parameters - inside) * element
+
+
+def _gathered(weights: Weights, shape: Shape, element: int) -> int:
+    inside = sum(a * b for _, a, b in linears(weights)) // shape.layers
+    largest = max((math.prod(s) for s in weights.shapes.values()), default=0)
+    return max(2 * inside, inside + largest) * element
+
+
+def _activation_parts(
+    config: Config, plan: Plan, weights: Weights, tokens: int, element: int, left: int | None
+) -> dict[str, int]:
+    """What autograd keeps until the backward, and the gradients of the layer that the backward is in."""
+    shape = Shape.of(weights.text_config)
+    assert shape is not None
+    fused = plan.device == "cuda"
+    kept = tokens * activation_bytes_per_token(shape, element, recompute=False, fused=fused)
+    if not fused and any("q_norm" in name for name in weights.shapes):
+        # Norms of queries and keys keep what the projections gave and what they made of it, in fp32.
+        kept += shape.layers * tokens * 2 * (shape.attention + shape.keys) * 4
+    heads = int(weights.text_config.get("num_attention_heads") or weights.text_config.get("n_head") or 1)
+    attention = shape.layers * heads * _pairs(config, tokens) * element if plan.device == "cpu" else 0
+    a_layer = (kept + attention) // shape.layers
+    setting = config.training.gradient_checkpointing
+    recomputed = shape.layers if setting is True else 0
+    if setting == "auto" and plan.device == "cuda" and left is not None and kept > left:
+        saved = kept // shape.layers - tokens * shape.hidden * element
+        recomputed = min(shape.layers, -(-(kept - left) // max(1, saved)))
+    if not recomputed:
+        return {"activations": kept, "attention": attention, "gradients of one layer's activations": a_layer}
+    # What is kept whole, at least the one layer that runs again, and the inputs of the others.
+    whole = max(1, shape.layers - recomputed)
+    return {
+        f"activations, {recomputed} of {shape.layers} layers recomputed": whole * a_layer,
+        "inputs of those layers": recomputed * tokens * shape.hidden * element,
+        # Running a layer again leaves blocks behind that its gradients do not fit into; as measured on a CPU.
+        "gradients of one layer's activations": a_layer * 3 // 2,
+    }
+
+
+def _pairs(config: Config, tokens: int) -> int:
+    """Probabilities that block attention keeps for each head on CPUs, for rows of the longest kind."""
+    length = min(config.data.max_length, tokens)
+    if length > LONG_ROW:
+        return 0
+    borders = range(0, length, EXACT_ROWS)
+    pairs = sum(min(EXACT_ROWS, length - first) * min(first + EXACT_ROWS, length) for first in borders)
+    return pairs * (tokens // length)
+
+
+def _chunk_bytes(weights: Weights, tokens: int, element: int) -> int:
+    """Logits of a chunk of rows, and their log-probabilities in fp32: never more than the chunk, whatever the batch."""
+    vocabulary = int(weights.text_config.get("vocab_size") or 0)
+    rows = min(512, max(128, 2**25 // max(1, vocabulary)), tokens)
+    return rows * vocabulary * (element + 8)
+
+
+def remedies(config: Config, plan: Plan, weights: Weights, device_bytes: int) -> list[tuple[str, Forecast]]:
+    """Changes of the config, each by itself, that make it fit, with what it comes to then. Mildest first."""
+    training = config.training
+    changes: list[tuple[str, Config, Plan]] = []
+
+    def change(text: str, section: str | None = None, **values: object) -> None:
+        if section is None:
+            changed = config.model_copy(update=values)
+        else:
+            changed = config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+        batch = changed.training.per_device_train_batch_size
+        tokens = batch * changed.data.max_length if changed.data.packing else None
+        update = {"per_device_train_batch_size": batch, "micro_batch_tokens": tokens}
+        changes.append((text, changed, plan.model_copy(update=update)))
+
+    if training.gradient_checkpointing is not True:
+        change("training.gradient_checkpointing: true", "training", gradient_checkpointing=True)
+    batch = training.per_device_train_batch_size
+    while batch > 1:
+        batch //= 2
+        text = f"training.per_device_train_batch_size: {batch}, with the same global_batch_size"
+        change(text, "training", per_device_train_batch_size=batch)
+    if training.parallelism == "ddp" and plan.world_size > 1:
+        change("training.parallelism: fsdp", "training", parallelism="fsdp")
+    if config.lora is None:
+        change("training.optim: adamw_8bit", "training", optim="adamw_8bit")
+        from kubetune.config.schema import LoraConfig
+
+        change("lora: {r: 16}", lora=LoraConfig())
+    elif plan.device == "cuda" and quantization_of(config, plan) in ("none", "8bit"):
+        change("quantization: 4bit", quantization="4bit")
+    change(f"data.max_length: {config.data.max_length // 2}", "data", max_length=max(8, config.data.max_length // 2))
+    found = [(text, forecast(each, each_plan, weights, device_bytes)) for text, each, each_plan in changes]
+    return [(text, what) for text, what in found if what is not None and what.fits]
+
+
+@dataclass(frozen=True)
+class Bill:
+    """How long a run takes and what it costs. `source` says where the rate comes from; parts are None where unknown."""
+
+    tokens: int
+    flops: float | None
+    tokens_per_second: float | None
+    source: str
+    hours: float | None
+    price: float | None
+
+
+def bill(config: Config, plan: Plan, weights: Weights | None, tokens: int | None) -> Bill | None:
+    """Hours and price of a run over `tokens` tokens; None where tokens or rate are unknown.
+
+    The rate is `compute.tokens_per_second`, as measured by an earlier run, else a share of `compute.peak_tflops`.
+    """
+    if tokens is None:
+        return None
+    compute = config.compute
+    per_token = flops_per_token(config, weights) if weights is not None else None
+    rate, source = None, "unknown: give compute.tokens_per_second, or compute.peak_tflops"
+    if compute.tokens_per_second is not None:
+        rate, source = compute.tokens_per_second * plan.world_size, "compute.tokens_per_second of each device"
+    elif compute.peak_tflops is not None and per_token:
+        rate = compute.peak_tflops * 1e12 * ASSUMED_SHARE_OF_PEAK / per_token * plan.world_size
+        source = f"{ASSUMED_SHARE_OF_PEAK:.0%} of compute.peak_tflops, an assumption; a run's own report says better"
+    hours = tokens / rate / 3600 if rate else None
+    price = None
+    if hours is not None and compute.price_per_gpu_hour is not None:
+        price = hours * compute.price_per_gpu_hour * plan.world_size
+    return Bill(tokens, per_token and per_token * tokens, rate, source, hours, price)
+
+
+def flops_per_token(config: Config, weights: Weights) -> float | None:
+    """Forward and backward of one token in a row of the longest kind; see throughput.py for how they are counted."""
+    shape = _shape(weights)
+    if shape is None:
+        return None
+    inside = sum(a * b for name, a, b in linears(weights) if not NOT_TEXT.search(name))
+    head = int(weights.text_config.get("vocab_size") or 0) * shape.hidden
+    if config.lora is None:
+        linear = 6.0 * (inside + head)
+    else:
+        linear = 4.0 * (inside + head) + 6.0 * adapter_parameters(config, weights)
+    return linear + 12.0 * shape.attention * shape.layers * config.data.max_length / 2

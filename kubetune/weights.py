@@ -1,0 +1,114 @@
+"""Names, shapes and sizes of a model's weights, read from the headers of its files: no weights, no torch.
+
+A header stands at the front of each safetensors file, so that a model of any size is known in milliseconds. Where only
+config.json is there, the weights of the usual decoders follow from it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_HEADER_BYTES = 100 << 20
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's weights: the shape of each by its name, and its config.json. `stated`: its files were read."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    config: Mapping[str, Any]
+    stated: bool
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The part of config.json that describes the language model."""
+        inner = self.config.get("text_config")
+        return inner if isinstance(inner, dict) else self.config
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers all weights hold; a tied head is in the file, and counted, once."""
+        return sum(map(math.prod, self.shapes.values()))
+
+
+def find_folder(path: str, environ: Mapping[str, str]) -> Path | None:
+    """The folder of a model on this machine: itself, or its newest snapshot in the hub's cache."""
+    if Path(path).is_dir():
+        return Path(path)
+    home = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    cache = Path(environ.get("HF_HUB_CACHE") or home / "hub").expanduser() / f"models--{path.replace('/', '--')}"
+    found = sorted((cache / "snapshots").glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+    return found[-1].parent if found else None
+
+
+def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
+    """The weights of a model, or None where too little of it is on this machine to know them."""
+    folder = find_folder(path, environ)
+    if folder is None:
+        return None
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            shapes |= _header(file)
+        whole = _is_whole(folder, shapes)
+    except (OSError, ValueError):
+        return None
+    if whole:
+        return Weights(shapes, config, stated=True)
+    derived = shapes_of(Weights({}, config, stated=False).text_config)
+    return Weights(derived, config, stated=False) if derived else None
+
+
+def _header(file: Path) -> dict[str, tuple[int, ...]]:
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if not 0 < size <= MAX_HEADER_BYTES:
+            raise ValueError(f"{file} is no safetensors file")
+        header = json.loads(stream.read(size))
+    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+
+
+def _is_whole(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return set(json.loads(index.read_text("utf-8"))["weight_map"]) <= set(shapes)
+    return bool(shapes)
+
+
+def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The weights of a Llama-like decoder (q, k, v, o; gate, up, down; two norms), {} for configs of other kinds."""
+    try:
+        hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
+        heads, intermediate = config["num_attention_heads"], config["intermediate_size"]
+    except KeyError:
+        return {}
+    if config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts"):
+        return {}
+    if not all(isinstance(size, int) and size > 0 for size in (hidden, layers, vocabulary, heads, intermediate)):
+        return {}
+    size = config.get("head_dim") or hidden // heads
+    keys = (config.get("num_key_value_heads") or heads) * size
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    for layer in range(layers):
+        at = f"model.layers.{layer}"
+        shapes |= {
+            f"{at}.self_attn.q_proj.weight": (heads * size, hidden),
+            f"{at}.self_attn.k_proj.weight": (keys, hidden),
+            f"{at}.self_attn.v_proj.weight": (keys, hidden),
+            f"{at}.self_attn.o_proj.weight": (hidden, heads * size),
+            f"{at}.mlp.gate_proj.weight": (intermediate, hidden),
+            f"{at}.mlp.up_proj.weight": (intermediate, hidden),
+            f"{at}.mlp.down_proj.weight": (hidden, intermediate),
+            f"{at}.input_layernorm.weight": (hidden,),
+            f"{at}.post_attention_layernorm.weight": (hidden,),
+        }
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (vocabulary, hidden)
+    return shapes

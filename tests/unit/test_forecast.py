@@ -1,0 +1,158 @@
+"""What a run will take, foreseen: sizes that are known, the direction of every change, and what is advised."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import cli
+from kubetune.config.load import load_config
+from kubetune.forecast import GIB, Forecast, adapter_parameters, bill, flops_per_token, forecast, remedies
+from kubetune.plan import make_plan
+from kubetune.weights import Weights, read_weights, shapes_of
+
+QWEN3_8B: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "tie_word_embeddings": False,
+}
+WEIGHTS = Weights(shapes_of(QWEN3_8B), QWEN3_8B, stated=False)
+
+
+def ahead(*overrides: str, gpus: int = 1, nodes: int = 1, gib: int | None = 80) -> Forecast:
+    settings = [f"compute.gpus_per_node={gpus}", f"compute.nodes={nodes}", "data.max_length=2048", *overrides]
+    config = load_config(None, overrides=["model=org/m", "data.train=org/d", *settings])
+    found = forecast(config, make_plan(config), WEIGHTS, gib and gib * GIB)
+    assert found is not None
+    return found
+
+
+def test_weights_of_a_known_model_are_counted() -> None:
+    assert WEIGHTS.parameters == pytest.approx(8.19e9, rel=0.002)
+    config = load_config(None, overrides=["model=m/m", "data.train=x/y", "lora.r=16"])
+    assert adapter_parameters(config, WEIGHTS) == 43_646_976, "what PEFT prints for all linear modules"
+    some = load_config(
+        None, overrides=["model=m/m", "data.train=x/y", "lora.r=8", "lora.target_modules=[q_proj,v_proj]"]
+    )
+    assert adapter_parameters(some, WEIGHTS) == 8 * 36 * (2 * 4096 + 4096 + 1024)
+
+
+def test_the_bases_precision_and_the_method_decide_over_weights_and_state() -> None:
+    bf16 = ahead("lora.r=16", "quantization=none")
+    assert bf16.parts["weights"] == 2 * WEIGHTS.parameters
+    assert bf16.parts["trained parameters with AdamW"] == 16 * 43_646_976
+    assert ahead("lora.r=16", "quantization=4bit").parts["weights"] < 0.4 * bf16.parts["weights"]
+    auto, eight_bit = (ahead("lora.r=16", f"quantization={kind}") for kind in ("auto", "8bit"))
+    assert auto.parts == eight_bit.parts, "one GPU"
+    full = ahead()
+    assert full.parts["trained parameters with AdamW"] == 16 * WEIGHTS.parameters
+    eight = ahead("training.optim=adamw_8bit")
+    assert eight.peak_bytes < full.peak_bytes
+
+
+def test_sharding_divides_what_is_held_and_recomputing_what_is_kept() -> None:
+    one, eight = ahead(gpus=8), ahead("training.parallelism=fsdp", gpus=8)
+    for part in ("weights", "trained parameters with AdamW"):
+        assert eight.parts[part] == one.parts[part] // 8
+    assert "weights of two blocks, gathered" in eight.parts
+    kept, again = ahead("lora.r=16"), ahead("lora.r=16", "training.gradient_checkpointing=true")
+    assert again.peak_bytes < kept.peak_bytes
+    assert again.parts["inputs of those layers"] == 36 * 2048 * 4096 * 2
+
+
+def test_auto_recomputes_only_where_the_device_asks_for_it() -> None:
+    assert "activations" in ahead("lora.r=16", gib=80).parts
+    small = ahead("lora.r=16", "quantization=none", "training.per_device_train_batch_size=8", gib=24).parts
+    assert any("of 36 layers recomputed" in part for part in small)
+
+
+def test_the_logits_do_not_grow_with_the_batch() -> None:
+    small, large = ahead("lora.r=16"), ahead("lora.r=16", "training.per_device_train_batch_size=16")
+    name = "logits, a chunk at a time"
+    assert small.parts[name] == large.parts[name] < GIB
+
+
+def test_what_does_not_fit_gets_changes_that_do() -> None:
+    overrides = ["model=org/m", "data.train=org/d", "compute.gpus_per_node=8", "data.max_length=2048"]
+    config = load_config(None, overrides=overrides)
+    plan = make_plan(config)
+    assert ahead(gpus=8).fits is False
+    fitting = dict(remedies(config, plan, WEIGHTS, 80 * GIB))
+    assert {"training.parallelism: fsdp", "lora: {r: 16}"} <= set(fitting)
+    assert all(then.fits for then in fitting.values())
+    assert "training.gradient_checkpointing: true" not in fitting, "the state alone is too large"
+    assert ahead(gib=None).fits is None
+
+
+def test_hours_and_price_follow_from_a_rate_and_are_not_made_up() -> None:
+    words = ["model=org/m", "data.train=org/d", "lora.r=16", "compute.gpus_per_node=2"]
+    config = load_config(None, overrides=words)
+    nothing = bill(config, make_plan(config), WEIGHTS, 10**9)
+    assert nothing is not None
+    assert nothing.hours is None
+    assert nothing.price is None
+    rated = load_config(None, overrides=[*words, "compute.tokens_per_second=5000", "compute.price_per_gpu_hour=3"])
+    found = bill(rated, make_plan(rated), WEIGHTS, 36 * 10**6)
+    assert found is not None
+    assert found.hours == pytest.approx(1.0)
+    assert found.price == pytest.approx(6.0)
+    peak = load_config(None, overrides=[*words, "compute.peak_tflops=989"])
+    guessed = bill(peak, make_plan(peak), WEIGHTS, 10**6)
+    assert guessed is not None
+    assert guessed.tokens_per_second == pytest.approx(2 * 0.4 * 989e12 / (flops_per_token(peak, WEIGHTS) or 0))
+    assert "assumption" in guessed.source
+
+
+def save_header(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """A safetensors file without its numbers: nothing but the header is ever read."""
+    header = {name: {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    (folder / "config.json").write_text(json.dumps(QWEN3_8B))
+
+
+def test_headers_are_read_and_only_a_config_is_enough(tmp_path: Path) -> None:
+    save_header(tmp_path / "a", {"x.weight": (4, 5), "y.bias": (7,)})
+    found = read_weights(str(tmp_path / "a"), {})
+    assert found is not None
+    assert (found.parameters, found.stated) == (27, True)
+    snapshot = tmp_path / "hub" / "models--org--m" / "snapshots" / "abc"
+    save_header(snapshot, {})
+    (snapshot / "model.safetensors").unlink()
+    cached = read_weights("org/m", {"HF_HUB_CACHE": str(tmp_path / "hub")})
+    assert cached == WEIGHTS
+    assert read_weights("org/other", {"HF_HUB_CACHE": str(tmp_path / "hub")}) is None
+    (tmp_path / "a" / "model.safetensors").write_bytes(b"\xff" * 20)
+    assert read_weights(str(tmp_path / "a"), {}) is None, "a damaged file is no reason to fail a plan"
+
+
+def test_plan_says_it_and_what_would_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_header(tmp_path / "m", dict(WEIGHTS.shapes))
+    data = tmp_path / "x.jsonl"
+    data.write_text('{"text": "hello"}\n' * 8)
+    words = [
+        "plan",
+        f"model={tmp_path / 'm'}",
+        f"data.train={data}",
+        "compute.gpus_per_node=8",
+        "model.tokenizer=org/none",
+    ]
+    assert cli.main([*words, "compute.gpu_memory=80Gi"]) == 0
+    printed = capsys.readouterr().out
+    assert "does NOT fit into 80.0 GiB" in printed
+    assert "would fit with    training.parallelism: fsdp" in printed
+    assert cli.main([*words, "lora.r=16", "compute.gpu_memory=80Gi", "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert memory["fits"] is True
+    assert sum(memory["parts"].values()) == memory["peak_bytes"]
