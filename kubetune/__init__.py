@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kubetune.config.load import load_config
     from kubetune.data.prepare import prepare
+    from kubetune.export import export_run
     from kubetune.generate import answer, load_run
     from kubetune.launch.local import launch
     from kubetune.manifests import render
     from kubetune.plan import make_plan
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "answer", "launch", "load_config", "load_run", "make_plan", "prepare", "render"]
+__all__ = ["__version__", "answer", "export_run", "launch", "load_config", "load_run", "make_plan", "prepare", "render"]
 
 _HOMES = {
     "answer": "kubetune.generate",
+    "export_run": "kubetune.export",
     "launch": "kubetune.launch.local",
     "load_config": "kubetune.config.load",
     "load_run": "kubetune.generate",

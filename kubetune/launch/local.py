@@ -22,6 +22,7 @@ from kubetune.relay import Relay
 RESOLVED = "resolved.json"
 PLAN = "plan.json"
 
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 _FREE_TO_CHANGE = (
     "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking",
     "data.cache", "data.num_proc", "training.resume", "training.save_total_limit",
@@ -41,6 +42,8 @@ def launch(config: Config, plan: Plan, run_dir: Path, *, source: Path | None = N
             return launch(config, plan, run_dir, source=source, relay=relay)
     tracking.check_installed(config.tracking)
     place = agent.find_place(plan.nodes, plan.processes_per_node, os.environ)
+    if config.push is not None and not any(os.environ.get(name) for name in _TOKENS):
+        print("kubetune: push needs HF_TOKEN at the end, or `hf auth login` before; it is not set", file=sys.stderr)
     if config.mirror is not None:
         mirror.check_installed(config.mirror)
         if place.node == 0 and (status := _restore(config, run_dir, plan, config.mirror, relay)):

@@ -43,6 +43,7 @@ def test_a_conversation_grows_by_whole_turns_and_is_forgotten() -> None:
     assert "/exit" in obey("/what", talked)
 
 
+@pytest.mark.slow
 def test_chat_answers_as_it_was_taught_and_beside_its_base(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_chat_answers_as_it_was_taught_and_beside_its_base(
     assert "assistant: Paris" in said
 
 
+@pytest.mark.slow
 def test_a_batch_of_prompts_becomes_lines_of_json(run_dir: Path, tmp_path: Path) -> None:
     asked = [{"prompt": "What is the capital?", "id": 7}, {"messages": [{"role": "user", "content": "Hello"}]}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))

@@ -76,7 +76,9 @@ def test_an_adapter_loads_with_peft_alone(lora_run: Path, inputs: Path, tmp_path
     assert found.facts["proof"]["origin"] == "held-out rows"
 
 
-@pytest.mark.parametrize("lora", [{"r": 4}, {"r": 4, "use_dora": True, "use_rslora": True}])
+@pytest.mark.parametrize(
+    "lora", [pytest.param({"r": 4}, marks=pytest.mark.slow), {"r": 4, "use_dora": True, "use_rslora": True}]
+)
 def test_a_merged_model_says_what_its_adapter_said(lora: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, lora=lora))
     found = export(run_dir, tmp_path / "out", merged=True)
@@ -88,6 +90,7 @@ def test_a_merged_model_says_what_its_adapter_said(lora: dict[str, Any], inputs:
     assert not {name for name in dict(model.named_modules()) if "lora" in name}
 
 
+@pytest.mark.slow
 def test_a_base_in_half_precision_is_rounded_once(inputs: Path, tmp_path: Path) -> None:
     half = toy.make_inputs(tmp_path)
     AutoModelForCausalLM.from_pretrained(inputs / "model").bfloat16().save_pretrained(half / "model")
@@ -104,6 +107,7 @@ def test_a_base_in_half_precision_is_rounded_once(inputs: Path, tmp_path: Path) 
             assert torch.equal(wide.get_tensor(name).bfloat16(), narrow.get_tensor(name)), name
 
 
+@pytest.mark.slow
 def test_a_model_trained_whole_is_the_checkpoint(inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, lora=None))
     found = export(run_dir, tmp_path / "out")
@@ -113,6 +117,7 @@ def test_a_model_trained_whole_is_the_checkpoint(inputs: Path, tmp_path: Path) -
         export(run_dir, tmp_path / "merged", merged=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 def test_a_trained_head_that_was_tied_comes_untied(inputs: Path, tmp_path: Path) -> None:
     tied = toy.make_inputs(tmp_path)
@@ -125,6 +130,7 @@ def test_a_trained_head_that_was_tied_comes_untied(inputs: Path, tmp_path: Path)
     assert distance(trained_logits(run_dir, tied), logits(model)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("quantization", "allowed"), [("4bit", 1e-4), ("8bit", 5e-2)])
 def test_a_quantised_base_is_dequantised_and_that_is_said(
     quantization: str, allowed: float, inputs: Path, tmp_path: Path
@@ -142,6 +148,7 @@ def test_a_quantised_base_is_dequantised_and_that_is_said(
     assert distance(trained_logits(run_dir, inputs), logits(model)) > 1e-3  # it is not the original base
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merged", [False, True])
 def test_classifiers(merged: bool, tmp_path: Path) -> None:
     given = reviews.make_inputs(tmp_path)
@@ -174,6 +181,7 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     assert is_whole(found.path)
 
 
+@pytest.mark.slow
 def test_the_template_and_the_end_of_turn_that_were_trained(inputs: Path, tmp_path: Path) -> None:
     template = CHATML.replace("<|im_end|>", "<|endoftext|>")
     (tmp_path / "mine.jinja").write_text(template)
@@ -209,6 +217,7 @@ def test_a_weight_beyond_half_precision_is_refused(lora_run: Path, inputs: Path,
         merge.merge_adapters(adapted, torch.float16)
 
 
+@pytest.mark.slow
 def test_without_the_data_random_tokens_are_compared(inputs: Path, tmp_path: Path) -> None:
     config = toy.make_config(inputs, ONE_EPOCH, data={"cache": str(tmp_path / "cache")})
     mine = tmp_path / "train.jsonl"
