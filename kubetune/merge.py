@@ -23,6 +23,7 @@ _SAID = (
     "All adapters are already merged",
     "Input and output embeddings are no longer tied",
     "Model has `tie_word_embeddings=True` and a tied layer is part of the adapter",
+    "The following (rank|alpha)_pattern keys did not match",
 )
 
 
