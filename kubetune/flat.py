@@ -47,6 +47,11 @@ def backbone(lm: Any) -> nn.Module:
     return cast(nn.Module, found)
 
 
+def speaker(lm: Any) -> nn.Module:
+    """The part of a model that makes text, without what sees, in one that does."""
+    return cast(nn.Module, getattr(backbone(lm), "language_model", lm))
+
+
 @dataclass(frozen=True)
 class LogitRule:
     """What a model does to raw logits: `cap * tanh(multiplier * logits / cap)`; a cap of 0 means none."""

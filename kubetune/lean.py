@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from kubetune import kernels
 from kubetune.attention import CURRENT
-from kubetune.flat import backbone, unwrap
+from kubetune.flat import speaker, unwrap
 
 Forward = Callable[..., Tensor]
 
@@ -152,8 +152,7 @@ def _skip_unlabelled_rows(model: nn.Module) -> int:
 
     The self-check runs without rows, so this is exact by construction: nothing after attention mixes rows.
     """
-    speaker: nn.Module = getattr(backbone(unwrap(model)), "language_model", model)  # not the layers that see
-    layers = max((m for m in speaker.modules() if isinstance(m, nn.ModuleList)), key=len, default=None)
+    layers = max((m for m in speaker(unwrap(model)).modules() if isinstance(m, nn.ModuleList)), key=len, default=None)
     if not layers:
         return 0
     last: Any = layers[-1]

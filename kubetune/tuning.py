@@ -16,7 +16,7 @@ from torch import nn
 from kubetune import errors, kernels, lean, logs, parallel, processes, sharded
 from kubetune.config.schema import TrainingConfig
 from kubetune.data.labels import Labels
-from kubetune.flat import Route, unwrap
+from kubetune.flat import Route, speaker, unwrap
 from kubetune.memory import Shape, layers_to_recompute
 from kubetune.sharded import is_sharded
 
@@ -126,6 +126,6 @@ def recompute_activations(model: nn.Module, layers: int | None = None) -> None:
         return
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    recomputing = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    recomputing = [module for module in speaker(lm).modules() if isinstance(module, GradientCheckpointingLayer)]
     for module in recomputing[layers:]:
         module.gradient_checkpointing = False

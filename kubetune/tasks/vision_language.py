@@ -57,7 +57,10 @@ def build(config: Config, world: World, workload: Workload) -> CausalLM:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(re.fullmatch(frozen, name) is None)
     learner = ready(model.train(), config)
-    tune(model, learner.route, config.training, workload, world.device)
+    training = config.training
+    if training.compile == "auto":
+        training = training.model_copy(update={"compile": False})  # what it gains here has not been measured
+    tune(model, learner.route, training, workload, world.device)
     return learner
 
 
