@@ -115,8 +115,9 @@ def forecast(config: Config, plan: Plan, weights: Weights, device_bytes: int | N
         whole = 4 * trained
         keeps_whole = device_bytes is not None and whole <= device_bytes // 8
         parts["gradients before they are summed"] = whole if keeps_whole else _gathered(weights, shape, 4)
-    if config.lora is None and element < 4:
-        parts["gradient of one weight"] = element * max(math.prod(s) for s in weights.shapes.values())
+    if config.lora is None:
+        # Autograd makes it whole before the optimizer's buffer takes it; embeddings and heads are the largest.
+        parts["gradient of the largest weight"] = element * max(math.prod(s) for s in weights.shapes.values())
     tokens = micro_batch_tokens(config, plan)
     before = sum(parts.values())
     left = None if device_bytes is None else device_bytes - before
