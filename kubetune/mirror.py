@@ -27,7 +27,6 @@ from kubetune import checkpoint, errors, files, logs, metrics, processes
 from kubetune.relay import Relay
 
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
-EXTRAS = {"s3fs": "s3", "gcsfs": "gcs", "adlfs": "azure"}
 LINKS = ("best", "last")
 RUN_FILES = (
     "config.yaml", "resolved.json", "plan.json", "metrics.jsonl", "timings.jsonl", "events.jsonl", "tracking.json",
@@ -48,9 +47,8 @@ def check_installed(address: str) -> None:
     """Raise ConfigError when the library for an address is not there. Imports none."""
     library = LIBRARIES[address.split("://")[0]]
     if find_spec(library) is None:
-        raise errors.ConfigError(
-            f"{address} needs {library}, which is not installed: pip install 'kubetune[{EXTRAS[library]}]'"
-        )
+        package = "'kubetune[s3]'" if library == "s3fs" else library
+        raise errors.ConfigError(f"{address} needs {library}, which is not installed: pip install {package}")
 
 
 class Mirror:

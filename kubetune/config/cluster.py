@@ -272,7 +272,7 @@ class KubernetesConfig(ClusterSection):
     initialisers: tuple[Literal["model", "data"], ...] = Field(
         (),
         description="What is downloaded and prepared once for all pods, on a CPU node, before GPUs are held: training "
-        "then needs no network. It lies on the cache where that is one volume for all pods, else on the outputs volume.",
+        "then needs no network. It lies on the cache where that is one volume for all pods, else with the outputs.",
     )
     preprocess: PreprocessConfig | None = Field(
         None,

@@ -14,7 +14,6 @@ from pathlib import Path
 from kubetune.config.schema import ModelConfig
 from kubetune.errors import EnvironmentFault, ModelError
 
-
 _NOT_HERE = (
     "{kind} {repo} is not in the local cache and the hub cannot be reached; go online once (`hf download {repo}`) or "
     "give a folder that holds it"

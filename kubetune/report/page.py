@@ -115,9 +115,7 @@ def share(value: float | None) -> str:
 
 def place(path: Any) -> str:
     """A path as short as it can be said from here."""
-    path = str(path)
-    here = f"{Path.cwd()}/"
-    return path.removeprefix(here) if path.startswith(here) else path
+    return str(path).removeprefix(f"{Path.cwd()}/")
 
 
 def _chart(chart: Chart) -> dict[str, Any]:
