@@ -87,7 +87,7 @@ def write_atomic(path: StrPath, content: bytes | str) -> None:
             with open(temporary, "xb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
-                faults.reach("write")
+                faults.reach(f"write {path.name}")
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:

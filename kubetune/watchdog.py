@@ -126,7 +126,8 @@ def _rearm(timeout_seconds: float, frozen: int) -> None:
 
 
 def _watch(done: threading.Event, run_dir: Path, rank: int, timeout_seconds: float, frozen: int) -> None:
-    noted = 0.0
+    _note_beat(run_dir, rank)
+    noted = time.monotonic()
     while not done.wait(min(1.0, timeout_seconds / 10)):
         if time.monotonic() - noted >= _BEAT_SECONDS:
             noted = time.monotonic()

@@ -156,7 +156,7 @@ def test_an_address_is_an_output_and_a_missing_library_is_named(
     monkeypatch.setattr(mirror, "find_spec", lambda name: None)
     with pytest.raises(errors.ConfigError, match=r"leave one out, or make them agree"):
         load_config(tmp_path / "run.yaml", overrides=["mirror=s3://other/run"])
-    with pytest.raises(errors.ConfigError, match=r"pip install 'kubetune\[gcs\]'"):
+    with pytest.raises(errors.ConfigError, match=r"pip install gcsfs"):
         mirror.check_installed("gs://bucket/some/run")
 
 

@@ -98,7 +98,9 @@ def test_an_unknown_model_is_left_alone() -> None:
 
 @given(TEXTS, TEXTS)
 def test_a_text_cut_where_no_token_crosses_has_the_same_ids(before: str, after: str) -> None:
+    """But for white space at the cut, which is split by what follows it; a prompt is tokenised before anything does."""
     for backend, known in KNOWN:
         encoding = backend.encode(before + after, add_special_tokens=False)
-        if len(before) in {0, len(before + after), *(start for start, _ in encoding.offsets)} and before.isascii():
+        borders = {0, len(before + after), *(start for start, _ in encoding.offsets)}
+        if len(before) in borders and before.isascii() and not before[-1:].isspace():
             assert known.ids(before) + known.ids(after) == encoding.ids
