@@ -21,7 +21,8 @@ from tests.pictures import save_seeing_model, write_questions
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-SLOW = ("sst2-distilbert-full", "fire-qwen3vl-32b")  # two ranks, as several-processes has them too
+# Two ranks are in several-processes too, and models that see in test_vision.py.
+SLOW = ("sst2-distilbert-full", "fire-qwen3vl-32b", "volcano-qwen2.5vl-7b")
 SENTENCES = ROOT / "examples" / "data" / "sst2.tsv"
 
 

@@ -73,6 +73,7 @@ def test_two_good_ranks(tmp_path: Path) -> None:
         assert family in ended.stderr
 
 
+@pytest.mark.slow
 def test_four_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     """The same global batches, so the same losses but for rounding; and each rank has a link to the next."""
     for world_size in (1, 4):
@@ -195,6 +196,7 @@ def throttled(process: ForkServerProcess, *, runs: float, stands: float) -> Iter
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named(tmp_path: Path) -> None:
     environ = {"KUBETUNE_FAULT": f"signal {signal.SIGSTOP:d}:compute:1:1"}
     with started(examine, 2, replace(SMALL, slow_factor=3), tmp_path, environ=environ) as ranks:
