@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,16 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 def load_pretrained(auto_class: Any, config: Config, device: torch.device, **settings: Any) -> nn.Module:
     """`auto_class.from_pretrained` of the config's model, on `device`, in its dtype, quantised if asked.
 
-    Raises ModelError when the model is missing, gated, of another architecture, or not in safetensors.
+    Raises ModelError when the model is missing, gated, of another architecture, not in safetensors, or its weights
+    have other shapes than its config.json asks for; only the head of a classifier may have.
     """
     model = config.model
     check_model_folder(model)
     arithmetic = choose_dtype(model.dtype, device)
     if (quantised := quantization.settings(config, arithmetic)) is not None:
         settings |= {"quantization_config": quantised, "device_map": {"": str(device)}}
-    settings = {"dtype": arithmetic, **settings}
+    # Told to ignore them, transformers hands over which shapes differ, instead of pointing to a table that it prints.
+    settings = {"dtype": arithmetic, **settings, "ignore_mismatched_sizes": True}
     transformers_logging.disable_progress_bar()
     with explain(model), _without_table():
         loaded, found = auto_class.from_pretrained(
@@ -59,7 +61,9 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
             output_loading_info=True,
             **settings,
         )
-    _tell_new(found, is_expected="num_labels" in settings)
+    classifies = "num_labels" in settings
+    _require_shapes(model, found["mismatched_keys"], f"{loaded.base_model_prefix}." if classifies else "")
+    _tell_new(found, is_expected=classifies)
     if quantised is not None:
         quantization.keep_layout(loaded)
         return loaded  # type: ignore[no-any-return]
@@ -93,6 +97,18 @@ def _without_table() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(keep)
+
+
+def _require_shapes(model: ModelConfig, mismatched: Iterable[tuple[str, Any, Any]], prefix: str) -> None:
+    """Raise ModelError when weights whose names begin with `prefix` have other shapes than the model."""
+    found = sorted(each for each in mismatched if each[0].startswith(prefix))
+    if found:
+        shown = "; ".join(f"{name} is {list(stored)}, expected {list(wanted)}" for name, stored, wanted in found[:5])
+        more = f"; and {len(found) - 5:,} more" if len(found) > 5 else ""
+        raise errors.ModelError(
+            f"model {model.path}: its weights have other shapes than its config.json asks for: {shown}{more}. Fetch "
+            "both from the same place again, or mend config.json"
+        )
 
 
 def _tell_new(found: Mapping[str, Any], *, is_expected: bool) -> None:

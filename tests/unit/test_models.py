@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -32,3 +34,35 @@ def test_a_damaged_weight_file_is_named_as_such(tmp_path):
     config = Config.model_validate({"model": str(folder), "data": {"train": "x.jsonl"}})
     with pytest.raises(ModelError, match="damaged or was not downloaded"):
         load_pretrained(AutoModelForCausalLM, config, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
+def test_weights_of_other_shapes_than_the_config_are_named_with_both(tmp_path, task):
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    folder = save_model(tmp_path / "model")
+    facts = json.loads((folder / "config.json").read_text())
+    had = facts["vocab_size"]
+    (folder / "config.json").write_text(json.dumps(facts | {"vocab_size": had + 7}))
+    config = Config.model_validate({"model": str(folder), "data": {"train": "x.jsonl"}})
+    auto_class, settings = (
+        (AutoModelForCausalLM, {})
+        if task == "causal_lm"
+        else (AutoModelForSequenceClassification, {"num_labels": 3, "ignore_mismatched_sizes": True})
+    )
+    width = facts["hidden_size"]
+    with pytest.raises(ModelError) as caught:
+        load_pretrained(auto_class, config, torch.device("cpu"), **settings)
+    assert f"embed_tokens.weight is [{had}, {width}], expected [{had + 7}, {width}]" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_classifier_may_get_a_head_of_another_size(tmp_path, caplog):
+    from transformers import AutoModelForSequenceClassification
+
+    folder = save_model(tmp_path / "model")
+    config = Config.model_validate({"model": str(folder), "data": {"train": "x.jsonl"}})
+    model = load_pretrained(AutoModelForSequenceClassification, config, torch.device("cpu"), num_labels=3)
+    model.save_pretrained(folder)
+    model = load_pretrained(AutoModelForSequenceClassification, config, torch.device("cpu"), num_labels=5)
+    assert model.score.out_features == 5
