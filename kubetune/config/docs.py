@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,4 +134,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))
+    parser = argparse.ArgumentParser(prog="python -m kubetune.config.docs", description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("docs"), help="where to write (default docs)")
+    main(parser.parse_args().folder)

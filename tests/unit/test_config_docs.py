@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,13 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 def test_generated_pages_are_up_to_date(name: str, text: str) -> None:
     committed = (ROOT / "docs" / name).read_text("utf-8")
     assert committed == text, "run: python -m kubetune.config.docs"
+
+
+def test_asking_for_help_writes_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kubetune.config.docs", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "where to write" in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_key_has_a_meaning() -> None:
