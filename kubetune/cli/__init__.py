@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from kubetune import errors
 from kubetune.config.flags import parse
@@ -62,12 +63,19 @@ def _module_name(verb: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) else name
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in the first line, where argparse would say how everything is written."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(errors.USER, scrub(f"{self.prog}: {message}\n`{self.prog} --help` shows what is understood.\n"))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; errors are explained, never shown as a traceback."""
     scrub_tracebacks()
     argv = list(sys.argv[1:] if argv is None else argv)
     verb = argv[0] if argv and argv[0] in VERBS else None
-    parser = argparse.ArgumentParser(prog="kubetune", description="Fine-tune language models from one YAML file.")
+    parser = _Parser(prog="kubetune", description="Fine-tune language models from one YAML file.")
     commands = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     command: list[str] = []
     for name, help_line in VERBS.items():
@@ -75,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == verb:
             module = import_module(f"kubetune.cli.{_module_name(name)}")
             module.add_arguments(sub)
-            sub.set_defaults(run=module.run)
+            sub.set_defaults(run=module.run, parser=sub)
             if hasattr(module, "COMMAND") and module.COMMAND in argv:
                 # Another program's command line, whose dashes are none of ours.
                 at = argv.index(module.COMMAND)

@@ -92,10 +92,13 @@ def _share_or_path(text: str) -> float | str:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """`parser.parse_args`, but `key=value` may also stand after flags, where argparse would not recognise it."""
+    """`parser.parse_args`, but `key=value` may also stand after flags, where argparse would not recognise it.
+
+    What is not recognised is told by `args.parser`, the verb's own, where that is set.
+    """
     args, rest = parser.parse_known_args(argv)
     if rest and (not hasattr(args, "inputs") or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        getattr(args, "parser", parser).error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         args.inputs += rest
     return args

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kubetune.cli import main
 from kubetune.config.flags import add_run_arguments, config_from_args, parse, run_file
 from kubetune.errors import ConfigError
 from kubetune.plan import make_plan
@@ -101,3 +102,19 @@ def test_wrong_command_lines_are_explained(capsys: pytest.CaptureFixture[str]) -
 def test_a_path_with_an_equals_sign_is_a_file() -> None:
     args = argparse.Namespace(inputs=["./seed=1/run.yaml", "training.seed=2"])
     assert run_file(args) == Path("seed=1/run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["trian"], "kubetune: argument VERB: invalid choice: 'trian'"),
+        (["train", "--nope"], "kubetune train: unrecognized arguments: --nope\n`kubetune train --help` shows"),
+        (["train", "--lr", "fast"], "kubetune train: argument --learning-rate/--lr: invalid float value: 'fast'"),
+        (["data", "frob"], "kubetune data: argument ACTION: invalid choice: 'frob'"),
+    ],
+)
+def test_a_mistaken_word_is_named_first(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith(told)
