@@ -78,6 +78,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
     else:
         from kubetune.launch.local import create_run_dir
 
+        logs.configure("INFO", rank=rank)  # for what reading the config has to say
         parser = argparse.ArgumentParser(prog="kubetune.train_worker", description="One rank of a run.")
         add_run_arguments(parser)
         config = config_from_args(parse(parser, argv), os.environ)
@@ -100,7 +101,8 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     """Prepare, join the others, train, report."""
     malloc.keep_memory()
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
-    logs.STEP.info("preparing data, or finding it prepared")
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    logs.STEP.info("preparing data" if alone else "opening the prepared data")
     with preparing(config) as prepared:
         from kubetune import parallel
         from kubetune.data.statistics import describe
@@ -109,7 +111,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
 
         task = task_module(config)
         data = prepared()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if not alone:
         stop.leave_to_kernel()
     logs.STEP.info("joining the other ranks")
     faults.reach("joining")
@@ -167,11 +169,15 @@ def sizes(data: Prepared) -> dict[str, Any]:
 def log_start(plan: Plan, world: World, data: Prepared) -> None:
     """The facts that every log should begin with."""
     from kubetune import parallel
+    from kubetune.data.splits import remarks
 
     environment = " ".join(f"{k}={v}" for k, v in parallel.environment().items()) or "one process"
     logs.DDP.info("%s, device %s", environment, world.device)
     evaluated = f", {len(data.eval):,} for evaluation" if data.eval is not None else ""
     logs.DATA.info("%s rows%s, fingerprint %s", f"{len(data.train):,}", evaluated, data.fingerprint[:12])
+    for split, stats in data.stats.items():
+        if found := remarks(stats):
+            logs.DATA.info("%s: of %s records %s", split, f"{stats['records']:,}", ", ".join(found))
     logs.DATA.info("%s", plan.batch_line())
 
 

@@ -161,19 +161,11 @@ def _show(report: Report, console: Console) -> None:
 
 
 def _counts(stats: dict[str, Any]) -> str:
+    from kubetune.data.splits import remarks
+
     share = stats["trained_tokens"] / stats["tokens"] if stats["tokens"] else 0.0
-    remarks = [
-        f"{stats[name]:,} {meaning}"
-        for name, meaning in (
-            ("overlong", "left out as too long"),
-            ("truncated", "truncated"),
-            ("no_label", "left out with nothing to learn"),
-            ("reasoning_dropped", "with reasoning that the chat template leaves out"),
-        )
-        if stats[name]
-    ]
     whole = f"{stats['rows']:,} rows of {stats['records']:,} records, {stats['tokens']:,} tokens, {share:.1%} trained"
-    return ", ".join([whole, *remarks])
+    return ", ".join([whole, *remarks(stats)])
 
 
 def _show_histogram(bars: Any, console: Console) -> None:

@@ -164,7 +164,14 @@ def read_prompts(args: argparse.Namespace) -> list[dict[str, Any]]:
         if not isinstance(value, dict) or not (isinstance(value.get("prompt"), str) or value.get("messages")):
             problems.append(f"{args.file}:{number}: expected an object with `prompt` or `messages`")
             continue
+        messages = value.get("messages")
+        if isinstance(messages, list) and len(messages) > 1 and _is_answer(messages[-1]):
+            value = {**value, "messages": messages[:-1]}  # a row of training data: the model is to answer it itself
         prompts.append(value)
     if problems:
         raise errors.DataError([*problems[:20], f"{len(problems)} problems. Nothing was written."])
     return prompts
+
+
+def _is_answer(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "assistant"

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan of a run. Raises ConfigError for an impossible one, DataError for data that are nowhere."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    show_notes()
     config = config_from_args(args, os.environ)
     rows, eval_rows = estimate_rows(config)
     plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ))
@@ -39,6 +39,11 @@ def run(args: argparse.Namespace) -> int:
     for label, text in (*describe(config, plan, lengths), *plan_forecast.describe(config, plan, ahead)):
         print(f"{label:<17} {text}")
     return 0
+
+
+def show_notes() -> None:
+    """Let the notes that reading a config makes reach the terminal, such as variables that decide a setting."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 
 
 def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-from kubetune.cli.plan import describe
+from kubetune.cli.plan import describe, show_notes
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.config.schema import Config
 from kubetune.data.hub import check_model_folder
@@ -25,9 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train to the end, or to a stop; returns the exit code. Mistakes of the config raise before anything starts."""
+    show_notes()
     with Relay() as relay:
         config = config_from_args(args, os.environ)
         check_model_folder(config.model)
+        _require_place_for_report(config)
         run_dir = Path(config.output) if config.output else _new_run_dir(config)
         config = config.model_copy(update={"output": str(run_dir)})
         rows, eval_rows = estimate_rows(config)
@@ -42,6 +44,18 @@ def run(args: argparse.Namespace) -> int:
             if label != "tokens":
                 print(f"{label:<17} {text}", flush=True)
         return launch(config, plan, run_dir, source=run_file(args), relay=relay)
+
+
+def _require_place_for_report(config: Config) -> None:
+    """Look now whether the report can be copied where it is wanted; after the training would be late."""
+    if config.logging.report_json is None:
+        return
+    path = Path(config.logging.report_json).absolute()
+    folder = next(parent for parent in path.parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise EnvironmentFault(
+            f"logging.report_json: {path} cannot be written; give another place. Nothing was written."
+        )
 
 
 def _new_run_dir(config: Config) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune import errors
+from kubetune.cli.plan import show_notes
 from kubetune.config.flags import add_run_arguments, config_from_args
 from kubetune.config.schema import Config
 from kubetune.devices import visible_gpus
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
             f"command line: found --steps {args.steps} and --stop-at {stop_at}; expected 1 ≤ K < N. "
             "Nothing was written."
         )
+    show_notes()
     config = config_from_args(args, os.environ)
     _require_one_node(config)
 

@@ -63,7 +63,7 @@ def load_config(
         problems += broken + doubled
         tree.put(_safe(_absolute(written, [path.absolute().parent, here]), problems))
     typed = [*_from_environment(environ or {}, problems), *_from_flags(flags or {}), *_split(overrides, problems)]
-    ours = [entry for entry in map(canonical, typed) if entry is not None]
+    ours = [step for entry in typed if (known := canonical(entry)) is not None for step in _steps(entry, known)]
     _displace_global_batch(tree, {entry.path for entry in ours})
     tree.put(_safe(_absolute(ours, [here]), problems))
     _sample_sources(tree, environ or {}, problems)
@@ -159,6 +159,13 @@ def as_yaml(config: Config) -> str:
     return stream.getvalue()
 
 
+def _steps(typed: Entry, ours: Entry) -> Iterator[Entry]:
+    """`section=null` first takes back what lies in a section that is always there."""
+    if typed.value is None and ours.value == {}:
+        yield replace(ours, value=None)
+    yield ours
+
+
 def _from_environment(environ: Mapping[str, str], problems: list[Problem]) -> Iterator[Entry]:
     for key, text, origin in read_variables(environ):
         yield from _parsed(key, text, origin, problems)
@@ -183,7 +190,8 @@ def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]
 def _parsed(key: str, text: str, origin: Origin, problems: list[Problem]) -> Iterator[Entry]:
     entry = Entry(tuple(key.split(".")), text, origin)
     ours = canonical(entry)
-    if ours is not None and reference.wants_text(ours.path) and text not in ("", "null", "~"):
+    is_section = entry.path == ("model",) and text.startswith("{")
+    if ours is not None and reference.wants_text(ours.path) and text not in ("", "null", "~") and not is_section:
         yield entry
         return
     try:

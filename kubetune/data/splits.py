@@ -57,6 +57,17 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict
     return {**asdict(total), "lost_share": total.lost_share, "sources": by_source}
 
 
+def remarks(stats: dict[str, Any]) -> list[str]:
+    """What else became of a split's records than rows as they were: `7 left out as too long`."""
+    meanings = {
+        "overlong": "left out as too long",
+        "truncated": "truncated",
+        "no_label": "left out with nothing to learn",
+        "reasoning_dropped": "with reasoning that the chat template leaves out",
+    }
+    return [f"{stats[name]:,} {meaning}" for name, meaning in meanings.items() if stats[name]]
+
+
 def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
     """Raise DataError when a split has no rows, or more of its records are left out than the config allows."""
     allowed, limit = config.data.max_lost_share, config.data.max_length

@@ -64,5 +64,9 @@ def test_a_batch_of_prompts_becomes_lines_of_json(run_dir: Path, tmp_path: Path)
     first, second = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
     assert first == {**asked[0], "answer": "Paris", "base_answer": first["base_answer"]}
     assert second["messages"] == asked[1]["messages"]
+    answered = {"messages": [*asked[1]["messages"], {"role": "assistant", "content": "Bye"}]}
+    (tmp_path / "in.jsonl").write_text(json.dumps(answered) + "\n")
+    assert main(["generate", str(run_dir), "--max-new-tokens", "8", *words]) == 0
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == second
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
     assert main(["generate", str(run_dir), *words[:4]]) == errors.USER

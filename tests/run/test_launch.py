@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import endings, metrics
+from kubetune import endings, errors, metrics
 from tests.tiny import train_tokenizer
 
 STEPS = 24
@@ -83,6 +83,19 @@ def test_a_run_leaves_its_numbers(finished: tuple[Path, subprocess.CompletedProc
     assert endings.read_ending(run_dir) == endings.Ending(0, "done", STEPS)
     assert {"config.yaml", "resolved.json", "plan.json"} <= {path.name for path in run_dir.iterdir()}
     assert metrics.read_events(run_dir)[0]["event"] == "launch"
+
+
+def test_what_the_environment_decides_is_said_and_a_report_without_a_place_is_refused(
+    inputs: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [*command(inputs, tmp_path / "run"), "logging.report_json=/proc/nowhere/report.json"],
+        cwd=inputs, env=environ() | {"LR": "1e-3"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == errors.ENVIRONMENT
+    assert "LR is set in the environment: it decides training.learning_rate" in done.stderr
+    assert "/proc/nowhere/report.json cannot be written" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def wait_for(path: Path, text: str, process: subprocess.Popen[str], seconds: float = 60) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -275,3 +276,9 @@ def test_other_data_under_the_same_run_are_refused(inputs: Path, tmp_path: Path)
     with started(toy.train_worker.main, 1, [str(run_dir)]) as processes:
         assert wait_all(processes) == [errors.USER]
     assert "going on would repeat or skip samples" in (run_dir / "logs" / "rank-0.log").read_text()
+
+
+def test_the_log_says_what_became_of_the_records(inputs: Path, tmp_path: Path) -> None:
+    config = toy.make_config(inputs, {"max_steps": 1}, data={"max_length": 16, "overlong": "truncate"})
+    log = (toy.finished(tmp_path / "run", config) / "logs" / "rank-0.log").read_text()
+    assert re.search(r"\[DATA\] train: of 50 records \d+ truncated", log), log

@@ -152,6 +152,18 @@ def test_files_that_cannot_be_read_are_explained(tmp_path: Path) -> None:
     assert "not data" in problems_of(tmp_path / "large.yaml")[0]
 
 
+def test_null_takes_back_a_whole_section(write: Any) -> None:
+    path = write(MINIMAL + "training: {seed: 1}\ntracking: {tensorboard: true}\n")
+    config = load_config(path, overrides=["tracking=null", "training=null", "training.max_steps=3"])
+    assert config.tracking.tensorboard is False
+    assert (config.training.seed, config.training.max_steps) == (42, 3)
+
+
+def test_a_section_may_be_given_for_the_model(write: Any) -> None:
+    config = load_config(write(MINIMAL), overrides=["model={path: other/model, dtype: bf16}"])
+    assert (config.model.path, config.model.dtype) == ("other/model", "bfloat16")
+
+
 def test_later_sources_win(write: Any) -> None:
     path = write(MINIMAL + "training: {learning_rate: 1e-3, seed: 1, warmup_ratio: 0.1, max_steps: 5}\n")
     config = load_config(
