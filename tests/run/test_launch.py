@@ -89,12 +89,12 @@ def test_what_the_environment_decides_is_said_and_a_report_without_a_place_is_re
     inputs: Path, tmp_path: Path
 ) -> None:
     done = subprocess.run(
-        [*command(inputs, tmp_path / "run"), "logging.report_json=/proc/nowhere/report.json"],
+        [*command(inputs, tmp_path / "run"), "logging.report_json=train.jsonl/report.json"],
         cwd=inputs, env=environ() | {"LR": "1e-3"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == errors.ENVIRONMENT
     assert "LR is set in the environment: it decides training.learning_rate" in done.stderr
-    assert "/proc/nowhere/report.json cannot be written" in done.stderr
+    assert "train.jsonl/report.json cannot be written" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
