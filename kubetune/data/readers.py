@@ -69,14 +69,24 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     if b"\0" in line:
         raise ValueError(f"holds a NUL byte at column {line.index(0) + 1}; expected UTF-8 text")
     try:
-        value = json.loads(line)
+        value = json.loads(line.rstrip(b"\r\n"))
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON: {error.msg} at column {error.colno}") from None
+        raise ValueError(f"is not JSON: {_json_mistake(error)} at column {error.colno}") from None
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     return _require_object(value)
+
+
+def _json_mistake(error: json.JSONDecodeError) -> str:
+    """What `json` found, in words that can stand before `at column 7`."""
+    is_control = error.msg.startswith("Invalid control character")
+    if error.msg.startswith("Unterminated string") or (is_control and error.doc[error.pos] in "\r\n"):
+        return "an open string"
+    if is_control:
+        return "a control character in a string"
+    return error.msg
 
 
 def _require_object(value: Any) -> dict[str, Any]:
@@ -153,14 +163,14 @@ class _ListScanner:
 
     def _next_value(self) -> Any:
         while True:
+            begin = self._at
             try:
-                value, end = _DECODER.raw_decode(self._text, self._at)
+                value, end = _DECODER.raw_decode(self._text, begin)
             except json.JSONDecodeError as error:
                 if self._read_more():
                     continue
-                line = self.line + self._text.count("\n", self._at, error.pos)
-                self.line = line
-                raise ValueError(f"is not JSON: {error.msg}") from None
+                self.line += error.doc.count("\n", begin, error.pos)  # reading on has moved what was read before
+                raise ValueError(f"is not JSON: {_json_mistake(error)}") from None
             except RecursionError:
                 raise ValueError("is nested too deeply") from None
             if end < len(self._text) or not self._read_more():
@@ -208,7 +218,7 @@ def _read_table(file: Path, problems: Problems, delimiter: str) -> Iterator[Reco
                 if row and len(row) == len(header):
                     yield Record(str(file), line, dict(zip(header, row, strict=True)))
                 else:
-                    found = f"has {len(row)} values" if row else "is blank"
+                    found = f"has {len(row)} value{'s' * (len(row) != 1)}" if row else "is blank"
                     problems.add(f"{file}:{line}", f"{found}; expected {len(header)}, as in the header")
                 line = rows.line_num + 1
         except csv.Error as error:

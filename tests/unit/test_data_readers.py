@@ -68,6 +68,28 @@ def test_a_bad_line_is_named_wherever_it_stands(
     assert count_lines(file) == before + after + 1
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"a": 1', "is not JSON: Expecting ',' delimiter at column 8."),
+        ('{"a": "b', "is not JSON: an open string at column 7."),
+        ('{"a": "b\tc"}', "is not JSON: a control character in a string at column 9."),
+        ('{"a": 1} x', "is not JSON: Extra data at column 10."),
+    ],
+)
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
+def test_broken_json_is_told_with_its_column(line: str, told: str, ending: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes((line + ending).encode())
+    assert read(file)[1].first == [f"{file}:1: {told}"]
+
+
+def test_an_open_string_in_a_list_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('[{"text": "a"},\n {"text": "b}\n]')
+    assert read(file)[1].first == [f"{file}:2: is not JSON: an open string."]
+
+
 def test_many_problems_are_counted_and_the_first_shown(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b"{\n" * 45)
@@ -177,9 +199,9 @@ def test_tables_survive_quoting_and_keep_their_lines(
 @pytest.mark.parametrize(
     ("content", "line", "told"),
     [
-        (b"prompt,completion\na,b\nc\n", 3, "has 1 values; expected 2"),
+        (b"prompt,completion\na,b\nc\n", 3, "has 1 value; expected 2"),
         (b"prompt,completion\na,b\n\nc,d\n", 3, "is blank; expected 2"),
-        (b'prompt,completion\n"a\nb",c\nd\n', 4, "has 1 values"),
+        (b'prompt,completion\n"a\nb",c\nd\n', 4, "has 1 value"),
         (b'prompt,completion\n"a"b,c\n', 2, "cannot be read as a table"),
         (b"prompt,completion\na,\xff\n", 2, "is not UTF-8: byte 0xff"),
         (b"", 1, "is blank; expected a header"),
