@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.cli import data_convert
-from kubetune.errors import OK, USER, ConfigError
+from kubetune.errors import OK, USER, ConfigError, DataError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,14 +128,17 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> int:
     if args.overrides:
         raise ConfigError(f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out")
     problems, kinds = check_shapes(SourceConfig(path=args.target), keep=None if args.json else SHOWN)
+    is_empty = not problems.total and not kinds
     if args.json:
         found = {"total": problems.total, "first": problems.first}
-        print(json.dumps({"ok": not problems.total, "records": kinds, "problems": found}, indent=2))
+        print(json.dumps({"ok": not problems.total and not is_empty, "records": kinds, "problems": found}, indent=2))
     else:
         for kind, number in kinds.most_common():
-            console.print(f"{number:,} records of kind {kind}")
+            console.print(f"{number:,} record{'s' * (number != 1)} of kind {kind}")
         console.print("Tokens were not looked at; give --model, or a run file, for that.")
     problems.raise_if_any()
+    if is_empty:
+        raise DataError(f"{args.target} holds no records. Nothing was written.")
     return OK
 
 
@@ -154,8 +158,12 @@ def _show(report: Report, console: Console) -> None:
     if report.leaked:
         console.print(f"[yellow]{report.leaked:,} rows of eval are in train too[/yellow]")
     for number, sample in enumerate(report.samples, 1):
-        console.print(f"\n[bold]row {number}[/bold] (what is trained is [green]green[/green])")
-        console.print(Text.assemble(*((text, "green" if trained else "dim") for text, trained in sample)))
+        if console.color_system and not console.no_color:
+            console.print(f"\n[bold]row {number}[/bold] (what is trained is [green]green[/green])")
+            console.print(Text.assemble(*((text, "green" if trained else "dim") for text, trained in sample)))
+        else:
+            console.print(f"\nrow {number} (what is trained stands between ⟦ and ⟧)")
+            console.print(Text("".join(f"⟦{text}⟧" if trained else text for text, trained in sample)))
     colour = "green" if report.ok else "red"
     console.print(f"\n[bold {colour}]{'ready to train' if report.ok else 'not ready to train'}[/bold {colour}]")
 
@@ -171,8 +179,13 @@ def _counts(stats: dict[str, Any]) -> str:
 def _show_histogram(bars: Any, console: Console) -> None:
     counts = dict(bars)
     widest = max(counts.values(), default=0)
-    for label, count in counts.items():
-        console.print(f"  {label:>13} tokens {'█' * -(-40 * count // widest) if count else ''} {count:,}")
+    for has_rows, run in groupby(counts.items(), key=lambda bar: bar[1] > 0):
+        found = list(run)
+        if not has_rows and len(found) > 1:
+            console.print(f"  {'…':>13}")
+            continue
+        for label, count in found:
+            console.print(f"  {label:>13} tokens {'█' * -(-40 * count // widest)} {count:,}")
 
 
 def _prepare(args: argparse.Namespace) -> int:

@@ -60,6 +60,47 @@ def test_check_names_bad_records_and_writes_nothing(
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.parametrize("model", [True, False])
+@pytest.mark.parametrize("name", ["d.json", "d.jsonl"])
+def test_check_says_that_there_are_no_records(
+    folder: Path, model: bool, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = folder / name
+    empty.write_text("[]" if name == "d.json" else "")
+    argv = ["data", "check", str(empty), *(["--model", str(folder / "model")] if model else [])]
+    assert main(argv) == 2
+    assert "no records" in capsys.readouterr().err
+    assert main([*argv, "--json"]) == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["ok"] is False
+    assert "no records" in told.err
+
+
+def test_one_record_is_no_records(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = folder / "one.jsonl"
+    one.write_text('{"prompt": "a", "completion": "b"}\n')
+    assert main(["data", "check", str(one)]) == 0
+    assert "1 record of kind Pair" in capsys.readouterr().out
+
+
+def test_without_colour_what_is_trained_is_bracketed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", str(folder / "run.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "⟦Pong<|im_end|>⟧" in told
+    assert "(what is trained stands between ⟦ and ⟧)" in told
+    assert "green" not in told
+
+
+def test_lengths_that_no_row_has_take_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"text": "one"}] * 3 + [{"text": "one two " * 1000}]
+    (folder / "wide.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wide = ["data", "check", str(folder / "wide.jsonl"), "--model", str(folder / "model"), "--samples", "0"]
+    assert main(wide) == 0
+    bars = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "█" in line or "…" in line]
+    assert len(bars) == 3
+    assert bars[:2] == ["1–32", "…"]
+
+
 def test_check_stops_when_too_much_would_be_lost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "check", str(folder / "run.yaml"), "data.max_length=8"]) == 2
     told = capsys.readouterr()
