@@ -23,6 +23,7 @@ from kubetune.data.batches import Batch
 from kubetune.data.feed import Feed, Work
 from kubetune.data.order import mixed_seed
 from kubetune.data.prepare import Prepared
+from kubetune.data.tokenizer import Tokenizer
 from kubetune.evaluate import evaluate
 from kubetune.journal import Journal, log_batch, open_journal
 from kubetune.models import check_positions, choose_dtype
@@ -71,6 +72,7 @@ def _train(
     check_positions(learner.model, int(data.train.lengths.max()))
     optimizer = sharded.make_optimizer(learner.model, config.training)
     _log_model(learner, optimizer)
+    _log_padding(data.tokenizer, world)
     run = Run(
         config=config,
         plan=plan,
@@ -283,3 +285,11 @@ def _log_model(learner: Any, optimizer: FlatAdamW) -> None:
         logs.MODEL.info("padding-free streams of many sequences (self-check: %.1e)", learner.route.difference)
     else:
         logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
+
+
+def _log_padding(tokenizer: Tokenizer, world: World) -> None:
+    if world.is_main and not tokenizer.names_padding:
+        logs.MODEL.info(
+            "no pad token is named, so EOS stands in for one where batches are filled up: in generation, and in what "
+            "is saved or exported; training fills up nothing, so EOS is learnt like any other token"
+        )

@@ -144,7 +144,18 @@ class Tokenizer:
     def pad_id(self) -> int:
         """What fills up batches that must be rectangular; never a label."""
         pad = self._id("pad_token")
+        pad = self._stated_pad_id if pad is None else pad
         return self.eos_id if pad is None else pad
+
+    @property
+    def names_padding(self) -> bool:
+        """Whether the tokenizer or the model names a token for padding; EOS stands in for it where neither does."""
+        return "pad_token" in self.special or self._stated_pad_id is not None
+
+    @property
+    def _stated_pad_id(self) -> int | None:
+        id = read_json(self.files.get("config.json")).get("pad_token_id")
+        return id if isinstance(id, int) and id >= 0 else None  # some models state -1
 
     @property
     def bos_id(self) -> int | None:

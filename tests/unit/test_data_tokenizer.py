@@ -132,6 +132,24 @@ def test_what_ends_generation(tiny: Path, tmp_path: Path) -> None:
     assert ours(tiny).eos_ids == (2,)
 
 
+@pytest.mark.parametrize(
+    ("pad_token", "pad_token_id", "names", "id"),
+    [
+        ("<|endoftext|>", None, True, 0),
+        (None, 1, True, 1),
+        (None, 0, True, 0),
+        (None, None, False, 2),
+        (None, -1, False, 2),
+    ],
+)
+def test_what_pads(pad_token: str | None, pad_token_id: int | None, names: bool, id: int, tmp_path: Path) -> None:
+    folder = train_tokenizer(tmp_path)
+    facts = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts | {"pad_token": pad_token}))
+    (folder / "config.json").write_text(json.dumps({"pad_token_id": pad_token_id}))
+    assert (ours(folder).names_padding, ours(folder).pad_id) == (names, id)
+
+
 def test_saving_copies_the_files_byte_for_byte(tiny: Path, tmp_path: Path) -> None:
     def contents(folder: Path) -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in folder.iterdir()}

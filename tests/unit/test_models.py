@@ -7,10 +7,14 @@ import json
 import pytest
 import torch
 
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, ModelConfig
+from kubetune.data.tokenizer import load_tokenizer
 from kubetune.errors import ConfigError, ModelError
 from kubetune.models import check_positions, load_pretrained
+from kubetune.parallel import World
+from kubetune.train import _log_padding
 from tests.architectures import PROMISED, build_model, save_model
+from tests.tiny import train_tokenizer
 
 
 def test_rows_beyond_a_learned_table_of_positions_are_refused():
@@ -66,3 +70,13 @@ def test_a_classifier_may_get_a_head_of_another_size(tmp_path, caplog):
     model.save_pretrained(folder)
     model = load_pretrained(AutoModelForSequenceClassification, config, torch.device("cpu"), num_labels=5)
     assert model.score.out_features == 5
+
+
+@pytest.mark.parametrize(("pad_token", "rank", "lines"), [("<|endoftext|>", 0, 0), (None, 0, 1), (None, 1, 0)])
+def test_a_missing_pad_token_is_told_once(tmp_path, caplog, pad_token, rank, lines):
+    folder = train_tokenizer(tmp_path / "model")
+    facts = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts | {"pad_token": pad_token}))
+    with caplog.at_level("INFO", logger="kubetune"):
+        _log_padding(load_tokenizer(ModelConfig(path=str(folder))), World(rank=rank))
+    assert caplog.text.count("no pad token is named") == lines
