@@ -37,6 +37,7 @@ def test_logs_of_all_pods_are_marked_with_their_node(desk: Desk) -> None:
     assert "--rank: found 2; expected 0 to 1" in desk.quick("logs", "fit", "--rank", "2", code=2).stderr
 
 
+@pytest.mark.slow
 def test_the_log_of_a_rank_outlives_its_pods(desk: Desk) -> None:
     desk.submit_script("true")
     write_progress(desk)

@@ -155,9 +155,12 @@ def test_a_failed_init_container_keeps_the_others_from_starting(cluster: Cluster
     assert "waiting" in failed["status"]["containerStatuses"][0]["state"]
 
 
+@pytest.mark.slow
 def test_a_command_that_is_not_there_is_a_start_error(cluster: Cluster) -> None:
     cluster.apply(pod("typo", "no-such-command", "--flag"))
-    state = cluster.wait_phase("typo", "Failed")["status"]["containerStatuses"][0]["state"]["terminated"]
+    status = cluster.wait_phase("typo", "Failed")["status"]
+    assert "terminated" in status["containerStatuses"][0]["state"], status
+    state = status["containerStatuses"][0]["state"]["terminated"]
     assert (state["exitCode"], state["reason"]) == (128, "StartError")
     assert "No such file or directory" in state["message"]
 

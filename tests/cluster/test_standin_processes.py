@@ -128,6 +128,7 @@ def test_it_runs_where_there_is_one_user_only(prefix: tuple[str, ...], open_fold
         assert cluster.log(name_of(found)).split() == ["hello", ip, "fit-0.fit.default.svc.cluster.local", ip]
 
 
+@pytest.mark.slow
 def test_it_can_be_the_oldest_supported_release(tmp_path: Path) -> None:
     try:
         started = ControlPlane(tmp_path, "--kubernetes-version", OLDEST, "--nodes", "3")

@@ -81,7 +81,7 @@ def test_what_cannot_be_reached_is_waited_for(run_dir: Path) -> None:
         sight = watch.look_here(run_dir)
         return sight if number == 3 else Sight(sight.name, "running", "", sight.vitals)
 
-    console = Console(width=100, file=io.StringIO(), force_terminal=True)
+    console = Console(width=300, file=io.StringIO(), force_terminal=True)
     watch._follow(look, 0.0, console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
