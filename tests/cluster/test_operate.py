@@ -131,7 +131,7 @@ def test_warnings_of_the_server_are_shown(desk: Desk) -> None:
 
 
 # -- status
-def test_status_shows_progress_from_the_run_directory(desk: Desk) -> None:
+def test_status_shows_progress_from_the_run_directory(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.submit_script(WAIT)
     desk.cluster.wait_ready("fit", pods=2)
     write_progress(desk)
@@ -144,8 +144,9 @@ def test_status_shows_progress_from_the_run_directory(desk: Desk) -> None:
     head, row = desk.quick("status").stdout.splitlines()
     assert head.split() == ["RUN", "KIND", "STATE", "PODS", "RESTARTS", "STEP", "LOSS", "TOKENS/S", "ETA", "WHY"]
     assert row.split() == ["fit", "Job", "running", "2/2", "0", "5/20", "2.5000", "1,234", "30s"]
+    monkeypatch.setenv("COLUMNS", "120")  # on a narrow terminal the line is cut off
     watched = desk.quick("watch", "fit").stdout
-    assert "running  step 5/20 (25%)  ETA 30s" in watched  # what follows is cut off on narrow terminals
+    assert f"running  step 5/20 (25%)  ETA 30s  saved step 4  {desk.cluster.namespace}, 2 of 2 pods running" in watched
     assert "│ two" in watched
 
 
