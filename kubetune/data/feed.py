@@ -44,6 +44,7 @@ class Feed:
         self._sequences = plan.per_device_train_batch_size if flat else 1
         self._lengths = rows.lengths
         self._order = lru_cache(maxsize=2)(self._epoch_order)
+        self._mine = lru_cache(maxsize=2)(self._split)  # a step's share is asked for again when images look ahead
         self.steps_per_epoch = -(-rows_per_epoch(rows) // plan.global_batch_size)
 
     def _epoch_order(self, epoch: int) -> Ids:
@@ -57,9 +58,9 @@ class Feed:
     def step(self, step: int) -> Work:
         """This rank's micro-batches of a step."""
         ids = self.samples(step)
-        batches = [_collate(self._rows, micro) for micro in self._mine(ids)]
+        batches = [_collate(self._rows, micro) for micro in self._mine(step)]
         if (reader := self._rows.reader) is not None:
-            soon = (int(i) for micro in self._mine(self.samples(step + 1)) for i in micro)
+            soon = (int(i) for micro in self._mine(step + 1) for i in micro)
             reader.look_ahead(image for i in soon for image in self._rows.images(i))
         return Work(
             batches=batches,
@@ -68,9 +69,14 @@ class Feed:
             samples=len(ids),
         )
 
-    def _mine(self, ids: Ids) -> list[Ids]:
+    def _split(self, step: int) -> list[Ids]:
+        """Row ids of this rank's micro-batches of a step."""
         split = split_batch(
-            ids, self._lengths, self._world.size, token_budget=self._token_budget, sequences=self._sequences
+            self.samples(step),
+            self._lengths,
+            self._world.size,
+            token_budget=self._token_budget,
+            sequences=self._sequences,
         )
         return (_evened(split) if self._even else split)[self._world.rank]
 
