@@ -14,7 +14,13 @@ from kubetune.files import write_atomic
 if TYPE_CHECKING:
     from kubetune.config.importers import Imported
 
-_PEERS = {"axolotl": "axolotl", "llama-factory": "LLaMA-Factory", "trl": "TRL", "ms-swift": "ms-swift"}
+_PEERS = {
+    "axolotl": "axolotl",
+    "llama-factory": "LLaMA-Factory",
+    "trl": "TRL",
+    "ms-swift": "ms-swift",
+    "resources": "job resources",
+}
 _TITLES = {
     "carried": "carried over",
     "assumed": "their defaults, written down because ours differ",

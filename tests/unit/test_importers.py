@@ -104,6 +104,23 @@ FILES = {"axolotl": ("a.yml", AXOLOTL), "LLaMA-Factory": ("l.yaml", FACTORY), "T
          "ms-swift": ("s.sh", SWIFT)}  # fmt: skip
 
 
+RESOURCES = """\
+resources:
+  gpu:
+    accelerator_count: 1      # GPUs per replica
+    accelerator: H100
+  memory: 128                # in GB
+  cpu: 4
+replicas: 4
+config_map:
+  HF_TOKEN: <your hf token with write creds>
+  RESULT_MODEL_ID: <your repo id>
+  RUN_NAME: "run #1"
+shared_volume:
+  size: 10
+"""
+
+
 def imported(folder: Path, text: str, name: str = "config.yml") -> tuple[Imported, Config]:
     (folder / name).write_text(text)
     found = import_config(folder / name)
@@ -183,6 +200,44 @@ def test_ms_swift_from_a_script(tmp_path: Path) -> None:
     assert notes(found, "unneeded")["CUDA_VISIBLE_DEVICES"] == "a setting of the machine, not of the run"
 
 
+def test_resources_of_a_job(tmp_path: Path) -> None:
+    found, config = imported(tmp_path, RESOURCES)
+    compute, kubernetes = config.compute, config.kubernetes
+    assert (found.peer, config.name) == ("job resources", "run-1")
+    assert (compute.nodes, compute.gpus_per_node, compute.cpu, compute.memory) == (4, 1, 4, "128G")
+    assert kubernetes is not None
+    assert kubernetes.storage.outputs.size == "10G"
+    assert kubernetes.secrets["HF_TOKEN"].secret == "hf-token"
+    assert "<your hf token" not in found.text + str(found.notes)
+    assert notes(found, "carried").keys() == {
+        "resources.gpu.accelerator_count", "resources.memory", "resources.cpu", "replicas", "config_map.HF_TOKEN",
+        "shared_volume.size",
+    }  # fmt: skip
+    assert notes(found, "approximated").keys() == {"resources.gpu.accelerator", "config_map.RUN_NAME"}
+    assert notes(found, "dropped").keys() == {"config_map.RESULT_MODEL_ID"}
+    # The script beside the file, which it says nothing of: an example to be replaced.
+    assert (config.task, config.model.path) == ("sequence_classification", "google-bert/bert-base-uncased")
+    assert "model.path" in notes(found, "assumed")
+
+
+def test_variables_of_a_job_are_settings_where_they_have_a_meaning(tmp_path: Path) -> None:
+    variables = "MODEL_ID: some-lab/tiny\n  DATASET_ID: rows.jsonl#50\n  LORA_RANK: 4\n  RESULT_MODEL_ID: team/bot\n"
+    text = f"replicas: 2\nconfig_map:\n  {variables}  NCCL_DEBUG: INFO\nresources:\n  gpu: {{}}\n  disk: 5\n"
+    found, config = imported(tmp_path, text)
+    assert (config.model.path, config.data.train[0].path, config.task) == (
+        "some-lab/tiny",
+        "rows.jsonl#50",
+        "causal_lm",
+    )
+    assert config.lora is not None
+    assert config.lora.r == 4
+    assert config.push is not None
+    assert config.push.repo == "team/bot"
+    assert config.kubernetes is not None
+    assert config.kubernetes.env == {"NCCL_DEBUG": "INFO"}
+    assert notes(found, "dropped").keys() == {"resources.disk"}
+
+
 def test_models_that_see_and_results_that_are_uploaded(tmp_path: Path) -> None:
     sees = "freeze_vision_tower: false\nimage_max_pixels: 262144\n"
     more = f"{sees}push_to_hub: true\nhub_model_id: team/bot\nfsdp: full_shard\n"
@@ -220,7 +275,10 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
     [
         ("rl: dpo\nbase_model: x\ndatasets: [{path: y}]\n", ":1: rl is dpo; kubetune does supervised fine-tuning only"),
         ("stage: rm\nfinetuning_type: lora\n", ":1: stage is rm"),
-        ("a: 1\nb: 2\n", "not recognised as a config of axolotl, LLaMA-Factory, TRL, ms-swift; found keys a, b"),
+        (
+            "a: 1\nb: 2\n",
+            "not recognised as a config of axolotl, LLaMA-Factory, TRL, ms-swift, job resources; found keys a, b",
+        ),
         ("base_model: x\nsequence_len: 512\n", "names no data to train on"),
         ("model_name_or_path: x\nfinetuning_type: lora\nmax_samples: 5\n", "names no data to train on"),
         ("base_model: x\nbase_model: y\n", ":2: base_model: given twice"),

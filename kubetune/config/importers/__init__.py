@@ -1,4 +1,4 @@
-"""Other tools' configs, turned into run files: axolotl, LLaMA-Factory, TRL and ms-swift.
+"""Other tools' configs, turned into run files: axolotl, LLaMA-Factory, TRL, ms-swift, and a job's resources.
 
 What means the same is carried over, what only comes near is approximated, what is not there is dropped; each key of
 the file is named in one of the lists. Where a file leaves a key out and its tool's default is not ours, theirs is
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from kubetune.config.importers import axolotl, llama_factory, ms_swift, trl
+from kubetune.config.importers import axolotl, llama_factory, ms_swift, resources, trl
 from kubetune.config.importers.common import retell, settle
 from kubetune.config.importers.draft import Draft, Note
 from kubetune.config.importers.foreign import Foreign, read_foreign
@@ -21,7 +21,7 @@ from kubetune.config.importers.writing import comment, inline, run_file
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
 
-PEERS: dict[str, ModuleType] = {module.NAME: module for module in (axolotl, llama_factory, trl, ms_swift)}
+PEERS: dict[str, ModuleType] = {module.NAME: module for module in (axolotl, llama_factory, trl, ms_swift, resources)}
 
 _SUPERVISED = {
     "stage": ("sft", "pt"),
