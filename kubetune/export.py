@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import gc
 import json
-import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -27,19 +26,19 @@ from kubetune import checkpoint, errors, faults, files, merge, metrics, models, 
 from kubetune.config.load import read_config, resolved
 from kubetune.config.schema import DTYPE_NAMES, Config
 from kubetune.data.tokenizer import Tokenizer, load_tokenizer
+from kubetune.export_folder import PROVENANCE, check_place, checksums, is_whole, written_aside
 from kubetune.flat import unwrap
 from kubetune.logs import scrub
-from kubetune.model_card import base_name, write_card
+from kubetune.model_card import CURVES, base_name, write_card
 from kubetune.parallel import World
 from kubetune.plan import Plan
 from kubetune.proof import Comparison, Sample
-from kubetune.snapshot import explained_full_disk
+from kubetune.report.picture import draw
 from kubetune.tasks import task_module
 
 Kind = Literal["adapter", "merged", "model"]
 Tell = Callable[[str], None]
 
-PROVENANCE = "provenance.json"
 SHARD = "5GB"
 ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
 
@@ -69,6 +68,7 @@ class _Job:
     dtype: torch.dtype
     device: torch.device
     tell: Tell
+    max_shard_bytes: int
 
     @property
     def auto_class(self) -> Any:
@@ -89,13 +89,15 @@ def export_run(
     dtype: str | None = None,
     out: Path | None = None,
     device: str | None = None,
+    max_shard_size: str = SHARD,
     tell: Tell = print,
 ) -> Export:
     """Write the model of a run's checkpoint (`best`, `last` or a step) to `out`, and prove it.
 
     `merged` puts adapters into the base's weights. `dtype` is that of the weights; left out, the base's own, or the
-    config's. Raises ConfigError for what makes no sense, ModelError when the proof fails, EnvironmentFault when the
-    disk is full; nothing is left in `out` then, and an export that was there before stays.
+    config's. No file of a model's weights is larger than `max_shard_size`; an adapter is one file. Raises ConfigError
+    for what makes no sense, ModelError when the proof fails, EnvironmentFault when the disk is full; nothing is left in
+    `out` then, and an export that was there before stays.
     """
     config = read_config(run_dir)
     folder = checkpoint.choose(run_dir, which)
@@ -105,9 +107,9 @@ def export_run(
     if merged and config.lora is None:
         raise errors.ConfigError(f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out")
     out = (out or run_dir / "exports" / f"{folder.name}-{kind}").absolute()
-    _check_place(out)
-    job = _open(run_dir, config, folder, kind, dtype, device, tell)
-    with files.lock(run_dir / "logs" / "export.lock", wait=False), _written_aside(out) as partial:
+    check_place(out)
+    job = _open(run_dir, config, folder, kind, dtype, device, tell, _bytes_of(max_shard_size))
+    with files.lock(run_dir / "logs" / "export.lock", wait=False), written_aside(out) as partial:
         sample = proof.choose_sample(job.config, _vocabulary(job))
         comparisons, notes = _WRITERS[kind](job, partial, sample)
         names = proof.check_tokenizer(job.tokenizer, partial, sample)
@@ -121,8 +123,11 @@ def export_run(
         facts = _facts(run_dir, job, sample, comparisons, names, notes)
         step = facts["checkpoint"]["step"]
         lines = [line for line in metrics.read_metrics(run_dir) if line["step"] <= step]
-        files.write_atomic(partial / "README.md", scrub(write_card(job.config, kind, facts, lines)))
-        facts["files"] = _checksums(partial)
+        if picture := draw(lines):
+            files.write_atomic(partial / CURVES, picture)
+        card = write_card(job.config, kind, facts, lines, pictured=picture is not None)
+        files.write_atomic(partial / "README.md", scrub(card))
+        facts["files"] = checksums(partial)
         text = json.dumps(facts, indent=1, ensure_ascii=False).replace(str(Path.home()), "~")
         files.write_atomic(partial / PROVENANCE, scrub(text + "\n"))
     return Export(out, kind, facts)
@@ -147,24 +152,33 @@ def _kind(config: Config, merged: bool) -> Kind:
     return "merged" if merged else "adapter"
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether a folder is an export whose files all have their sizes."""
-    try:
-        listed: dict[str, Any] = json.loads((folder / PROVENANCE).read_text())["files"]
-        return all((folder / name).stat().st_size == facts["bytes"] for name, facts in listed.items())
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def _open(
-    run_dir: Path, config: Config, folder: Path, kind: Kind, dtype: str | None, device: str | None, tell: Tell
+    run_dir: Path,
+    config: Config,
+    folder: Path,
+    kind: Kind,
+    dtype: str | None,
+    device: str | None,
+    tell: Tell,
+    max_shard_bytes: int,
 ) -> _Job:
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     config = _as_trained(run_dir, config)
     chosen = models.DTYPES[_dtype_name(config, folder, dtype)]
     model = config.model.model_copy(update={"dtype": str(chosen).removeprefix("torch.")})
     config = config.model_copy(update={"model": model})
-    return _Job(config, task_module(config), load_tokenizer(config.model), folder, kind, chosen, place, tell)
+    return _Job(
+        config, task_module(config), load_tokenizer(config.model), folder, kind, chosen, place, tell, max_shard_bytes
+    )
+
+
+def _bytes_of(size: str) -> int:
+    """`5GB` or `500MB` as the hub's libraries count them. Raises ConfigError for what is no size."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])B", size.strip(), re.IGNORECASE)
+    number = int(float(found[1]) * 1000 ** ("KMGT".index(found[2].upper()) + 1)) if found else 0
+    if not number:
+        raise errors.ConfigError(f"--max-shard-size is {size!r}; expected a size such as 5GB. Nothing was written.")
+    return number
 
 
 def _as_trained(run_dir: Path, config: Config) -> Config:
@@ -189,39 +203,6 @@ def _dtype_name(config: Config, folder: Path, given: str | None) -> str:
 
 def _vocabulary(job: _Job) -> int:
     return job.tokenizer.vocab_size
-
-
-def _check_place(out: Path) -> None:
-    """Raise ConfigError when `out` holds anything but an earlier export, which a new one replaces."""
-    if out.exists() and not out.is_dir():
-        raise errors.ConfigError(f"{out} is a file; choose a folder with --out. Nothing was written.")
-    if out.is_dir() and any(out.iterdir()) and not (out / PROVENANCE).is_file():
-        raise errors.ConfigError(f"{out} holds other files; choose another folder with --out. Nothing was written.")
-
-
-@contextmanager
-def _written_aside(out: Path) -> Iterator[Path]:
-    """A folder that becomes `out` when the block ends well, durable, and vanishes when it does not.
-
-    Only for the holder of the run's export lock: what a killed export left beside `out` is removed.
-    """
-    for leftover in out.parent.glob(f".{out.name}.*.tmp"):
-        shutil.rmtree(leftover)
-    partial = files.temporary_sibling(out)
-    try:
-        with files.explained_writes(out), explained_full_disk(out):
-            partial.mkdir(parents=True)
-            yield partial
-            files.fsync_tree(partial)
-            faults.reach("export.written")
-            if out.exists():
-                files.remove_tree_atomically(out)
-            os.rename(partial, out)
-            files.fsync_folder(out.parent)
-    except BaseException:
-        if partial.exists():
-            shutil.rmtree(partial)
-        raise
 
 
 def _write_adapter(job: _Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:
@@ -320,7 +301,7 @@ def _save_model(job: _Job, folder: Path, model: Any) -> None:
         raise errors.EnvironmentFault(f"{folder.parent}: the model takes {needed:,} bytes, {room:,} are free")
     job.tell(f"writing {needed / 1e9:.2f} GB")
     _write_companions(job, folder, model)
-    model.save_pretrained(folder, max_shard_size=SHARD)
+    model.save_pretrained(folder, max_shard_size=job.max_shard_bytes)
     faults.reach("export.weights")
 
 
@@ -375,12 +356,4 @@ def _facts(
             "tokenizer_files_equal": tokenizer_files,
         },
         "versions": metrics.versions(),
-    }
-
-
-def _checksums(folder: Path) -> dict[str, Any]:
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(folder)): {"sha256": files.sha256_file(path), "bytes": path.stat().st_size}
-        for path in found
     }

@@ -24,6 +24,8 @@ AUTO_CLASSES = {
     "sequence_classification": "AutoModelForSequenceClassification",
     "vision_language": "AutoModelForImageTextToText",
 }
+CURVES = "curves.svg"
+"""The name of the picture beside the card."""
 _BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 60
 _SETTINGS = (
@@ -39,8 +41,13 @@ def base_name(path: str) -> str:
     return path if path.count("/") == 1 and not path.startswith((".", "~")) else model_short_name(path)
 
 
-def write_card(config: Config, kind: str, facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
-    """The card of an export. `kind`: adapter, merged or model; `facts`: its provenance; `lines`: metrics up to it."""
+def write_card(
+    config: Config, kind: str, facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], *, pictured: bool = False
+) -> str:
+    """The card of an export. `kind`: adapter, merged or model; `facts`: its provenance; `lines`: metrics up to it.
+
+    `pictured`: their curves lie beside the card as `CURVES`.
+    """
     base = base_name(config.model.path)
     name = facts["run"]["name"] or model_short_name(config.model.path)
     parts = [
@@ -48,7 +55,7 @@ def write_card(config: Config, kind: str, facts: Mapping[str, Any], lines: Seque
         f"# {name}\n\n{_summary(config, kind, base, facts)}",
         f"## How to load\n\n```python\n{_snippet(config, kind, base)}\n```",
         f"## Training\n\n{_table(_settings(config, facts))}",
-        f"## Metrics\n\n{_curves(lines)}",
+        f"## Metrics\n\n{_curves(lines, pictured)}",
         f"## Proof of export\n\n{_proof(facts['proof'])}",
         "## Licence\n\nTo be filled in by whoever publishes this model. It has to agree with the licence of the base "
         f"model `{base}` and of the training data.",
@@ -135,13 +142,14 @@ def _table(values: Mapping[str, Any]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())])
 
 
-def _curves(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Curves as rows of bars, which show everywhere a card does, and the last value of everything measured."""
+def _curves(lines: Sequence[Mapping[str, Any]], pictured: bool) -> str:
+    """Curves as a picture, and as rows of bars for those who read text; the last value of everything measured."""
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     evaluations = [line for line in lines if "eval_loss" in line]
     curves = [("training loss", losses), ("evaluation loss", [line["eval_loss"] for line in evaluations])]
     drawn = [f"{name:<16}{values[0]:>9.4f} {sparkline(values)} {values[-1]:.4f}" for name, values in curves if values]
-    text = "```\n" + "\n".join(drawn) + "\n```" if drawn else "No metrics were recorded."
+    picture = f"![Curves over steps]({CURVES})\n\n" if pictured else ""
+    text = f"{picture}```\n" + "\n".join(drawn) + "\n```" if drawn else "No metrics were recorded."
     if evaluations:
         last = {name: value for name, value in evaluations[-1].items() if name.startswith("eval_")}
         text += f"\n\nAt step {evaluations[-1]['step']:,}:\n\n"

@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     add_export_options(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="left out: RUN_DIR/exports/STEP-KIND")
+    parser.add_argument(
+        "--max-shard-size", default="5GB", metavar="SIZE", help="largest file of a model's weights (default 5GB)"
+    )
     parser.add_argument("--json", action="store_true", help="print the provenance as JSON")
 
 
@@ -40,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
         export = export_run(
             args.run_dir, args.step, merged=args.merge, dtype=args.dtype, out=args.out, device=args.device,
-            tell=(lambda _: None) if args.json else tell,
+            max_shard_size=args.max_shard_size, tell=(lambda _: None) if args.json else tell,
         )  # fmt: skip
     if args.json:
         print(json.dumps({"path": str(export.path)} | export.facts, indent=2))

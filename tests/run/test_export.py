@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from kubetune import checkpoint, errors, faults, merge, model_card
 from kubetune.cli import main
 from kubetune.export import Export, export_run, is_whole
+from kubetune.report import picture
 from tests import reviews, toy
 from tests.architectures import save_model
 from tests.tiny import CHATML
@@ -162,6 +164,31 @@ def test_classifiers(merged: bool, tmp_path: Path) -> None:
     assert "text-classification" in (found.path / "README.md").read_text()
 
 
+def test_shards_are_as_small_as_asked_and_load_as_one_model(
+    lora_run: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", str(lora_run), "--merge", "--out", str(tmp_path / "out"), "--max-shard-size"]
+    assert main([*words, "200KB"]) == 0
+    assert "files, " in capsys.readouterr().out
+    shards = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert shards[0].name == f"model-00001-of-{len(shards):05d}.safetensors"
+    assert len(shards) > 2
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {shard.name for shard in shards}
+    for shard in shards:
+        with safe_open(shard, "pt") as found:
+            sizes = [found.get_tensor(name).nbytes for name in found.keys()]  # noqa: SIM118 - not a dict
+        assert sum(sizes) <= 200_000 or len(sizes) == 1
+    assert is_whole(tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert distance(trained_logits(lora_run, inputs), logits(model)) < 1e-5
+    for wrong in ("5", "0GB", "lots"):
+        assert main([*words, wrong]) == errors.USER
+        assert "expected a size such as 5GB" in capsys.readouterr().err
+    assert main([*words, "1GB"]) == 0  # in the place of the one before, of which nothing stays
+    assert [path.name for path in (tmp_path / "out").glob("model*")] == ["model.safetensors"]
+
+
 def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: Path) -> None:
     found = export(lora_run, tmp_path / "out", merged=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -177,6 +204,9 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     card = (found.path / "README.md").read_text()
     assert "eval_loss" in card
     assert "training loss" in card
+    assert "![Curves over steps](curves.svg)" in card
+    drawn = ElementTree.parse(found.path / "curves.svg")
+    assert len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")) == 2  # of one evaluation there is no line
     assert "Licence\n\nTo be filled in" in card
     assert is_whole(found.path)
 
@@ -277,3 +307,18 @@ def test_a_curve_in_one_line() -> None:
     assert model_card.sparkline([8, 4, 2, 1]) == "█▄▂▁"
     assert model_card.sparkline([1.0, 1.0]) == "▁▁"
     assert len(model_card.sparkline(range(1000))) == 60
+
+
+def test_a_picture_of_curves() -> None:
+    lines: list[dict[str, Any]] = [{"step": step, "loss": 9 / step} for step in range(1, 1001)]
+    lines[500]["loss"] = None
+    lines += [{"step": step, "eval_loss": 9 / step, "eval_f1": 0.1} for step in (500, 1000)]
+    drawn = ElementTree.fromstring(picture.draw(lines) or "")
+    curves = drawn.findall("{http://www.w3.org/2000/svg}polyline")
+    assert [len((curve.get("points") or "").split()) for curve in curves] == [250, 250, 2, 2]
+    texts = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Loss", "evaluation loss", "Evaluation scores", "f1", "1,000"} <= set(texts)
+    assert picture.draw([{"step": 1, "loss": 2.0}, {"step": 1, "eval_loss": 2.0}]) is None
+    assert picture.draw([]) is None
+    assert picture.round_numbers(1, 7, whole=True) == [2, 4, 6]
+    assert picture.round_numbers(0.512, 0.533) == [0.515, 0.52, 0.525, 0.53]
