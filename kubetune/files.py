@@ -16,6 +16,7 @@ import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from kubetune import faults
 from kubetune.errors import EnvironmentFault
@@ -74,10 +75,12 @@ def free_bytes(path: StrPath) -> int:
     return shutil.disk_usage(existing).free
 
 
-def write_atomic(path: StrPath, content: bytes | str) -> None:
-    """Write a file so that readers, and a crash at any moment, see the old content or the new, never a part.
+@contextlib.contextmanager
+def written_whole(path: StrPath) -> Iterator[BinaryIO]:
+    """A file to write to bit by bit, that gets its name when the block ends well and vanishes when it does not.
 
-    Creates missing parent folders. Raises EnvironmentFault when the disk is full or the folder not writable.
+    Readers, and a crash at any moment, see the old content or the new, never a part. Creates missing parent folders.
+    Raises EnvironmentFault when the disk is full or the folder not writable.
     """
     path = Path(path)
     temporary = temporary_sibling(path)
@@ -85,7 +88,7 @@ def write_atomic(path: StrPath, content: bytes | str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "xb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
+                yield file
                 file.flush()
                 faults.reach(f"write {path.name}")
                 os.fsync(file.fileno())
@@ -94,6 +97,12 @@ def write_atomic(path: StrPath, content: bytes | str) -> None:
             temporary.unlink(missing_ok=True)
             raise
         fsync_folder(path.parent)
+
+
+def write_atomic(path: StrPath, content: bytes | str) -> None:
+    """Write a file in one go, as `written_whole` does."""
+    with written_whole(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def sha256_file(path: StrPath) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +17,14 @@ import torch
 import transformers
 from transformers.generation.streamers import BaseStreamer
 
-from kubetune import checkpoint, errors, models
+from kubetune import checkpoint, errors, models, processes
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
-from kubetune.data.batches import Batch, image_inputs
+from kubetune.data.batches import image_inputs
 from kubetune.data.encode import Encoder
 from kubetune.data.encode_vision import VisionEncoder
 from kubetune.data.formats import Chat, convert
-from kubetune.data.image_processor import load_image_processor
+from kubetune.data.image_processor import ImageRef, load_image_processor
 from kubetune.data.pictures import PictureReader, collate_pictured
 from kubetune.data.problems import Problems
 from kubetune.data.sources import read_source
@@ -56,11 +56,15 @@ class Sampling:
         }
 
 
+WINDOW = 256
+"""Prompts among which those of equal length go together; what comes after waits."""
+
+
 class Asked(NamedTuple):
-    """A prompt as a model takes it; `batch` holds the images, where there are any."""
+    """A prompt as a model takes it; its `images` are read when it is its turn."""
 
     ids: list[int]
-    batch: Batch | None = None
+    images: tuple[ImageRef, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,38 +79,63 @@ class Speaker:
     is_chat: bool
     config: Config
     reader: PictureReader | None = None
+    _base: list[Any] = field(default_factory=list, repr=False)
+    """The model before fine-tuning, once it has been loaded beside the one that was trained whole."""
 
     @contextmanager
     def as_base(self) -> Iterator[Speaker]:
-        """The model before fine-tuning: the same one with its adapters off, else loaded anew."""
+        """The model before fine-tuning: the same one with its adapters off, else loaded beside it, once.
+
+        Raises EnvironmentFault where the memory does not hold both.
+        """
         if hasattr(self.model, "disable_adapter"):
             with self.model.disable_adapter():
                 yield self
-        else:
-            base: Any = models.load_pretrained(_auto_class(self.config), self.config, _device())
-            yield replace(self, model=base.eval())
+            return
+        if not self._base:
+            _require_room(self.model)
+            loaded: Any = models.load_pretrained(_auto_class(self.config), self.config, _device())
+            self._base.append(loaded.eval())
+        yield replace(self, model=self._base[0])
 
-    def encode(self, prompt: Prompt, images: Sequence[str] = ()) -> Asked:
+    def encode(self, prompt: Prompt, images: Sequence[str] = (), tools: Sequence[Any] = ()) -> Asked:
         """Ids of a prompt; plain text becomes the user's turn where the model was taught conversations.
 
-        `images` go where the prompt has `<image>`, or before it. Raises DataError for what cannot be asked.
+        `images` go where the prompt has `<image>`, or before it. Raises ValueError for what cannot be asked.
         """
-        if isinstance(prompt, str) and (self.is_chat or images):
+        if isinstance(prompt, str):
+            if not self.is_chat and not images:
+                return Asked(self.tokenizer.encode_prompt(prompt))
             prompt = [{"role": "user", "content": prompt}]
+        seen = {"images": [os.path.abspath(image) for image in images]} if images else {}
+        chat = convert({"messages": list(prompt), "tools": list(tools), **seen})
+        assert isinstance(chat, Chat)
         if not images:
-            return Asked(self.tokenizer.encode_prompt(prompt))
+            return Asked(self.tokenizer.encode_prompt(chat.messages, chat.tools))
         if self.reader is None:
-            raise errors.ConfigError("images need a model that sees; this run has `task: causal_lm`")
-        encoder = VisionEncoder(Encoder(self.tokenizer), self.reader.processor)
-        try:
-            chat = convert({"messages": prompt, "images": [os.path.abspath(image) for image in images]})
-            assert isinstance(chat, Chat)
-            row = encoder.encode_prompt(chat)
-        except ValueError as error:
-            raise errors.DataError(f"prompt: {error}") from error
-        ids = np.asarray(row.ids, np.uint32)
-        pictures = self.reader.read(row.images)
-        return Asked(row.ids, collate_pictured([(ids, np.zeros(len(ids), bool))], [pictures], self.reader.processor))
+            raise ValueError(f"has images, which need a model that sees; this run has `task: {self.config.task}`")
+        row = VisionEncoder(Encoder(self.tokenizer), self.reader.processor).encode_prompt(chat)
+        return Asked(row.ids, row.images)
+
+    def look(self, asked: Asked) -> dict[str, Any]:
+        """The images of a prompt as the model's code takes them; nothing where there are none."""
+        if not asked.images or self.reader is None:
+            return {}
+        ids, device = np.asarray(asked.ids, np.uint32), next(self.model.parameters()).device
+        row = (ids, np.zeros(len(ids), bool))
+        batch = collate_pictured([row], [self.reader.read(asked.images)], self.reader.processor)
+        return image_inputs(batch.to(device))
+
+
+def _require_room(model: Any) -> None:
+    """Raise EnvironmentFault where a second model of this size does not fit."""
+    needed = sum(p.numel() * p.element_size() for p in model.parameters())
+    free = torch.cuda.mem_get_info()[0] if _device().type == "cuda" else processes.free_memory_bytes()
+    if free < needed:
+        raise errors.EnvironmentFault(
+            f"the model before fine-tuning takes {needed / 1e9:.1f} GB beside the one that was trained whole, and "
+            f"{free / 1e9:.1f} GB are free; ask without --compare, or where there is more memory"
+        )
 
 
 def load_run(run_dir: Path, which: str = "best") -> Speaker:
@@ -137,7 +166,6 @@ def _learnt_conversations(config: Config) -> bool:
         return True
 
 
-@torch.inference_mode()
 def answer(
     speaker: Speaker,
     prompts: Sequence[Prompt],
@@ -146,42 +174,64 @@ def answer(
     images: Sequence[Sequence[str]] | None = None,
     batch_size: int = 32,
 ) -> list[str]:
-    """One answer for each prompt, in order. Prompts of equal length go together, so nothing is padded.
+    """One answer for each prompt, in order. `images`: paths of those that each prompt is about.
 
-    `images`: paths of those that each prompt is about; a prompt with images goes alone.
+    Raises DataError naming each prompt that cannot be asked; nothing is answered then.
     """
-    encoded = [speaker.encode(prompt, own) for prompt, own in zip(prompts, images or [()] * len(prompts), strict=True)]
-    answers = [""] * len(prompts)
+    problems, asked = Problems(), []
+    for number, (prompt, own) in enumerate(zip(prompts, images or [()] * len(prompts), strict=True), 1):
+        try:
+            asked.append(speaker.encode(prompt, own))
+        except ValueError as error:
+            problems.add(f"prompt:{number}", str(error))
+    problems.raise_if_any()
+    return list(answers(speaker, asked, sampling, batch_size=batch_size))
+
+
+def answers(speaker: Speaker, asked: Sequence[Asked], sampling: Sampling, *, batch_size: int = 32) -> Iterator[str]:
+    """One answer for each prompt, in order, each as soon as it is known.
+
+    Prompts of equal length go together, so nothing is padded; one with images goes alone.
+    """
+    for start in range(0, len(asked), WINDOW):
+        torch.manual_seed(sampling.seed + start)
+        yield from _in_order(speaker, asked[start : start + WINDOW], sampling, batch_size)
+
+
+def _in_order(speaker: Speaker, asked: Sequence[Asked], sampling: Sampling, batch_size: int) -> Iterator[str]:
     by_length: dict[tuple[int, int], list[int]] = {}
-    for index, asked in enumerate(encoded):
-        by_length.setdefault((len(asked.ids), index if asked.batch else -1), []).append(index)
-    torch.manual_seed(sampling.seed)
+    for index, (ids, images) in enumerate(asked):
+        by_length.setdefault((len(ids), index if images else -1), []).append(index)
+    known: dict[int, str] = {}
+    told = 0
     for group in by_length.values():
         for start in range(0, len(group), batch_size):
             part = group[start : start + batch_size]
-            new = _generate(speaker, [encoded[i] for i in part], sampling)
-            for index, ids in zip(part, new, strict=True):
-                answers[index] = speaker.tokenizer.decode(ids)
-    return answers
+            new = _generate(speaker, [asked[i] for i in part], sampling)
+            known |= {index: speaker.tokenizer.decode(ids) for index, ids in zip(part, new, strict=True)}
+            while told in known:
+                yield known.pop(told)
+                told += 1
 
 
-@torch.inference_mode()
-def stream_answer(speaker: Speaker, prompt: Prompt, sampling: Sampling, show: Callable[[str], None]) -> str:
+def stream_answer(
+    speaker: Speaker, prompt: Prompt, sampling: Sampling, show: Callable[[str], None], images: Sequence[str] = ()
+) -> str:
     """Answer one prompt, handing each new piece of text to `show`; returns the whole answer."""
     torch.manual_seed(sampling.seed)
     printer = _Printer(speaker.tokenizer, show)
-    [ids] = _generate(speaker, [speaker.encode(prompt)], sampling, printer)
+    [ids] = _generate(speaker, [speaker.encode(prompt, images)], sampling, printer)
     printer.flush(final=True)
     return speaker.tokenizer.decode(ids)
 
 
+@torch.inference_mode()
 def _generate(
     speaker: Speaker, prompts: list[Asked], sampling: Sampling, streamer: BaseStreamer | None = None
 ) -> list[list[int]]:
     """New ids for prompts of one length, or a single one with images, without what follows the first end token."""
     device = next(speaker.model.parameters()).device
     ids = torch.tensor([asked.ids for asked in prompts], device=device)
-    batch = prompts[0].batch
     ends = speaker.tokenizer.eos_ids
     out = speaker.model.generate(
         input_ids=ids,
@@ -189,7 +239,7 @@ def _generate(
         eos_token_id=list(ends),
         pad_token_id=speaker.tokenizer.pad_id,
         streamer=streamer,
-        **({} if batch is None else image_inputs(batch.to(device))),
+        **speaker.look(prompts[0]),
         **sampling.settings(),
     )
     return [_until_end(row, ends) for row in out[:, ids.shape[1] :].tolist()]

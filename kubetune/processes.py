@@ -118,3 +118,16 @@ def usable_memory_bytes() -> int:
         if limit != "max":
             total = min(total, int(limit))
     return total
+
+
+def free_memory_bytes() -> int:
+    """Memory that can still be had, of this machine or of the container where that has less; caches count as free."""
+    free = usable_memory_bytes()
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = min(free, int(facts["MemAvailable"].split()[0]) * 1024)
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        facts = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
+        free = min(free, usable_memory_bytes() - used + int(facts["file"]))
+    return free

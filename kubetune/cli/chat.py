@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
 from kubetune.cli.generate import add_sampling, is_classifier, sampling_of
+from kubetune.data.formats import IMAGE_TAG
 
 if TYPE_CHECKING:
     from kubetune.generate import Prompt, Sampling, Speaker
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 HELP = """\
 /reset         forgets the conversation
 /system TEXT   sets the system message, and forgets the conversation; without TEXT there is none
+/image FILE    shows the model an image with what you say next
 /history       shows the conversation
 /exit, Ctrl-D  leaves; Ctrl-C interrupts an answer"""
 NARROWEST_FOR_COLUMNS = 80
@@ -25,20 +28,34 @@ NARROWEST_FOR_COLUMNS = 80
 
 @dataclass
 class Conversation:
-    """What was said so far. `compare`: the base has a history of its own, made of its own answers."""
+    """What was said so far. `compare`: the base has a history of its own, made of its own answers.
+
+    `images` are those shown so far, `pending` those that go with what is said next.
+    """
 
     system: str | None
     compare: bool
     tuned: list[dict[str, Any]] = field(default_factory=list)
     base: list[dict[str, Any]] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
 
     def reset(self) -> None:
-        self.tuned.clear()
-        self.base.clear()
+        for what in (self.tuned, self.base, self.images, self.pending):
+            what.clear()
+
+    @property
+    def seen(self) -> list[str]:
+        """The images that the next prompt is about."""
+        return [*self.images, *self.pending]
+
+    def tagged(self, text: str) -> str:
+        """What is said, with a tag for each image that goes with it, unless it has them itself."""
+        return f"{IMAGE_TAG}\n" * (len(self.pending) - text.count(IMAGE_TAG)) + text
 
     def prompt(self, history: list[dict[str, Any]], text: str, is_chat: bool) -> Prompt:
         """A model that was taught plain text has no turns: each line stands alone."""
-        if not is_chat:
+        if not is_chat and not self.seen:
             return text
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *history, {"role": "user", "content": text}]
@@ -49,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help="the system message of the conversation")
     parser.add_argument(
         "--compare", action="store_true", help="let the model before fine-tuning answer too, side by side"
+    )
+    parser.add_argument(
+        "--image", type=Path, action="append", default=[], metavar="FILE", help="an image to begin with; repeatable"
     )
     add_sampling(parser)
 
@@ -64,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
     speaker = load_run(args.run_dir, args.checkpoint)
     conversation = Conversation(args.system, args.compare)
+    for image in args.image:
+        print(show_image(str(image), conversation, speaker))
     print(HELP)
     while True:
         try:
@@ -73,7 +95,9 @@ def run(args: argparse.Namespace) -> int:
             return errors.OK
         if text in ("/exit", "/quit"):
             return errors.OK
-        if text.startswith("/"):
+        if text.startswith("/image "):
+            print(show_image(text.removeprefix("/image ").strip(), conversation, speaker))
+        elif text.startswith("/"):
             print(obey(text, conversation))
         elif text:
             converse(speaker, conversation, text, sampling)
@@ -94,28 +118,46 @@ def obey(command: str, conversation: Conversation) -> str:
     return HELP
 
 
+def show_image(file: str, conversation: Conversation, speaker: Speaker) -> str:
+    """Keep an image for what is said next; returns what to tell of it."""
+    if speaker.reader is None:
+        return f"this run has `task: {speaker.config.task}`: its model sees no images"
+    from kubetune.data.images import UnusableImage, verify_image
+
+    try:
+        facts = verify_image(Path(file).expanduser())
+    except UnusableImage as error:
+        return str(error)
+    conversation.pending.append(str(Path(file).expanduser()))
+    return f"{facts.format}, {facts.width} × {facts.height}: goes with what you say next"
+
+
 def converse(speaker: Speaker, conversation: Conversation, text: str, sampling: Sampling) -> None:
     """One turn, which becomes part of the conversation once it is whole. Raises nothing that ends the chat."""
+    text = conversation.tagged(text)
     ask = {"role": "user", "content": text}
     try:
         if conversation.compare:
             base, tuned = answer_both(speaker, conversation, text, sampling)
             conversation.base += [ask, {"role": "assistant", "content": base}]
         else:
-            tuned = stream(speaker, conversation.prompt(conversation.tuned, text, speaker.is_chat), sampling)
+            prompt = conversation.prompt(conversation.tuned, text, speaker.is_chat)
+            tuned = stream(speaker, prompt, sampling, images=conversation.seen)
         conversation.tuned += [ask, {"role": "assistant", "content": tuned}]
+        conversation.images += conversation.pending
     except KeyboardInterrupt:
         print("\n(interrupted; that turn is forgotten)")
-    except ValueError as error:  # the template refuses the conversation
+    except (ValueError, errors.DataError) as error:  # the template refuses the conversation, or an image is gone
         print(f"(this cannot be asked: {error}; that turn is forgotten)")
+    conversation.pending.clear()
 
 
-def stream(speaker: Speaker, prompt: Prompt, sampling: Sampling, label: str = "") -> str:
+def stream(speaker: Speaker, prompt: Prompt, sampling: Sampling, label: str = "", *, images: Sequence[str] = ()) -> str:
     """Answer on the terminal, as the words come."""
     from kubetune.generate import stream_answer
 
     print(label, end="", flush=True)
-    answer = stream_answer(speaker, prompt, sampling, lambda piece: print(piece, end="", flush=True))
+    answer = stream_answer(speaker, prompt, sampling, lambda piece: print(piece, end="", flush=True), images)
     print()
     return answer
 
@@ -129,8 +171,8 @@ def answer_both(speaker: Speaker, conversation: Conversation, text: str, samplin
     after = conversation.prompt(conversation.tuned, text, speaker.is_chat)
     if not sys.stdout.isatty() or console.width < NARROWEST_FOR_COLUMNS:
         with speaker.as_base() as base:
-            first = stream(base, before, sampling, "base:  ")
-        return first, stream(speaker, after, sampling, "tuned: ")
+            first = stream(base, before, sampling, "base:  ", images=conversation.seen)
+        return first, stream(speaker, after, sampling, "tuned: ", images=conversation.seen)
     from rich.live import Live
     from rich.table import Table
     from rich.text import Text
@@ -153,5 +195,6 @@ def answer_both(speaker: Speaker, conversation: Conversation, text: str, samplin
             live.update(table(), refresh=True)
 
         with speaker.as_base() as base:
-            first = stream_answer(base, before, sampling, lambda piece: show("base", piece))
-        return first, stream_answer(speaker, after, sampling, lambda piece: show("tuned", piece))
+            first = stream_answer(base, before, sampling, lambda piece: show("base", piece), conversation.seen)
+        last = stream_answer(speaker, after, sampling, lambda piece: show("tuned", piece), conversation.seen)
+        return first, last

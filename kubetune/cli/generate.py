@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.files import write_atomic
+from kubetune.cli.export import stoppable
+from kubetune.files import write_atomic, written_whole
 
 if TYPE_CHECKING:
-    from kubetune.generate import Sampling
+    from kubetune.generate import Asked, Sampling, Speaker
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,37 +63,69 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer every prompt; one answer a line for several, bare for one."""
+    """Answer every prompt, each as soon as it is known; one answer a line for several, bare for one."""
     if is_classifier(args.run_dir):
         return classify(args)
-    prompts = read_prompts(args)
+    questions = read_questions(args)
     sampling = sampling_of(args)
-    from kubetune.generate import answer, load_run
+    from kubetune.generate import load_run
+    from kubetune.progress import Progress, is_wanted
 
     speaker = load_run(args.run_dir, args.checkpoint)
-    asked = [prompt.get("messages") or prompt["prompt"] for prompt in prompts]
-    images = [images_of(prompt, args) for prompt in prompts]
-    rows: list[dict[str, Any]] = [
-        {**prompt, "answer": text}
-        for prompt, text in zip(prompts, answer(speaker, asked, sampling, images=images), strict=True)
-    ]
-    if args.compare:
-        with speaker.as_base() as base:
-            for row, text in zip(rows, answer(base, asked, sampling, images=images), strict=True):
-                row["base_answer"] = text
+    rows = answered(speaker, questions, encode(speaker, questions), sampling, compare=args.compare)
     if args.out is not None:
-        write_atomic(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        with stoppable(), written_whole(args.out) as file, Progress(
+            len(questions), enabled=is_wanted(0), label="answers"
+        ) as bar:  # fmt: skip
+            for number, row in enumerate(rows, 1):
+                file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+                bar.update(number)
     else:
         for row in rows:
-            print(f"base:  {row['base_answer']}\ntuned: {row['answer']}" if args.compare else row["answer"])
+            said = f"base:  {row['base_answer']}\ntuned: {row['answer']}" if args.compare else row["answer"]
+            print(said, flush=True)
     return errors.OK
 
 
-def images_of(prompt: dict[str, Any], args: argparse.Namespace) -> list[str]:
-    """The images that a prompt is about; those of a file lie as seen from its folder."""
-    own = prompt.get("images") or []
-    own = [own] if isinstance(own, str) else own
-    return [str(args.file.parent / path) for path in own] if args.file is not None and own else [*map(str, args.image)]
+@dataclass(frozen=True)
+class Question:
+    """A prompt, where it stands, and the images that it is about; `row` is what was given, and becomes the output."""
+
+    where: str
+    row: dict[str, Any]
+    images: Sequence[str]
+
+
+def encode(speaker: Speaker, questions: Sequence[Question]) -> list[Asked]:
+    """All questions as the model takes them. Raises DataError naming every one that cannot be asked."""
+    from kubetune.data.problems import Problems
+
+    problems, asked = Problems(), []
+    for question in questions:
+        prompt = question.row.get("messages") or question.row["prompt"]
+        try:
+            asked.append(speaker.encode(prompt, question.images, question.row.get("tools") or ()))
+        except ValueError as error:
+            problems.add(question.where, str(error))
+    problems.raise_if_any()
+    return asked
+
+
+def answered(
+    speaker: Speaker, questions: Sequence[Question], asked: Sequence[Asked], sampling: Sampling, *, compare: bool
+) -> Iterator[dict[str, Any]]:
+    """The rows with their answers, in order; `compare`: with what the model said before fine-tuning, too."""
+    from kubetune.generate import WINDOW, answers
+
+    for start in range(0, len(asked), WINDOW):
+        part = slice(start, start + WINDOW)
+        drawn = replace(sampling, seed=sampling.seed + start)
+        before: list[dict[str, str]] = [{}] * len(asked[part])
+        if compare:
+            with speaker.as_base() as base:
+                before = [{"base_answer": text} for text in answers(base, asked[part], drawn)]
+        for question, text, said in zip(questions[part], answers(speaker, asked[part], drawn), before, strict=True):
+            yield {**question.row, "answer": text, **said}
 
 
 def is_classifier(run_dir: Path) -> bool:
@@ -145,32 +180,48 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
     return texts
 
 
-def read_prompts(args: argparse.Namespace) -> list[dict[str, Any]]:
+def read_questions(args: argparse.Namespace) -> list[Question]:
     """Prompts from the command line, a JSONL file or standard input. Raises DataError naming the bad lines."""
+    given = [str(image) for image in args.image]
     if args.file is None:
+        name = "prompt" if args.prompts else "standard input"
         lines = args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-        return [{"prompt": line} for line in lines]
-    prompts, problems = [], []
+        return [Question(f"{name}:{number}", {"prompt": line}, given) for number, line in enumerate(lines, 1)]
+    from kubetune.data.problems import Problems
+
+    questions, problems = [], Problems()
     try:
         text = args.file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise errors.DataError(f"{args.file}: cannot be read: {error}") from error
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{args.file}:{number}"
         try:
-            value = json.loads(line)
-        except ValueError as error:
-            problems.append(f"{args.file}:{number}: not JSON: {error}")
-            continue
-        if not isinstance(value, dict) or not (isinstance(value.get("prompt"), str) or value.get("messages")):
-            problems.append(f"{args.file}:{number}: expected an object with `prompt` or `messages`")
-            continue
-        messages = value.get("messages")
-        if isinstance(messages, list) and len(messages) > 1 and _is_answer(messages[-1]):
-            value = {**value, "messages": messages[:-1]}  # a row of training data: the model is to answer it itself
-        prompts.append(value)
-    if problems:
-        raise errors.DataError([*problems[:20], f"{len(problems)} problems. Nothing was written."])
-    return prompts
+            value = _row(json.loads(line))
+            own = value.get("images") or value.get("image") or []
+            paths = [str(args.file.parent / path) for path in ([own] if isinstance(own, str) else own)]
+        except json.JSONDecodeError as error:
+            problems.add(where, f"is not JSON: {error}")
+        except (ValueError, TypeError) as error:
+            problems.add(where, str(error))
+        else:
+            questions.append(Question(where, value, paths or given))
+    problems.raise_if_any()
+    return questions
+
+
+def _row(value: Any) -> dict[str, Any]:
+    """A line of a file as a prompt. Raises ValueError for what is none."""
+    if not isinstance(value, dict) or not (isinstance(value.get("prompt"), str) or value.get("messages")):
+        raise ValueError("expected an object with `prompt` or `messages`")
+    messages = value.get("messages")
+    if messages and not isinstance(messages, list):
+        raise ValueError("expected a list of messages in `messages`")
+    if messages and len(messages) > 1 and _is_answer(messages[-1]):
+        return {**value, "messages": messages[:-1]}  # a row of training data: the model is to answer it itself
+    return value
 
 
 def _is_answer(message: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from kubetune.data.readers import Record
 from kubetune.data.selection import decide_fates
 from kubetune.data.sources import read_source
 from kubetune.errors import DataError
-from kubetune.files import explained_writes, fsync_folder, temporary_sibling
+from kubetune.files import written_whole
 
 _TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))
 
@@ -31,24 +30,13 @@ def convert_source(source: SourceConfig, output: Path, to: str, seed: int = 42) 
     answer to learn). Raises DataError with every record that is bad or cannot take the shape.
     """
     problems, counts = Problems(), Counter[str](read=0, written=0, skipped=0)
-    temporary = temporary_sibling(output)
-    with explained_writes(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "x", encoding="utf-8") as file:
-                for value in _converted(source, output, to, seed, problems, counts):
-                    file.write(json.dumps(value, ensure_ascii=False) + "\n")
-                    counts["written"] += 1
-                file.flush()
-                os.fsync(file.fileno())
-            problems.raise_if_any()
-            if not counts["written"]:
-                raise DataError(f"{source.path} holds no record to convert. Nothing was written.")
-            os.replace(temporary, output)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        fsync_folder(output.parent)
+    with written_whole(output) as file:
+        for value in _converted(source, output, to, seed, problems, counts):
+            file.write((json.dumps(value, ensure_ascii=False) + "\n").encode())
+            counts["written"] += 1
+        problems.raise_if_any()
+        if not counts["written"]:
+            raise DataError(f"{source.path} holds no record to convert. Nothing was written.")
     return counts
 
 

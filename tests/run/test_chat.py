@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kubetune import errors
+from kubetune import errors, generate, models, processes
 from kubetune.cli import main
 from kubetune.cli.chat import Conversation, obey
+from kubetune.config.schema import Config
 from tests import toy
 
 
@@ -53,6 +56,84 @@ def test_chat_answers_as_it_was_taught_and_beside_its_base(
     assert tuned.splitlines()[0] == "Paris"
     assert "Paris" not in base
     assert "assistant: Paris" in said
+
+
+@pytest.mark.slow
+def test_a_base_beside_a_model_trained_whole_is_loaded_once(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = run_dir.parent
+    training = {"num_train_epochs": 3, "eval_steps": 15, "save_steps": 15}
+    whole = toy.finished(tmp_path / "whole", toy.make_config(inputs, training, lora=None, data={"eval": 0.1}))
+    loaded: list[str] = []
+    load = models.load_pretrained
+
+    def counted(kind: Any, config: Config, *given: Any, **settings: Any) -> Any:
+        loaded.append(config.model.path)
+        return load(kind, config, *given, **settings)
+
+    monkeypatch.setattr(models, "load_pretrained", counted)
+    question = "What is the capital?\n"
+    assert talk(whole, question * 3, monkeypatch, "--compare") == 0
+    assert loaded.count(str(inputs / "model")) == 1
+    said = capsys.readouterr().out
+    assert said.count("tuned: Paris") == 3
+    assert "base:  Paris" not in said
+    monkeypatch.setattr(processes, "free_memory_bytes", lambda: 1000)
+    assert talk(whole, question, monkeypatch, "--compare") == errors.ENVIRONMENT
+    assert "ask without --compare" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_answers_come_one_by_one_and_bad_lines_are_named_first(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speaker = generate.load_run(run_dir)
+    sampling = generate.Sampling(max_new_tokens=4)
+    asked = [
+        speaker.encode(text) for text in ("What is the capital?", "one two", "What is the capital?", "four five six")
+    ]
+    runs: list[int] = []
+    run = generate._generate
+
+    def counted(*given: Any) -> list[list[int]]:
+        runs.append(len(given[1]))
+        return run(*given)
+
+    monkeypatch.setattr(generate, "_generate", counted)
+    coming = generate.answers(speaker, asked, sampling)
+    assert next(coming) == "Paris"
+    assert runs == [2], "the second of its length came along, and waits for its turn"
+    assert list(coming)[1] == "Paris"
+    assert sorted(runs) == [1, 1, 2]
+
+    out = tmp_path / "out.jsonl"
+    words = ["generate", str(run_dir), "--max-new-tokens", "4", "--file", str(tmp_path / "in.jsonl"), "--out", str(out)]
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n{"prompt"\n\n{"text": "b"}\n{"messages": "hi"}\n')
+    assert main(words) == errors.USER
+    said = capsys.readouterr().err
+    assert all(f"in.jsonl:{line}: " in said for line in (2, 4, 5))
+    assert "3 problems. Nothing was written." in said
+    unfit = [{"role": "bot", "content": "a"}]
+    (tmp_path / "in.jsonl").write_text(json.dumps({"messages": unfit}) + '\n{"prompt": "b", "images": ["b.png"]}\n')
+    assert main(words) == errors.USER
+    said = capsys.readouterr().err
+    assert 'in.jsonl:1: messages[0].role is "bot"' in said
+    assert "in.jsonl:2: has images, which need a model that sees" in said
+
+    (tmp_path / "in.jsonl").write_text('{"prompt": "What is the capital?"}\n{"prompt": "one"}\n')
+
+    def break_off(*given: Any) -> list[list[int]]:
+        if [path.suffix for path in tmp_path.glob(".out*")] == [".tmp"] and runs:
+            raise OSError(errno.EIO, "the disk is gone")
+        runs.append(1)
+        return run(*given)
+
+    runs.clear()
+    monkeypatch.setattr(generate, "_generate", break_off)
+    assert main(words) == errors.ENVIRONMENT
+    assert runs, "it broke off in the middle"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"], "whole or not at all"
 
 
 @pytest.mark.slow

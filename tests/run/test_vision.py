@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,22 @@ def test_is_asked_about_a_file(trained: Path, inputs: Path, capsys: pytest.Captu
     assert "has 2 <image> tags for 1 images" in capsys.readouterr().err
     assert main(["generate", str(trained), QUESTION, "--image", str(inputs / "eval.jsonl")]) == errors.USER
     assert "is no image of JPEG, PNG" in capsys.readouterr().err
+
+
+def test_is_shown_images_in_a_conversation(
+    trained: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(line) for line in (inputs / "eval.jsonl").read_text().splitlines()]
+    first = next(row for row in rows if row["messages"][1]["content"] == "red")
+    image = inputs / first["images"][0]
+    lines = [f"/image {inputs / 'eval.jsonl'}", QUESTION, f"/image {image}", QUESTION, "/history", "/reset"]
+    monkeypatch.setattr("sys.stdin", StringIO("\n".join([*lines, f"/image {image}", f"<image>{QUESTION}"]) + "\n"))
+    assert main(["chat", str(trained), "--max-new-tokens", "6"]) == 0
+    said = capsys.readouterr().out
+    assert "is no image of JPEG, PNG" in said
+    assert said.count("goes with what you say next") == 2
+    assert f"user: <image>\n{QUESTION}" in said, "the tag is put before what was said"
+    assert "> red\n" in said.split("forgotten")[1]
 
 
 SHORT = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "learning_rate": 1e-3}
