@@ -1,7 +1,8 @@
 """A copy of a run directory in an object store: kept up while the run goes on, and gone on from on an empty machine.
 
     python -m kubetune.mirror follow RUN_DIR ADDRESS      copies until its standard input ends, then the rest
-    python -m kubetune.mirror restore RUN_DIR ADDRESS     fetches what is newer there: the run, its newest checkpoints
+    python -m kubetune.mirror restore RUN_DIR ADDRESS     fetches what is newer there: the run, its newest checkpoints;
+                                                          `STARTING` in the environment: the config of what begins
 
 A process of its own, so that training waits for no network. Of a checkpoint the manifest is sent last and deleted
 first: a step that has one is whole. Stores are fsspec's; credentials and endpoints are those their libraries look for.
@@ -9,6 +10,7 @@ first: a step that has one is whole. Stores are fsspec's; credentials and endpoi
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune import checkpoint, errors, files, logs, metrics, processes
+from kubetune.mirror_owner import REMOTE, Title
 from kubetune.relay import Relay
 
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
@@ -38,6 +41,8 @@ SECONDS_BETWEEN_LOOKS = 5.0
 SECONDS_BETWEEN_LOGS = 30.0
 LONGEST_WAIT_SECONDS = 60.0
 FINISH_SECONDS = 1800.0
+STARTING = "KUBETUNE_STARTING"
+"""Environment variable with the resolved config of the run that begins, as JSON: another one's copy is refused."""
 RESTORE_SECONDS = 120.0
 
 _log = logs.family_logger("MIRROR")
@@ -62,21 +67,27 @@ class Mirror:
         # Another process may write there too; what was listed a minute ago is not what is there.
         self._fs, root = url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
         self._root = root.rstrip("/")
+        self.title = Title(self._fs, self._root, address, run_dir)
         self._sent: dict[str, tuple[int, int]] = {}
         self._sent_steps: dict[int, str] = {}
         self._sent_links: dict[str, str] = {}
         self._last_logs = -SECONDS_BETWEEN_LOGS
 
     def remote_files(self) -> dict[str, int]:
-        """Sizes of the files in the store, by their path in the run directory."""
+        """Sizes of the run's files in the store, by their path in the run directory."""
         try:
             found = self._fs.find(self._root, detail=True)
         except FileNotFoundError:
             return {}
-        return {name[len(self._root) + 1 :]: int(info["size"]) for name, info in found.items()}
+        named = {name[len(self._root) + 1 :]: int(info["size"]) for name, info in found.items()}
+        return {name: size for name, size in named.items() if name != REMOTE}
 
     def send(self, *, everything: bool = True) -> None:
-        """Make the copy what the directory is now. Not `everything`: logs only every half minute."""
+        """Make the copy what the directory is now. Not `everything`: logs only every half minute.
+
+        Raises ConfigError where the copy is another run's, or a later start of this one keeps it up.
+        """
+        self.title.check()
         steps = [s for s in checkpoint.steps(self.run_dir) if (self._folder(s) / checkpoint.MANIFEST).is_file()]
         # After the look at the checkpoints, whose metrics are on disk before they are: so they are sent before, too.
         if everything or time.monotonic() - self._last_logs >= SECONDS_BETWEEN_LOGS:
@@ -175,23 +186,24 @@ class Mirror:
         """Bring the run here where the store knows it longer; returns the step it can go on from, None for nothing.
 
         The newest checkpoint and the best one come, each checked and then named; `everything`: all files there are.
+        Raises ConfigError where the directory holds another run.
         """
+        self.title.recognise(claims=False)
         there = self.remote_files()
         remote, local = self.remote_steps(), checkpoint.steps(self.run_dir)
         if not there or (local and not everything and (not remote or remote[-1] <= local[-1])):
             return None
         links = {name: self._read(f"{self._root}/checkpoints/{name}") for name in LINKS}
         wanted = [name for name in there if not name.startswith("checkpoints/")] if everything else list(RUN_FILES)
-        newest = self._fetch_newest(remote)
         best = self._step_of(links["best"] or "")
-        others = remote if everything else [step for step in remote if step == best]
-        for step in others:
-            if step != newest:
+        for step in remote[:-1]:
+            if everything or step == best:
                 self._fetch_step(step)
         for name in wanted:
             if name in there:
                 content = self._fs.cat_file(f"{self._root}/{name}")
                 files.write_atomic(files.join_inside(self.run_dir, name), content)
+        newest = self._fetch_newest(remote)  # last, because a fetch that was cut off is known by its lack
         if newest is not None:
             checkpoint.link(self.run_dir, "last", newest)
         if self._folder(best).is_dir():
@@ -257,17 +269,30 @@ def _reason(error: Exception) -> str:
 def follow(mirror: Mirror, stop: threading.Event) -> None:
     """Keep the copy up until `stop`, however often the store is away; then send the rest.
 
-    Raises EnvironmentFault when that is not possible within half an hour.
+    Raises EnvironmentFault when that is not possible within half an hour, and ConfigError as soon as the copy is found
+    to be another's.
     """
     pause, is_lost = 1.0, False
+    is_ours = False
+
+    def send(*, everything: bool) -> None:
+        nonlocal is_ours  # taken once, but the store may be away when it is wanted first
+        if not is_ours:
+            mirror.title.take()
+            is_ours = True
+        mirror.send(everything=everything)
+
     while not stop.is_set():
         try:
-            mirror.send(everything=False)
+            send(everything=False)
             if is_lost:
                 _log.warning("%s is back", mirror.address)
                 metrics.record_event(mirror.run_dir, "mirror", address=mirror.address, ok=True)
             pause, is_lost = 1.0, False
             stop.wait(SECONDS_BETWEEN_LOOKS)
+        except errors.ConfigError as error:
+            metrics.record_event(mirror.run_dir, "mirror", address=mirror.address, ok=False, reason=_reason(error))
+            raise
         except Exception as error:  # nothing that happens to the copy may end the original
             if not is_lost:
                 _log.warning("%s cannot be written to; training goes on: %s", mirror.address, _reason(error))
@@ -275,7 +300,7 @@ def follow(mirror: Mirror, stop: threading.Event) -> None:
             is_lost = True
             stop.wait(pause)
             pause = min(pause * 2, LONGEST_WAIT_SECONDS)
-    persistently(mirror.send, FINISH_SECONDS, what=f"{mirror.address} lacks the end of the run")
+    persistently(lambda: send(everything=True), FINISH_SECONDS, what=f"{mirror.address} lacks the end of the run")
 
 
 @contextmanager
@@ -302,7 +327,9 @@ def following(run_dir: Path, address: str, relay: Relay) -> Iterator[None]:
             asked = asked or (time.monotonic() if relay.stopping else None)
             if asked is not None and time.monotonic() - asked > relay.grace_seconds:
                 process.kill()
-        if process.returncode != errors.OK:
+        if process.returncode == errors.USER:
+            print(f"kubetune: {address} is another's now; the end of this run is in {run_dir} alone", file=sys.stderr)
+        elif process.returncode != errors.OK:
             print(f"kubetune: {address} lacks a part of {run_dir}; send it: kubetune sync {run_dir}", file=sys.stderr)
 
 
@@ -319,9 +346,9 @@ def main(argv: Sequence[str]) -> int:
             threading.Thread(target=_stop_at_the_end_of_input, args=(stop,), daemon=True).start()
             follow(mirror, stop)
         else:
-            restore(mirror)
+            restore(mirror, json.loads(os.environ.get(STARTING, "null")))
     except errors.KubetuneError as error:
-        _log.error("%s", error)
+        print(logs.scrub(f"kubetune: {error}"), file=sys.stderr)
         return error.exit_code
     return errors.OK
 
@@ -331,14 +358,23 @@ def _stop_at_the_end_of_input(stop: threading.Event) -> None:
     stop.set()
 
 
-def restore(mirror: Mirror) -> None:
+def restore(mirror: Mirror, starting: dict[str, Any] | None = None) -> None:
     """Fetch what the store has newer. An unreachable store is no reason to stop where the run itself is here.
 
-    On an empty machine it is: a run that starts over would displace the copy of the one it should go on with.
+    On an empty machine it is: a run that starts over would displace the copy of the one it should go on with. Raises
+    ConfigError where the copy is another run's: of another name, or of another config than the one `starting` here.
     """
     has_run = (mirror.run_dir / "resolved.json").is_file()
+
+    def attempt() -> int | None:
+        if not has_run and starting is not None:
+            mirror.title.require_config(starting, has_begun=bool(mirror.remote_steps()))
+        step = mirror.fetch()
+        mirror.title.recognise(claims=True)
+        return step
+
     try:
-        step = persistently(mirror.fetch, 0.0 if has_run else RESTORE_SECONDS, what=f"{mirror.address} cannot be read")
+        step = persistently(attempt, 0.0 if has_run else RESTORE_SECONDS, what=f"{mirror.address} cannot be read")
     except errors.EnvironmentFault as error:
         if not has_run:
             raise

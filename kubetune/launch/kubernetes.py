@@ -17,10 +17,10 @@ from kubetune.cluster.client import Cluster, Object
 from kubetune.cluster.kinds import KINDS
 from kubetune.cluster.refusals import Refused
 from kubetune.cluster.runs import read_run, workload_kind
+from kubetune.config.differences import moved_numbers
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.launch.local import moved_numbers
 from kubetune.manifests import render
 from kubetune.manifests.configmap import pod_config
 from kubetune.manifests.extras import jupyter_secret

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from kubetune import agent, errors, files, mirror, tracking
+from kubetune.config.differences import moved_numbers
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.plan import Plan
@@ -23,12 +22,6 @@ RESOLVED = "resolved.json"
 PLAN = "plan.json"
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
-_FREE_TO_CHANGE = (
-    "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking",
-    "data.cache", "data.num_proc", "training.resume", "training.save_total_limit",
-    "training.timeout_seconds", "training.async_save", "training.parallelism",
-)  # fmt: skip
-"""Keys, or whole sections, that may differ between two starts of one run: none moves a number by more than rounding."""
 
 
 def launch(config: Config, plan: Plan, run_dir: Path, *, source: Path | None = None, relay: Relay | None = None) -> int:
@@ -60,7 +53,8 @@ def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Rel
         training = config.training.model_copy(update={"resume": "auto"})
         check_run_dir(config.model_copy(update={"training": training}), run_dir, plan)
     with agent.hold(run_dir, 0):
-        return relay.run([sys.executable, "-m", "kubetune.mirror", "restore", str(run_dir), address], os.environ)
+        command = [sys.executable, "-m", "kubetune.mirror", "restore", str(run_dir), address]
+        return relay.run(command, {**os.environ, mirror.STARTING: json.dumps(resolved(config))})
 
 
 def create_run_dir(config: Config, run_dir: Path, plan: Plan | None = None, source: Path | None = None) -> None:
@@ -114,12 +108,3 @@ def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple
         old[key] = json.loads((run_dir / PLAN).read_text())["global_batch_size"]
         new[key] = plan.global_batch_size
     return moved_numbers(old, new)
-
-
-def moved_numbers(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(key, old value, new value) of what differs between two configs, as dotted values, and makes them two runs."""
-    return [
-        (key, json.dumps(old.get(key)), json.dumps(new.get(key)))
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{free}.") for free in _FREE_TO_CHANGE)
-    ]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kubetune import checkpoint, errors, faults, metrics, mirror
+from kubetune import checkpoint, errors, faults, metrics, mirror, mirror_owner
 from kubetune.cli import main
 from kubetune.config.load import load_config
 from kubetune.mirror import Mirror
@@ -146,6 +146,90 @@ def test_an_empty_machine_does_not_start_over_while_the_store_is_away(
     mine = tmp_path / "run"
     shutil.copytree(run_dir, mine, symlinks=True)
     mirror.restore(Mirror(mine, "s3://runs/away"))  # what is here is enough to go on
+
+
+def test_another_run_is_refused_and_changes_nothing(
+    store: Store, inputs: Path, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = "s3://runs/owned"
+    assert main(["sync", str(run_dir), address]) == 0
+    before = Mirror(run_dir, address).remote_files()
+    other = tmp_path / "other"
+    shutil.copytree(run_dir, other, symlinks=True, ignore=shutil.ignore_patterns(mirror_owner.LOCAL))
+    for words in ([str(other), address], [address, str(other)]):
+        assert main(["sync", *words]) == errors.USER
+        assert f"{address} holds another run than {other}" in capsys.readouterr().err
+    (tmp_path / "new").mkdir()
+    ended = train(tmp_path / "new", run_file(tmp_path / "new", inputs, address, num_train_epochs=1, learning_rate=1e-3))
+    assert ended.returncode == errors.USER
+    assert f"learning_rate was 0.01, now is 0.001\n{address} holds a run with another config" in ended.stderr
+    assert not (tmp_path / "new/outputs/runs/owned/checkpoints").exists(), "nothing of it is fetched"
+    assert Mirror(run_dir, address).remote_files() == before
+    assert main(["sync", str(run_dir), address]) == 0
+
+
+def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
+    store: Store, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mirror, "SECONDS_BETWEEN_LOOKS", 0.05)
+    address, here, there = "s3://runs/twice", tmp_path / "here", tmp_path / "there"
+    shutil.copytree(run_dir, here, symlinks=True)
+    told: list[errors.KubetuneError] = []
+    stop = threading.Event()
+
+    def follow() -> None:
+        try:
+            mirror.follow(Mirror(here, address), stop)
+        except errors.KubetuneError as error:
+            told.append(error)
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        wait_until(lambda: Mirror(here, address).remote_steps() == [3, 6, 7])
+        later = Mirror(there, address)
+        assert later.fetch() == 7
+        later.title.take()
+        wait_until(lambda: not follower.is_alive())
+    finally:
+        stop.set()
+        follower.join()
+    assert "is kept up by a later start of this run" in str(told[0])
+    assert [event["ok"] for event in metrics.read_events(here) if event["event"] == "mirror"] == [False]
+    later.send()
+    assert main(["sync", str(here), address]) == errors.USER
+    assert f"what was made since is in {here} alone" in capsys.readouterr().err
+    assert main(["sync", str(there), address]) == 0
+
+
+def test_two_that_claim_an_empty_store_at_once_do_not_both_get_it(store: Store, run_dir: Path, tmp_path: Path) -> None:
+    copies = []
+    for name in ("one", "two"):
+        made = tmp_path / name
+        shutil.copytree(run_dir, made, symlinks=True, ignore=shutil.ignore_patterns(mirror_owner.LOCAL))
+        copies.append(Mirror(made, "s3://runs/raced"))
+    copies[0].title._create(mirror_owner.Owner("first"))
+    with pytest.raises(errors.ConfigError, match="holds another run"):
+        copies[1].title._create(mirror_owner.Owner("second"))
+    copies[0].send()
+
+
+def test_a_fetch_that_was_cut_off_is_done_again(
+    store: Store, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Mirror(run_dir, "s3://runs/cut").send()
+    copy, names = Mirror(tmp_path / "back", "s3://runs/cut"), []
+    monkeypatch.setattr(copy, "_fetch_newest", lambda steps: names.append(toy_names(tmp_path / "back")) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        copy.fetch()
+    assert "resolved.json" in names[0]
+    monkeypatch.undo()
+    assert Mirror(tmp_path / "back", "s3://runs/cut").fetch() == 7
+    assert toy.digests(tmp_path / "back") == toy.digests(run_dir)
+
+
+def toy_names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
 
 
 def test_an_address_is_an_output_and_a_missing_library_is_named(
