@@ -106,16 +106,19 @@ class Meeting:
 def meet(environ: Mapping[str, str], timeout_seconds: float) -> Meeting:
     """Open the board that torchrun's variables describe, and wait there for all ranks.
 
-    Raises ConfigError when a variable is missing, and EnvironmentFault when somebody does not come.
+    Raises ConfigError when a variable is missing or no number, and EnvironmentFault when somebody does not come.
     """
-    size, rank = int(environ.get("WORLD_SIZE", "1")), int(environ.get("RANK", "0"))
+    size, rank = _number(environ, "WORLD_SIZE", 1), _number(environ, "RANK", 0)
+    if rank >= size:
+        raise errors.ConfigError(f"RANK is {rank}, but WORLD_SIZE is {size}; expected 0 to {size - 1}")
     if size > 1 and (absent := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]):
         raise errors.ConfigError(f"WORLD_SIZE is {size}, but {' and '.join(absent)} not set; torchrun sets them")
-    host, port = environ.get("MASTER_ADDR", "127.0.0.1"), int(environ.get("MASTER_PORT", "0"))
+    _number(environ, "LOCAL_RANK", 0)
+    host, port = environ.get("MASTER_ADDR", "127.0.0.1"), _number(environ, "MASTER_PORT", 0)
     address = f"{host}:{port}"
     try:
         store = _open(host, port, size, rank, timeout_seconds) if size > 1 else HashStore()
-        meeting = Meeting(rank, size, int(environ.get("LOCAL_WORLD_SIZE", size)), timeout_seconds, address, store)
+        meeting = Meeting(rank, size, _number(environ, "LOCAL_WORLD_SIZE", size), timeout_seconds, address, store)
         meeting.call_roll()
     except dist.DistError as error:
         said = str(error).splitlines()[0]
@@ -128,6 +131,13 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Meeting:
             f"{said.rstrip('.')}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"
         ) from error
     return meeting
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, str(default))
+    if not text.isdecimal():
+        raise errors.ConfigError(f"{name} is {text!r}; expected a whole number, as torchrun sets it")
+    return int(text)
 
 
 def _open(host: str, port: int, size: int, rank: int, timeout_seconds: float) -> Store:

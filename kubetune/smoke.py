@@ -10,11 +10,13 @@ What a rank does is smoke_worker.py's; this file imports no torch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -51,6 +53,9 @@ class Settings:
 
 
 _DEFAULT = Settings()
+_DAY_SECONDS = 86400
+_LOOK_SECONDS = 0.1
+_LAST_WORD_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     checks.add_argument(
         "--timeout",
-        type=_amount,
+        type=_seconds,
         default=_DEFAULT.timeout,
         metavar="S",
         help="seconds to wait for a rank before it counts as missing, default %(default)s",
@@ -106,6 +111,12 @@ def _classes(text: str) -> int:
     if _count(text) < 2:
         raise argparse.ArgumentTypeError("found 1; expected at least 2 classes, since one is told from itself at once")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    if _amount(text) > _DAY_SECONDS:
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected at most a day, {_DAY_SECONDS} seconds")
+    return float(text)
 
 
 def _amount(text: str) -> float:
@@ -134,9 +145,16 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
         from kubetune.smoke_worker import run_rank
 
         return run_rank(settings)
-    nodes = args.nodes or int(environ.get("PET_NNODES", "1").partition(":")[0])
+    nodes = args.nodes or _nodes(environ)
     count = args.processes or visible_gpus(environ) or 1
     return launch(settings, agent.find_place(nodes, count, environ), environ)
+
+
+def _nodes(environ: Mapping[str, str]) -> int:
+    text = environ.get("PET_NNODES", "1").partition(":")[0]
+    if not text.isdecimal() or int(text) < 1:
+        raise errors.ConfigError(f"PET_NNODES is {text!r}; expected a number of nodes, from 1 on")
+    return int(text)
 
 
 def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
@@ -162,12 +180,31 @@ def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
         )
         for local_rank, rank in enumerate(place.ranks)
     }
-    codes = {rank: child.wait() for rank, child in children.items()}
+    codes = _wait(children, settings.timeout)
     for rank, code in codes.items():
         if code < 0:
             print(f"kubetune: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr)
     known = {code if code >= 0 else errors.ENVIRONMENT for code in codes.values()}
     return next((code for code in (errors.BUG, errors.USER, errors.ENVIRONMENT) if code in known), max(known))
+
+
+def _wait(children: Mapping[int, subprocess.Popen[bytes]], timeout_seconds: float) -> dict[int, int]:
+    """Statuses by rank. One that hangs is killed when the others have failed and said so, or have had time to."""
+    codes: dict[int, int] = {}
+    deadline = float("inf")
+    while len(codes) < len(children):
+        for rank, child in children.items():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                codes[rank] = codes[rank] if rank in codes else child.wait(_LOOK_SECONDS)
+        now = time.monotonic()
+        if any(codes.values()):  # the others notice within their timeout, and rank 0 may then wait as long for a word
+            deadline = min(deadline, now + (_LAST_WORD_SECONDS if 0 in codes else 2 * timeout_seconds + 10))
+        if now > deadline:
+            for rank in sorted(children.keys() - codes.keys()):
+                print(f"kubetune: rank {rank} hangs, and is ended because another one has failed", file=sys.stderr)
+                children[rank].kill()
+                codes[rank] = children[rank].wait()
+    return codes
 
 
 def _free_port() -> int:
@@ -186,6 +223,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except errors.KubetuneError as error:
         print(f"kubetune: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # a terminal sends it to all ranks
+        return 130
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kubetune import errors, logs, measurements, parallel, trace
+from kubetune import errors, logs, measurements, parallel, processes, trace
 from kubetune.data.order import mixed_seed
 from kubetune.devices import visible_gpus
 from kubetune.measurements import MIB, Link, Reduction, Volume
@@ -73,7 +73,8 @@ class Report:
 
 def run_rank(settings: Settings) -> int:
     """Be one rank; returns the exit code."""
-    rank = int(os.environ.get("RANK", "0"))
+    named = os.environ.get("RANK", "0")
+    rank = int(named) if named.isdecimal() else 0  # `meet` refuses what is none
     with redirect_stdout(sys.stderr) if settings.json else nullcontext():
         logs.configure(settings.log_level, rank=rank)
         found, problems, code = _try(settings)
@@ -106,9 +107,23 @@ def examine(settings: Settings) -> Report:
         with ExitStack() as stack:
             with parallel.peers():
                 world = stack.enter_context(parallel.join(timeout_seconds=settings.timeout))
+            _require_memory(settings, world, meeting.ranks_per_node)
             return _measure(settings, world, meeting)
     except errors.LostPeer as error:
         raise errors.EnvironmentFault(f"{meeting.find_lost()} ({error})") from error
+
+
+def _require_memory(settings: Settings, world: World, ranks_per_node: int) -> None:
+    """Raise EnvironmentFault for sizes that would have this rank, or another program, killed by the kernel."""
+    message = settings.largest_mib * MIB if world.size > 1 else 0
+    needed = 4 * max(message, 2 * settings.samples * settings.features)
+    on_gpu = world.device.type == "cuda"
+    free = torch.cuda.mem_get_info()[0] if on_gpu else processes.free_memory_bytes() // ranks_per_node
+    if needed > free:
+        raise errors.EnvironmentFault(
+            f"{socket.gethostname()}: rank {world.rank} would need {needed / 2**30:,.0f} GiB of memory for these "
+            f"sizes, {free / 2**30:,.1f} GiB are free; give a smaller --largest-mib, --samples or --features"
+        )
 
 
 def _measure(settings: Settings, world: World, meeting: Meeting) -> Report:
@@ -241,7 +256,8 @@ def _train_epoch(
         computed += time.perf_counter() - began
         if logs.shows_batch("first-last", index, len(batches)):
             shapes = f"features {list(features[mine].shape)}, labels {list(labels[mine].shape)}"
-            logs.BATCH.debug("epoch %d batch %d/%d: %s, loss %.4f", epoch + 1, index + 1, len(batches), shapes, share)
+            mean = share * len(ids) / max(len(mine), 1)
+            logs.BATCH.debug("epoch %d batch %d/%d: %s, loss %.4f", epoch + 1, index + 1, len(batches), shapes, mean)
         parallel.sum_(optimizer.gradient, world)
         optimizer.update(settings.lr)
         total += share * len(ids)

@@ -174,6 +174,21 @@ def test_a_rank_lost_on_the_way_is_named(tmp_path: Path, fault: str, lost: int, 
     assert f"died or hangs, last seen at {phase}" in report["error"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "ended"),
+    [
+        ("signal 9:all-reduce:1:1", "rank 1 was killed by SIGKILL"),
+        ("hang:train:1:1", "rank 1 hangs, and is ended because another one has failed"),
+        ("hang:volumes:1:0", "rank 0 hangs, and is ended because another one has failed"),
+    ],
+)
+def test_the_verb_ends_whatever_a_rank_does(fault: str, ended: str) -> None:
+    done = run_verb("--processes=2", "--timeout=3", KUBETUNE_FAULT=fault)
+    assert done.returncode == errors.ENVIRONMENT
+    assert ended in done.stderr
+
+
 @contextmanager
 def throttled(process: ForkServerProcess, *, runs: float, stands: float) -> Iterator[None]:
     """Let a stopped process run only by turns, of so many seconds: really slow, whatever it does."""
@@ -256,9 +271,42 @@ def test_outliers_are_measured_by_all_others() -> None:
         (["--classes", "1"], "--classes: found 1; expected at least 2 classes"),
         (["--lr", "nan"], "--lr: found 'nan'; expected a number above 0"),
         (["--nodes", "2"], "NODE_RANK (or PET_NODE_RANK, JOB_COMPLETION_INDEX) is not set"),
+        (["--timeout", "1e20"], "--timeout: found '1e20'; expected at most a day"),
+        (["--epoch", "3"], "unrecognized arguments: --epoch 3"),
     ],
 )
 def test_wrong_flags_are_refused(flags: list[str], said: str) -> None:
     ended = run_verb(*flags)
     assert ended.returncode == errors.USER
     assert said in ended.stderr
+    assert ended.stdout == ""
+
+
+RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"PET_NNODES": "two"}, "PET_NNODES is 'two'; expected a number of nodes"),
+        pytest.param(RANK | {"RANK": "2"}, "RANK is 2, but WORLD_SIZE is 1; expected 0", marks=pytest.mark.slow),
+        pytest.param(RANK | {"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x'; expected a whole number", marks=pytest.mark.slow),
+        pytest.param(RANK | {"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but MASTER_ADDR", marks=pytest.mark.slow),
+    ],
+)
+def test_wrong_variables_are_refused(environ: dict[str, str], said: str) -> None:
+    ended = run_verb(**environ)
+    assert ended.returncode == errors.USER
+    assert said in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sizes", [("--features=1000000000", "--samples=1000000000"), ("--largest-mib=100000000", "--processes=2")]
+)
+def test_sizes_beyond_memory_are_refused_before_somebody_is_killed(sizes: tuple[str, ...]) -> None:
+    ended = run_verb("--json", *sizes)
+    assert ended.returncode == errors.ENVIRONMENT
+    (problem,) = json.loads(ended.stdout)["problems"]
+    assert "GiB of memory for these sizes" in problem
