@@ -83,6 +83,8 @@ def shortened(config: Config, steps: int) -> Config:
             "tracking": TrackingConfig(),
             "logging": config.logging.model_copy(update={"report_json": None}),
             "kubernetes": None,
+            "push": None,
+            "mirror": None,
         }
     )
 
@@ -142,9 +144,10 @@ def _train(run_dir: Path, start: Start, *, expected: int = errors.OK, fault: str
     code = start(run_dir, environ | ({faults.FAULT: fault} if fault else {}))
     if code == expected:
         return
-    ending = endings.read_ending(run_dir)
-    reason = ending.reason if ending is not None else "it left no last word"
-    failure = errors.KubetuneError(f"the {run_dir.name} run ended with exit code {code}, expected {expected}: {reason}")
+    failure = errors.KubetuneError(
+        f"the {run_dir.name} run ended with exit code {code}, expected {expected}: its lines above say why. "
+        "Its folder was a temporary one and is removed."
+    )
     failure.exit_code = code if code > 0 else errors.BUG
     raise failure
 

@@ -118,6 +118,12 @@ def test_a_run_that_fails_is_no_verdict(inputs: Path, tmp_path: Path) -> None:
     assert caught.value.exit_code == errors.USER
 
 
+def test_nothing_leaves_this_machine(inputs: Path) -> None:
+    outlets = {"push": "org/model", "mirror": "s3://bucket/run", "tracking": {"mlflow": {}}}
+    short = verify.shortened(toy.make_config(inputs, **outlets), STEPS)
+    assert (short.push, short.mirror, short.tracking.mlflow) == (None, None, None)
+
+
 def run_verb(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "kubetune", "verify-resume", *args], capture_output=True, text=True, timeout=600
@@ -137,6 +143,17 @@ def test_the_verb_by_the_agent(config: Config, tmp_path: Path, processes: int) -
     assert (verdict["steps"], verdict["stopped_at"], verdict["world_size"]) == (3, 2, processes)
     assert "resumed from step-000002" in ended.stderr
     assert not output.exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_told_once(config: Config, tmp_path: Path) -> None:
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(as_yaml(config))
+    (tmp_path / "bad.jsonl").write_text('{"prompt": 3}\n')
+    ended = run_verb(str(run_file), f"data.train={tmp_path / 'bad.jsonl'}", f"data.cache={tmp_path / 'cache'}")
+    assert ended.returncode == errors.USER
+    assert (ended.stdout + ended.stderr).count("bad.jsonl:1: ") == 1
+    assert ended.stderr.endswith("its lines above say why. Its folder was a temporary one and is removed.\n")
 
 
 def test_wrong_arguments_are_refused(config: Config, tmp_path: Path) -> None:
