@@ -130,7 +130,7 @@ def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "mo
         raise ModelError(f"{kind} {repo} has no revision {revision!r}; see {page}/commits/main") from error
     except hub.HFValidationError as error:
         raise ModelError(f"{repo!r} is neither an existing folder nor a hub id such as Qwen/Qwen3-8B") from error
-    except (hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError) as error:
+    except (hub.LocalEntryNotFoundError, ConnectionError) as error:  # offline mode is one; `datasets` raises it bare
         raise EnvironmentFault(_NOT_HERE.format(kind=kind, repo=repo)) from error
     except hub.HfHubHTTPError as error:
         raise EnvironmentFault(f"the hub refused {kind} {repo}: {error}") from error

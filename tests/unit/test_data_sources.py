@@ -19,7 +19,7 @@ from kubetune.data.convert import convert_source
 from kubetune.data.problems import Problems
 from kubetune.data.selection import select_rows
 from kubetune.data.sources import count_rows, locate, read_source
-from kubetune.errors import DataError
+from kubetune.errors import DataError, EnvironmentFault
 
 
 def write(file: Path, values: list[Any]) -> Path:
@@ -86,6 +86,13 @@ def test_samples_are_a_function_of_the_seed(tmp_path: Path) -> None:
     assert sorted(i for part in parts if part is not None for i in part.tolist()) == list(range(1000))
     with pytest.raises(DataError, match=r"range \[1000, 2000\) takes no record of 1,000"):
         select_rows(SourceConfig(path=str(file), range=(1000, 2000)), 1)
+
+
+def test_a_data_set_of_the_hub_without_the_hub_is_explained() -> None:
+    """As when a file's name is misspelt and the machine has no network."""
+    pytest.importorskip("datasets")
+    with pytest.raises(EnvironmentFault, match="dataset trian is not in the local cache and the hub cannot be reached"):
+        count_rows(SourceConfig(path="trian"))
 
 
 def test_saved_datasets(tmp_path: Path) -> None:
