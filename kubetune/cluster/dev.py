@@ -75,14 +75,14 @@ def pack_tree(root: Path, config_text: str) -> bytes:
 
 
 def _code_files(root: Path) -> Iterable[Path]:
-    """The files that git does not ignore; outside of git, all that are not hidden or made by tools."""
+    """The files that git does not ignore; outside of git, all that are not hidden or made by tools. Never `.env`."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode().split("\0")
         found = [root / name for name in listed if name]
     except (FileNotFoundError, subprocess.CalledProcessError):
         found = [path for path in sorted(root.rglob("*")) if not _is_hidden(path.relative_to(root))]
-    return [path for path in found if path.is_file()]
+    return [path for path in found if path.is_file() and path.name != ".env"]
 
 
 def _is_hidden(path: Path) -> bool:

@@ -154,6 +154,15 @@ def test_only_code_is_copied_into_pods(tmp_path: Any) -> None:
         pack_tree(tmp_path, "")
 
 
+def test_secrets_that_git_was_not_told_to_ignore_stay_here(tmp_path: Any) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    for name in ("mine.py", ".env", "deep/.env", ".gitignore"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    with tarfile.open(fileobj=io.BytesIO(pack_tree(tmp_path, "name: fit\n"))) as tar:
+        assert sorted(tar.getnames()) == ["run.yaml", "tree/.gitignore", "tree/mine.py"]
+
+
 def test_dev_pods_have_a_name_that_fits() -> None:
     config = load_resolved({"name": "a" * 40, "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}})
     name = dev_config(config).name
