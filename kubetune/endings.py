@@ -47,6 +47,13 @@ class Death:
         return self.status < 0 and -self.status not in _REQUESTS_TO_STOP
 
 
+def reason_of(error: errors.KubetuneError) -> str:
+    """An error in words, as a run tells it: where one begins, its directory has been written to already."""
+    return str(error).replace(
+        "Nothing was written.", "This start trained nothing; the run directory holds its config and logs."
+    )
+
+
 def write_rank_ending(run_dir: Path, rank: int, ending: Ending) -> None:
     """Leave the last word of one rank for the agent, as `logs/rank-N.exit.json`."""
     _write(_rank_path(run_dir, rank), ending)

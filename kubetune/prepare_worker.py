@@ -26,8 +26,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         prepare(config)
     except errors.KubetuneError as error:
-        logs.family_logger("ERROR").error("%s", error)
-        endings.write_rank_ending(run_dir, rank, endings.Ending(error.exit_code, str(error)))
+        reason = endings.reason_of(error)
+        logs.ERROR.error("%s", reason)
+        endings.write_rank_ending(run_dir, rank, endings.Ending(error.exit_code, reason))
         return error.exit_code
     return errors.OK
 

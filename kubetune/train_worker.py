@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, reason, step = stopped.exit_code, str(stopped), stopped.step
         logs.STEP.info("%s", stopped)
     except errors.KubetuneError as error:
-        code, reason = error.exit_code, str(error)
-        logs.family_logger("ERROR").error("%s", error)
+        code, reason = error.exit_code, str(error) if run_dir is None else endings.reason_of(error)
+        logs.ERROR.error("%s", reason)
     except Exception as error:
         code, reason = errors.BUG, f"{type(error).__name__}: {error}"
         logs.family_logger("ERROR").critical("this is a bug in kubetune", exc_info=error)

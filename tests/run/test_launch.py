@@ -172,7 +172,11 @@ def test_bad_data_end_with_2_before_any_training(inputs: Path, tmp_path: Path, p
     done = train(inputs, tmp_path / "run", f"data.train={tmp_path / 'bad.jsonl'}", f"compute.processes={processes}")
     assert done.returncode == 2
     assert "bad.jsonl:1:" in done.stdout
-    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert "This start trained nothing; the run directory holds its config and logs." in done.stdout
+    assert "Nothing was written" not in done.stdout + done.stderr  # because that much was
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "config.yaml", "resolved.json", "plan.json", "logs", "events.jsonl", "exit.json",
+    }  # fmt: skip
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from kubetune.cli import main
+from kubetune.data import readers
 from tests.tiny import train_tokenizer
+from tests.unit.test_data_readers import BAD_LINES, GOOD
 
 CHAT = {"messages": [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}]}
 
@@ -58,6 +60,40 @@ def test_check_names_bad_records_and_writes_nothing(
         f"{bad}:2: is blank; expected a JSON object.\n2 problems. Nothing was written.\n"
     )
     assert sorted(folder.rglob("*")) == before
+
+
+REVIEW = b'{"sentence": "fine", "label": "good"}'
+REVIEWS = ("task=sequence_classification", "classification.labels=[bad, good]")
+
+KINDS = {
+    **{kind: (GOOD, line, told, ()) for kind, (line, told) in BAD_LINES.items()},
+    "label unknown": (REVIEW, b'{"sentence": "fine", "label": "dull"}', "label is 'dull'", REVIEWS),
+    "too long": (GOOD, b'{"text": "' + b"one " * 99 + b'"}', "has ", ("data.max_length=32", "data.overlong=error")),
+}
+"""The kinds of bad records: (a good one beside it, the bad one, how it is told, what the run file says for it)."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_record_ends_with_2_wherever_it_stands(
+    kind: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(KINDS) == 12
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 4096)
+    good, bad, told, settings = KINDS[kind]
+    run = ["data", "prepare", str(folder / "run.yaml"), "data.num_proc=1", *settings]
+    for number in (1, 3, 5):
+        (folder / "train.jsonl").write_bytes(b"".join((bad if n == number else good) + b"\n" for n in range(1, 6)))
+        before = snapshot(folder)
+        assert main(run) == 2
+        assert capsys.readouterr().err.startswith(f"kubetune: {folder / 'train.jsonl'}:{number}: {told}")
+        assert snapshot(folder) == before
+    (folder / "train.jsonl").write_bytes((good + b"\n") * 5)
+    assert main(run) == 0
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    """Every file but the locks of the cache, which stay because removing one could let two in."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
 
 
 @pytest.mark.parametrize("model", [True, False])
