@@ -85,8 +85,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 def _prove_norm(module: Any) -> Forward | None:
     """Which of the known forms of RMSNorm this class has, tried with a random weight; None for none of them."""
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if eps is None:
+    if _eps(module) is None:
         return None
     kept = module.weight.data.clone()
     module.weight.data.normal_(generator=torch.Generator(module.weight.device).manual_seed(0))
@@ -94,13 +93,18 @@ def _prove_norm(module: Any) -> Forward | None:
         for offset, late_cast in ((0.0, False), (0.0, True), (1.0, True)):
 
             def forward(self: Any, x: Tensor, offset: float = offset, late_cast: bool = late_cast) -> Tensor:
-                return kernels.rms_norm(x, self.weight, eps, offset, late_cast)
+                # Its own: what sees and what speaks may share the class and differ in this.
+                return kernels.rms_norm(x, self.weight, _eps(self), offset, late_cast)
 
             if _is_same(module, forward, module.weight.numel()):
                 return forward
     finally:
         module.weight.data.copy_(kept)
     return None
+
+
+def _eps(norm: Any) -> Any:
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
 
 
 def _is_swiglu(module: nn.Module) -> bool:
