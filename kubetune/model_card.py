@@ -134,6 +134,8 @@ def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
             lora.target_modules
         )  # fmt: skip
         found |= {name: "yes" for name, is_set in (("DoRA", lora.use_dora), ("rsLoRA", lora.use_rslora)) if is_set}
+    if config.task == "vision_language":
+        found["image tokens"] = f"at most {config.vision.image_max_tokens:,}, as the image processor here makes them"
     found |= {name: value for name in _SETTINGS if (value := getattr(training, name)) is not None}
     return found
 

@@ -7,6 +7,7 @@ Whether a file is an image at all is images.py's work.
 from __future__ import annotations
 
 import hashlib
+import json
 import warnings
 import zlib
 from collections.abc import Mapping
@@ -22,12 +23,14 @@ from kubetune.data.images import FORMATS, pillow, verify_image
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.data.tokenizer_files import read_json
 from kubetune.errors import DataError, ModelError
+from kubetune.files import write_atomic
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 CONFIGS: Final = ("preprocessor_config.json", "processor_config.json")
+_OLD_LIMITS: Final = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 
 
 class ImageRef(NamedTuple):
@@ -118,6 +121,29 @@ class ImageProcessor:
         made = self.theirs(images=[upright], return_tensors="np")
         down, across = (int(number) for number in made["image_grid_thw"][0][1:])
         return Picture(made["pixel_values"], (1, down, across))
+
+    def tell_limits(self, folder: Path) -> list[str]:
+        """Put our budget of tokens into the image processor's files in an exported folder; returns their names.
+
+        Whoever loads them then sees images in the sizes of training. Raises ModelError where that does not come about.
+        """
+        from transformers import AutoImageProcessor
+
+        size = {name: self.theirs.size[name] for name in ("shortest_edge", "longest_edge")}
+        told = []
+        for name in (name for name in CONFIGS if (folder / name).is_file()):
+            facts = read_json(folder / name)
+            own = facts.get("image_processor") if name == "processor_config.json" else facts
+            if own is None:
+                continue
+            own["size"] = size
+            own |= {old: size[new] for old, new in _OLD_LIMITS.items() if old in own}
+            write_atomic(folder / name, json.dumps(facts, indent=2) + "\n")
+            told.append(name)
+        loaded = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+        if {name: loaded.size[name] for name in size} != size:
+            raise ModelError(f"the exported image processor of {self.name} does not keep the limits {size}")
+        return told
 
     @cached_property
     def fingerprint(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -32,6 +33,9 @@ from tests import toy
 from tests.architectures import randomize_lora, take_gradients
 from tests.pictures import ARCHITECTURES, QUESTION, save_seeing_model, write_questions
 
+LLAMA_FACTORY_DATA = Path(
+    os.environ.get("LLAMA_FACTORY_DATA", Path(__file__).parents[3] / "shared" / "data" / "llamafactory")
+)
 TRAINING = {
     "global_batch_size": 16,
     "per_device_train_batch_size": 8,
@@ -117,6 +121,51 @@ def test_two_ranks_of_which_one_may_have_no_image_train_as_one(inputs: Path, tmp
     assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)
     for ours, theirs in zip(metrics.read_metrics(two), metrics.read_metrics(one), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sections",
+    [{"model": {"attention": "sdpa"}}, {"training": {"compile": True}}, {"training": {"gradient_checkpointing": True}}],
+    ids=["one sequence at a time", "compiled", "recomputed"],
+)
+def test_other_ways_through_the_model_train_the_same(
+    sections: dict[str, dict[str, Any]], inputs: Path, tmp_path: Path
+) -> None:
+    model = {"path": str(inputs / "model"), **sections.get("model", {})}
+    one = toy.finished(tmp_path / "one", make_config(inputs, SHORT))
+    other = toy.finished(tmp_path / "other", make_config(inputs, SHORT | sections.get("training", {}), model=model))
+    for ours, theirs in zip(metrics.read_metrics(other), metrics.read_metrics(one), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
+    assert ("padding-free" in (other / "logs" / "rank-0.log").read_text()) == ("model" not in sections)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["4bit", "8bit"])
+def test_a_quantised_base_learns_and_is_merged(quantization: str, inputs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    run_dir = toy.finished(tmp_path / "run", make_config(inputs, {"max_steps": 7}, quantization=quantization))
+    assert toy.losses(run_dir)[-1] < toy.losses(run_dir)[0] - 1
+    told: list[str] = []
+    found = export_run(run_dir, merged=True, out=tmp_path / "out", tell=told.append)
+    assert any("dequantising" in line for line in told)
+    model = AutoModelForImageTextToText.from_pretrained(found.path)
+    assert not getattr(model, "is_quantized", False)
+
+
+@pytest.mark.slow
+def test_rows_of_another_tool_with_an_image_in_each_turn_are_trained_on(inputs: Path, tmp_path: Path) -> None:
+    file = LLAMA_FACTORY_DATA / "mllm_demo.json"
+    if not file.is_file():
+        pytest.skip(
+            "needs LLaMA-Factory's mllm_demo.json and its images beside this repository, or in $LLAMA_FACTORY_DATA"
+        )
+    sections = {"data": {"train": str(file), "max_length": 1024}, "vision": {"image_max_tokens": 64}}
+    config = make_config(inputs, {"max_steps": 4, "eval_steps": 4, "save_steps": 4}, **sections)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"eval": None})})
+    run_dir = toy.finished(tmp_path / "run", config)
+    assert "[DATA] 6 rows" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert toy.losses(run_dir)[-1] < toy.losses(run_dir)[0]
 
 
 @pytest.mark.slow

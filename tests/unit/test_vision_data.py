@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from transformers import AutoImageProcessor
 
 from kubetune.cli import main
 from kubetune.config.schema import Config
@@ -75,6 +77,25 @@ def test_an_image_has_as_many_tokens_as_the_tower_makes_features(
         picture = processor.process(file.read_bytes())
         assert len(picture.pixel_values) == np.prod(picture.grid) == tokens * 4
         assert vision.get("image_min_tokens", 4) <= tokens <= vision.get("image_max_tokens", 1024)
+
+
+@pytest.mark.parametrize("old", [{}, {"min_pixels": 3136, "max_pixels": 12845056}])
+def test_the_image_processor_of_an_export_has_the_limits_of_the_run(
+    model: Path, tmp_path: Path, old: dict[str, int]
+) -> None:
+    base, out = tmp_path / "base", tmp_path / "out"
+    shutil.copytree(model, base)
+    facts = json.loads((base / "preprocessor_config.json").read_text()) | old
+    (base / "preprocessor_config.json").write_text(json.dumps(facts))
+    config = make_config(base, tmp_path, vision={"image_min_tokens": 30, "image_max_tokens": 50})
+    load_tokenizer(config.model).save(out)
+    assert processor_of(config).tell_limits(out) == ["preprocessor_config.json"]
+    theirs = AutoImageProcessor.from_pretrained(out, backend="pil")
+    for number, size in enumerate([(700, 500), (20, 30), (210, 190)]):
+        file = tmp_path / f"{number}.png"
+        Image.new("RGB", size, (number, 9, 9)).save(file)
+        grid = theirs(images=[Image.open(file)], return_tensors="np")["image_grid_thw"][0]
+        assert int(grid.prod()) // 4 == processor_of(config).measure(file)[0]
 
 
 def test_a_photograph_held_sideways_is_turned(model: Path, tmp_path: Path) -> None:

@@ -120,14 +120,18 @@ def _say_it_sees(draft: Draft, key: str) -> None:
         draft.assume("task", "vision_language", f"{key} is a setting of models that see")
 
 
-def pixels(draft: Draft, key: str, value: Any) -> None:
-    """The most pixels of an image, in tokens of 28 × 28 pixels, as Qwen-VL counts."""
-    if isinstance(value, int) and value >= 28 * 28:
-        tokens = min(16_384, value // (28 * 28))
-        draft.approximate(key, "vision.image_max_tokens", tokens, "tokens of 28 × 28 pixels; other models differ")
-        _say_it_sees(draft, key)
-    else:
-        draft.drop(key, "no number of pixels; see vision.image_max_tokens")
+def pixels(path: str) -> Rule:
+    """A limit of an image in pixels becomes one in tokens of 28 × 28 pixels, as Qwen-VL counts; at least one."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if isinstance(value, int) and value > 0:
+            tokens = max(1, min(16_384, value // (28 * 28)))
+            draft.approximate(key, path, tokens, "tokens of 28 × 28 pixels; other models differ")
+            _say_it_sees(draft, key)
+        else:
+            draft.drop(key, f"no number of pixels; see {path}")
+
+    return rule
 
 
 def total_limit(draft: Draft, key: str, value: Any) -> None:

@@ -176,10 +176,11 @@ RULES: dict[str, Rule] = {
     "streaming": dropped("data are prepared once, into files that need no memory"),
     "ray_num_workers": dropped("several nodes: see compute.nodes and `kubetune submit`"),
     "use_swanlab": dropped("TensorBoard and MLflow are there (tracking)"),
-    "image_max_pixels": pixels,
+    "image_max_pixels": pixels("vision.image_max_tokens"),
+    "image_min_pixels": pixels("vision.image_min_tokens"),
     "freeze_vision_tower": sees("vision.freeze_vision_tower"),
     "freeze_multi_modal_projector": sees("vision.freeze_projector"),
-    **each("freeze_language_model media_dir image_min_pixels", dropped("has no counterpart; see docs/vision.md")),
+    **each("freeze_language_model media_dir", dropped("has no counterpart; see docs/vision.md")),
     **each("video_max_pixels video_fps video_maxlen", dropped("videos are not there; images are")),
     **each(
         "tokenized_path use_reentrant_gc cache_dir print_param_status low_cpu_mem_usage use_fast_tokenizer "
