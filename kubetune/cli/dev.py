@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kubetune.cli.exec import Marked
 from kubetune.cli.run_on_cluster import asker, open_cluster, prefix
-from kubetune.config.flags import add_run_arguments, config_from_args
+from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
@@ -20,9 +20,19 @@ if TYPE_CHECKING:
     from kubetune.manifests.spec import RunSpec
 
 
+_ACTIONS = ("start", "run", "stop")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
-    parser.add_argument("action", choices=("start", "run", "stop"))
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="start",
+        metavar="|".join(_ACTIONS),
+        help="start (left out: this): pods that idle; run: train in all of them, with the code of this folder; stop: "
+        "end the training, the pods stay",
+    )
     add_run_arguments(parser)
     more = parser.add_argument_group("cluster")
     more.add_argument("-n", "--namespace", dest="kubernetes.namespace", metavar="NAME", help="namespace of the pods")
@@ -36,13 +46,19 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.launch.kubernetes import spec_of, submit
     from kubetune.manifests import local_files
 
+    if args.action not in _ACTIONS:
+        if Path(args.action).suffix not in (".yaml", ".yml") and "=" not in args.action:
+            raise ConfigError(f"command line: found {args.action!r}; expected {', '.join(_ACTIONS)}, or a run file")
+        args.inputs.insert(0, args.action)
+        args.action = "start"
     config = dev_config(config_from_args(args, environ={}))
     assert config.kubernetes is not None
     files = local_files(config)
     cluster, spec = open_cluster(config.kubernetes.namespace), spec_of(config, files)
     if args.action == "start":
         submit(cluster, config, files, confirm=asker(args), change=idling)
-        print(f"kubetune: {spec.nodes} pods of {spec.name} come up and idle; then: kubetune dev run")
+        train = f"kubetune dev run {run_file(args) or '…'}"
+        print(f"kubetune: {spec.nodes} pods of {spec.name} come up and idle; to train in them: {train}")
         return OK
     return run_in_pods(cluster, spec, args) if args.action == "run" else stop_in_pods(cluster, spec)
 

@@ -81,7 +81,9 @@ def report(findings: Sequence[Finding], tree: Tree, *, strict: bool) -> None:
     """Print the advice, or raise ConfigError when something is wrong."""
     lines = {True: list[str](), False: list[str]()}
     for finding in findings:
-        key = tuple(int(part) if part.isdigit() else part for part in finding.key.split("."))
+        # the user's own names of labels may have dots
+        parts = finding.key.split(".", 2 if finding.key.startswith("kubernetes.labels.") else -1)
+        key = tuple(int(part) if part.isdigit() else part for part in parts)
         word = "" if finding.fatal else "advice: "
         lines[finding.fatal or strict].append(f"{tree.origin(key)}: {dotted(key)}: {word}{finding.text}")
     if lines[True]:

@@ -151,6 +151,6 @@ def exit_code(snapshot: Snapshot) -> int:
         return errors.PREEMPTED
     if snapshot.progress and snapshot.progress["ending"]:
         return int(snapshot.progress["ending"]["code"])
-    codes = [code for pod in snapshot.pods if (code := pods.exit_code(pod))]
+    codes = [code for pod in (*snapshot.preparing, *snapshot.pods) if (code := pods.exit_code(pod))]
     final = [code for code in codes if code in (errors.USER, errors.DIVERGED, errors.ENVIRONMENT)]
     return (final or codes or [errors.BUG])[-1]

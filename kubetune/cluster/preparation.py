@@ -41,8 +41,12 @@ def find_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
 def standing(cluster: Cluster, spec: RunSpec, state: State, found: Sequence[Object]) -> tuple[State, str]:
     """How a run stands without a pod of the trainer, and why.
 
-    `state` is what its workload says, `absent` or `waiting`; `found` are the pods that prepare.
+    `state` is what its workload says, `absent`, `waiting` or `failed`; `found` are the pods that prepare. A JobSet and
+    a TrainJob that failed say how often they began again, not what for.
     """
+    if state == "failed":
+        failed = [pod for pod in found if pods.failed_container(pod)]
+        return state, _cause(cluster, failed[-1]) if failed else ""
     active = [pod for pod in found if not pods.has_ended(pod)]
     doing = f"{pods.name_of(active[-1])} fetches and prepares first" if active else ""
     if state == "waiting" or spec.starts_in_order:

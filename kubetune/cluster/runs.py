@@ -53,7 +53,7 @@ class Target:
 class Snapshot:
     """A run at one moment. `pods` are the trainer's, by node and age; `progress` is inside.progress's answer.
 
-    `preparing` are the pods that fetch and prepare, while there is no trainer.
+    `preparing` are the pods that fetch and prepare, while there is no trainer, or where they are why there is none.
     """
 
     spec: RunSpec
@@ -157,9 +157,10 @@ def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
     found = trainer_pods(cluster, spec)
     state, reason = pods.state_of(workload, found)
     preparing: list[Object] = []
-    if spec.prepares and not found and state in ("absent", "waiting"):
+    if spec.prepares and not found and state in ("absent", "waiting", "failed"):
         preparing = preparation.find_pods(cluster, spec)
-        state, reason = preparation.standing(cluster, spec, state, preparing)
+        state, cause = preparation.standing(cluster, spec, state, preparing)
+        reason = cause or reason
     progress = read_progress(cluster, spec, found)
     if state == "running" and progress and progress["ending"]:
         # A StatefulSet goes on after the run has ended; so does, for a moment, everything else.

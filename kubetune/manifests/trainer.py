@@ -10,6 +10,11 @@ from kubetune.manifests.storage import volume_mounts, volumes
 
 HOSTNAME = "kubernetes.io/hostname"
 
+# The kernel throws away a SIGTERM that process 1 does not yet block or handle: while Python starts, which takes long
+# from a cold image. Such a pod would stay for its whole grace period, so Kubernetes asks it only once it listens; bit 15
+# of these masks is SIGTERM's.
+LISTENS = "until grep -Eq '^Sig(Blk|Cgt):.*[4-7c-f].{3}$' /proc/1/status; do sleep 0.1; done"
+
 
 def agent_command(spec: RunSpec) -> list[str]:
     """What the container of every kind runs: the agent that also starts a run on a laptop."""
@@ -97,6 +102,7 @@ def pod_template(
         agent_command(spec),
         env=trainer_environment(spec, rendezvous or []),
         ports=[{"name": "rendezvous", "protocol": "TCP", "containerPort": PORT}],
+        lifecycle={"preStop": {"exec": {"command": ["sh", "-c", LISTENS]}}},
         resources=resources(spec),
         volumeMounts=volume_mounts(spec),
         security=security(spec),

@@ -190,6 +190,69 @@ def test_errors_name_the_line_and_nothing_is_written(tmp_path: Path, capsys: pyt
     assert not folder.exists()
 
 
+GOOD = """\
+name: fit
+model: a/b
+data: {train: c/d}
+compute: {nodes: 2, gpus_per_node: 1, cpu: 4,
+  memory: 8Gi}
+kubernetes:
+  image: registry.example/x:1
+  namespace: ml
+  grace_seconds: 120
+  storage:
+    outputs: {size: 1Gi,
+      access: ReadWriteMany}
+  labels:
+    team: nlp
+  env:
+    MODE: fast
+"""
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "line", "words"),
+    [
+        ("ReadWriteMany", "ReadWriteOnce", 12, "2 pods mount it, but ReadWriteOnce is attached to one node at a time"),
+        ("team: nlp", "app.kubernetes.io/instance: nlp", 14, "one of kubetune's own labels"),
+        ("memory: 8Gi", "memory: 8GB", 5, "compute.memory"),
+        ("size: 1Gi", "size: much", 11, "kubernetes.storage.outputs.size"),
+        ("namespace: ml", "namespace: My_Team", 8, "kubernetes.namespace"),
+        ("name: fit", "name: Fit_1", 1, "name: "),
+        ("name: fit", f"name: {'f' * 41}", 1, "name: "),
+        ("team: nlp", "team: nlp@work", 14, "kubernetes.labels.team"),
+        ("MODE: fast", "PET_NODE_RANK: 1", 16, "would break the rendezvous"),
+        ("grace_seconds: 120", "grace_seconds: 5", 9, "expected a whole number from 10"),
+        (",\n  memory: 8Gi", "", 4, "so pods would have no limit"),
+        ("MODE: fast", "HF_TOKEN: hf_" + "a" * 34, 16, "kubernetes.secrets"),
+        ("MODE: fast", "NOTE: hf_" + "a" * 34, 16, "kubernetes.secrets"),
+        ("registry.example/x:1", "http://registry.example/x:1", 7, "nodes pull over HTTPS"),
+        ("registry.example/x:1", "10.0.0.1:5000/x:1", 7, "a registry over plain HTTP"),
+    ],
+)
+def test_the_line_of_each_kind_of_mistake_is_named(
+    good: str, bad: str, line: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What no schema of Kubernetes sees, and what a pod's schema would tell without the line that caused it."""
+    file = tmp_path / "run.yaml"
+    assert GOOD.count(good) == 1
+    file.write_text(GOOD.replace(good, bad))
+    assert main(["render", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    told = [found for found in err.splitlines() if f"{file}:{line}" in found]
+    assert told, err
+    assert any(words in found for found in told), err
+    assert "a" * 34 not in err
+
+
+def test_the_file_without_mistakes_is_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(GOOD)
+    assert main(["render", str(file), "--strict"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_strict_makes_errors_of_advice(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["render", str(FULL), "compute.cpu=null", "-o", "/nowhere/at/all", "--strict"]
     assert main(command) == 2

@@ -65,7 +65,8 @@ class Container:
     async def exec(self, argv: list[str], **streams: Any) -> Process:
         """Start a command inside the running container, as the container's user."""
         if self.worker.sandbox_pid is None:
-            command = [translate(word, self.folders()) for word in argv]
+            places = self.folders() | {"/proc/1": f"/proc/{self.pid}"}
+            command = [translate(word, places) for word in argv]
             return await asyncio.create_subprocess_exec(*command, env=self._env, start_new_session=True, **streams)
         join = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "--"]
         if not runtime.single_user():
@@ -141,7 +142,9 @@ class Container:
             *command, pass_fds=[write_end], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
         )
         os.close(write_end)
-        pid, _, error = (await _read_all(read_end)).partition("\n")
+        # which of the two processes comes first to tell of a command that cannot be started is a matter of luck
+        told = dict(line.partition(" ")[::2] for line in (await _read_all(read_end)).splitlines())
+        pid, error = told.get("pid", ""), told.get("error", "")
         spec_file.unlink()  # it may hold secrets
         if pid and not error:
             self._say_started(int(pid), started)
@@ -160,8 +163,6 @@ class Container:
         self.status.update(state={"running": {"startedAt": started}}, started=True, containerID=f"standin://{pid}")
         self.status["ready"] = not self.init
         self.worker.store.event(self.worker.pod, "Normal", "Started", f"Started container {self.name}")
-        if self.worker.stopping.is_set():
-            self.signal(signal.SIGTERM)
         self.worker.publish(None if self.init else "Running")
 
     async def _back_off(self, failures: int) -> None:

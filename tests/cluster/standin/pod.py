@@ -121,7 +121,7 @@ class PodWorker:
         self.pod["status"].update(podIP=self._ip, podIPs=[{"ip": self._ip}])
         for volume in self.spec.get("volumes", []):
             await self.retry(lambda volume=volume: set_up_volume(self, volume), "FailedMount")  # type: ignore[misc]
-        if self.kubelet.settings.loopback:
+        if self.kubelet.settings.loopback and not self.stopping.is_set():  # else some volumes may be missing
             translate_files(self)
 
     async def _make_sandbox(self, host: str) -> None:
@@ -180,19 +180,24 @@ class PodWorker:
     async def _end(self) -> None:
         self.publish()  # a terminating pod leaves its Services
         loop = asyncio.get_running_loop()
-        for container in self.containers.values():
-            if container.pid is not None:
-                await self._run_pre_stop(container)
-                self.store.event(self.pod, "Normal", "Killing", f"Stopping container {container.name}")
-                container.signal(signal.SIGTERM)
+        asked: dict[int, asyncio.Task[None]] = {}  # by process; a container may be starting just now
         while not self.task.done():
             assert self._deadline is not None
             left = self._deadline - loop.time()
-            if left <= 0:
-                for container in self.containers.values():
+            for container in self.containers.values():
+                if left <= 0:
                     container.signal(signal.SIGKILL)
+                elif container.pid is not None and container.pid not in asked:
+                    asked[container.pid] = asyncio.create_task(self._ask_to_stop(container, container.pid))
             # the deadline may move closer while this waits
             await asyncio.wait({self.task}, timeout=min(max(left, 0.02), 0.05))
+
+    async def _ask_to_stop(self, container: Container, pid: int) -> None:
+        """First what the container wants done before it is asked, then SIGTERM."""
+        await self._run_pre_stop(container)
+        self.store.event(self.pod, "Normal", "Killing", f"Stopping container {container.name}")
+        if container.pid == pid:
+            container.signal(signal.SIGTERM)
 
     async def _run_pre_stop(self, container: Container) -> None:
         hook = container.spec.get("lifecycle", {}).get("preStop", {}).get("exec")
@@ -201,7 +206,7 @@ class PodWorker:
         process = await container.exec(hook["command"], stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
         assert self._deadline is not None
         left = self._deadline - asyncio.get_running_loop().time()
-        try:
-            await asyncio.wait_for(process.wait(), max(0.1, left))
-        except TimeoutError:
+        hook_ends = asyncio.create_task(process.wait())
+        await asyncio.wait({hook_ends, self.task}, timeout=max(0.1, left), return_when=asyncio.FIRST_COMPLETED)
+        if not hook_ends.done():
             process.kill()

@@ -2,8 +2,8 @@
 
 `python -I -S runtime.py sandbox NAME` holds a pod's network, host name and IPC namespaces (the pause container).
 `python -I -S runtime.py run SPEC.json FD` joins them, adds mount and process namespaces and an overlay of the
-machine's root, then execs the command as process 1, and exits with its code. To FD it writes the command's pid, then
-the error if it could not be started; that the descriptor closes without an error means: started.
+machine's root, then execs the command as process 1, and exits with its code. To FD it writes two lines at most, in any
+order: `pid N`, the command's, and `error TEXT` if it could not be started; closed without an error means: started.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def run(spec: dict[str, Any], report: int) -> None:
             join(f"/proc/{spec['sandbox']}/ns/{namespace}")
         unshare(NEWNS | NEWPID)
     if pid := os.fork():
-        os.write(report, b"%d\n" % pid)
+        os.write(report, b"pid %d\n" % pid)
         os.close(report)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         _kill_children()
@@ -109,7 +109,7 @@ def run(spec: dict[str, Any], report: int) -> None:
             _become(spec)
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
     except Exception as error:
-        os.write(report, f"{type(error).__name__}: {error}".encode())
+        os.write(report, f"error {type(error).__name__}: {error}\n".encode())
         os._exit(128)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,15 +41,16 @@ def set_up_volume(worker: PodWorker, volume: Object) -> None:
             _empty(at, volume["emptyDir"] or {}, in_memory=not worker.kubelet.settings.loopback)
         else:
             project(worker.store, worker.pod, volume, lambda path, content, mode: _write(at / path, content, mode))
-    group = (worker.spec.get("securityContext") or {}).get("fsGroup")
+    context = worker.spec.get("securityContext") or {}
+    group = context.get("fsGroup")
     if group is not None and not worker.kubelet.settings.loopback and not runtime.single_user():
-        _give_to_group(at.resolve(), group)
+        _give_to_group(at.resolve(), group, only_on_mismatch=context.get("fsGroupChangePolicy") == "OnRootMismatch")
 
 
 def tear_down_volumes(folder: Path) -> None:
     """Unmount the memory volumes of a pod."""
     for at in sorted(folder.glob("volumes/*")):
-        if at.is_mount():
+        if not at.is_symlink() and at.is_mount():  # a link may lead to what is mounted on this machine
             runtime.unmount(str(at))
 
 
@@ -97,9 +99,18 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     path.chmod(mode)
 
 
-def _give_to_group(folder: Path, group: int) -> None:
-    for path in [folder, *folder.rglob("*")]:
-        status = path.lstat()
-        if status.st_gid != group and not path.is_symlink():
-            os.chown(path, -1, group)
-            path.chmod(status.st_mode | (0o2770 if path.is_dir() else 0o660))
+def _give_to_group(folder: Path, group: int, *, only_on_mismatch: bool) -> None:
+    if only_on_mismatch and folder.stat().st_gid == group:
+        return
+    # the root last, so that one that has the group says that all below has it
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for name in (*folders, *files, ""):
+            with contextlib.suppress(FileNotFoundError):  # the volume may be in use: files come and go meanwhile
+                _give(Path(parent, name), group)
+
+
+def _give(path: Path, group: int) -> None:
+    status = path.lstat()
+    if status.st_gid != group and not path.is_symlink():
+        os.chown(path, -1, group)
+        path.chmod(status.st_mode | (0o2770 if path.is_dir() else 0o660))

@@ -1,0 +1,81 @@
+"""How pods end: heard however early they are asked to, with their last words kept, and with the cause of a failure."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import Cluster
+from tests.cluster.operation import Desk, slow
+from tests.cluster.standin.objects import name_of
+
+TRAINERS = "app.kubernetes.io/component=trainer"
+
+# As Python does while it starts, process 1 begins without a handler for SIGTERM, which is then thrown away.
+STARTS_SLOWLY = """
+until test -e /outputs/go; do sleep 0.02; done
+trap 'touch /outputs/heard-$HOSTNAME; exit 143' TERM
+while :; do sleep 0.02; done
+"""
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path) -> Desk:
+    return Desk(cluster, tmp_path)
+
+
+def test_a_pod_that_only_starts_hears_that_it_is_to_stop(desk: Desk) -> None:
+    desk.submit_script(STARTS_SLOWLY, kubernetes__grace_seconds=60)
+    desk.cluster.wait_ready("fit", pods=2)
+    desk.quick("stop", "fit", "--no-wait")
+    for pod in desk.cluster.find("Pod", TRAINERS):
+        desk.cluster.wait("Pod", name_of(pod), lambda found: found["metadata"].get("deletionTimestamp"))
+    outputs = desk.cluster.claim_folder("fit-outputs")
+    (outputs / "go").touch()
+    desk.cluster.wait_pods(TRAINERS, 0)
+    assert sorted(path.name for path in outputs.glob("heard-*")) == ["heard-fit-0", "heard-fit-1"]
+
+
+LAST_WORDS = """
+mkdir -p /outputs/fit/logs
+if test $PET_NODE_RANK = 0; then until test -e /outputs/go; do sleep 0.02; done; echo done; exit 0; fi
+trap 'echo last words | tee /outputs/fit/logs/rank-1.log; exit 143' TERM
+echo up
+while :; do sleep 0.02; done
+"""
+
+
+def test_the_log_of_a_worker_that_a_pytorchjob_removes_is_kept(desk: Desk) -> None:
+    """When the master has ended well, its operator deletes the workers that still run, and their logs with them."""
+    desk.submit_script(LAST_WORDS, kubernetes__kind="pytorchjob")
+    desk.cluster.wait_pods(TRAINERS, 2)
+    with subprocess.Popen(
+        desk.command("logs", "-f", "fit"), cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "[node 1] up\n"
+        (desk.cluster.claim_folder("fit-outputs") / "go").touch()
+        said = process.stdout.readlines()
+    assert process.returncode == 0
+    assert sorted(said) == ["[node 0] done\n", "[node 1] last words\n"]
+    kept = {path.name.split(".")[0]: path.read_text() for path in (desk.folder / "outputs/fit/logs/pods").iterdir()}
+    assert kept["fit-worker-0"].endswith("last words\n")
+    desk.cluster.wait_gone("Pod", "fit-worker-0")
+    assert "done" in desk.quick("status", "fit").stdout
+    assert desk.quick("logs", "fit", "--rank", "1").stdout == "last words\n"
+
+
+@pytest.mark.parametrize("kind", ["jobset", slow("trainjob")])
+def test_what_prepares_is_named_as_the_cause_of_a_failure(desk: Desk, kind: str) -> None:
+    """The workload itself says how often it began again only."""
+    desk.submit_script(
+        "echo 'kubetune: model org/x is gated'; exit 3",
+        kubernetes__kind=kind, kubernetes__initialisers=["model"], kubernetes__max_restarts=0,
+    )  # fmt: skip
+    owner = {"jobset": "JobSet", "trainjob": "TrainJob"}[kind]
+    desk.cluster.wait_condition(owner, "fit", "Failed")
+    headline, *rows = desk.quick("status", "fit").stdout.splitlines()
+    assert headline == f"fit: {owner} in {desk.cluster.namespace}, failed, model org/x is gated"
+    assert any("exit code 3: disk, device or cluster" in row for row in rows), rows
