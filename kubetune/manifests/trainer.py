@@ -11,8 +11,8 @@ from kubetune.manifests.storage import volume_mounts, volumes
 HOSTNAME = "kubernetes.io/hostname"
 
 # The kernel throws away a SIGTERM that process 1 does not yet block or handle: while Python starts, which takes long
-# from a cold image. Such a pod would stay for its whole grace period, so Kubernetes asks it only once it listens; bit 15
-# of these masks is SIGTERM's.
+# from a cold image. Such a pod would stay for its whole grace period, so Kubernetes asks it only once it listens: bit
+# 15 of these masks is SIGTERM's.
 LISTENS = "until grep -Eq '^Sig(Blk|Cgt):.*[4-7c-f].{3}$' /proc/1/status; do sleep 0.1; done"
 
 
