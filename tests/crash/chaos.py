@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, product
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -85,10 +86,10 @@ class Chaos:
         self._whole: dict[tuple[str, int, str], dict[str, str]] = {}
         self._seconds: dict[tuple[str, int, str], float] = {}
 
-    def kills(self, number: int) -> Iterator[Kill]:
-        """So many kills that met a run still going, over all kinds in an order that the seed gives."""
-        kinds = cycle(self._draw.sample(KINDS, len(KINDS)))
-        for index, kind in zip(range(number), kinds, strict=False):
+    def kills(self, number: int, kinds: Sequence[Kind] = KINDS) -> Iterator[Kill]:
+        """So many kills that met a run still going, over these kinds in an order that the seed gives."""
+        order = cycle(self._draw.sample(kinds, len(kinds)))
+        for index, kind in zip(range(number), order, strict=False):
             kill = None
             while kill is None:
                 kill = self._kill(self._folder / f"run-{index}", kind)
@@ -120,8 +121,10 @@ class Chaos:
         """What a run that waits for its checkpoints leaves, and how long it took."""
         key = kind[:3]
         if key not in self._whole:
-            began = time.monotonic()
             config = self._config(kind._replace(async_save=False))
+            if not self._whole:  # the first one waits for the server that ranks are forked from, and for the data
+                toy.finished(self._folder / "warm-up", config, kind.world_size)
+            began = time.monotonic()
             run_dir = toy.finished(self._folder / "-".join(["whole", *map(str, key)]), config, kind.world_size)
             self._whole[key] = toy.digests(run_dir)
             self._seconds[key] = time.monotonic() - began
@@ -129,7 +132,8 @@ class Chaos:
 
     def _kill_ranks(self, run_dir: Path, kind: Kind, delay: float) -> bool:
         with started(train_worker.main, kind.world_size, [str(run_dir)]) as ranks:
-            time.sleep(delay)
+            if wait([rank.sentinel for rank in ranks], delay):
+                return False
             hit = ranks if kind.victim == "all ranks" else [self._draw.choice(ranks)]
             for rank in hit:
                 rank.kill()

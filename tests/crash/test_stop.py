@@ -14,6 +14,7 @@ import pytest
 
 from kubetune import checkpoint, endings, errors, processes, train_worker
 from tests import toy
+from tests.crash.chaos import descendants
 from tests.ranks import started, wait_all, wait_until
 
 LORA: dict[str, Any] = {"lora": {"r": 4, "dropout": 0.1}}
@@ -95,19 +96,21 @@ def test_a_rank_that_nobody_meets_stops_at_once(toy_inputs: Path, tmp_path: Path
     assert endings.judge([1], {}, [endings.Death(1, -signal.SIGTERM, 0.0)]).code == errors.PREEMPTED
 
 
-def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_proc", [1, pytest.param(2, marks=slow)])
+def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path, num_proc: int) -> None:
     """Nothing to save, so at once, and nobody is left who prepares on."""
-    config = toy.make_config(toy_inputs, data={"cache": str(tmp_path / "cache")})
+    config = toy.make_config(toy_inputs, {"max_steps": 2}, data=much_data(toy_inputs, tmp_path, num_proc))
     run_dir = toy.make_run(tmp_path / "run", config)
     with started(train_worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "hang:prepare"}) as (process,):
         wait_until(lambda: any((tmp_path / "cache" / "prepared").glob(".*.tmp/train/tokens*")))
-        assert process.pid is not None
-        below = processes.children(process.pid)
+        pid = process.pid
+        assert pid is not None
+        wait_until(lambda: len(descendants(pid)) >= (1 if num_proc == 1 else 1 + num_proc))
+        below = descendants(pid)
         began = time.monotonic()
         process.terminate()
         assert wait_all([process]) == [errors.PREEMPTED]
     assert time.monotonic() - began < 5
-    assert below
     wait_until(lambda: not any(processes.is_alive(pid) for pid in below), seconds=5)
     assert toy.train(run_dir) == [0]
 
@@ -115,15 +118,24 @@ def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_proc", [1, 2])
 def test_processes_that_prepare_ignore_a_stop(toy_inputs: Path, tmp_path: Path, num_proc: int) -> None:
     """A SIGTERM to the whole group must not look like a worker that died."""
-    config = toy.make_config(toy_inputs, data={"cache": str(tmp_path / "cache"), "num_proc": num_proc})
+    config = toy.make_config(toy_inputs, {"max_steps": 2}, data=much_data(toy_inputs, tmp_path, num_proc))
     run_dir = toy.make_run(tmp_path / "run", config)
     with started(train_worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:prepare"}) as (process,):
         (worker,) = wait_for_children(process)
         wait_until(lambda: toy.is_stopped(worker))
-        for pid in [worker, *processes.children(worker)]:
+        below = processes.children(worker)
+        assert len(below) >= (num_proc if num_proc > 1 else 0)
+        for pid in [worker, *below]:
             os.kill(pid, signal.SIGTERM)
         os.kill(worker, signal.SIGCONT)
         assert wait_all([process]) == [0]
+
+
+def much_data(toy_inputs: Path, folder: Path, num_proc: int) -> dict[str, Any]:
+    """Data to prepare anew; with several processes so much that they are really started."""
+    rows = (toy_inputs / "train.jsonl").read_text() * (60 if num_proc > 1 else 1)
+    (folder / "train.jsonl").write_text(rows)
+    return {"train": str(folder / "train.jsonl"), "cache": str(folder / "cache"), "num_proc": num_proc}
 
 
 def wait_for_children(process: ForkServerProcess) -> list[int]:

@@ -1,4 +1,4 @@
-"""SIGTERM to the first process of a run, as a pod gets it: through torchrun to the ranks, in every phase."""
+"""SIGTERM to the first process of a run, as a pod gets it, or to one rank below torchrun: in every phase."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from kubetune import checkpoint, endings, errors, processes
 from tests import toy
 from tests.crash.chaos import descendants
+from tests.crash.test_stop import much_data
 from tests.ranks import wait_until
 
 METHODS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 4, "dropout": 0.1}}, "full": {"lora": None}}
@@ -37,17 +38,26 @@ def is_stopped_below(pid: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("parallelism", "method", "world_size", "point", "nth", "rank"),
+    ("parallelism", "method", "world_size", "point", "nth", "rank", "told"),
     [
-        ("ddp", "lora", 1, "micro-batch", 8, 0),
-        ("ddp", "lora", 2, "prepare", 1, 0),
-        ("ddp", "lora", 2, "joining", 1, 0),  # the other rank waits in init_process_group
-        ("ddp", "lora", 2, "starting", 1, 1),
-        ("ddp", "lora", 2, "step", 1, 1),
-        ("ddp", "lora", 2, "evaluation", 1, 0),
-        ("fsdp", "full", 2, "joining", 1, 1),
-        ("fsdp", "full", 2, "micro-batch", 8, 1),
-        ("fsdp", "full", 2, "commit.part", 1, 0),
+        ("ddp", "lora", 1, "prepare", 1, 0, "agent"),
+        ("ddp", "lora", 1, "micro-batch", 8, 0, "agent"),
+        ("ddp", "lora", 2, "prepare", 1, 0, "agent"),
+        ("ddp", "lora", 2, "joining", 1, 0, "agent"),  # the other rank waits in init_process_group
+        ("ddp", "lora", 2, "joining", 1, 1, "rank"),
+        ("ddp", "lora", 2, "starting", 1, 1, "agent"),
+        ("ddp", "lora", 2, "starting", 1, 1, "rank"),
+        ("ddp", "lora", 2, "step", 1, 1, "agent"),
+        ("ddp", "lora", 2, "step", 1, 0, "rank"),
+        ("ddp", "lora", 2, "micro-batch", 8, 1, "rank"),
+        ("ddp", "lora", 2, "evaluation", 1, 0, "agent"),
+        ("ddp", "lora", 2, "evaluation", 1, 1, "rank"),
+        ("ddp", "lora", 2, "commit.written", 1, 0, "agent"),
+        ("ddp", "lora", 2, "commit.written", 1, 0, "rank"),
+        ("fsdp", "full", 2, "joining", 1, 1, "agent"),
+        ("fsdp", "full", 2, "micro-batch", 8, 1, "agent"),
+        ("fsdp", "full", 2, "commit.part", 1, 0, "agent"),
+        ("fsdp", "full", 2, "commit.part", 1, 1, "rank"),
     ],
 )
 def test_everybody_stops_soon_and_the_next_start_goes_on(
@@ -60,17 +70,22 @@ def test_everybody_stops_soon_and_the_next_start_goes_on(
     point: str,
     nth: int,
     rank: int,
+    told: str,
 ) -> None:
-    cache = {"cache": str(tmp_path / "cache")} if point == "prepare" else {}
-    config = toy.make_config(toy_inputs, {"parallelism": parallelism}, data=cache, **METHODS[method])
+    training: dict[str, Any] = {"parallelism": parallelism}
+    data: dict[str, Any] = {}
+    if point == "prepare":  # with processes of its own, which share the work
+        data, training = much_data(toy_inputs, tmp_path, num_proc=2), {"max_steps": 4}
+    config = toy.make_config(toy_inputs, training, data=data, **METHODS[method])
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     environ = {**os.environ, "KUBETUNE_FAULT": f"signal 19:{point}:{nth}:{rank}"}
     with subprocess.Popen(command(run_dir), env=environ, stdout=subprocess.DEVNULL) as agent:
         wait_until(lambda: is_stopped_below(agent.pid))
-        everybody = descendants(agent.pid)
+        everybody, stopped = descendants(agent.pid), is_stopped_below(agent.pid)
         began = time.monotonic()
-        agent.terminate()
-        for pid in is_stopped_below(agent.pid):
+        for pid in [agent.pid] if told == "agent" else stopped:
+            os.kill(pid, signal.SIGTERM)
+        for pid in stopped:
             os.kill(pid, signal.SIGCONT)
         assert agent.wait(60) == errors.PREEMPTED
         assert time.monotonic() - began < 5
