@@ -85,20 +85,20 @@ report_to: [tensorboard, wandb]
 SWIFT = """\
 # four processes
 nproc_per_node=4
-NPROC_PER_NODE=4 \\
+NPROC_PER_NODE=$nproc_per_node \\
 CUDA_VISIBLE_DEVICES=0,1,2,3 \\
 swift sft \\
     --model some-lab/tiny-1b \\
     --tuner_type lora \\
-    --dataset 'some-lab/chats:en/de#500' my/file.jsonl \\
+    --dataset some-lab/chats:en/de#500 my/file.jsonl \\
     --split_dataset_ratio 0.01 \\
-    --gradient_accumulation_steps $(expr 64 / 4) \\
+    --gradient_accumulation_steps $(expr 64 / $nproc_per_node) \\
     --target_modules all-linear \\
     --torch_dtype bfloat16 \\
     --max_length 1024 \\
     --system 'You are kind.' \\
     --packing true \\
-    --deepspeed zero3
+    --deepspeed zero3  # don't forget: eight GPUs
 """
 FILES = {"axolotl": ("a.yml", AXOLOTL), "LLaMA-Factory": ("l.yaml", FACTORY), "TRL": ("t.yaml", TRL),
          "ms-swift": ("s.sh", SWIFT)}  # fmt: skip

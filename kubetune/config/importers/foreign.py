@@ -22,6 +22,8 @@ _COMMANDS = {
     "LLaMA-Factory": re.compile(r"\bllamafactory-cli\s+(\w+)"),
 }
 _VARIABLE = re.compile(r"^(\w+)=(.*)$")
+_ASSIGNMENT = re.compile(r"(?:export\s+)?(\w+)=([^\s$`]*)")
+_SHELL_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _OTHER_FILES = {
     "compute_environment": "a config of accelerate, which says how processes are started",
     "distributed_type": "a config of accelerate, which says how processes are started",
@@ -73,8 +75,11 @@ def _read_script(path: Path) -> Foreign:
         text = path.read_text("utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is no text file. Nothing was written.") from None
-    commands = list(_commands(text))
-    for number, command in commands:
+    known: dict[str, str] = {}
+    for number, written in _commands(text):
+        command = _without_comment(_SHELL_VARIABLE.sub(lambda found: known.get(found[1], found[0]), written))
+        if found := _ASSIGNMENT.fullmatch(command.strip()):
+            known[found[1]] = found[2].strip("'\"")
         for peer, pattern in _COMMANDS.items():
             if found := pattern.search(command):
                 verb = next(filter(None, found.groups()))
@@ -104,10 +109,23 @@ def _commands(text: str) -> Iterator[tuple[int, str]]:
         yield start, " ".join(parts)
 
 
+def _without_comment(command: str) -> str:
+    """A `#` that begins a word begins a comment; within a word, as in `chats#500`, or in quotes it is none."""
+    quote = ""
+    for place, letter in enumerate(command):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter == "#" and (place == 0 or command[place - 1].isspace()):
+            return command[:place]
+    return command
+
+
 def _variables(text: str) -> dict[str, Any]:
     """`NPROC_PER_NODE=4` before the command; other variables are settings of other programs."""
     try:
-        words = shlex.split(text, comments=True)
+        words = shlex.split(text)
     except ValueError:
         return {}
     found = (match for word in words if (match := _VARIABLE.match(word)))
@@ -118,7 +136,7 @@ def _arguments(text: str, path: Path, number: int) -> dict[str, Any]:
     """`--key value`, `--key=value`, `--key a b` and `--flag`."""
     text = re.sub(r"\$\([^)]*\)", lambda found: shlex.quote(found[0]), text)
     try:
-        words = shlex.split(text, comments=True)
+        words = shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"{path}:{number}: is no shell command that can be read: {error}") from None
     settings: dict[str, Any] = {}
