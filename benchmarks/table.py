@@ -1,8 +1,9 @@
 """Results as Markdown: printed, and with --write put into docs/performance.md and beside the results file.
 
-    python -m benchmarks.table [FILE] [--write]
+    python -m benchmarks.table [FILE …] [--write]
 
-Without FILE the newest results that are not quick ones are taken. No number in the documentation is typed by hand.
+Without FILE the newest results of each machine are taken, quick ones aside. No number in the documentation is typed
+by hand.
 """
 
 from __future__ import annotations
@@ -28,25 +29,27 @@ PAGE = ROOT / "docs" / "performance.md"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the tables of a results file and, if asked, write them."""
+    """Print the tables of results files and, if asked, write them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?", type=Path, help="a results file; left out: the newest full one")
-    parser.add_argument("--write", action="store_true", help="write docs/performance.md and the .md beside the file")
+    parser.add_argument("files", nargs="*", type=Path, help="results files; left out: the newest of each machine")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.md and the .md beside each file")
     args = parser.parse_args(argv)
-    text = render(read_results(args.file or newest()))
+    texts = {path: render(read_results(path)) for path in args.files or newest()}
+    text = "\n".join(texts.values())
     print(text)
     if args.write:
-        path = args.file or newest()
-        write_atomic(path.with_suffix(".md"), f"# Results of {path.stem}\n\n{text}")
+        for path, its_own in texts.items():
+            write_atomic(path.with_suffix(".md"), f"# Results of {path.stem}\n\n{its_own}")
         write_atomic(PAGE, fill(PAGE.read_text(), text))
 
 
-def newest() -> Path:
-    """The newest full results file. Raises SystemExit when there is none."""
-    found = sorted(path for path in FOLDER.glob("*.json") if not path.stem.endswith("-quick"))
+def newest() -> list[Path]:
+    """The newest full results of each machine. Raises SystemExit when there are none."""
+    full = (path for path in sorted(FOLDER.glob("*.json")) if not path.stem.endswith(("-quick", "-memory")))
+    found = {path.stem[len("2026-01-31-") :]: path for path in full}
     if not found:
         raise SystemExit("benchmarks/results holds no results yet; run scripts/benchmark")
-    return found[-1]
+    return list(found.values())
 
 
 def fill(page: str, text: str) -> str:
