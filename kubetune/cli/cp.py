@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kubetune.cli.run_on_cluster import add_run, find, local_folder, size
-from kubetune.errors import OK
+from kubetune.cli.run_on_cluster import add_run, find, is_file, local_folder, open_cluster, size
+from kubetune.errors import OK, ConfigError
+
+if TYPE_CHECKING:
+    from kubetune.cluster.client import Cluster
+    from kubetune.manifests.spec import RunSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,16 +28,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copy. Raises ConfigError when there is no such run, EnvironmentFault when something cannot be copied."""
+    """Copy. Raises ConfigError when there is no such run or file, EnvironmentFault when one cannot be copied."""
     from kubetune.cluster.client import say
     from kubetune.cluster.copies import copy_home
     from kubetune.cluster.runs import reader
 
-    cluster, spec = find(args)
+    cluster, spec = _deleted(args) or find(args)
     to = args.to or local_folder(spec)
     globs = [glob.rstrip("/") for glob in args.globs]
     with reader(cluster, spec) as target:
         copied = copy_home(cluster, target, spec.run_dir, to, globs, tell=say)
+    if not copied.files + copied.unchanged:
+        what = f"nothing in {spec.run_dir} matches {' or '.join(globs)}" if globs else f"{spec.run_dir} is empty so far"
+        raise ConfigError(f"{what}. Nothing was copied.")
     there = f", {copied.unchanged} were there already" if copied.unchanged else ""
     print(f"kubetune: {copied.files} files ({size(copied.bytes)}) in {to}, all verified{there}")
     return OK
+
+
+def _deleted(args: argparse.Namespace) -> tuple[Cluster, RunSpec] | None:
+    """The run of a run file whose results are still on its claim, though the run itself was deleted."""
+    if not is_file(args.run_name):
+        return None
+    from kubetune.cluster.runs import read_run
+    from kubetune.config.load import load_config
+    from kubetune.launch.kubernetes import spec_of
+
+    spec = spec_of(load_config(Path(args.run_name), environ={}))
+    cluster = open_cluster(args.namespace or spec.kubernetes.namespace)
+    claim = spec.kubernetes.storage.outputs.claim or f"{spec.name}-outputs"
+    if read_run(cluster, spec.name) or cluster.get("PersistentVolumeClaim", claim) is None:
+        return None
+    return cluster, spec.in_namespace(cluster.namespace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kubetune.cli.run_on_cluster import add_run, asker, find
+from kubetune.cli.run_on_cluster import add_run, asker, find, is_file
 from kubetune.errors import OK, ConfigError
 
 
@@ -31,5 +31,6 @@ def run(args: argparse.Namespace) -> int:
     if not asker(args)(f"Delete {spec.name}"):
         raise ConfigError("nothing was deleted")
     delete(cluster, spec, objects)
-    print(f"kubetune: {spec.name} was deleted")
+    home = f"; its results come home with kubetune cp {args.run_name}" if kept and is_file(args.run_name) else ""
+    print(f"kubetune: {spec.name} was deleted{home}")
     return OK

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kubetune.cli.exec import Marked
 from kubetune.cli.run_on_cluster import asker, open_cluster, prefix
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
-from kubetune.errors import OK, ConfigError
+from kubetune.errors import OK, USER, ConfigError
 
 if TYPE_CHECKING:
     from kubetune.cluster.client import Cluster
@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> int:
     """Train in all pods, showing what they print. Ctrl-C leaves them at it; `dev stop` ends it."""
+    from kubetune.cluster.client import say
     from kubetune.cluster.dev import all_running, follow_training, set_aside, start_training
     from kubetune.cluster.runs import find_run
 
@@ -80,7 +81,10 @@ def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> in
     codes = follow_training(cluster, targets, sinks.__getitem__)
     for sink in sinks.values():
         sink.end()
-    return next((code for code in codes if code != OK), OK)
+    code = next((code for code in codes if code != OK), OK)
+    if code == USER and not args.fresh:
+        say("with --fresh it begins anew: the run directory is set aside")
+    return code
 
 
 def stop_in_pods(cluster: Cluster, spec: RunSpec) -> int:

@@ -38,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     chosen = there if args.all else [target for target in there if target.node == args.node]
     if not chosen:
         nodes = ", ".join(str(target.node) for target in there) or "none"
-        raise ConfigError(f"{spec.name}: no pod of node {args.node} is running; running are: {nodes}")
+        raise ConfigError(
+            f"{spec.name}: no pod of node {args.node} is running (running: {nodes}); see kubetune status {spec.typed}"
+        )
     if not args.command:
         if args.all or not sys.stdin.isatty():
             raise ConfigError("command line: found no command; expected one after --, as in kubetune exec RUN -- ls")

@@ -41,18 +41,39 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.cluster.pods import node_number
     from kubetune.cluster.streams import Streams
 
+    show, tell, is_silent = printer(spec), teller(cluster, spec), True
+
+    def emit(source: Source, text: str) -> None:
+        nonlocal is_silent
+        is_silent = False
+        show(source, text)
+
+    def look() -> None:
+        if is_silent:
+            tell()
+
     streams = Streams(
         cluster,
         spec,
-        printer(spec),
+        emit,
         wanted=lambda pod: args.node is None or node_number(pod) == args.node,
         keep=local_folder(spec) / "logs" / "pods" if args.follow else None,
+        look=look,
     )
     if args.follow:
         streams.follow()
     else:
         streams.read()
+        if is_silent:
+            _say_nothing_yet(spec)
+            look()
     return OK
+
+
+def _say_nothing_yet(spec: RunSpec, who: str = "no pod") -> None:
+    from kubetune.cluster.client import say
+
+    say(f"{who} of {spec.name} has printed anything so far")
 
 
 def printer(spec: RunSpec) -> Callable[[Source, str], None]:
@@ -64,6 +85,30 @@ def printer(spec: RunSpec) -> Callable[[Source, str], None]:
         sys.stdout.flush()
 
     return show
+
+
+def teller(cluster: Cluster, spec: RunSpec) -> Callable[[], None]:
+    """Tells, once each, why pods do not come and what the cluster warns of."""
+    from kubetune.cluster.client import say
+    from kubetune.cluster.pods import name_of, why
+    from kubetune.cluster.preparation import find_pods
+    from kubetune.cluster.runs import events_of, trainer_pods
+
+    told = set[str]()
+
+    def look() -> None:
+        there = [*find_pods(cluster, spec), *trainer_pods(cluster, spec)]
+        reasons = {name_of(pod): reason for pod in there if (reason := why(pod))}
+        warnings = [event for event in events_of(cluster, spec) if event.get("type") == "Warning"]
+        news = [(event["involvedObject"]["name"], str(event["message"])) for event in warnings]
+        # a pod's own reason repeats what its events say
+        news = [(name, text) for name, text in news if text not in reasons.get(name, "")]
+        for text in (f"{name}: {text}" for name, text in [*news, *reasons.items()]):
+            if text not in told:
+                told.add(text)
+                say(text)
+
+    return look
 
 
 def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) -> None:
@@ -87,6 +132,8 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
         except Unreachable:
             goes_on = True
         if not goes_on:
+            if not shown.bytes:
+                _say_nothing_yet(spec, f"no start of rank {rank}")
             return
         time.sleep(_POLL_SECONDS)
 

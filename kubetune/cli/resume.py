@@ -19,5 +19,5 @@ def run(args: argparse.Namespace) -> int:
 
     cluster, spec = find(args)
     resume(cluster, spec)
-    print(f"kubetune: {spec.name} goes on; see kubetune status {spec.name}")
+    print(f"kubetune: {spec.name} goes on; see kubetune status {spec.typed}")
     return OK

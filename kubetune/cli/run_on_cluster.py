@@ -27,10 +27,15 @@ def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     parser.add_argument("-n", "--namespace", help="default: the run file's, else that of the kubeconfig")
 
 
+def is_file(run: str) -> bool:
+    """Whether what names a run on a command line is its file."""
+    return run.endswith((".yaml", ".yml")) or os.sep in run
+
+
 def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
     """The cluster, and the name of the run if one was given. Raises ConfigError, EnvironmentFault."""
     name, namespace = args.run_name, args.namespace
-    if name is not None and (name.endswith((".yaml", ".yml")) or os.sep in name):
+    if name is not None and is_file(name):
         from kubetune.config.load import load_config
         from kubetune.manifests.spec import run_name
 
@@ -67,7 +72,7 @@ def find_running(args: argparse.Namespace) -> tuple[Cluster, list[Target]]:
     cluster, spec = find(args)
     targets = running(cluster, spec)
     if not targets:
-        raise ConfigError(f"{spec.name}: no pod is running; see kubetune status {spec.name}")
+        raise ConfigError(f"{spec.name}: no pod is running; see kubetune status {spec.typed}")
     return cluster, targets
 
 

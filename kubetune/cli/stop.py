@@ -35,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
     wait_gone(cluster, spec)
     for node, text in sorted(last.items()):
         print(f"node {node}: {text}")
-    print(f"kubetune: {spec.name} is stopped and holds no node; go on: kubetune resume {spec.name}")
+    print(f"kubetune: {spec.name} is stopped and holds no node; go on: kubetune resume {spec.typed}")
     return OK

@@ -78,18 +78,19 @@ def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args:
     if job.outcome == "checked":
         print(f"kubetune: the cluster would accept {where}. Nothing was changed.")
         return errors.OK
-    standing = {"done": ", which is done", "stopped": f", which is stopped: kubetune resume {job.name}"}
+    typed = f"{job.name} -n {job.namespace}"
+    standing = {"done": ", which is done", "stopped": f", which is stopped: kubetune resume {typed}"}
     done = "was there already" + standing.get(job.state, "") if job.outcome == "unchanged" else f"was {job.outcome}"
     print(f"kubetune: {where} {done}", flush=True)
     if args.wait or args.follow:
         return wait_for_end(cluster, spec_of(config, files), show_logs=args.follow)
-    print(f"kubetune: see kubetune status {job.name} -n {job.namespace}, and kubetune logs -f {job.name}")
+    print(f"kubetune: see kubetune status {typed}, and kubetune logs -f {typed}")
     return errors.OK
 
 
 def _preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[RunSpec], None]:
     """Waits for the Job that prepares a run, and says so; Ctrl-C ends only the waiting."""
-    from kubetune.cli.logs import printer
+    from kubetune.cli.logs import printer, teller
     from kubetune.cluster.client import say
     from kubetune.cluster.preparation import wait_for_job
     from kubetune.manifests.initialisers import preprocess_name
@@ -98,47 +99,25 @@ def _preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[RunSpec], No
         name = preprocess_name(spec)
         say(f"Job {name} fetches and prepares first; should this command end, submit again to go on")
         emit = printer(spec) if show_logs else lambda source, text: None
-        wait_for_job(cluster, spec, emit, _teller(cluster, spec))
+        wait_for_job(cluster, spec, emit, teller(cluster, spec))
 
     return wait
 
 
 def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
     """Follow a run to its end, telling what it waits for; returns its exit code. Ctrl-C leaves it running."""
-    from kubetune.cli.logs import printer
+    from kubetune.cli.logs import printer, teller
     from kubetune.cli.status import headline
     from kubetune.cluster.runs import take_snapshot
     from kubetune.cluster.streams import Streams
 
     keep = local_folder(spec) / "logs" / "pods"
     emit = printer(spec) if show_logs else lambda source, text: None
-    Streams(cluster, spec, emit, keep=keep, look=_teller(cluster, spec)).follow()
+    Streams(cluster, spec, emit, keep=keep, look=teller(cluster, spec)).follow()
     snapshot = take_snapshot(cluster, spec)
     for line in headline(snapshot):
         print(line)
     return exit_code(snapshot)
-
-
-def _teller(cluster: Cluster, spec: RunSpec) -> Callable[[], None]:
-    """Tells, once each, why pods do not come and what the cluster warns of."""
-    from kubetune.cluster.client import say
-    from kubetune.cluster.pods import name_of, why
-    from kubetune.cluster.preparation import find_pods
-    from kubetune.cluster.runs import events_of, trainer_pods
-
-    told = set[str]()
-
-    def look() -> None:
-        events = events_of(cluster, spec)
-        news = [f"{e['involvedObject']['name']}: {e['message']}" for e in events if e.get("type") == "Warning"]
-        there = [*find_pods(cluster, spec), *trainer_pods(cluster, spec)]
-        news += [f"{name_of(pod)}: {reason}" for pod in there if (reason := why(pod))]
-        for text in news:
-            if text not in told:
-                told.add(text)
-                say(text)
-
-    return look
 
 
 def exit_code(snapshot: Snapshot) -> int:

@@ -51,7 +51,7 @@ def all_running(cluster: Cluster, spec: RunSpec) -> list[Target]:
     targets = running(cluster, spec)
     if len(targets) < spec.nodes:
         raise ConfigError(
-            f"{spec.name}: {len(targets)} of {spec.nodes} pods are running; see kubetune status {spec.name}"
+            f"{spec.name}: {len(targets)} of {spec.nodes} pods are running; see kubetune status {spec.typed}"
         )
     return targets
 

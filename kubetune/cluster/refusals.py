@@ -28,6 +28,10 @@ class Refused(EnvironmentFault):
         self.code = code
 
 
+class NoNamespace(Refused):
+    """There is no namespace of that name, and so nothing else to be said."""
+
+
 class Unreachable(EnvironmentFault):
     """The API server does not answer, or a connection to it broke."""
 
@@ -54,7 +58,7 @@ def refusal(question: Question, code: int, status: dict[str, Any]) -> Refused:
         missing = (
             f"there is no namespace {found[1]}; create it (kubectl create namespace {found[1]}) or give -n another"
         )
-        return Refused(missing, code)
+        return NoNamespace(missing, code)
     return Refused(f"{question}: {_sentence(question, code, message, status)}", code)
 
 

@@ -83,7 +83,9 @@ def find_run(cluster: Cluster, name: str) -> RunSpec:
     found = read_run(cluster, name)
     if found is None:
         there = ", ".join(list_runs(cluster)) or "none"
-        raise ConfigError(f"there is no run {name} in namespace {cluster.namespace}; runs there: {there}")
+        raise ConfigError(
+            f"there is no run {name} in namespace {cluster.namespace}; runs there: {there}. -n names another namespace"
+        )
     return found
 
 
@@ -96,13 +98,10 @@ def read_run(cluster: Cluster, name: str) -> RunSpec | None:
     if text is None or pods.labels_of(found).get(MANAGED_BY) != "kubetune":
         raise ConfigError(f"ConfigMap {name} in namespace {cluster.namespace} is none of kubetune's; use another name")
     config = load_resolved(YAML(typ="safe", pure=True).load(io.StringIO(text)))
-    if config.kubernetes is not None:
-        # An overlay of kustomize may have moved it.
-        moved = config.kubernetes.model_copy(update={"namespace": cluster.namespace})
-        config = config.model_copy(update={"kubernetes": moved})
     carried = cluster.get("ConfigMap", f"{name}-data")
     plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
-    return RunSpec.of(config, plan, (carried or {}).get("data") or {})
+    # An overlay of kustomize may have moved it.
+    return RunSpec.of(config, plan, (carried or {}).get("data") or {}).in_namespace(cluster.namespace)
 
 
 def trainer_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from kubetune.cluster import pods, preparation
 from kubetune.cluster.client import Cluster, Object
 from kubetune.cluster.kinds import KINDS
-from kubetune.cluster.refusals import Refused
+from kubetune.cluster.refusals import NoNamespace, Refused
 from kubetune.cluster.runs import read_run, workload_kind
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import dotted_values, load_resolved, resolved
@@ -137,6 +137,8 @@ def _check(cluster: Cluster, spec: RunSpec, objects: Sequence[Manifest]) -> None
     for obj in objects:
         try:
             cluster.apply(obj, dry_run=True)
+        except NoNamespace as error:
+            raise EnvironmentFault(f"{error}. Nothing was changed.") from None
         except Refused as error:
             problems.append(str(error))
     if problems:
@@ -150,7 +152,8 @@ def _missing_secrets(cluster: Cluster, spec: RunSpec) -> list[str]:
             found = cluster.get("Secret", reference.secret)
         except Refused:
             continue  # whoever may not read Secrets learns of a missing one from the pods
-        key, command = reference.key or variable, f"kubetune secret set {variable} -n {cluster.namespace}"
+        # only with the run file does it know of another name or key
+        key, command = reference.key or variable, f"kubetune secret set {variable} RUN_FILE -n {cluster.namespace}"
         if found is None or key not in (found.get("data") or {}):
             missing = f"Secret {reference.secret}" + (f" has no key {key}" if found else " does not exist")
             problems.append(f"kubernetes.secrets.{variable}: {missing}; make it: {command}")
@@ -219,7 +222,7 @@ def wait_gone(
         else:
             waited += 1
     left = ", ".join(pods.name_of(pod) for pod in cluster.list("Pod", labels)) or f"{kind} {name}"
-    raise EnvironmentFault(f"{left} did not go within {deadline} s; look at kubetune events {spec.name}")
+    raise EnvironmentFault(f"{left} did not go within {deadline} s; look at kubetune events {spec.typed}")
 
 
 def stop(cluster: Cluster, spec: RunSpec) -> None:

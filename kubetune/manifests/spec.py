@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kubetune.config.cluster import KubernetesConfig
@@ -101,10 +101,21 @@ class RunSpec:
             files=files or {},
         )
 
+    def in_namespace(self, namespace: str) -> RunSpec:
+        """The same run in another namespace than its file says."""
+        kubernetes = self.kubernetes.model_copy(update={"namespace": namespace})
+        config = self.config.model_copy(update={"kubernetes": kubernetes})
+        return replace(self, kubernetes=kubernetes, config=config)
+
     @property
     def run_dir(self) -> str:
         """Run directory as the pods see it."""
         return f"{OUTPUTS}/{self.name}"
+
+    @property
+    def typed(self) -> str:
+        """What finds the run again on a command line: `NAME -n NAMESPACE`."""
+        return f"{self.name} -n {self.kubernetes.namespace}"
 
     @property
     def service_account(self) -> str:

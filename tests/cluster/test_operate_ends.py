@@ -1,4 +1,7 @@
-"""How pods end: heard however early they are asked to, with their last words kept, and with the cause of a failure."""
+"""How pods and runs end: heard however early, last words kept, causes named, results had after all.
+
+And verbs that have nothing to show say why.
+"""
 
 from __future__ import annotations
 
@@ -79,3 +82,55 @@ def test_what_prepares_is_named_as_the_cause_of_a_failure(desk: Desk, kind: str)
     headline, *rows = desk.quick("status", "fit").stdout.splitlines()
     assert headline == f"fit: {owner} in {desk.cluster.namespace}, failed, model org/x is gated"
     assert any("exit code 3: disk, device or cluster" in row for row in rows), rows
+
+
+def test_results_come_home_though_the_run_was_deleted(desk: Desk) -> None:
+    desk.submit_script("mkdir -p /outputs/fit && echo result > /outputs/fit/result", compute__nodes=1)
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    told = desk.quick("delete", "run.yaml", "--yes").stdout
+    assert told.endswith("fit was deleted; its results come home with kubetune cp run.yaml\n")
+    assert "there is no run fit" in desk.quick("cp", "fit", "-n", desk.cluster.namespace, code=2).stderr
+    assert "1 files (7 B) in outputs/fit, all verified" in desk.quick("cp", "run.yaml").stdout
+    assert (desk.folder / "outputs" / "fit" / "result").read_text() == "result\n"
+    nothing = desk.quick("cp", "run.yaml", "checkpoints", "nix*", code=2).stderr
+    assert "nothing in /outputs/fit matches checkpoints or nix*. Nothing was copied." in nothing
+    desk.write({"name": "other"})
+    assert "there is no run other" in desk.quick("cp", "run.yaml", code=2).stderr
+
+
+def test_silence_is_explained(desk: Desk) -> None:
+    desk.cluster.never_schedule("fit-[01]-")
+    desk.submit_script("true")
+    desk.cluster.wait_event("0/2 nodes are available")
+    silent = desk.quick("logs", "fit")
+    assert silent.stdout == ""
+    first, *reasons = silent.stderr.splitlines()
+    assert first == "kubetune: no pod of fit has printed anything so far"
+    assert len(reasons) == 2, reasons  # one for each pod, though an event says the same
+    assert all("no node fits: 0/2 nodes are available" in reason for reason in reasons)
+    assert "no start of rank 1 of fit has printed" in desk.quick("logs", "fit", "--rank", "1").stderr
+    assert (
+        "is empty so far. Nothing was copied." in desk.quick("cp", "fit", "-n", desk.cluster.namespace, code=2).stderr
+    )
+    refused = desk.quick("exec", "fit", "--", "true", code=2).stderr
+    assert f"(running: none); see kubetune status fit -n {desk.cluster.namespace}" in refused
+
+
+def test_a_missing_namespace_hides_what_only_follows_from_it(desk: Desk) -> None:
+    desk.write({"kubernetes.secrets": {"HF_TOKEN": "hf-token"}})
+    refused = desk.quick("submit", "run.yaml", "-n", "nowhere", code=3).stderr
+    assert "there is no namespace nowhere" in refused
+    assert "hf-token" not in refused
+    assert refused.endswith(" Nothing was changed.\n")
+
+
+def test_dev_alone_means_start(desk: Desk) -> None:
+    assert "found 'stat'; expected start, run, stop, or a run file" in desk.quick("dev", "stat", code=2).stderr
+    desk.cluster.break_image(".")
+    told = desk.quick("dev", "run.yaml").stdout
+    assert "2 pods of fit-dev come up and idle; to train in them: kubetune dev run run.yaml" in told
+    assert desk.cluster.get("StatefulSet", "fit-dev")["spec"]["replicas"] == 2
+    assert (
+        "0 of 2 pods are running; see kubetune status fit-dev -n "
+        in desk.quick("dev", "run", "run.yaml", code=2).stderr
+    )

@@ -1,67 +1,30 @@
-"""Manifests: valid for strict servers, the same bytes everywhere, and right where people get them wrong by hand."""
+"""Manifests: valid for strict servers, the same bytes everywhere, and right where people get them wrong by hand.
+
+What the pods have is in test_manifests_pods.py, YAML in test_manifests_text.py.
+"""
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from ruamel.yaml import YAML
 
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.manifests import KINDS, dump, local_files, render, secret_templates
+from kubetune.manifests import KINDS, local_files, render, secret_templates
 from kubetune.manifests.consistency import pod_templates
 from kubetune.manifests.spec import on_hub, run_name
-from kubetune.plan import Plan, make_plan
+from kubetune.plan import make_plan
+from tests.golden.made import FULL, MINIMAL, leaves, made, planned, the, trainer_pods, variables
 from tests.golden.manifests import CASES, FOLDER, golden, rendered
 from tests.schemas import NEWEST, OLDEST, problems
 
-FULL = FOLDER / "full.yaml"
-MINIMAL = FOLDER / "minimal.yaml"
 OPERATED = {"pytorchjob", "trainjob"}
-
-
-def planned(*overrides: str, file: Path = FULL) -> tuple[Config, Plan]:
-    config = load_config(file, overrides=overrides)
-    return config, make_plan(config)
-
-
-def made(kind: str, *overrides: str, file: Path = FULL) -> list[dict[str, Any]]:
-    config, plan = planned(f"kubernetes.kind={kind}", *overrides, file=file)
-    return render(config, plan, local_files(config))
-
-
-def the(objects: list[dict[str, Any]], kind: str, name: str = "support-bot") -> dict[str, Any]:
-    (found,) = (o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name)
-    return found
-
-
-def trainer_pods(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for obj in objects:
-        for _, template in pod_templates(obj):
-            if template["metadata"]["labels"]["app.kubernetes.io/component"] == "trainer":
-                yield template["spec"]
-
-
-def variables(container: dict[str, Any]) -> dict[str, Any]:
-    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (dict, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from leaves(item)
-    else:
-        yield value
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -409,102 +372,3 @@ def test_hub_ids(path: str) -> None:
 @pytest.mark.parametrize("path", ["/a/b", "./a", "../a/b", "a/b/c", "data/train.jsonl", "train.csv#5", "s3://b/c"])
 def test_paths_that_are_no_hub_ids(path: str) -> None:
     assert not on_hub(path)
-
-
-TRAPS = [
-    "no",
-    "Yes",
-    "off",
-    "NULL",
-    "~",
-    "",
-    " ",
-    "1e3",
-    "1_000",
-    "0o7",
-    "007",
-    "0x1f",
-    "12:30:45",
-    "2026-01-01",
-    ".inf",
-    "<<",
-    "=",
-    "- a",
-    "a: b",
-    "a #b",
-    "!tag",
-    "&a",
-    "*a",
-    "{a}",
-    "[a]",
-    "a\n",
-    "\na",
-    "a\n\n\nb\n",
-    " a\nb\n",
-    "a \nb\n",
-    "\t",
-    "a\tb\n",
-    "\x85",
-    "\u2028",
-    "\ufeff",
-    "\x00",
-    "\x7f",
-    "é\n",
-    "😀",
-    "'",
-    '"',
-    "\\",
-    "%",
-    "@",
-    "`",
-    "---",
-    "...",
-    "--- a\n",
-    "# a\n",
-    "a\r\nb\n",
-    "y",
-    "n",
-    "+1",
-    "1k",
-    "32Gi",
-    "100m",
-    "1.5",
-    "a:b",
-    "a:",
-    "?",
-    "|",
-]
-texts = st.one_of(st.sampled_from(TRAPS), st.text(st.characters(exclude_categories=["Cs"])), st.text("ab \n\t:#-'\"1e"))
-values = st.recursive(
-    st.one_of(texts, st.integers(-(2**53), 2**53), st.booleans(), st.floats(allow_nan=False, allow_infinity=False)),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
-    max_leaves=12,
-)
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equal, also in type: `True == 1` and `1.0 == 1` are not the same manifest."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, dict):
-        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right)
-
-
-@settings(max_examples=200)
-@given(st.lists(st.dictionaries(texts, values, min_size=1, max_size=4), min_size=1, max_size=3))
-def test_what_is_dumped_is_read_back_by_every_parser(objects: list[dict[str, Any]]) -> None:
-    text = dump(objects)
-    one = list(yaml.load_all(text, yaml.SafeLoader))
-    two = list(YAML(typ="safe", pure=True).load_all(io.StringIO(text)))
-    assert same(one, objects)
-    assert same(two, objects)
-
-
-@pytest.mark.parametrize("trap", TRAPS)
-def test_hostile_strings_stay_strings(trap: str) -> None:
-    text = dump([{"key": trap, trap: ["x", trap]}])
-    for read in (yaml.safe_load(text), YAML(typ="safe", pure=True).load(text)):
-        assert same(read, {"key": trap, trap: ["x", trap]}) or trap == "key"
