@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from kubetune.config.schema import Config
 from kubetune.memory import BYTES_PER_TRAINED_PARAMETER, USABLE_SHARE, Shape, activation_bytes_per_token
+from kubetune.peaks import stated_tflops
 from kubetune.plan import Plan
 from kubetune.weights import Weights
 
@@ -22,6 +23,9 @@ PROCESS_BYTES = {"cpu": 480 * MIB, "cuda": 600 * MIB}
 """Before a model: on CPUs Python with torch and transformers, as measured; on GPUs the CUDA context, an allowance."""
 LOST_SHARE = {"cpu": 0.05, "cuda": 0.06}
 """Of everything but the process: blocks that the allocator cannot use again. On CPUs as measured, else an allowance."""
+
+GLOO_COPIES = 4
+"""Of the largest group of weights, flat, what goes in and out of FSDP and of gloo below it; as measured."""
 
 EXACT_ROWS = 256
 LONG_ROW = 1024
@@ -48,9 +52,18 @@ class Forecast:
         return sum(self.parts.values())
 
     @property
+    def allocated_bytes(self) -> int:
+        """What of it is counted when a run's peak is measured. On a GPU torch tells of its own tensors alone: not of
+        the context, nor of what lies idle between them."""
+        untold = ("CUDA context", "allocator") if "CUDA context" in self.parts else ()
+        return self.peak_bytes - sum(self.parts.get(part, 0) for part in untold)
+
+    @property
     def fits(self) -> bool | None:
-        """Whether it fits; None where the device's memory is not known."""
-        return None if self.device_bytes is None else self.peak_bytes <= USABLE_SHARE * self.device_bytes
+        """Whether it fits beside what the allocator loses; None where the device's memory is not known."""
+        if self.device_bytes is None:
+            return None
+        return self.peak_bytes - self.parts.get("allocator", 0) <= USABLE_SHARE * self.device_bytes
 
 
 def _shape(weights: Weights) -> Shape | None:
@@ -107,22 +120,22 @@ def forecast(config: Config, plan: Plan, weights: Weights, device_bytes: int | N
     frozen = _weight_bytes(config, plan, weights, element)
     trained = adapter_parameters(config, weights) if config.lora else weights.parameters
     state = trained * _state_bytes(config)
-    parts = {"weights": frozen // sharded, "trained parameters with AdamW": state // sharded}
-    if config.lora is None and element == 4:
-        parts["weights"] = 0  # fp32 weights that are trained are the optimizer's own copy
+    if config.lora:  # adapters stay whole on every rank
+        parts = {"weights": frozen // sharded, "trained parameters with AdamW": state}
+    else:  # fp32 weights that are trained, and all sharded ones, are the optimizer's own copy
+        held = 0 if element == 4 or sharded > 1 else frozen
+        parts = {"weights": held, "trained parameters with AdamW": state // sharded}
     if sharded > 1:
-        parts["weights of two blocks, gathered"] = _gathered(weights, shape, element)
-        whole = 4 * trained
-        keeps_whole = device_bytes is not None and whole <= device_bytes // 8
-        parts["gradients before they are summed"] = whole if keeps_whole else _gathered(weights, shape, 4)
+        parts |= _sharing_parts(config, plan, weights, shape, element, device_bytes)
     if config.lora is None:
         # Autograd makes it whole before the optimizer's buffer takes it; embeddings and heads are the largest.
         parts["gradient of the largest weight"] = element * max(math.prod(s) for s in weights.shapes.values())
     tokens = micro_batch_tokens(config, plan)
-    before = sum(parts.values())
-    left = None if device_bytes is None else device_bytes - before
+    chunk = _chunk_bytes(weights, tokens, element)
+    before = sum(parts.values()) + chunk + PROCESS_BYTES[plan.device]
+    left = None if device_bytes is None else int(USABLE_SHARE * device_bytes) - before
     parts |= _activation_parts(config, plan, weights, tokens, element, left)
-    parts["logits, a chunk at a time"] = _chunk_bytes(weights, tokens, element)
+    parts["logits, a chunk at a time"] = chunk
     parts["allocator"] = int(LOST_SHARE[plan.device] * sum(parts.values()))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
     return Forecast({k: v for k, v in parts.items() if v}, trained, weights.parameters, device_bytes)
@@ -159,6 +172,21 @@ def _weight_bytes(config: Config, plan: Plan, weights: Weights, element: int) ->
     return int(inside * per_linear) + (weights.parameters - inside) * element
 
 
+def _sharing_parts(
+    config: Config, plan: Plan, weights: Weights, shape: Shape, element: int, device_bytes: int | None
+) -> dict[str, int]:
+    """What ranks hold of each other's slices while a block runs."""
+    parts = {"weights of two blocks, gathered": _gathered(weights, shape, element)}
+    if config.lora is None:
+        whole = 4 * weights.parameters
+        keeps_whole = device_bytes is not None and whole <= device_bytes // 8
+        parts["gradients before they are summed"] = whole if keeps_whole else _gathered(weights, shape, 4)
+    if plan.device == "cpu":
+        largest = max(math.prod(s) for s in weights.shapes.values())
+        parts["buffers of the collectives"] = GLOO_COPIES * element * largest
+    return parts
+
+
 def _gathered(weights: Weights, shape: Shape, element: int) -> int:
     inside = sum(a * b for _, a, b in linears(weights)) // shape.layers
     largest = max((math.prod(s) for s in weights.shapes.values()), default=0)
@@ -181,18 +209,20 @@ def _activation_parts(
     a_layer = (kept + attention) // shape.layers
     setting = config.training.gradient_checkpointing
     recomputed = shape.layers if setting is True else 0
-    if setting == "auto" and plan.device == "cuda" and left is not None and kept > left:
+    if setting == "auto" and plan.device == "cuda" and left is not None and kept + a_layer > left:
         saved = kept // shape.layers - tokens * shape.hidden * element
-        recomputed = min(shape.layers, -(-(kept - left) // max(1, saved)))
+        recomputed = min(shape.layers, -(-(kept + a_layer - left) // max(1, saved)))
     if not recomputed:
         return {"activations": kept, "attention": attention, "gradients of one layer's activations": a_layer}
     # What is kept whole, at least the one layer that runs again, and the inputs of the others.
     whole = max(1, shape.layers - recomputed)
+    # Those that run again are the first ones: their turn comes when what the others kept is free.
+    again = a_layer * 3 // 2 if whole == 1 else a_layer
     return {
         f"activations, {recomputed} of {shape.layers} layers recomputed": whole * a_layer,
         "inputs of those layers": recomputed * tokens * shape.hidden * element,
         # Running a layer again leaves blocks behind that its gradients do not fit into; as measured on a CPU.
-        "gradients of one layer's activations": a_layer * 3 // 2,
+        "gradients of one layer's activations": again,
     }
 
 
@@ -261,21 +291,27 @@ class Bill:
     price: float | None
 
 
-def bill(config: Config, plan: Plan, weights: Weights | None, tokens: int | None) -> Bill | None:
+def bill(
+    config: Config, plan: Plan, weights: Weights | None, tokens: int | None, gpu: str | None = None
+) -> Bill | None:
     """Hours and price of a run over `tokens` tokens; None where tokens or rate are unknown.
 
-    The rate is `compute.tokens_per_second`, as measured by an earlier run, else a share of `compute.peak_tflops`.
+    The rate is `compute.tokens_per_second`, as measured by an earlier run, else a share of `compute.peak_tflops`, or
+    of what the data sheet says of a device named `gpu`.
     """
     if tokens is None:
         return None
     compute = config.compute
     per_token = flops_per_token(config, weights) if weights is not None else None
     rate, source = None, "unknown: give compute.tokens_per_second, or compute.peak_tflops"
+    peak, whose = compute.peak_tflops, "compute.peak_tflops"
+    if peak is None and gpu is not None and _element_bytes(config, plan) == 2:
+        peak, whose = stated_tflops(gpu), f"what is stated for {gpu}"
     if compute.tokens_per_second is not None:
         rate, source = compute.tokens_per_second * plan.world_size, "compute.tokens_per_second of each device"
-    elif compute.peak_tflops is not None and per_token:
-        rate = compute.peak_tflops * 1e12 * ASSUMED_SHARE_OF_PEAK / per_token * plan.world_size
-        source = f"{ASSUMED_SHARE_OF_PEAK:.0%} of compute.peak_tflops, an assumption; a run's own report says better"
+    elif peak is not None and per_token:
+        rate = peak * 1e12 * ASSUMED_SHARE_OF_PEAK / per_token * plan.world_size
+        source = f"{ASSUMED_SHARE_OF_PEAK:.0%} of {whose}, an assumption; a run's own report says better"
     hours = tokens / rate / 3600 if rate else None
     price = None
     if hours is not None and compute.price_per_gpu_hour is not None:

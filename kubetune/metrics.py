@@ -88,7 +88,12 @@ def record_event(run_dir: Path, event: str, **facts: Any) -> None:
 
 def now() -> str:
     """This moment in UTC, as in `2026-11-20T10:15:00.123Z`."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return written(datetime.now(UTC))
+
+
+def written(moment: datetime) -> str:
+    """A moment in UTC as events have it."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -111,6 +116,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in _whole_lines(path)]
 
 
+def step_seconds(run_dir: Path) -> float:
+    """The time that all steps took."""
+    return math.fsum(line.get("seconds", 0.0) for line in read_timings(run_dir))
+
+
 def write_report_json(
     run_dir: Path,
     *,
@@ -127,7 +137,7 @@ def write_report_json(
     lines = read_metrics(run_dir)
     steps = [line for line in lines if "loss" in line]
     evaluations = [line for line in lines if "eval_loss" in line]
-    seconds = math.fsum(line.get("seconds", 0.0) for line in read_timings(run_dir))
+    seconds = step_seconds(run_dir)
     tokens = sum(line.get("tokens", 0) for line in steps)
     trained_tokens = sum(line.get("trained_tokens", 0) for line in steps)
     report = {

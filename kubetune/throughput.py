@@ -25,19 +25,8 @@ from kubetune.classifier import pools_last
 from kubetune.config.schema import Config
 from kubetune.data.rows import Rows
 from kubetune.flat import unwrap
-
-STATED_TFLOPS = {
-    "B200": 2250.0,
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "A100": 312.0,
-    "L40S": 362.0,
-    "L4": 121.0,
-    "V100": 125.0,
-    "T4": 65.0,
-}
-"""Dense 16-bit TFLOP/s in the vendors' data sheets, by a part of the device's name; the first that fits counts."""
+from kubetune.peaks import stated_tflops
+from kubetune.tuning import device_bytes
 
 _FROZEN, _TRAINED = 4, 6
 _CPU_SIZE, _GPU_SIZE = 512, 8192
@@ -87,6 +76,7 @@ def describe(learner: Any, config: Config, rows: Rows, device: torch.device, dty
     peak, source = peak_of(device, dtype, config.compute.peak_tflops)
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "device_bytes": device_bytes(device),
         "flops_per_token": flops_per_token(cost, rows, is_causal=is_causal),
         "peak_tflops": peak,
         "peak_source": source,
@@ -99,7 +89,7 @@ def peak_of(device: torch.device, dtype: torch.dtype, stated: float | None) -> t
         return stated, "compute.peak_tflops"
     if device.type == "cuda" and dtype != torch.float32:
         name = torch.cuda.get_device_name(device)
-        known = next((peak for part, peak in STATED_TFLOPS.items() if part in name), None)
+        known = stated_tflops(name)
         if known is not None:
             return known, f"stated for {name}"
     return _measured(device, dtype)

@@ -183,12 +183,22 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
 
 def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepared, state: State) -> None:
     """Write report.json and say where the result lies."""
-    from kubetune import parallel
+    from kubetune import hindsight, parallel
     from kubetune.journal import peak_memory_bytes
 
     peak = max(parallel.gather(peak_memory_bytes(world.device), world))
     if not world.is_main:
         return
+    events = metrics.read_events(run_dir)
+    found = hindsight.compare(
+        config,
+        plan,
+        tokens=round(float(data.train.lengths.mean()) * (plan.rows or 0) * plan.num_epochs),
+        peak_memory_bytes=peak,
+        step_seconds=metrics.step_seconds(run_dir),
+        events=events,
+        until=metrics.now(),
+    )
     copy = config.logging.report_json
     numbers = metrics.write_report_json(
         run_dir,
@@ -197,30 +207,16 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
         peak_memory_bytes=peak,
         copy_to=Path(copy) if copy else None,
         best_step=state.best_step,
+        probe=next((event for event in reversed(events) if event["event"] == "probe"), None),
+        hindsight=found,
     )
     best = "best" if state.best_step is not None else "last"
     if numbers["throughput"] is not None:
         logs.RESULT.info("%s", metrics.throughput_line(numbers["throughput"]))
-    for line in outcome(config, plan, peak, state.seconds):
+    for line in hindsight.tell(found):
         logs.RESULT.info("%s", line)
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)
     logs.DONE.info("%d steps, %s tokens, %.0f s", state.step, f"{numbers['tokens']:,}", numbers["seconds"])
-
-
-def outcome(config: Config, plan: Plan, peak_bytes: int, seconds: float) -> Iterator[str]:
-    """What the run took beside what `kubetune plan` foresees: memory of its largest rank, and its price."""
-    from kubetune.forecast import MIB, forecast
-    from kubetune.weights import read_weights
-
-    weights = read_weights(config.model.path, os.environ)
-    foreseen = forecast(config, plan, weights) if weights is not None else None
-    if foreseen is not None:
-        # On a GPU torch tells of its own tensors alone: not of the context, nor of what lies idle between them.
-        untold = ("CUDA context", "allocator") if plan.device == "cuda" else ()
-        size = foreseen.peak_bytes - sum(foreseen.parts.get(part, 0) for part in untold)
-        yield f"peak memory {peak_bytes / MIB:,.0f} MiB, foreseen {size / MIB:,.0f} MiB ({peak_bytes / size - 1:+.0%})"
-    if (price := config.compute.price_per_gpu_hour) is not None:
-        yield f"price {price * plan.world_size * seconds / 3600:,.2f} for the steps, at {price:g} a device and hour"
 
 
 if __name__ == "__main__":

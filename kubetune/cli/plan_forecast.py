@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kubetune.config.cluster import quantity_bytes
 from kubetune.config.schema import Config
 from kubetune.devices import gpu_use
 from kubetune.forecast import GIB, MIB, Bill, Forecast, bill, forecast, remedies
-from kubetune.manifests.storage import quantity_bytes
 from kubetune.plan import Plan
 from kubetune.weights import Weights, read_weights
 
@@ -30,7 +30,8 @@ def look_ahead(config: Config, plan: Plan, tokens_per_epoch: int | None, environ
     tokens = None
     if tokens_per_epoch is not None and plan.steps_per_epoch:
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
-    return Ahead(weights, memory, bill(config, plan, weights, tokens))
+    gpu = next((str(found["name"]) for found in gpu_use()), None) if plan.device == "cuda" else None
+    return Ahead(weights, memory, bill(config, plan, weights, tokens, gpu))
 
 
 def device_bytes(config: Config, plan: Plan) -> int | None:
@@ -75,7 +76,7 @@ def _verdict(memory: Forecast) -> str:
     if memory.device_bytes is None:
         return ""
     word = "fits into" if memory.fits else "does NOT fit into"
-    return f": {word} {_size(memory.device_bytes)}, of which 8 % is kept free"
+    return f": {word} {_size(memory.device_bytes)}, 8 % of it left to the allocator"
 
 
 def _device(plan: Plan) -> str:

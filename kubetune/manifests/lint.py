@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kubetune.config.cluster import quantity_bytes
 from kubetune.config.schema import Config
 from kubetune.config.secrets import is_secret, names_secret
 from kubetune.manifests.configmap import MAX_CARRIED_BYTES
@@ -30,7 +31,7 @@ from kubetune.manifests.spec import (
     on_volume,
     source_paths,
 )
-from kubetune.manifests.storage import quantity_bytes, shm_size
+from kubetune.manifests.storage import shm_size
 
 if TYPE_CHECKING:
     from kubetune.plan import Plan

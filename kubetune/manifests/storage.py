@@ -6,17 +6,8 @@ would leave three of them pending for ever.
 
 from __future__ import annotations
 
-from kubetune.config.cluster import CsiConfig, MountConfig, VolumeConfig
+from kubetune.config.cluster import CsiConfig, MountConfig, VolumeConfig, quantity_bytes
 from kubetune.manifests.spec import CACHE, CONFIG_FOLDER, DATA_FOLDER, OUTPUTS, Manifest, RunSpec
-
-GIBI = 1024**3
-UNITS = {"Ki": 1024, "Mi": 1024**2, "Gi": GIBI, "Ti": 1024**4, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-
-def quantity_bytes(text: str) -> int:
-    """Bytes of a quantity such as `1.5Gi`. Raises ValueError for anything else."""
-    digits = text.rstrip("kKMGTi")
-    return int(float(digits) * (UNITS[text[len(digits) :]] if len(digits) < len(text) else 1))
 
 
 def shm_size(spec: RunSpec) -> str:

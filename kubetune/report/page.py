@@ -18,6 +18,7 @@ from kubetune.logs import scrub
 from kubetune.metrics import now, versions
 from kubetune.report.charts import Chart, charts_of, labels
 from kubetune.report.reading import RunRecord, read_run
+from kubetune.report.writing import duration, number, place, share, short, size
 
 HERE = Path(__file__).parent
 _EVALUATIONS = 24
@@ -63,59 +64,6 @@ def render(template: str, **facts: Any) -> str:
         "version": versions()["kubetune"],
     }
     return environment.get_template(template).render(**parts, **facts)
-
-
-def number(value: Any) -> str:
-    """A number as people read it: `1,234`, `0.0659`, `1.2e-5`; a dash for what is not there."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    if isinstance(value, int) or (abs(value) >= 1000 and math.isfinite(value)):
-        return f"{round(value):,}"
-    return f"{value:.4g}"
-
-
-def short(value: int) -> str:
-    """A count in few characters: `115,980`, `80.2 M`, `1.34 G`."""
-    for unit, one in (("T", 10**12), ("G", 10**9), ("M", 10**6)):
-        if value >= 10 * one or (value >= one and one > 10**6):
-            return f"{value / one:.3g} {unit}"
-    return f"{value:,}"
-
-
-def size(value: float | None) -> str:
-    """Bytes in the unit that leaves few digits."""
-    if value is None:
-        return "–"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:.3g} TiB"
-
-
-def duration(seconds: float | None) -> str:
-    """`3 h 12 min`, `2 min 5 s`, `0.8 s`."""
-    if seconds is None:
-        return "–"
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def share(value: float | None) -> str:
-    """`12.3 %`."""
-    return "–" if value is None else f"{100 * value:.3g} %"
-
-
-def place(path: Any) -> str:
-    """A path as short as it can be said from here."""
-    return str(path).removeprefix(f"{Path.cwd()}/")
 
 
 def _chart(chart: Chart) -> dict[str, Any]:
@@ -238,6 +186,7 @@ def _run_facts(run: RunRecord) -> dict[str, Any]:
         "config_values": _values(run),
         "versions": run.report.get("versions") or {},
         "throughput": run.report.get("throughput") or {},
+        "hindsight": _hindsight(run),
         "began": _moment(run.events[0]["time"]) if run.events else None,
         "ended": _moment(run.events[-1]["time"]) if run.events and run.ending else None,
     }
@@ -320,6 +269,29 @@ def fold(lengths: Sequence[Sequence[int]], limit: int | None = None) -> list[Seq
         if bar is not None and bar[2]:
             folded.append(bar)
     return folded
+
+
+def _hindsight(run: RunRecord) -> list[tuple[str, str, str, float | None, str]]:
+    """What was foreseen beside what came: label, both, how far off, and a word on it."""
+    found, probe, rows = run.report.get("hindsight") or {}, run.report.get("probe") or {}, []
+    if probe.get("foreseen_bytes"):
+        foreseen, measured = probe["foreseen_bytes"], probe["measured_bytes"]
+        about = f"longest batch ({number(probe['tokens'])} tokens), an evaluation and a save, before step 1"
+        rows.append(("Peak memory, probe", size(foreseen), size(measured), measured / foreseen - 1, about))
+    if memory := found.get("memory"):
+        values = size(memory["foreseen_bytes"]), size(memory["measured_bytes"])
+        rows.append(("Peak memory", *values, memory["off"], "of the largest rank"))
+    if hours := found.get("hours"):
+        foreseen = None if hours["foreseen"] is None else hours["foreseen"] * 3600
+        source = hours["source"]
+        about = f"by {source}" if foreseen is not None else f"not foreseen; {source.removeprefix('unknown: ')}"
+        rows.append(("Time in steps", duration(foreseen), duration(hours["in_steps"] * 3600), hours["off"], about))
+        rows.append(("Time in all", "–", duration(hours["whole"] * 3600), None, "loading, evaluations and saves too"))
+    if price := found.get("price"):
+        about = f"for the steps, at {price['of_a_device_and_hour']:g} a device and hour; {price['whole']:,.2f} in all"
+        foreseen = "–" if price["foreseen"] is None else f"{price['foreseen']:,.2f}"
+        rows.append(("Price", foreseen, f"{price['in_steps']:,.2f}", price["off"], about))
+    return rows
 
 
 def _ranks(run: RunRecord) -> dict[str, Any] | None:

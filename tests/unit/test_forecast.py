@@ -61,10 +61,14 @@ def test_the_bases_precision_and_the_method_decide_over_weights_and_state() -> N
 
 
 def test_sharding_divides_what_is_held_and_recomputing_what_is_kept() -> None:
+    state = "trained parameters with AdamW"
     one, eight = ahead(gpus=8), ahead("training.parallelism=fsdp", gpus=8)
-    for part in ("weights", "trained parameters with AdamW"):
-        assert eight.parts[part] == one.parts[part] // 8
+    assert eight.parts[state] == one.parts[state] // 8
+    assert "weights" not in eight.parts, "slices are fp32, the optimizer's own"
     assert "weights of two blocks, gathered" in eight.parts
+    one, eight = ahead("lora.r=16", gpus=8), ahead("lora.r=16", "training.parallelism=fsdp", gpus=8)
+    assert eight.parts["weights"] == one.parts["weights"] // 8
+    assert eight.parts[state] == one.parts[state], "adapters stay whole on every rank"
     kept, again = ahead("lora.r=16"), ahead("lora.r=16", "training.gradient_checkpointing=true")
     assert again.peak_bytes < kept.peak_bytes
     assert again.parts["inputs of those layers"] == 36 * 2048 * 4096 * 2
@@ -72,6 +76,9 @@ def test_sharding_divides_what_is_held_and_recomputing_what_is_kept() -> None:
 
 def test_auto_recomputes_only_where_the_device_asks_for_it() -> None:
     assert "activations" in ahead("lora.r=16", gib=80).parts
+    for gib in (24, 32, 48):
+        found = ahead("lora.r=16", "quantization=none", "training.per_device_train_batch_size=2", gib=gib)
+        assert found.fits, "as many layers as it takes"
     small = ahead("lora.r=16", "quantization=none", "training.per_device_train_batch_size=8", gib=24).parts
     assert any("of 36 layers recomputed" in part for part in small)
 
@@ -111,6 +118,13 @@ def test_hours_and_price_follow_from_a_rate_and_are_not_made_up() -> None:
     assert guessed is not None
     assert guessed.tokens_per_second == pytest.approx(2 * 0.4 * 989e12 / (flops_per_token(peak, WEIGHTS) or 0))
     assert "assumption" in guessed.source
+    known = bill(config, make_plan(config), WEIGHTS, 10**6, "NVIDIA H100 80GB HBM3")
+    assert known is not None
+    assert known.tokens_per_second == guessed.tokens_per_second
+    assert known.source.startswith("40% of what is stated for NVIDIA H100 80GB HBM3, an assumption")
+    unknown = bill(config, make_plan(config), WEIGHTS, 10**6, "Some GPU")
+    assert unknown is not None
+    assert unknown.hours is None
 
 
 def save_header(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:

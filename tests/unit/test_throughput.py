@@ -9,6 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from kubetune import metrics, throughput
+from kubetune.peaks import stated_tflops
 from tests.architectures import MIXTURE, PROMISED, build_model
 
 LENGTH = 24
@@ -60,6 +61,19 @@ def test_the_peak_is_stated_or_measured() -> None:
     peak, source = throughput.peak_of(device, torch.float32, None)
     assert 1e-4 < peak < 1e3
     assert source.startswith("measured: a product of 512 × 512 in float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
+        ("NVIDIA GB200", 2500), ("NVIDIA L40", 181), ("NVIDIA L40S", 362), ("NVIDIA L4", 121), ("Tesla T4", 65),
+        ("Tesla V100-PCIE-16GB", 112), ("Tesla V100-SXM2-16GB", 125), ("Tesla V100S-PCIE-32GB", 130),
+        ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA GeForce RTX 4090", None),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_known_by_its_own_name(name: str, tflops: float | None) -> None:
+    assert stated_tflops(name) == tflops
 
 
 def test_mfu_is_the_share_of_the_peak_of_all_devices() -> None:

@@ -1,0 +1,117 @@
+"""What a run was foreseen to take beside what it took: peak memory, hours and price, for report.json and the log.
+
+The forecast is that of `kubetune plan`, with the tokens that the prepared data really have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from kubetune.config.schema import Config
+from kubetune.forecast import MIB, bill, forecast
+from kubetune.plan import Plan
+from kubetune.weights import read_weights
+
+
+def compare(
+    config: Config,
+    plan: Plan,
+    *,
+    tokens: int,
+    peak_memory_bytes: int,
+    step_seconds: float,
+    events: Sequence[Mapping[str, Any]],
+    until: str,
+) -> dict[str, Any]:
+    """`memory`, `hours` and `price` as report.json holds them; None for what was not, or could not be, foreseen.
+
+    `tokens` are those of all steps planned, `step_seconds` the time within steps, `until` when the run ended.
+    """
+    weights = read_weights(config.model.path, os.environ)
+    starts = [event for event in events if event["event"] in ("start", "resume")]
+    begun: Mapping[str, Any] = starts[-1] if starts else {}
+    memory = forecast(config, plan, weights, begun.get("device_bytes")) if weights is not None else None
+    found = bill(config, plan, weights, tokens, begun.get("device") if plan.device == "cuda" else None)
+    assert found is not None
+    in_steps, whole = step_seconds / 3600, max(step_seconds, held_seconds(events, until)) / 3600
+    foreseen_bytes = memory.allocated_bytes if memory is not None else None
+    rate = config.compute.price_per_gpu_hour
+    each_hour = None if rate is None else rate * plan.world_size
+    return {
+        "memory": {
+            "foreseen_bytes": foreseen_bytes,
+            "measured_bytes": peak_memory_bytes,
+            "off": _off(peak_memory_bytes, foreseen_bytes),
+        },
+        "hours": {
+            "foreseen": found.hours,
+            "in_steps": in_steps,
+            "whole": whole,
+            "off": _off(in_steps, found.hours),
+            "tokens": tokens,
+            "source": found.source,
+        },
+        "price": None
+        if each_hour is None
+        else {
+            "foreseen": found.price,
+            "in_steps": in_steps * each_hour,
+            "whole": whole * each_hour,
+            "off": _off(in_steps * each_hour, found.price),
+            "of_a_device_and_hour": rate,
+        },
+    }
+
+
+def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
+    """How long devices were held: each start from its launch to its end, or to when it was last seen alive."""
+    total, begun, last = 0.0, None, None
+    for event in events:
+        now = _moment(str(event["time"]))
+        if event["event"] == "launch" and not event.get("node", 0):
+            if begun is not None and last is not None:
+                seen = event.get("last_seen")
+                total += (max(last, _moment(seen)) if seen else last) - begun
+            begun = now
+        elif event["event"] == "exit" and not event.get("node", 0) and begun is not None:
+            total += now - begun
+            begun = None
+        elif begun is None and event["event"] in ("start", "resume"):
+            begun = now  # ranks that no agent started
+        last = now
+    return total + (_moment(until) - begun if begun is not None else 0.0)
+
+
+def tell(found: Mapping[str, Any]) -> Iterator[str]:
+    """The same as lines of the log."""
+    memory, hours, price = found["memory"], found["hours"], found["price"]
+    if memory["foreseen_bytes"] is not None:
+        measured, foreseen = (memory[key] / MIB for key in ("measured_bytes", "foreseen_bytes"))
+        yield f"peak memory {measured:,.0f} MiB, foreseen {foreseen:,.0f} MiB ({memory['off']:+.0%})"
+    time = f"time {span(hours['in_steps'])} in steps, {span(hours['whole'])} in all"
+    if hours["foreseen"] is not None:
+        time += f"; foreseen for the steps {span(hours['foreseen'])} ({hours['off']:+.0%}), by {hours['source']}"
+    yield time
+    if price is not None:
+        line = f"price {price['whole']:,.2f}, {price['in_steps']:,.2f} of it for the steps"
+        if price["foreseen"] is not None:
+            line += f", foreseen {price['foreseen']:,.2f} ({price['off']:+.0%})"
+        yield f"{line}, at {price['of_a_device_and_hour']:g} a device and hour"
+
+
+def span(hours: float) -> str:
+    """`3.2 hours`, `12 minutes`, `40 seconds`."""
+    if hours >= 1:
+        return f"{hours:,.1f} hours"
+    return f"{hours * 60:,.1f} minutes" if hours * 60 >= 1 else f"{hours * 3600:,.0f} seconds"
+
+
+def _off(measured: float, foreseen: float | None) -> float | None:
+    return measured / foreseen - 1 if foreseen else None
+
+
+def _moment(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()

@@ -1,0 +1,90 @@
+"""What was foreseen beside what came: the time that is paid for, and nothing made up where nothing is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import hindsight
+from kubetune.config.load import load_config
+from kubetune.forecast import forecast
+from kubetune.plan import make_plan
+from kubetune.weights import read_weights
+
+LLAMA = {
+    "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 512,
+}  # fmt: skip
+
+
+def event(kind: str, minute: int, **facts: Any) -> dict[str, Any]:
+    return {"time": f"2026-11-20T10:{minute:02}:00.000Z", "event": kind, **facts}
+
+
+@pytest.mark.parametrize(
+    ("events", "minutes"),
+    [
+        ([event("launch", 0), event("start", 1)], 30),
+        ([event("launch", 0), event("start", 1), event("exit", 5), event("launch", 20), event("resume", 21)], 15),
+        # Cut off without a word: until it was last seen alive, else until it was last heard of.
+        ([event("launch", 0), event("start", 1), event("launch", 20, last_seen="2026-11-20T10:09:00.000Z")], 19),
+        ([event("launch", 0), event("start", 1), event("launch", 20)], 11),
+        ([event("launch", 0, node=0), event("launch", 1, node=1), event("exit", 3, node=1)], 30),
+        ([event("start", 2)], 28),
+        ([], 0),
+    ],
+)
+def test_devices_are_held_from_each_launch_to_its_end(events: list[dict[str, Any]], minutes: int) -> None:
+    assert hindsight.held_seconds(events, "2026-11-20T10:30:00.000Z") == minutes * 60
+
+
+def found(model: str, *overrides: str) -> dict[str, Any]:
+    words = [f"model={model}", "data.train=org/d", "compute.gpus_per_node=0", "compute.processes=2", *overrides]
+    config = load_config(None, overrides=words)
+    return hindsight.compare(
+        config,
+        make_plan(config),
+        tokens=3_600_000,
+        peak_memory_bytes=10**9,
+        step_seconds=1800.0,
+        events=[event("launch", 0), event("start", 1, device="CPU")],
+        until="2026-11-20T10:45:00.000Z",
+    )
+
+
+def test_hours_and_price_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    stated = ["compute.tokens_per_second=1000", "compute.price_per_gpu_hour=2"]
+    rated = found(str(tmp_path), *stated)
+    hours, price = rated["hours"], rated["price"]
+    assert (hours["foreseen"], hours["in_steps"], hours["whole"], hours["off"]) == (0.5, 0.5, 0.75, 0.0)
+    assert (price["foreseen"], price["in_steps"], price["whole"]) == (2.0, 2.0, 3.0)
+    config = load_config(None, overrides=[f"model={tmp_path}", "data.train=x/y", "compute.processes=2"])
+    weights = read_weights(str(tmp_path), {})
+    assert weights is not None
+    expected = forecast(config, make_plan(config), weights)
+    assert expected is not None
+    assert rated["memory"]["foreseen_bytes"] == expected.peak_bytes
+    memory, time, cost = hindsight.tell(rated)
+    assert memory.startswith("peak memory 954 MiB, foreseen ")
+    assert time == (
+        "time 30.0 minutes in steps, 45.0 minutes in all; foreseen for the steps 30.0 minutes (+0%), by "
+        "compute.tokens_per_second of each device"
+    )
+    assert cost == "price 3.00, 2.00 of it for the steps, foreseen 2.00 (+0%), at 2 a device and hour"
+
+
+def test_what_nobody_could_foresee_is_not_made_up() -> None:
+    unknown = found("org/not-here")
+    assert unknown["memory"] == {"foreseen_bytes": None, "measured_bytes": 10**9, "off": None}
+    assert unknown["hours"]["foreseen"] is None
+    assert unknown["price"] is None
+    assert list(hindsight.tell(unknown)) == ["time 30.0 minutes in steps, 45.0 minutes in all"]
+
+
+def test_spans_are_told_in_one_unit() -> None:
+    assert [hindsight.span(hours) for hours in (12.34, 1.0, 0.5, 0.001)] == [
+        "12.3 hours", "1.0 hours", "30.0 minutes", "4 seconds",
+    ]  # fmt: skip
