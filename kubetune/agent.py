@@ -24,10 +24,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kubetune import endings, errors, files, logs, metrics, mirror, processes
+from kubetune import endings, errors, files, logs, metrics, mirror, processes, watchdog
 from kubetune.endings import Death, Ending
 from kubetune.relay import STAY, Relay
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 PREPARE = "kubetune.prepare_worker"
 WORKER = "kubetune.train_worker"
+SAMPLES = "kubetune.samples"
 
 # After losing a peer on another node: time for that node's own, telling report to arrive on a shared disk.
 _PEER_REPORT_SECONDS = 2.0
@@ -148,7 +150,11 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
     place = read_place(run_dir)
     relay.grace_seconds = _read_plan(run_dir).grace_seconds
     endings.clear_endings(run_dir, None if place.node == 0 else place.ranks)
-    metrics.record_event(run_dir, "launch", node=place.node, nodes=place.nodes, processes=place.processes)
+    facts: dict[str, int | str] = {"node": place.node, "nodes": place.nodes, "processes": place.processes}
+    # Left behind where a start was cut off without a word: until then devices were held, and paid for.
+    if beats := [float(beat["time"]) for beat in watchdog.read_beats(run_dir)]:
+        facts["last_seen"] = metrics.written(datetime.fromtimestamp(max(beats), UTC))
+    metrics.record_event(run_dir, "launch", **facts)
     with _mirrored(run_dir, place, relay):
         return _run_and_tell(run_dir, place, relay, prepare, worker)
 
@@ -173,8 +179,19 @@ def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worke
         line = f"kubetune: {told}ended with exit code {ending.code}, logs in {run_dir / 'logs'}"
         print(logs.scrub(line), file=sys.stderr)
     elif place.node == 0:
+        _sample(run_dir, relay)
         _push(run_dir, relay)
     return ending.code
+
+
+def _sample(run_dir: Path, relay: Relay) -> None:
+    """Answers before and after training, where the config asks for some; when the ranks' memory is free again."""
+    wanted = json.loads((run_dir / "resolved.json").read_text()).get("logging", {}).get("samples")
+    if relay.stopping or not wanted:
+        return
+    if relay.run(_module(SAMPLES, run_dir), os.environ) != errors.OK:
+        again = f"python -m {SAMPLES} {run_dir}"
+        print(f"kubetune: no samples; the run is done all the same. Again: {again}", file=sys.stderr)
 
 
 def _push(run_dir: Path, relay: Relay) -> None:

@@ -51,12 +51,28 @@ def evaluate(
     return metrics
 
 
+def rehearse(task: ModuleType, learner: Any, rows: Rows, plan: Plan, world: World) -> dict[str, float]:
+    """An evaluation of each rank's largest batch alone: what it takes, and whether it works."""
+    parts = collect(task, learner, rows, plan, world, only_largest=True)
+    metrics: dict[str, float] = task.metrics(learner, parts, world)
+    return metrics
+
+
 def collect(
-    task: ModuleType, learner: Any, rows: Rows, plan: Plan, world: World, stop: StopRequest | None = None
+    task: ModuleType,
+    learner: Any,
+    rows: Rows,
+    plan: Plan,
+    world: World,
+    stop: StopRequest | None = None,
+    *,
+    only_largest: bool = False,
 ) -> list[Any] | None:
     """What the task finds in each of this rank's batches of `rows`; None when a stop was asked for meanwhile."""
     even = sharded.is_sharded(learner.model)
     shares = evaluation_batches(rows, plan, world, flat=learner.route.flat, even=even)
+    if only_largest:
+        shares = [sorted(share, key=lambda ids: -int(rows.lengths[ids].sum()))[:1] for share in shares]
     mine, longest = shares[world.rank], max(len(share) for share in shares)
     parts = []
     learner.model.eval()

@@ -99,6 +99,24 @@ class Snapshots:
             self._settle(self._attempt(state, Held(self.optimizer.state())))
         return state
 
+    def rehearse(self, state: State) -> int:
+        """Write a checkpoint as `save` does and remove it again; returns its bytes.
+
+        It lies where the start after a kill clears away what was half written.
+        """
+        folder, run_dir = files.temporary_sibling(self.run_dir / "checkpoints" / "probe"), self.run_dir
+        self._state, self.run_dir = state, parallel.broadcast(folder, self.world)
+        try:
+            held = self._copy() if self.background else Held(self.optimizer.state())
+            self._require_all(self._attempt(state, held))
+            written = (self.run_dir / "checkpoints").rglob("*")
+            return sum(path.stat().st_size for path in written if path.is_file() and not path.is_symlink())
+        finally:
+            parallel.barrier(self.world)
+            if self.world.is_main and self.run_dir.exists():
+                files.remove_tree_atomically(self.run_dir)
+            self.run_dir = run_dir
+
     @property
     def has_failed(self) -> bool:
         """Whether the checkpoint in the background is known not to succeed; `finish` says why."""
@@ -113,10 +131,13 @@ class Snapshots:
         self._writing = None
         self._settle(failure)
 
-    def _settle(self, failure: errors.KubetuneError | None) -> None:
+    def _require_all(self, failure: errors.KubetuneError | None) -> None:
         # Every rank hears how it went: one that went on alone would wait in the next collective for a dead rank 0.
         if failures := [found for found in parallel.gather(failure, self.world) if found is not None]:
             raise failures[0]
+
+    def _settle(self, failure: errors.KubetuneError | None) -> None:
+        self._require_all(failure)
         logs.STEP.info("saved checkpoint %s", checkpoint.folder_of(self.run_dir, self._state.step).name)
 
     def _attempt(self, state: State, held: Held) -> errors.KubetuneError | None:

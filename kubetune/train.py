@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kubetune import errors, fp8, health, logs, metrics, parallel, sharded, throughput, trace, watchdog
+from kubetune import errors, fp8, health, logs, metrics, parallel, probe, sharded, throughput, trace, watchdog
 from kubetune.checkpoint import State
 from kubetune.config.schema import Config
 from kubetune.data.batches import Batch
@@ -60,7 +60,8 @@ def train(
 
     Raises Preempted after a stop with a committed checkpoint, Diverged before a bad update, LostPeer when left alone.
     """
-    with parallel.noticing_losses():  # a sharded model talks with the other ranks wherever it is used
+    # A sharded model talks with the other ranks wherever it is used.
+    with parallel.noticing_losses(), probe.explaining_shortage(config, plan, world):
         return _train(config, plan, run_dir, data, task, world, stop)
 
 
@@ -112,6 +113,8 @@ def _train(
         metrics.record_event(run_dir, "resume" if state.step else "start", step=state.step, **facts)
     if config.training.fp8:
         fp8.adopt(learner.model, world.device, lambda: _loss_ahead(run, state))
+    if config.training.probe:
+        probe.probe(run, state)
     stop.defer()
     with open_journal(config, plan, run_dir, world, state) as journal, run.snapshots:
         state = loop(run, state, journal)
@@ -255,8 +258,7 @@ def _finish_step(run: Run, state: State, journal: Journal) -> State:
 def _judge(run: Run, state: State, values: dict[str, float]) -> State:
     """Whether this evaluation is the best so far."""
     name = run.config.training.metric_for_best_model
-    if name not in values:
-        raise errors.ConfigError(f"training.metric_for_best_model is {name}; this task gives {', '.join(values)}")
+    probe.require_metric(name, values)
     greater = run.config.training.greater_is_better
     if greater is None:
         greater = not name.endswith(("loss", "perplexity"))

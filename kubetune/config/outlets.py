@@ -42,4 +42,11 @@ class LoggingConfig(Outlet):
     batches: Literal["all", "first-last", "none"] = Field(
         "first-last", description="Which batches get a `[BATCH]` line at DEBUG."
     )
+    samples: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description="After the run, let the model answer so many rows of the evaluation data, before and after "
+        "training: `samples.jsonl`, shown in the report.",
+    )
     report_json: str | None = Field(None, description="Where to copy the report JSON besides the run directory.")

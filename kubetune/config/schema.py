@@ -275,6 +275,7 @@ class TrainingConfig(Section):
         description="`auto`: go on from the newest good checkpoint. `must`: fail without one. `never`: refuse to "
         "touch a run that has one.",
     )
+    probe: bool = Field(False, description="Before step 1: the longest batch, an evaluation, a save; what they take.")
     timeout_seconds: float = Field(
         1800.0,
         ge=1,

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from kubetune.data.batches import Batch, collate, collate_labelled
-from kubetune.data.order import Ids, deal, epoch_order, epoch_size, global_batch, hash_ids, pack, split_batch
+from kubetune.data.order import Ids, deal, epoch_order, epoch_size, fill, global_batch, hash_ids, pack, split_batch
 from kubetune.data.pictures import collate_pictured
 from kubetune.data.prepare import Rows
 from kubetune.parallel import World
@@ -68,6 +68,15 @@ class Feed:
             tokens=int(self._lengths[ids].sum()),
             samples=len(ids),
         )
+
+    def largest(self) -> Batch:
+        """A micro-batch about as large as the run's largest: the longest rows, as many as one can hold."""
+        most = -(-self._plan.global_batch_size // self._world.size)
+        if self._token_budget is None:
+            ids = np.argsort(-self._lengths, kind="stable")[: min(most, self._sequences)]
+        else:
+            ids = fill(self._lengths, self._token_budget, most)
+        return _collate(self._rows, ids)
 
     def _split(self, step: int) -> list[Ids]:
         """Row ids of this rank's micro-batches of a step."""

@@ -15,6 +15,7 @@ from kubetune.data.order import (
     deal,
     epoch_order,
     epoch_size,
+    fill,
     global_batch,
     hash_ids,
     mixed_seed,
@@ -102,6 +103,18 @@ def test_packing_fills_most_of_its_budget(lengths: Ids, budget: int) -> None:
     loads = sorted(int(lengths[part].sum()) for part in packed)
     # First fit: no two micro-batches could have been one, so on average they are more than half full.
     assert len(loads) < 2 or loads[0] + loads[1] > budget
+
+
+@given(LENGTHS, WORLDS, st.integers(400, 4000))
+def test_the_fullest_batch_is_about_as_full_as_any(lengths: Ids, world: int, budget: int) -> None:
+    most = -(-len(lengths) // world)
+    chosen = fill(lengths, budget, most)
+    assert len(set(chosen.tolist())) == len(chosen) <= most
+    tokens = int(lengths[chosen].sum())
+    assert tokens <= budget
+    packed = split_batch(np.arange(len(lengths)), lengths, world, token_budget=budget, sequences=1)
+    fullest = max(int(lengths[micro].sum()) for share in packed for micro in share)
+    assert tokens >= 0.85 * fullest
 
 
 def test_samples_that_do_not_fit_the_ranks_are_refused() -> None:

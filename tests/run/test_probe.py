@@ -1,0 +1,136 @@
+"""The rehearsal before step 1: it changes no bit of the run, leaves nothing behind, and says what does not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kubetune import errors, metrics, probe, train_worker
+from kubetune.parallel import World
+from kubetune.plan import make_plan
+from tests import toy
+from tests.ranks import started, wait_all
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
+
+
+def log_of(run_dir: Path, rank: int = 0) -> str:
+    return (run_dir / "logs" / f"rank-{rank}.log").read_text()
+
+
+def hidden(run_dir: Path) -> list[Path]:
+    return [path for path in run_dir.rglob("*") if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "training", "sections"),
+    [
+        pytest.param(1, {}, {"lora": {"r": 4, "dropout": 0.2}}, id="dropout"),
+        pytest.param(2, {}, {}, id="two ranks", marks=slow),
+        pytest.param(2, {"parallelism": "fsdp"}, {"lora": None}, id="sharded"),
+        pytest.param(1, {"async_save": True}, {"lora": None, "model_dtype": "bfloat16"}, id="bf16", marks=slow),
+    ],
+)
+def test_a_probe_changes_no_bit_and_leaves_nothing(
+    inputs: Path, tmp_path: Path, world_size: int, training: dict[str, Any], sections: dict[str, Any]
+) -> None:
+    sections = dict(sections)
+    if dtype := sections.pop("model_dtype", None):
+        sections["model"] = {"path": str(inputs / "model"), "dtype": dtype}
+    training = {"max_steps": 4, **training}
+    plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, training, **sections), world_size)
+    config = toy.make_config(inputs, {**training, "probe": True}, **sections)
+    probed = toy.finished(tmp_path / "probed", config, world_size)
+    assert toy.digests(plain) == toy.digests(probed)
+    assert {p.name for p in (plain / "checkpoints").iterdir()} == {p.name for p in (probed / "checkpoints").iterdir()}
+    assert not hidden(probed)
+    found = json.loads((probed / "report.json").read_text())["probe"]
+    assert found["measured_bytes"] > 0
+    assert found["foreseen_bytes"] > 0
+    assert found["checkpoint_bytes"] > 1000
+    assert found["seconds"].keys() == {"batch", "evaluation", "save"}
+    assert "probe: peak memory" in log_of(probed)
+    assert json.loads((plain / "report.json").read_text())["probe"] is None
+
+
+def test_a_kill_in_its_save_leaves_nothing_and_what_goes_on_is_not_probed_again(inputs: Path, tmp_path: Path) -> None:
+    config = toy.make_config(inputs, {"max_steps": 4, "probe": True})
+    run_dir = toy.make_run(tmp_path / "killed", config)
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:commit.sealed"}) == [-signal.SIGKILL]
+    assert [path.name[:7] for path in hidden(run_dir)][:1] == [".probe."]
+    stop = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:3"}
+    assert toy.train(run_dir, environ=stop) == [errors.PREEMPTED]
+    assert not hidden(run_dir)
+    assert toy.train(run_dir) == [0]
+    assert "no probe: this start goes on from step" in log_of(run_dir)
+    plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, {"max_steps": 4}))
+    assert toy.digests(run_dir) == toy.digests(plain)
+
+
+def test_what_does_not_fit_ends_before_step_1_with_what_would(inputs: Path, tmp_path: Path) -> None:
+    config = toy.make_config(inputs, {"probe": True}, compute={"memory": "200Mi"})
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir) == [errors.ENVIRONMENT]
+    assert metrics.read_metrics(run_dir) == []
+    assert not list((run_dir / "checkpoints").iterdir())
+    ending = json.loads((run_dir / "logs" / "rank-0.exit.json").read_text())
+    assert "there are 200 MiB (compute.memory of each process)" in ending["reason"]
+    assert "no single change would make it fit" in ending["reason"]
+    assert "which is not enough" in log_of(run_dir), "said before anything was tried"
+
+
+def test_a_metric_that_is_not_there_is_found_before_step_1(inputs: Path, tmp_path: Path) -> None:
+    run_dir = toy.make_run(
+        tmp_path / "run", toy.make_config(inputs, {"probe": True, "metric_for_best_model": "eval_bleu"})
+    )
+    assert toy.train(run_dir) == [errors.USER]
+    assert "metric_for_best_model is eval_bleu; this task gives eval_loss" in log_of(run_dir)
+    assert metrics.read_metrics(run_dir) == []
+
+
+def train_in_little(run_dir: str, mebibytes: int) -> int:
+    """Train with no more address space than there is now, and a little."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + mebibytes * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return train_worker.main([run_dir])
+
+
+def test_memory_that_ran_out_is_no_bug_of_ours(inputs: Path) -> None:
+    config = toy.make_config(inputs, {"per_device_train_batch_size": 2}, compute={"memory": "450Mi"})
+    said = r"rank 0 ran out of memory \(.*can't allocate memory.*\); there are 450 MiB .*What was saved is good"
+    with (
+        pytest.raises(errors.EnvironmentFault, match=said),
+        probe.explaining_shortage(config, make_plan(config), World()),
+    ):
+        torch.empty(10**15, dtype=torch.uint8)
+
+
+@slow
+@pytest.mark.parametrize("is_probed", [True, False])
+def test_memory_that_runs_out_is_explained(inputs: Path, tmp_path: Path, is_probed: bool) -> None:
+    with (tmp_path / "long.jsonl").open("w") as file:
+        for number in range(4):
+            file.write(json.dumps({"prompt": f"{number} " + "the lazy dog " * 5000, "completion": " what"}) + "\n")
+    data = {"train": str(tmp_path / "long.jsonl"), "eval": None, "max_length": 100_000}
+    config = toy.make_config(inputs, {"probe": is_probed, "global_batch_size": 2}, data=data)
+    run_dir = toy.make_run(tmp_path / "run", config)
+    with started(train_in_little, 1, str(run_dir), 500) as processes:
+        codes = wait_all(processes)
+    assert codes == [errors.ENVIRONMENT], log_of(run_dir)
+    reason = json.loads((run_dir / "logs" / "rank-0.exit.json").read_text())["reason"]
+    assert "ran out of memory" in reason
+    assert "fit" in reason
+    assert not hidden(run_dir)
