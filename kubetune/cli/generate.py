@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an image that every prompt is about; may be repeated. Goes where a prompt has <image>, or before it",
     )
     parser.add_argument("--out", type=Path, help="write JSONL here instead of printing")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--compare", action="store_true", help="also show what the model said before fine-tuning")
     add_sampling(parser)
 
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for row in rows:
             said = f"base:  {row['base_answer']}\ntuned: {row['answer']}" if args.compare else row["answer"]
-            print(said, flush=True)
+            print(json.dumps(row, ensure_ascii=False) if args.json else said, flush=True)
     return errors.OK
 
 
@@ -137,18 +138,22 @@ def is_classifier(run_dir: Path) -> bool:
 
 def classify(args: argparse.Namespace) -> int:
     """Print the label of every text and its probability; the two texts of a pair are given with a tab between."""
+    foreign = [option for option, value in (("--compare", args.compare), ("--image", args.image)) if value]
+    if foreign:
+        raise errors.ConfigError(f"{' and '.join(foreign)}: {args.run_dir} is a classifier; it is told texts only")
     texts = read_texts(args)
     from kubetune.classify import classify_texts
 
     verdicts = classify_texts(args.run_dir, args.checkpoint, texts)
+    rows = ({"text": text, "second": second} | said for (text, second), said in zip(texts, verdicts, strict=True))
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if args.out is not None:
-        rows = (
-            {"text": text, "second": second} | verdict for (text, second), verdict in zip(texts, verdicts, strict=True)
-        )
-        write_atomic(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        return errors.OK
-    for verdict in verdicts:
-        print(*shown(verdict), sep="\t")
+        write_atomic(args.out, lines)
+    elif args.json:
+        print(lines, end="")
+    else:
+        for verdict in verdicts:
+            print(*shown(verdict), sep="\t")
     return errors.OK
 
 

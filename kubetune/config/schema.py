@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from kubetune.config.cluster import ComputeConfig, KubernetesConfig
+from kubetune.config.hub_names import todays_names
 from kubetune.config.outlets import LoggingConfig, PushConfig, TrackingConfig, as_push
 
 
@@ -85,11 +86,18 @@ class SourceConfig(Section):
     columns: dict[str, str] = Field(
         default_factory=dict, description="Names in the file for the names expected, such as `{prompt: question}`."
     )
-    subset: str | None = Field(None, description="Configuration name of a hub data set, such as `sst2` of `glue`.")
+    subset: str | None = Field(
+        None, description="Configuration name of a hub data set, such as `sst2` of `glue`; `path: glue/sst2` says both."
+    )
     split: str = Field("train", description="Split of a hub data set; slices such as `train[:1%]` work.")
     range: Annotated[tuple[int, int] | None, AsTuple] = Field(
         None, description="Rows `[first, end)` of the source after shuffling with the data seed."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_as_today(cls, value: Any) -> Any:
+        return todays_names(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _range_holds_rows(self) -> SourceConfig:

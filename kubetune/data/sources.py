@@ -121,7 +121,8 @@ def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
         try:
             return datasets.load_dataset(path, subset, split=split, token=hub_token())
         except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
-            raise DataError(f"data set {path} (subset {subset}, split {split}): {error}") from error
+            advice = "" if subset else "; which part of a data set is meant is said by `subset`"
+            raise DataError(f"data set {path} (subset {subset}, split {split}): {error}{advice}") from error
 
 
 def _is_saved_dataset(folder: Path) -> bool:

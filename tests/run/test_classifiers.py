@@ -15,7 +15,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from kubetune import checkpoint, cli, evaluate, metrics
+from kubetune import checkpoint, cli, errors, evaluate, metrics
 from kubetune.config.load import read_config
 from kubetune.data.feed import Feed, rows_per_epoch
 from kubetune.data.labels import Labels
@@ -238,3 +238,16 @@ def test_generate_prints_label_and_probability(
     monkeypatch.setattr("sys.stdin", io.StringIO("the film was great\n\nit is awful\n"))
     assert cli.main(["generate", str(full_run)]) == 0
     assert capsys.readouterr().out == printed
+    assert cli.main(["generate", str(full_run), "the film was great", "it is awful\tof a plot", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["text"], row["second"]) for row in rows] == [
+        ("the film was great", None),
+        ("it is awful", "of a plot"),
+    ]
+    assert [row["predicted"] for row in rows] == ["1", "0"]
+    assert set(rows[0]["probabilities"]) == {"0", "1"}
+
+
+def test_a_classifier_is_asked_about_texts_alone(full_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", str(full_run), "fine", "--compare", "--image", "cat.png"]) == errors.USER
+    assert "--compare and --image" in capsys.readouterr().err

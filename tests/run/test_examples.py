@@ -86,8 +86,15 @@ def parquet(lines):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sst2-bert-lora", "sst2-distilbert-full"])
-def test_the_example_works_from_a_hub(name, models, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "spelt"),
+    [
+        ("sst2-bert-lora", []),
+        ("sst2-distilbert-full", []),
+        ("sst2-bert-lora", ["data.train=glue/sst2#20", "data.eval={path: glue/sst2, split: validation}"]),
+    ],
+)
+def test_the_example_works_from_a_hub(name, spelt, models, tmp_path):
     example = ROOT / "examples" / f"{name}.yaml"
     model = load_config(example).model.path
     folder = models["distilbert" if "distilbert" in model else "bert"]
@@ -99,7 +106,8 @@ def test_the_example_works_from_a_hub(name, models, tmp_path):
     with hub.serving(held) as endpoint:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
-        command = [sys.executable, "-m", "kubetune", "train", str(example), *local, f"output={tmp_path / 'out'}"]
+        command = [sys.executable, "-m", "kubetune", "train", str(example), *local, *spelt]
+        command.append(f"output={tmp_path / 'out'}")
         done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert 0 <= read_metrics(tmp_path / "out")[-1]["eval_accuracy"] <= 1

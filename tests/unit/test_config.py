@@ -239,6 +239,32 @@ def test_local_paths_become_absolute_and_hub_ids_stay(tmp_path: Path, monkeypatc
     assert (typed.data.train[0].path, typed.model.path) == (f"{here}/beside.jsonl", f"{here}/model")
 
 
+@pytest.mark.parametrize(
+    ("written", "path", "subset"),
+    [
+        ("glue/sst2", "nyu-mll/glue", "sst2"),
+        ("glue/sst2#500", "nyu-mll/glue#500", "sst2"),
+        ("hub:glue/mnli", "nyu-mll/glue", "mnli"),
+        ("{path: glue, subset: sst2}", "nyu-mll/glue", "sst2"),
+        ("{path: 'hub:nyu-mll/glue', subset: sst2}", "nyu-mll/glue", "sst2"),
+        ("{path: glue/sst2, subset: mnli}", "glue/sst2", "mnli"),
+        ("nobody/glue", "nobody/glue", None),
+        ("glued/sst2", "glued/sst2", None),
+    ],
+)
+def test_data_sets_of_the_hub_go_by_the_names_of_today(write: Any, written: str, path: str, subset: str | None) -> None:
+    config = load_config(write(f"model: m\ndata: {{train: {written}}}\n"))
+    assert [(source.path, source.subset) for source in config.data.train] == [(path, subset)]
+    assert load_resolved(resolved(config)) == config
+
+
+def test_a_folder_called_glue_is_that_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "glue" / "sst2").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    [source] = load_config(None, flags={"model.path": "m", "data.train": "glue/sst2"}).data.train
+    assert (source.path, source.subset) == (str(tmp_path / "glue" / "sst2"), None)
+
+
 def test_empty_sections_mean_their_defaults(write: Any) -> None:
     config = load_config(write(MINIMAL + "training:\n  # seed: 1\ntracking:\nlora:\n"))
     assert config.training.seed == 42
