@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,12 @@ def written_aside(out: Path) -> Iterator[Path]:
             yield partial
             files.fsync_tree(partial)
             faults.reach("export.written")
-            if out.exists():
-                files.remove_tree_atomically(out)
-            os.rename(partial, out)
+            former = files.temporary_sibling(out)
+            with suppress(FileNotFoundError):
+                os.rename(out, former)
+            os.rename(partial, out)  # at once, not after the former one was deleted: a kill would leave neither
             files.fsync_folder(out.parent)
+            shutil.rmtree(former, ignore_errors=True)
     except BaseException:
         if partial.exists():
             shutil.rmtree(partial)
