@@ -79,12 +79,18 @@ def cutting(compute_dtype: torch.dtype, world_size: int, *, trained: bool) -> It
 
 
 def cut(lm: Any, policy: MixedPrecisionPolicy) -> Any:
-    """Shard every decoder block, and the rest of the model (embeddings, last norm, head) as one group around them."""
+    """Shard every decoder block, and the rest of the model (embeddings, last norm, head) as one group around them.
+
+    What sees stays whole on every rank: a rank that has no image in its share never runs it, and would leave the others
+    waiting for its slices.
+    """
     lm.tie_weights()
-    blocks = max((m for m in lm.modules() if isinstance(m, nn.ModuleList)), key=len, default=())
+    eyes = [module for name, module in lm.named_modules() if name.rpartition(".")[2] in models.TOWERS]
+    seeing = {id(module) for eye in eyes for module in eye.modules()}
+    blocks = max((m for m in lm.modules() if isinstance(m, nn.ModuleList) and id(m) not in seeing), key=len, default=())
     for block in blocks:
         fully_shard(block, mp_policy=policy)
-    fully_shard(lm, mp_policy=policy)
+    fully_shard(lm, mp_policy=policy, ignored_params={p for eye in eyes for p in eye.parameters()})
     for module in lm.modules():
         if isinstance(module, FSDPModule):
             # The loss is divided once for the whole global batch, so gradients are summed, not averaged.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,118 @@ def write_questions(folder: Path, name: str, rows: int, seed: int = 0, *, text_r
 
 def _row(question: str, answer: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+_LLAVA_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\\n' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}"
+    "{{ '<|im_end|>\\n' if message['role'] == 'assistant' else '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+_IDEFICS_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% elif part['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}{{ '<end_of_utterance>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+_GEMMA_TEMPLATE = (
+    "{% for message in messages %}{{ '<start_of_turn>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ '<start_of_image>' }}"
+    "{% elif part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<end_of_turn>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>assistant\\n' }}{% endif %}"
+)
+_CLIP = {"image_size": 28, "patch_size": 14, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "projection_dim": 32}  # fmt: skip
+_SIGLIP = {**_CLIP, "image_size": 56}
+_PLAIN_TEXT = {key: value for key, value in _TEXT.items() if key != "tie_word_embeddings"}
+_TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+_IDEFICS_TOKENS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *_TILES]
+_CLIP_IMAGES = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+_IDEFICS_IMAGES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}, "do_image_splitting": True}
+_LLAVA_PROCESSOR = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+_PINPOINTS = [[28, 56], [56, 28], [56, 56]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of model whose images are no grids. `image_token` is the one that is repeated for each feature."""
+
+    tokens: list[str]
+    image_token: str
+    template: str
+    text: dict[str, Any]
+    vision: dict[str, Any]
+    config: dict[str, Any]
+    image_processor: str
+    images: dict[str, Any]
+    processor: str
+    settings: dict[str, Any]
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+
+
+FAMILIES: dict[str, Family] = {
+    "llava": Family(
+        ["<image>"], "<image>", _LLAVA_TEMPLATE, {"model_type": "llama"}, {"model_type": "clip_vision_model", **_CLIP},
+        {"vision_feature_layer": -1}, "CLIPImageProcessor", _CLIP_IMAGES, "LlavaProcessor", _LLAVA_PROCESSOR,
+    ),
+    "llava_next": Family(
+        ["<image>"], "<image>", _LLAVA_TEMPLATE, {"model_type": "llama"}, {"model_type": "clip_vision_model", **_CLIP},
+        {"vision_feature_layer": -1, "image_grid_pinpoints": _PINPOINTS}, "LlavaNextImageProcessor",
+        {**_CLIP_IMAGES, "image_grid_pinpoints": _PINPOINTS}, "LlavaNextProcessor", _LLAVA_PROCESSOR,
+    ),
+    "idefics3": Family(
+        _IDEFICS_TOKENS, "<image>", _IDEFICS_TEMPLATE, {"model_type": "llama"}, _SIGLIP, {"scale_factor": 2},
+        "Idefics3ImageProcessor", _IDEFICS_IMAGES, "Idefics3Processor", {"image_seq_len": 4},
+    ),
+    "smolvlm": Family(
+        _IDEFICS_TOKENS, "<image>", _IDEFICS_TEMPLATE, {"model_type": "llama"}, _SIGLIP, {"scale_factor": 2},
+        "SmolVLMImageProcessor", _IDEFICS_IMAGES, "SmolVLMProcessor", {"image_seq_len": 4},
+    ),
+    "gemma3": Family(
+        ["<start_of_image>", "<end_of_image>", "<image_soft_token>", "<start_of_turn>", "<end_of_turn>"],
+        "<image_soft_token>", _GEMMA_TEMPLATE, {"query_pre_attn_scalar": 16, "sliding_window": 32}, _SIGLIP,
+        {"mm_tokens_per_image": 4}, "Gemma3ImageProcessor", {"size": {"height": 56, "width": 56}}, "Gemma3Processor",
+        {"image_seq_length": 4},
+        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+    ),
+}  # fmt: skip
+
+
+def save_family_model(folder: Path, name: str, *, weights: bool = True) -> Path:
+    """A random model of a family with its tokenizer and processor, as on the hub."""
+    family = FAMILIES[name]
+    train_tokenizer(folder, None)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.tokens])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    facts = json.loads((folder / "tokenizer_config.json").read_text())
+    facts |= {"chat_template": family.template, **family.tokenizer, "extra_special_tokens": family.tokenizer}
+    ends = {"gemma3": "<end_of_turn>", "idefics3": "<end_of_utterance>", "smolvlm": "<end_of_utterance>"}
+    facts["eos_token"] = ends.get(name, "<|im_end|>")
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts))
+    images = {"image_processor_type": family.image_processor, **family.images}
+    (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    (folder / "processor_config.json").write_text(json.dumps({"processor_class": family.processor, **family.settings}))
+    size = {"vocab_size": tokenizer.get_vocab_size(), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    more = {"image_token_id": tokenizer.token_to_id(family.image_token)}
+    if name == "gemma3":
+        names = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
+        more = {f"{key}_token_index": tokenizer.token_to_id(token) for key, token in names.items()}
+    config = AutoConfig.for_model(
+        name, text_config={**_PLAIN_TEXT, **size, **family.text}, vision_config=family.vision, **family.config, **more
+    )
+    if not weights:
+        config.save_pretrained(folder)
+        return folder
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                # Gemma's projector begins at zero: it would see nothing.
+                parameter.copy_(parameter * 2 if parameter.any() else torch.randn_like(parameter) / 8)
+    model.save_pretrained(folder)
+    return folder

@@ -374,18 +374,16 @@ class Config(Section):
         """What `training.parallelism: fsdp` cannot be combined with."""
         lora = self.lora or LoraConfig()
         refused = {
-            f"task: {self.task}": self.task != "causal_lm",
+            f"task: {self.task}": self.task == "sequence_classification",
+            "task: vision_language without lora": self.task == "vision_language" and self.lora is None,
             f"quantization: {self.quantization}": self.quantization not in ("none", "auto"),
             "lora.use_dora": lora.use_dora,
             "lora.modules_to_save": bool(lora.modules_to_save),
             "training.compile: true": self.training.compile is True,
             "training.optim: adamw_8bit for full fine-tuning": self.lora is None and self.training.optim != "adamw",
         }
-        return [
-            f"training.parallelism: fsdp does not work with {setting} yet; leave that out, or use ddp"
-            for setting, is_found in refused.items()
-            if is_found
-        ]
+        said = "training.parallelism: fsdp does not work with {} yet; leave that out, or use ddp"
+        return [said.format(setting) for setting, is_found in refused.items() if is_found]
 
     def _not_in_fp8(self) -> list[str]:
         """What `training.fp8` cannot be combined with."""

@@ -20,18 +20,22 @@ class Pictures:
 
     `positions`: int64 `[3, tokens]`, in time, down and across; `is_image`: bool `[tokens]`. `pixel_values`: fp32
     `[patches, values]`, of all images end to end; `grids`: int64 `[images, 3]`, patches in time, down and across.
-    Both are None where no sequence has an image.
+    Both are None where no sequence has an image. `inputs`, of a model whose images are no grids: what its own processor
+    made of those of a lone sequence.
     """
 
     positions: Tensor
     is_image: Tensor
-    pixel_values: Tensor | None
-    grids: Tensor | None
+    pixel_values: Tensor | None = None
+    grids: Tensor | None = None
+    inputs: dict[str, Tensor] | None = None
 
     def to(self, device: torch.device) -> Pictures:
         """The same on a device."""
-        moved: dict[str, Any] = {field.name: _moved(getattr(self, field.name), device) for field in fields(self)}
-        return Pictures(**moved)
+        names = [field.name for field in fields(self) if field.name != "inputs"]
+        moved: dict[str, Any] = {name: _moved(getattr(self, name), device) for name in names}
+        inputs = self.inputs and {name: tensor.to(device) for name, tensor in self.inputs.items()}
+        return Pictures(**moved, inputs=inputs)
 
 
 def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
@@ -79,6 +83,8 @@ class Batch:
 def image_inputs(batch: Batch) -> dict[str, Tensor]:
     """The images of a batch as transformers' models take them; nothing where it has none."""
     pictures = batch.pictures
+    if pictures is not None and pictures.inputs is not None:
+        return pictures.inputs
     if pictures is None or pictures.pixel_values is None or pictures.grids is None:
         return {}
     return {

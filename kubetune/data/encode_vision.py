@@ -13,6 +13,7 @@ from pathlib import Path
 from kubetune.data.encode import Encoded, Encoder
 from kubetune.data.formats import IMAGE_TAG, Chat, Example
 from kubetune.data.image_processor import ImageProcessor, ImageRef
+from kubetune.data.templates import IMAGE_MARK, IMAGE_TEXTS
 
 
 class VisionEncoder:
@@ -22,18 +23,22 @@ class VisionEncoder:
         self._encoder = encoder
         self._processor = processor
         self._placeholder = processor.placeholder
-        self._measure = lru_cache(maxsize=4096)(processor.measure)  # neighbouring records often share an image
+        self._see = lru_cache(maxsize=4096)(processor.see)  # neighbouring records often share an image
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Rows of many examples; in the place of one that is refused stands why."""
-        rows: list[Encoded | str] = []
-        for example, row in zip(
-            examples, self._encoder.encode_batch([self._as_text(e) for e in examples]), strict=True
-        ):
+        rows: list[Encoded | str] = [""] * len(examples)
+        texts: dict[int, Example] = {}
+        for number, example in enumerate(examples):
             try:
-                rows.append(row if isinstance(row, str) else self._expand(example, row))
+                texts[number] = self._as_text(example)
             except ValueError as error:
-                rows.append(str(error))
+                rows[number] = str(error)
+        for number, row in zip(texts, self._encoder.encode_batch(list(texts.values())), strict=True):
+            try:
+                rows[number] = row if isinstance(row, str) else self._expand(examples[number], row)
+            except ValueError as error:
+                rows[number] = str(error)
         return rows
 
     def encode_prompt(self, chat: Chat) -> Encoded:
@@ -48,17 +53,37 @@ class VisionEncoder:
 
     def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
         """The first `limit` tokens of a row; an image that would be cut through is left out with all after it."""
-        token, start = self._placeholder.token, self._placeholder.start
-        if encoded.ids[limit] == token:
-            while limit and encoded.ids[limit - 1] in (token, start):
-                limit -= 1
-        short = self._encoder.cut(example, encoded, limit)
-        return replace(short, images=encoded.images[: _count_runs(short.ids, token)])
+        start = self._placeholder.start
+        places = [place for place, id in enumerate(encoded.ids) if id == self._placeholder.token]
+        for number, image in enumerate(encoded.images):
+            features = sum(self._see(Path(image.path)).runs)
+            if places[features - 1] >= limit:
+                limit = min(limit, places[0])
+                while limit and encoded.ids[limit - 1] == start:
+                    limit -= 1
+                return replace(self._encoder.cut(example, encoded, limit), images=encoded.images[:number])
+            del places[:features]
+        return self._encoder.cut(example, encoded, limit)
 
     def _as_text(self, example: Example) -> Example:
+        """The conversation with what stands for each image in its texts. Raises ValueError for one that is no good."""
         if not isinstance(example, Chat) or not example.images:
             return example
-        messages = ({**m, "content": m["content"].replace(IMAGE_TAG, self._placeholder.text)} for m in example.messages)
+        if self._processor.is_grid:
+            put = self._placeholder.text
+            messages = [{**m, "content": m["content"].replace(IMAGE_TAG, put)} for m in example.messages]
+            return replace(example, messages=tuple(messages), images=())
+        remaining, written = iter(example.images), self._processor.whole.written
+        messages = [
+            {
+                **m,
+                "content": m["content"].replace(IMAGE_TAG, IMAGE_MARK),
+                IMAGE_TEXTS: [
+                    (written, self._see(Path(next(remaining))).text) for _ in range(m["content"].count(IMAGE_TAG))
+                ],
+            }
+            for m in example.messages
+        ]
         return replace(example, messages=tuple(messages), images=())
 
     def _expand(self, example: Example, row: Encoded) -> Encoded:
@@ -66,7 +91,8 @@ class VisionEncoder:
         token = self._placeholder.token
         images = example.images if isinstance(example, Chat) else ()
         found = row.ids.count(token)
-        if found != len(images):
+        seen = [self._see(Path(path)) for path in images]
+        if found != sum(len(image.runs) for image in seen):
             raise ValueError(
                 f"has {len(images)} images, but its text makes {found} of the tokens that stand for them: it holds "
                 f"{self._placeholder.text!r} itself, or the chat template leaves images out"
@@ -75,20 +101,10 @@ class VisionEncoder:
             return row
         ids: list[int] = []
         trained: list[bool] = []
-        refs = []
-        remaining = iter(images)
+        runs = iter([run for image in seen for run in image.runs])
         for id, is_label in zip(row.ids, row.trained, strict=True):
-            if id != token:
-                ids.append(id)
-                trained.append(is_label)
-                continue
-            path = next(remaining)
-            number, crc = self._measure(Path(path))
-            ids += [token] * number
-            trained += [False] * number
-            refs.append(ImageRef(path, crc))
-        return replace(row, ids=ids, trained=trained, images=tuple(refs))
-
-
-def _count_runs(ids: Sequence[int], token: int) -> int:
-    return sum(id == token and (not i or ids[i - 1] != token) for i, id in enumerate(ids))
+            number = next(runs) if id == token else 1
+            ids += [id] * number
+            trained += [is_label and id != token] * number
+        refs = tuple(ImageRef(path, image.crc) for path, image in zip(images, seen, strict=True))
+        return replace(row, ids=ids, trained=trained, images=refs)

@@ -130,7 +130,8 @@ def evaluation_batch(rows: Rows, ids: Ids) -> Batch:
 def _collate(rows: Rows, ids: Ids) -> Batch:
     if not len(ids):
         # One token and no label: it passes through the whole model, and adds nothing.
-        return collate([(np.zeros(1, np.uint32), np.zeros(1, bool))])
+        nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))]
+        return collate(nothing) if rows.reader is None else collate_pictured(nothing, [[]], rows.reader.processor)
     samples = [int(i) for i in ids]
     if (reader := rows.reader) is not None:
         pictures = [reader.read(rows.images(i)) for i in samples]

@@ -1,7 +1,7 @@
 """Images to what a vision tower takes, by the image processor that comes with the model, and how many tokens they are.
 
 For processors that cut an image into a grid of patches as large as the image asks for: Qwen2-VL's and those after it.
-Whether a file is an image at all is images.py's work.
+Other models' processors are used whole (whole_processor.py). Whether a file is an image at all is images.py's work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from kubetune.data import hub
 from kubetune.data.images import FORMATS, pillow, verify_image
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.data.tokenizer_files import read_json
-from kubetune.errors import DataError, ModelError
+from kubetune.data.whole_processor import WholeProcessor
+from kubetune.errors import ConfigError, DataError, ModelError
 from kubetune.files import write_atomic
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CONFIGS: Final = ("preprocessor_config.json", "processor_config.json")
+_NO_LIMITS: Final = (VisionConfig().image_max_tokens, VisionConfig().image_min_tokens)
 _OLD_LIMITS: Final = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 
 
@@ -47,6 +49,21 @@ class Picture(NamedTuple):
     grid: tuple[int, int, int]
 
 
+class Upright(NamedTuple):
+    """One image, decoded, upright and in RGB, for a processor that takes all of a sequence at once."""
+
+    image: Any
+
+
+class Seen(NamedTuple):
+    """What an image is in a text: `text`, whose runs of the image token are one each, the lengths of these `runs`, and
+    the CRC-32 of its file."""
+
+    text: str
+    runs: tuple[int, ...]
+    crc: int
+
+
 @dataclass(frozen=True)
 class Placeholder:
     """What stands for an image in a text: `text` is tokenised, and the `token` in it repeated for each feature."""
@@ -59,27 +76,55 @@ class Placeholder:
 class ImageProcessor:
     """Made by `load_image_processor`. transformers is imported when an image is first looked at."""
 
-    def __init__(self, name: str, files: Mapping[str, Path], vision: VisionConfig, placeholder: Placeholder) -> None:
+    def __init__(
+        self, name: str, files: Mapping[str, Path], vision: VisionConfig, placeholder: Placeholder, feature: str = ""
+    ) -> None:
+        """`feature`: the name of the token that is repeated for each feature of an image."""
+        self._feature = feature
         self.name = name
         self.files = dict(files)
         self.placeholder = placeholder
         self._vision = vision
 
     @cached_property
-    def theirs(self) -> Any:
-        """transformers' image processor, told our budget of tokens. Raises ModelError where it is of another kind."""
+    def _loaded(self) -> Any:
         pillow()  # says what to install
         from transformers import AutoImageProcessor
 
-        folder = next(iter(self.files.values())).parent
         try:
-            processor: Any = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+            return AutoImageProcessor.from_pretrained(self._folder, backend="pil", local_files_only=True)
         except Exception as error:  # remote code, damaged files, unknown classes: each raises its own kind
             raise ModelError(f"{self.name} has no image processor that can be used: {error}") from error
+
+    @property
+    def _folder(self) -> Path:
+        return next(iter(self.files.values())).parent
+
+    @cached_property
+    def is_grid(self) -> bool:
+        """Whether images are cut into grids, whose sizes and positions are known here."""
         names = ("patch_size", "merge_size", "size", "get_number_of_image_patches")
-        if not all(hasattr(processor, name) for name in names) or "image_grid_thw" not in processor.model_input_names:
+        return all(hasattr(self._loaded, name) for name in names) and (
+            "image_grid_thw" in self._loaded.model_input_names
+        )
+
+    @cached_property
+    def whole(self) -> WholeProcessor:
+        """The model's own processor, where images are no grids. Raises ConfigError for limits that it does not keep."""
+        if (self._vision.image_max_tokens, self._vision.image_min_tokens) != _NO_LIMITS:
+            raise ConfigError(
+                f"vision.image_max_tokens and image_min_tokens: images of {self.name} have the size that its own "
+                f"processor ({type(self._loaded).__name__}) gives them; leave these out"
+            )
+        return WholeProcessor(self.name, self._folder, self._feature)
+
+    @cached_property
+    def theirs(self) -> Any:
+        """transformers' image processor, told our budget of tokens. Raises ModelError where it is of another kind."""
+        processor = self._loaded
+        if not self.is_grid:
             raise ModelError(
-                f"the images of {self.name} are prepared by {type(processor).__name__}; task: vision_language takes "
+                f"the images of {self.name} are prepared by {type(processor).__name__}; a budget of tokens is for "
                 "models whose processor cuts images into a grid (Qwen2-VL, Qwen2.5-VL, Qwen3-VL and the like)"
             )
         pixels = (processor.patch_size * processor.merge_size) ** 2
@@ -88,6 +133,10 @@ class ImageProcessor:
         shortest = least * pixels if least is not None else min(processor.size["shortest_edge"], longest)
         processor.size = {"shortest_edge": shortest, "longest_edge": longest}
         return processor
+
+    def import_libraries(self) -> None:
+        """Import what reading images needs, in one thread and not in several at once."""
+        _ = self.theirs if self.is_grid else self.whole.theirs
 
     @property
     def merge_size(self) -> int:
@@ -100,7 +149,16 @@ class ImageProcessor:
         patches = self.theirs.get_number_of_image_patches(facts.height, facts.width)
         return int(patches) // self.merge_size**2, zlib.crc32(file.read_bytes())
 
-    def read(self, image: ImageRef) -> Picture:
+    def see(self, file: Path) -> Seen:
+        """What an image becomes in a text. Raises UnusableImage as `measure` does."""
+        if self.is_grid:
+            tokens, crc = self.measure(file)
+            return Seen(self.placeholder.text, (tokens,), crc)
+        verify_image(file)
+        content = file.read_bytes()
+        return Seen(*self.whole.see(_upright(content)), zlib.crc32(content))
+
+    def read(self, image: ImageRef) -> Picture | Upright:
         """An image that `measure` has found good. Raises DataError where the file is another one now."""
         try:
             content = Path(image.path).read_bytes()
@@ -110,14 +168,11 @@ class ImageProcessor:
             raise DataError(f"image {image.path} has changed since the data were prepared; prepare them again")
         return self.process(content)
 
-    def process(self, content: bytes) -> Picture:
-        """The patches of the image in these bytes, upright and in RGB."""
-        from PIL import ImageOps
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of sizes, which have been looked at, and of odd metadata
-            with pillow().open(BytesIO(content), formats=FORMATS) as opened:
-                upright = ImageOps.exif_transpose(opened).convert("RGB")
+    def process(self, content: bytes) -> Picture | Upright:
+        """The image in these bytes: the patches of its grid, or as it is."""
+        upright = _upright(content)
+        if not self.is_grid:
+            return Upright(upright)
         made = self.theirs(images=[upright], return_tensors="np")
         down, across = (int(number) for number in made["image_grid_thw"][0][1:])
         return Picture(made["pixel_values"], (1, down, across))
@@ -127,6 +182,8 @@ class ImageProcessor:
 
         Whoever loads them then sees images in the sizes of training. Raises ModelError where that does not come about.
         """
+        if not self.is_grid:
+            return []
         from transformers import AutoImageProcessor
 
         size = {name: self.theirs.size[name] for name in ("shortest_edge", "longest_edge")}
@@ -155,6 +212,16 @@ class ImageProcessor:
         return digest.hexdigest()
 
 
+def _upright(content: bytes) -> Any:
+    """The image in these bytes, turned as its camera was held, in RGB."""
+    from PIL import ImageOps
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of sizes, which have been looked at, and of odd metadata
+        with pillow().open(BytesIO(content), formats=FORMATS) as opened:
+            return ImageOps.exif_transpose(opened).convert("RGB")
+
+
 def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor | None:
     """The image processor of a run's model; None where the task has no images.
 
@@ -165,11 +232,12 @@ def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor
     model = config.model
     files = hub.find_files(model, model.path, ("config.json", *CONFIGS))
     facts = read_json(files.pop("config.json", None))
-    token = facts.get("image_token_id")
+    token = facts.get("image_token_id", facts.get("image_token_index"))
     if "vision_config" not in facts or token is None:
         raise ModelError(
-            f"model {model.path} ({facts.get('model_type', 'of no known type')}) takes no images in the way of "
-            "Qwen-VL: its config.json has no vision_config and image_token_id; set `task: causal_lm`, or another model"
+            f"model {model.path} ({facts.get('model_type', 'of no known type')}) takes no images in a way "
+            "that is known: its config.json has no vision_config and image_token_id; set `task: causal_lm`, or another "
+            "model"
         )
     if not files:
         raise ModelError(f"model {model.path} has no image processor; expected {CONFIGS[0]} beside its weights")
@@ -181,4 +249,5 @@ def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor
         if name is None:
             raise ModelError(f"the tokenizer of {tokenizer.name} has no token {id}, which config.json has for images")
         text += name
-    return ImageProcessor(model.path, files, config.vision, Placeholder(text, token, ids[0]))
+    feature = tokenizer.backend.id_to_token(token) or ""
+    return ImageProcessor(model.path, files, config.vision, Placeholder(text, token, ids[0]), feature)

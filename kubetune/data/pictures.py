@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
 from kubetune.data.batches import Batch, Pictures, collate
-from kubetune.data.image_processor import ImageProcessor, ImageRef, Picture
+from kubetune.data.image_processor import ImageProcessor, ImageRef, Picture, Upright
 from kubetune.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class PictureReader:
 
     def __init__(self, processor: ImageProcessor) -> None:
         self.processor = processor
-        self._waiting: dict[ImageRef, Future[Picture]] = {}
+        self._waiting: dict[ImageRef, Future[Picture | Upright]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     def look_ahead(self, images: Iterable[ImageRef]) -> None:
@@ -38,40 +38,44 @@ class PictureReader:
             if image not in self._waiting:
                 self._waiting[image] = self._submit(image)
 
-    def read(self, images: Sequence[ImageRef]) -> list[Picture]:
+    def read(self, images: Sequence[ImageRef]) -> list[Picture | Upright]:
         """The images, in order. Raises DataError where one is not what it was when the data were prepared."""
         futures = {
             image: self._waiting.pop(image) if image in self._waiting else self._submit(image) for image in images
         }
         return [futures[image].result() for image in images]
 
-    def _submit(self, image: ImageRef) -> Future[Picture]:
+    def _submit(self, image: ImageRef) -> Future[Picture | Upright]:
         if self._pool is None:
-            _ = self.processor.theirs  # imported by one thread, not by several at once
+            self.processor.import_libraries()
             self._pool = ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0))), thread_name_prefix="images")
         return self._pool.submit(self.processor.read, image)
 
 
 def collate_pictured(
     rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]],
-    pictures: Sequence[Sequence[Picture]],
+    pictures: Sequence[Sequence[Picture | Upright]],
     processor: ImageProcessor,
     samples: Sequence[int] = (),
 ) -> Batch:
     """Lay sequences and the images of each end to end, some of which may have none.
 
-    Raises DataError when a row has more or fewer tokens for images than the vision tower will make features.
+    Of a model whose images are no grids there may be one sequence only. Raises DataError when a row has more or fewer
+    tokens for images than the vision tower will make features.
     """
-    batch, merge = collate(rows, samples), processor.merge_size
-    positions = []
-    for number, ((ids, _), own) in enumerate(zip(rows, pictures, strict=True)):
+    batch = collate(rows, samples)
+    if not processor.is_grid:
+        return _lone(batch, [picture for own in pictures for picture in own], processor)
+    merge, positions = processor.merge_size, []
+    grids = [[cast(Picture, picture) for picture in own] for own in pictures]
+    for number, ((ids, _), own) in enumerate(zip(rows, grids, strict=True)):
         is_image = ids == processor.placeholder.token
         features = sum(down * across // merge**2 for _, (_, down, across) in own)
         if int(is_image.sum()) != features:
             name = f"row {samples[number]}" if samples else "a row"
             raise DataError(f"{name} has {int(is_image.sum()):,} tokens for images of {features:,} features")
         positions.append(grid_positions(is_image, [(down // merge, across // merge) for _, (_, down, across) in own]))
-    everything = [picture for own in pictures for picture in own]
+    everything = [picture for own in grids for picture in own]
     return replace(
         batch,
         pictures=Pictures(
@@ -81,6 +85,15 @@ def collate_pictured(
             grids=torch.tensor([p.grid for p in everything]) if everything else None,
         ),
     )
+
+
+def _lone(batch: Batch, images: Sequence[Any], processor: ImageProcessor) -> Batch:
+    """One sequence with its images as the model's own processor makes them."""
+    assert len(batch.borders) == 2, "such models take one sequence at a time"
+    is_image = batch.input_ids == processor.placeholder.token
+    inputs = processor.whole.look([picture.image for picture in images], is_image)
+    positions = batch.position_ids.expand(3, -1)
+    return replace(batch, pictures=Pictures(positions=positions, is_image=is_image, inputs=inputs))
 
 
 def grid_positions(is_image: NDArray[np.bool_], grids: Sequence[tuple[int, int]]) -> NDArray[np.int64]:

@@ -35,6 +35,10 @@ _OPEN, _CLOSE, _ANSWER = (f"\U000f7e00{name}\U000f7e01" for name in ("open", "cl
 _MARK = re.compile(f"{_OPEN}|{_CLOSE}")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _THINKING = re.compile("<think>(.*?)</think>", re.DOTALL)
+IMAGE_MARK = "\U000f7e00image\U000f7e01"
+"""Stands for an image in the content of a message whose `IMAGE_TEXTS` say what is written in its place."""
+IMAGE_TEXTS = "_image_texts"
+"""Key of a message: for each mark in it, what a template that lays images out itself writes, and what it becomes."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -114,6 +118,9 @@ class ChatTemplate:
             self._template = _compile(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
+        self._knows: dict[str, bool] = {}
+        self._wants_parts = False
+        self._wants_parts = self._shows_only_parts()
         self.closing = self._find_closing()
 
     def render(
@@ -143,9 +150,11 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, generation_prompt: bool = False
     ) -> tuple[str, list[Span]]:
+        images = [image for message in messages for image in message.get(IMAGE_TEXTS, ())]
+        in_parts = self._wants_parts or (bool(images) and self._lays_out(images[0][0]))
         try:
             marked = self._template.render(
-                messages=[_plain(message) for message in messages],
+                messages=[self._laid_out(message, in_parts) for message in messages],
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
@@ -154,7 +163,49 @@ class ChatTemplate:
         except Exception as error:
             # A template is a program of somebody else's: whatever it trips over is the row's or the template's fault.
             raise ValueError(f"{self.name} chat template refused the conversation: {error}") from error
-        return _take_marks(marked) if self._marks_generation else (marked, [])
+        text, spans = _take_marks(marked) if self._marks_generation else (marked, [])
+        return _put_images(text, spans, images, is_laid_out=in_parts) if images else (text, spans)
+
+    def _laid_out(self, message: Message, in_parts: bool) -> dict[str, Any]:
+        """A message as this template wants it: its content a text, or a list of texts and images."""
+        plain = _plain(message)
+        has_images = bool(plain.pop(IMAGE_TEXTS, None))
+        if not isinstance(plain.get("content"), str) or not (self._wants_parts or (in_parts and has_images)):
+            return plain
+        parts: list[dict[str, str]] = []
+        pieces = plain["content"].split(IMAGE_MARK)
+        for number, piece in enumerate(pieces):
+            # The line break between an image and its question is the template's to write.
+            piece = piece.removeprefix("\n") if number else piece
+            piece = piece.removesuffix("\n") if number < len(pieces) - 1 else piece
+            parts += [{"type": "text", "text": piece}] if piece or len(pieces) == 1 else []
+            parts += [{"type": "image"}] if number < len(pieces) - 1 else []
+        return {**plain, "content": parts}
+
+    def _lays_out(self, token: str) -> bool:
+        """Whether the template writes `token` for an image that is a part of a content."""
+        if token not in self._knows:
+            probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": _ANSWER}]}]
+            try:
+                text = self.render(probe)
+            except ValueError:
+                text = ""
+            self._knows[token] = text.count(token) == 1 and _ANSWER in text and "'type'" not in text
+        return self._knows[token]
+
+    def _shows_only_parts(self) -> bool:
+        """Whether a content is shown only as a list of parts, as with LLaVA's and Idefics' templates."""
+        probe = [{"role": "user", "content": _ANSWER}]
+        if self._shows(probe):
+            return False
+        self._wants_parts = True
+        return self._shows(probe)
+
+    def _shows(self, probe: Sequence[Message]) -> bool:
+        try:
+            return _ANSWER in self.render(probe)
+        except ValueError:
+            return False
 
     def _find_turn(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int) -> Span:
         """Where message `turn` was written into `text`, the rendering of all `messages`."""
@@ -220,7 +271,7 @@ class ChatTemplate:
 
 
 def _with_probe(messages: Sequence[Message], turn: int) -> list[Message]:
-    probe = {key: value for key, value in messages[turn].items() if key not in _REASONING_FIELDS}
+    probe = {key: value for key, value in messages[turn].items() if key not in (*_REASONING_FIELDS, IMAGE_TEXTS)}
     return [*messages[:turn], {**probe, "content": _ANSWER}, *messages[turn + 1 :]]
 
 
@@ -231,3 +282,28 @@ def _take_marks(marked: str) -> tuple[str, list[Span]]:
     for part in parts:
         borders.append(borders[-1] + len(part))
     return "".join(parts), [(borders[i], borders[i + 1]) for i in range(1, len(parts) - 1, 2)]
+
+
+def _put_images(
+    text: str, spans: Sequence[Span], images: Sequence[tuple[str, str]], *, is_laid_out: bool
+) -> tuple[str, list[Span]]:
+    """A rendering with what each image becomes in its place, and the spans where they are then."""
+    token = images[0][0]
+    pieces = text.split(token if is_laid_out else IMAGE_MARK)
+    if len(pieces) != len(images) + 1:
+        raise ValueError(
+            f"has {len(images)} images, but the chat template writes {len(pieces) - 1} of {token!r} for them: it "
+            "leaves images out, or the text holds that itself"
+        )
+    width = len(token if is_laid_out else IMAGE_MARK)
+    ends, at = [], 0  # where each stood for has ended, before
+    for piece in pieces[:-1]:
+        at += len(piece) + width
+        ends.append(at)
+    longer = [len(becomes) - width for _, becomes in images]
+    moved = [
+        (start + sum(m for end, m in zip(ends, longer, strict=True) if end <= start),
+         stop + sum(m for end, m in zip(ends, longer, strict=True) if end <= stop))
+        for start, stop in spans
+    ]  # fmt: skip
+    return "".join(part for pair in zip(pieces, [*(t for _, t in images), ""], strict=True) for part in pair), moved

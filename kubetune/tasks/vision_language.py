@@ -17,14 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kubetune import adapters, errors, models, quantization
-from kubetune.attention import stream
+from kubetune import adapters, errors, models, quantization, sharded
+from kubetune.attention import CannotRunFlat, stream
 from kubetune.data.batches import Batch, image_inputs
-from kubetune.data.image_processor import ImageProcessor, Picture, load_image_processor
+from kubetune.data.image_processor import ImageProcessor, Picture, Upright, load_image_processor
 from kubetune.data.pictures import collate_pictured
 from kubetune.data.tokenizer import load_tokenizer
 from kubetune.flat import backbone, check_flat, choose_attention, logit_rule, unwrap
 from kubetune.losses import linear_cross_entropy, score
+from kubetune.models import TOWERS
 from kubetune.parallel import World
 from kubetune.tasks.causal_lm import CausalLM, head_of, load_settings, metrics
 from kubetune.tuning import Workload, tune
@@ -38,9 +39,8 @@ __all__ = ["AUTO_CLASS", "backward", "build", "evaluate", "load", "load_settings
 
 AUTO_CLASS = "AutoModelForImageTextToText"
 
-TOWERS: Final = ("visual", "vision_tower", "vision_model", "vision_encoder")
 PROJECTORS: Final = ("merger", "deepstack_merger_list", "multi_modal_projector", "connector", "aligner")
-"""What models call the part that sees, and the part that turns what is seen into tokens."""
+"""What models call the part that turns what is seen into tokens."""
 
 
 def build(config: Config, world: World, workload: Workload) -> CausalLM:
@@ -48,7 +48,7 @@ def build(config: Config, world: World, workload: Workload) -> CausalLM:
     from transformers import AutoModelForImageTextToText
 
     config = quantization.decide(config, world)
-    model = models.load_pretrained(AutoModelForImageTextToText, config, world.device)
+    model = sharded.load(AutoModelForImageTextToText, config, world)
     frozen = frozen_modules(model, config.vision)
     if config.lora is not None:
         seed = config.training.seed
@@ -76,6 +76,8 @@ def ready(model: nn.Module, config: Config) -> CausalLM:
     """Choose how sequences go through a loaded model."""
     processor = load_image_processor(config, load_tokenizer(config.model))
     assert processor is not None, "this task has one"
+    if not processor.is_grid:
+        require_sight(model, processor)
     return CausalLM(model, choose_attention(model, config.model.attention, lambda m: self_check(m, processor)))
 
 
@@ -121,7 +123,7 @@ def loss(task: CausalLM, batch: Batch, scale: float) -> Tensor:
 def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
     with stream(batch.borders, batch.rows):
-        value = loss(task, batch, scale)
+        value = sharded.inside(unwrap(task.model), loss, task, batch, scale)
         value.backward()
     return value.detach()
 
@@ -130,19 +132,52 @@ def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
 def evaluate(task: CausalLM, batch: Batch) -> tuple[float, float, float]:
     """Sums over one micro-batch: loss, labels told rightly, labels. They add up over batches and ranks."""
     with stream(batch.borders):
-        hidden = hidden_states(unwrap(task.model), batch, flat=task.route.flat)[batch.rows]
-        total, right = score(hidden, batch.labels, head_of(task.model))
+        total, right = sharded.inside(unwrap(task.model), _score, task, batch)
     return float(total), float(right), float(batch.num_labels)
 
 
+def _score(task: CausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    hidden = hidden_states(unwrap(task.model), batch, flat=task.route.flat)[batch.rows]
+    return score(hidden, batch.labels, head_of(task.model))
+
+
+@torch.no_grad()
+def require_sight(model: nn.Module, processor: ImageProcessor) -> None:
+    """Raise ModelError where the tower makes more or fewer features of an image than there are tokens for it."""
+    from PIL import Image
+
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 120, 3), np.uint8))
+    _, runs = processor.whole.see(image)
+    token = processor.placeholder.token
+    ids = np.array([0 if token else 1, *[token] * sum(runs), 0 if token else 1], np.uint32)
+    batch = collate_pictured([(ids, np.zeros(len(ids), bool))], [[Upright(image)]], processor)
+    was_training = model.training
+    try:
+        plain_logits(unwrap(model).eval(), batch.to(next(model.parameters()).device))
+    except (ValueError, RuntimeError, IndexError, TypeError) as error:
+        raise errors.ModelError(
+            f"{processor.name} cannot look at an image as its processor prepares it: {' '.join(str(error).split())}"
+        ) from error
+    finally:
+        model.train(was_training)
+
+
 def self_check(model: nn.Module, processor: ImageProcessor) -> float:
-    """Compare the flat run with the model's own attention, as `check_flat` does: two sequences see, one does not."""
+    """Compare the flat run with the model's own attention, as `check_flat` does: two sequences see, one does not.
+
+    Raises CannotRunFlat for a model whose images are no grids: only its own code knows where their tokens stand.
+    """
+    if not processor.is_grid:
+        raise CannotRunFlat("its images are no grids of patches")
     rule, pictures = logit_rule(unwrap(model)), _examples(processor)
 
     def run_flat(lm: Any, batch: Batch) -> Sequence[Tensor]:
         with stream(batch.borders):
-            logits = rule.apply(lm.get_output_embeddings()(hidden_states(lm, batch, flat=True)).float())
+            logits = rule.apply(sharded.inside(lm, raw_logits, lm, batch).float())
         return [logits[start:stop] for start, stop in pairwise(batch.borders)]
+
+    def raw_logits(lm: Any, batch: Batch) -> Tensor:
+        return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch, flat=True)))
 
     def lay(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
         rows, own = [], []
@@ -167,7 +202,7 @@ def _examples(processor: ImageProcessor) -> dict[int, Picture]:
         noise = np.random.default_rng(length).integers(0, 256, (size[1], size[0], 3), np.uint8)
         buffer = BytesIO()
         Image.fromarray(noise).save(buffer, "PNG")
-        found[length] = processor.process(buffer.getvalue())
+        found[length] = cast(Picture, processor.process(buffer.getvalue()))
     return found
 
 

@@ -169,6 +169,31 @@ def test_rows_of_another_tool_with_an_image_in_each_turn_are_trained_on(inputs: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "sections",
+    [{}, {"vision": {"freeze_vision_tower": False, "freeze_projector": False}}, {"model": {"attention": "sdpa"}}],
+    ids=["frozen", "sees anew", "one sequence at a time"],
+)
+def test_a_model_cut_over_ranks_trains_as_copies_do(sections: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
+    write_questions(tmp_path, "train", 3, 1, text_rows=21)
+    write_questions(tmp_path, "eval", 5, 2)
+    sections = {
+        **sections,
+        "model": {"path": str(inputs / "model"), **sections.get("model", {})},
+        "data": {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl"), "max_length": 128},
+    }
+    small = {**SHORT, "global_batch_size": 8, "per_device_train_batch_size": 1}
+    ours, theirs = (
+        toy.finished(tmp_path / kind, make_config(inputs, {**small, "parallelism": kind}, **sections), 2)
+        for kind in ("fsdp", "ddp")
+    )
+    for one, other in zip(metrics.read_metrics(ours), metrics.read_metrics(theirs), strict=True):
+        assert one == pytest.approx(other, abs=1e-5, rel=1e-5)
+    with pytest.raises(ValueError, match="fsdp does not work with task: vision_language without lora"):
+        make_config(inputs, {"parallelism": "fsdp"}, lora=None)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(inputs: Path, tmp_path: Path, world_size: int) -> None:
     config = make_config(inputs, {"max_steps": 10, "eval_steps": 4}, lora={"r": 4, "dropout": 0.1})
