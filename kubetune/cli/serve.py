@@ -145,10 +145,13 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
     if args.gpus < 1 or args.replicas < 1 or (args.max_replicas or args.replicas) < args.replicas:
         raise ConfigError("--gpus and --replicas: expected at least 1; --max-replicas: at least --replicas")
     (base,), first = bases, targets[0]
+    own_name = base.strip("/").rsplit("/", 1)[-1] if base else first.name
+    if base and own_name in {target.name for target in targets}:
+        raise ConfigError(f"{own_name} is what the base is asked for by; put another NAME= in front of the adapter")
     model = first.run.model if first.run else None
     return Serving(
         model=base or first.path,
-        names=(base.strip("/").rsplit("/", 1)[-1] if base else first.name,),
+        names=(own_name,),
         revision=model.revision if model and base else None,
         adapters=tuple(Adapter(t.name, t.path, t.rank) for t in targets) if base else (),
         trust_remote_code=bool(model and model.trust_remote_code),
