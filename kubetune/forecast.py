@@ -23,6 +23,8 @@ PROCESS_BYTES = {"cpu": 480 * MIB, "cuda": 600 * MIB}
 """Before a model: on CPUs Python with torch and transformers, as measured; on GPUs the CUDA context, an allowance."""
 LOST_SHARE = {"cpu": 0.05, "cuda": 0.06}
 """Of everything but the process: blocks that the allocator cannot use again. On CPUs as measured, else an allowance."""
+LOST_SHARE_OF_HALVES = 0.2
+"""The same on CPUs in 16 bits, where blocks of two widths lie between each other; as measured."""
 
 GLOO_COPIES = 4
 """Of the largest group of weights, flat, what goes in and out of FSDP and of gloo below it; as measured."""
@@ -131,12 +133,13 @@ def forecast(config: Config, plan: Plan, weights: Weights, device_bytes: int | N
         # Autograd makes it whole before the optimizer's buffer takes it; embeddings and heads are the largest.
         parts["gradient of the largest weight"] = element * max(math.prod(s) for s in weights.shapes.values())
     tokens = micro_batch_tokens(config, plan)
-    chunk = _chunk_bytes(weights, tokens, element)
+    chunk = 0 if _classifies(config) else _chunk_bytes(weights, tokens, element)
     before = sum(parts.values()) + chunk + PROCESS_BYTES[plan.device]
     left = None if device_bytes is None else int(USABLE_SHARE * device_bytes) - before
     parts |= _activation_parts(config, plan, weights, tokens, element, left)
     parts["logits, a chunk at a time"] = chunk
-    parts["allocator"] = int(LOST_SHARE[plan.device] * sum(parts.values()))
+    lost = LOST_SHARE_OF_HALVES if plan.device == "cpu" and element == 2 else LOST_SHARE[plan.device]
+    parts["allocator"] = int(lost * sum(parts.values()))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
     return Forecast({k: v for k, v in parts.items() if v}, trained, weights.parameters, device_bytes)
 
@@ -236,6 +239,11 @@ def _pairs(config: Config, tokens: int) -> int:
     return pairs * (tokens // length)
 
 
+def _classifies(config: Config) -> bool:
+    """Whether the head has a few classes, seen by one token of each sequence, instead of a vocabulary."""
+    return config.task == "sequence_classification"
+
+
 def _chunk_bytes(weights: Weights, tokens: int, element: int) -> int:
     """Logits of a chunk of rows, and their log-probabilities in fp32: never more than the chunk, whatever the batch."""
     vocabulary = int(weights.text_config.get("vocab_size") or 0)
@@ -325,7 +333,7 @@ def flops_per_token(config: Config, weights: Weights) -> float | None:
     if shape is None:
         return None
     inside = sum(a * b for name, a, b in linears(weights) if not NOT_TEXT.search(name))
-    head = int(weights.text_config.get("vocab_size") or 0) * shape.hidden
+    head = 0 if _classifies(config) else int(weights.text_config.get("vocab_size") or 0) * shape.hidden
     if config.lora is None:
         linear = 6.0 * (inside + head)
     else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from kubetune.memory import Shape, activation_bytes_per_token, layers_to_recompute
@@ -68,3 +71,11 @@ def test_experts_count_only_as_often_as_a_token_meets_them():
     assert dense is not None
     assert mixture is not None
     assert mixture.intermediate == 8 * 768 < dense.intermediate
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "64"), ({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}, "7")])
+def test_of_matrix_products_only_a_few_are_kept_ready(given: dict[str, str], expected: str) -> None:
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    program = f"import os; from kubetune import malloc; malloc.keep_memory(); print(os.environ[{name!r}])"
+    told = subprocess.run([sys.executable, "-c", program], env=given, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == expected
