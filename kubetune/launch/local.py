@@ -69,8 +69,9 @@ def create_run_dir(config: Config, run_dir: Path, plan: Plan | None = None, sour
 
 def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> None:
     """Raise ConfigError when `run_dir` holds anything but this run, or `training.resume` forbids to go on there."""
+    # Listed before it is looked for: another node may be making the directory just now, and that file comes first.
+    found = sorted(entry.name for entry in run_dir.glob("[!.]*") if entry.name != "logs")
     if not (run_dir / RESOLVED).exists():
-        found = sorted(entry.name for entry in run_dir.glob("[!.]*") if entry.name != "logs")
         if found:
             raise errors.ConfigError(
                 f"{run_dir} holds {found[0]} but no run of kubetune; choose another `output`. Nothing was written."

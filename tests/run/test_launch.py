@@ -10,11 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kubetune import endings, errors, metrics
+from kubetune.config.load import load_resolved
+from kubetune.launch.local import check_run_dir
 from tests.tiny import train_tokenizer
 
 STEPS = 24
@@ -280,3 +283,22 @@ def test_gpus_that_are_not_there_are_an_error_of_the_environment(inputs: Path, t
     assert done.returncode == 3
     assert "wants 64 GPUs on this machine" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+class BesideAnother(type(Path())):  # type: ignore[misc]
+    """A run directory in which another node writes the first files just when this one looks what is there."""
+
+    def glob(self, pattern: str) -> Iterator[Path]:
+        for name in ("resolved.json", "config.yaml") if self.name == "run" else ():
+            (self / name).write_text("{}")
+        return super().glob(pattern)  # type: ignore[no-any-return]
+
+
+def test_nodes_that_make_one_run_directory_at_the_same_moment_know_it_for_theirs(tmp_path: Path) -> None:
+    config = load_resolved({"model": "m/m", "data": {"train": "d/d"}})
+    folder = tmp_path / "run"
+    folder.mkdir()
+    check_run_dir(config, BesideAnother(folder))
+    (folder / "resolved.json").unlink()
+    with pytest.raises(errors.ConfigError, match=r"holds config\.yaml but no run of kubetune"):
+        check_run_dir(config, folder)
