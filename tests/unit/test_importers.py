@@ -247,8 +247,11 @@ def test_models_that_see_and_results_that_are_uploaded(tmp_path: Path) -> None:
     assert (config.vision.image_max_tokens, config.vision.image_min_tokens) == (334, 1)
     assert config.push is not None
     assert config.push.repo == "team/bot"
+    assert config.training.parallelism == "fsdp"
+    full = FACTORY.replace("finetuning_type: lora", "finetuning_type: full") + more
+    found, config = imported(tmp_path, full)
     assert config.training.parallelism == "ddp"
-    assert notes(found, "dropped")["fsdp"] == "task: vision_language is not sharded; each GPU holds a copy"
+    assert notes(found, "dropped")["fsdp"] == "task: vision_language without lora is not sharded; each GPU holds a copy"
 
 
 def test_a_secret_is_not_repeated(tmp_path: Path) -> None:

@@ -319,15 +319,17 @@ def _settle_sharding(draft: Draft) -> None:
     """What FSDP2 cannot be combined with here."""
     quantized = draft.settings.get(("quantization",), "none") not in ("none", "auto")
     task = draft.settings.get(("task",), "causal_lm")
-    if quantized or task != "causal_lm":
+    full = ("lora",) not in draft.settings
+    if quantized or task == "sequence_classification" or (task == "vision_language" and full):
         del draft.settings[("training", "parallelism")]
         draft.comments.pop(("training", "parallelism"), None)
-        why = "a quantised base, which is small, is not sharded" if quantized else f"task: {task} is not sharded"
+        whole = f"task: {task} without lora" if task == "vision_language" else f"task: {task}"
+        why = "a quantised base, which is small, is not sharded" if quantized else f"{whole} is not sharded"
         key = next(
             key for key in ("fsdp", "fsdp_config", "fsdp_version", "dp_shard_size", "deepspeed") if key in draft.given
         )
         draft.drop(key, f"{why}; each GPU holds a copy")
-    elif draft.settings.get(("training", "optim")) == "adamw_8bit" and ("lora",) not in draft.settings:
+    elif draft.settings.get(("training", "optim")) == "adamw_8bit" and full:
         key = next(key for key in ("optimizer", "optim") if key in draft.given)
         draft.approximate(key, "training.optim", "adamw", "8-bit state is not sharded; slices of AdamW's are small")
 
