@@ -69,7 +69,7 @@ def _taken(source: SourceConfig) -> int | None:
 
 
 def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | None:
-    """Token counts of the first rows, or None when the tokenizer or the data are not on this machine.
+    """Token counts of the first rows, or None when the tokenizer or the data are not here, or no row can be read.
 
     Raises ModelError or DataError when they are, but of no use.
     """
@@ -78,19 +78,24 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
         return None
     from kubetune.data.encode import Encoder
-    from kubetune.data.formats import convert
+    from kubetune.data.encode_labelled import count_tokens
+    from kubetune.data.formats import Labelled, convert
     from kubetune.data.problems import Problems
     from kubetune.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(config.model.model_copy(update={"local_files_only": True}))
+    labelled = config.task == "sequence_classification"
     examples, sampled = [], 0
     for source in sources:
         for record in islice(read_source(source, Problems()), -(-SAMPLE_ROWS // len(sources))):
             sampled += 1
             with contextlib.suppress(ValueError):  # a bad record: counted by its absence
-                examples.append(convert(record.value, source.format, source.columns))
-    encoder = Encoder(tokenizer, train_on=config.data.train_on, add_special_tokens=config.data.add_special_tokens)
-    lengths = [len(row.ids) for row in encoder.encode_batch(examples) if not isinstance(row, str)]
+                examples.append(convert(record.value, source.format, source.columns, labelled=labelled))
+    if labelled:
+        lengths = count_tokens(tokenizer, [example for example in examples if isinstance(example, Labelled)])
+    else:
+        encoder = Encoder(tokenizer, train_on=config.data.train_on, add_special_tokens=config.data.add_special_tokens)
+        lengths = [len(row.ids) for row in encoder.encode_batch(examples) if not isinstance(row, str)]
     if not lengths:
         return None
     overlong = sum(length > limit for length in lengths)

@@ -175,6 +175,8 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
     logs.DDP.info("%s, device %s", environment, world.device)
     evaluated = f", {len(data.eval):,} for evaluation" if data.eval is not None else ""
     logs.DATA.info("%s rows%s, fingerprint %s", f"{len(data.train):,}", evaluated, data.fingerprint[:12])
+    if data.labels is not None:
+        logs.DATA.info("%s", data.labels)
     for split, stats in data.stats.items():
         if found := remarks(stats):
             logs.DATA.info("%s: of %s records %s", split, f"{stats['records']:,}", ", ".join(found))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from kubetune.data.gallery import Gallery
     from kubetune.data.tokenizer import Tokenizer
 
+CLASSES_SHOWN = 20
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -149,9 +151,14 @@ def _show(report: Report, console: Console) -> None:
     from kubetune.data.check import histogram
 
     for split, stats in report.stats.items():
-        console.print(f"[bold]{split}[/bold]: {_counts(stats)}")
+        labelled = report.labels is not None
+        console.print(f"[bold]{split}[/bold]: {_counts(stats, labelled)}")
         for source in stats["sources"] if len(stats["sources"]) > 1 else []:
-            console.print(f"  {source['path']}: {_counts(source)}")
+            console.print(f"  {source['path']}: {_counts(source, labelled)}")
+        if classes := report.classes.get(split):
+            shown = ", ".join(f"{name} × {count:,}" for name, count in classes.most_common(CLASSES_SHOWN))
+            more = f", {len(classes) - CLASSES_SHOWN:,} more" if len(classes) > CLASSES_SHOWN else ""
+            console.print(f"  labels: {shown}{more}", markup=False)
         if duplicates := report.duplicates[split]:
             console.print(f"  [yellow]{duplicates:,} rows repeat another[/yellow]")
         _show_histogram(histogram(report.lengths[split]), console)
@@ -168,12 +175,13 @@ def _show(report: Report, console: Console) -> None:
     console.print(f"\n[bold {colour}]{'ready to train' if report.ok else 'not ready to train'}[/bold {colour}]")
 
 
-def _counts(stats: dict[str, Any]) -> str:
+def _counts(stats: dict[str, Any], labelled: bool) -> str:
     from kubetune.data.splits import remarks
 
     share = stats["trained_tokens"] / stats["tokens"] if stats["tokens"] else 0.0
-    whole = f"{stats['rows']:,} rows of {stats['records']:,} records, {stats['tokens']:,} tokens, {share:.1%} trained"
-    return ", ".join([whole, *remarks(stats)])
+    trained = [] if labelled else [f"{share:.1%} trained"]
+    whole = f"{stats['rows']:,} rows of {stats['records']:,} records, {stats['tokens']:,} tokens"
+    return ", ".join([whole, *trained, *remarks(stats)])
 
 
 def _show_histogram(bars: Any, console: Console) -> None:
@@ -202,6 +210,6 @@ def _prepare(args: argparse.Namespace) -> int:
         print(json.dumps(facts, indent=2))
         return OK
     for split, stats in prepared.stats.items():
-        print(f"{split}: {_counts(stats)}")
+        print(f"{split}: {_counts(stats, prepared.labels is not None)}")
     print(f"prepared data: {prepared.path}")
     return OK

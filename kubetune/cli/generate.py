@@ -168,14 +168,20 @@ def shown(verdict: dict[str, Any]) -> list[str]:
 
 def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
     """Texts to classify, from the command line, a JSONL file or standard input. Raises DataError naming bad lines."""
-    if args.file is None:
-        lines = args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-        return [(first, second if tab else None) for first, tab, second in (line.partition("\t") for line in lines)]
     from kubetune.data.formats import texts_of
     from kubetune.data.problems import Problems
     from kubetune.data.readers import READERS
 
     problems, texts = Problems(), []
+    if args.file is None:
+        name = "prompt" if args.prompts else "standard input"
+        for number, line in enumerate(args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()], 1):
+            first, tab, second = line.partition("\t")
+            texts.append((first, second if tab else None))
+            if not first.strip() or (tab and not second.strip()):
+                problems.add(f"{name}:{number}", f"holds an empty text, {line!r}; expected one text, or two and a tab")
+        problems.raise_if_any()
+        return texts
     for record in READERS[".jsonl"](args.file, problems):
         try:
             texts.append(texts_of(record.value))

@@ -91,7 +91,7 @@ def _tokens_per_epoch(plan: Plan, lengths: Lengths | None) -> int | None:
 def _tokens(config: Config, plan: Plan, lengths: Lengths | None) -> str:
     tokens = _tokens_per_epoch(plan, lengths)
     if tokens is None or lengths is None:
-        return "unknown: the tokenizer is not on this machine"
+        return "unknown: the tokenizer is not on this machine, or none of the first rows can be read"
     text = f"about {tokens:,} an epoch, {lengths.tokens_per_row:,.0f} a row (from {lengths.sampled} rows)"
     if lengths.overlong_share:
         text += f"; {lengths.overlong_share:.1%} longer than {config.data.max_length:,}: {config.data.overlong}"

@@ -20,7 +20,7 @@ from kubetune.data.formats import Chat, convert
 from kubetune.data.gallery import Gallery
 from kubetune.data.image_processor import load_image_processor
 from kubetune.data.images import image_of_row
-from kubetune.data.labels import find_labels
+from kubetune.data.labels import Labels, find_labels
 from kubetune.data.pipeline import Split, Tally, Worker, encode_batches
 from kubetune.data.problems import SHOWN, Problems
 from kubetune.data.row_writer import Chunk
@@ -35,11 +35,16 @@ Sample = list[tuple[str, bool]]
 
 @dataclass
 class Report:
-    """What a check found. `stats` are those of prepared data; `lengths` count rows by token count."""
+    """What a check found. `stats` are those of prepared data; `lengths` count rows by token count.
+
+    `labels` are a classifier's, and `classes` count the rows of each.
+    """
 
     problems: Problems = field(default_factory=Problems)
     stats: dict[Split, dict[str, Any]] = field(default_factory=dict)
     lengths: dict[Split, Counter[int]] = field(default_factory=dict)
+    labels: Labels | None = None
+    classes: dict[Split, Counter[str]] = field(default_factory=dict)
     duplicates: dict[Split, int] = field(default_factory=dict)
     leaked: int = 0
     samples: list[Sample] = field(default_factory=list)
@@ -55,6 +60,7 @@ class Report:
         splits = {
             split: stats
             | {"duplicates": self.duplicates[split], "length_histogram": dict(histogram(self.lengths[split]))}
+            | ({"classes": dict(self.classes[split])} if split in self.classes else {})
             for split, stats in self.stats.items()
         }
         problems = {"total": self.problems.total, "first": self.problems.first}
@@ -85,18 +91,25 @@ def check(
     tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
     report.lengths = {split: Counter() for split in sources}
     seen: dict[Split, Counter[int]] = {split: Counter() for split in sources}
-    worker = Worker(tokenizer, config.data, sources, find_labels(config), load_image_processor(config, tokenizer))
+    report.labels = find_labels(config)
+    if report.labels is not None and report.labels.problem_type != "regression":
+        report.classes = {split: Counter(dict.fromkeys(report.labels.names, 0)) for split in sources}
+    worker = Worker(tokenizer, config.data, sources, report.labels, load_image_processor(config, tokenizer))
     batches = plan_batches(config, report.problems)
     for result in encode_batches(worker, batches, report.problems, config.data.num_proc):
         tallies[result.split][result.source].add(result.tally)
         report.lengths[result.split].update(result.lengths)
         digests = list(_digests(result.chunk))
         seen[result.split].update(digests)
+        said = list(_said(report.labels, result.chunk))
+        if result.split in report.classes:
+            report.classes[result.split].update(name for names in said for name in names)
         if gallery is not None:
             gallery.add(result, digests)
         if result.split == "train":
             missing = samples - len(report.samples)
-            report.samples += [_sample(tokenizer, *row) for row in islice(_rows(result.chunk), missing)]
+            rows = islice(zip(_rows(result.chunk), said, strict=True), missing)
+            report.samples += [_sample(tokenizer, *row, names) for row, names in rows]
     report.stats = {split: summarise(sources[split], given) for split, given in tallies.items()}
     report.duplicates = {split: counts.total() - len(counts) for split, counts in seen.items()}
     if "eval" in seen:
@@ -144,6 +157,17 @@ def _rows(chunk: Chunk) -> Iterator[tuple[list[int], bytes]]:
         yield chunk.tokens[begin:end].tolist(), bytes(chunk.trained[begin:end])
 
 
+def _said(labels: Labels | None, chunk: Chunk) -> Iterator[list[str]]:
+    """What each row is to be told as: names of classes, or a number. Nothing where tokens are the labels."""
+    width = len(chunk.targets) // max(1, len(chunk.lengths))
+    for row in range(len(chunk.lengths)):
+        if labels is None:
+            yield []
+            continue
+        name = labels.name(chunk.targets[row * width : (row + 1) * width])
+        yield name if isinstance(name, list) else [name if isinstance(name, str) else f"{name:g}"]
+
+
 def _digests(chunk: Chunk) -> Iterator[int]:
     """A number for each row that equal rows share: 64 bits, so that sets of them stay small."""
     end, stream = 0, memoryview(chunk.tokens).cast("B")
@@ -155,9 +179,10 @@ def _digests(chunk: Chunk) -> Iterator[int]:
         yield int.from_bytes(digest.digest())
 
 
-def _sample(tokenizer: Tokenizer, ids: list[int], trained: bytes) -> Sample:
+def _sample(tokenizer: Tokenizer, ids: list[int], trained: bytes, names: list[str]) -> Sample:
     pairs = groupby(zip(ids, trained, strict=True), key=lambda pair: bool(pair[1]))
-    return [(_shown(tokenizer.decode([id for id, _ in run], skip_special_tokens=False)), flag) for flag, run in pairs]
+    text = [(_shown(tokenizer.decode([id for id, _ in run], skip_special_tokens=False)), flag) for flag, run in pairs]
+    return [*text, *(piece for name in names for piece in ((" ", False), (name, True)))]
 
 
 def _shown(text: str) -> str:

@@ -40,6 +40,11 @@ class LabelledEncoder:
         return Encoded(ids, [False] * len(ids), encoded.target, segments)
 
 
+def count_tokens(tokenizer: Tokenizer, examples: Sequence[Labelled]) -> list[int]:
+    """Tokens of each text, or pair, with the special ones that frame it."""
+    return [len(encoding.ids) for encoding in tokenizer.framing_backend.encode_batch([_texts(e) for e in examples])]
+
+
 def frame(tokenizer: Tokenizer, text: str, second: str | None, limit: int) -> tuple[list[int], list[int]]:
     """Ids and token types of a text, or a pair, shortened to `limit` tokens between the special ones that frame it."""
     backend = tokenizer.framing_backend

@@ -189,7 +189,8 @@ _PAIRS: Final = (
 
 def _from_labelled(value: Value) -> Labelled:
     text, second = texts_of(value)
-    return Labelled(text, second, _label(_required(value, "label")))
+    key = "labels" if "labels" in value and "label" not in value else "label"  # as sets with several of them have it
+    return Labelled(text, second, _label(_required(value, key)))
 
 
 def texts_of(value: Value) -> tuple[str, str | None]:
@@ -208,6 +209,9 @@ def _label(label: Any) -> Label:
     if isinstance(label, list):
         if any(isinstance(name, bool) or not isinstance(name, (int, str)) for name in label):
             raise ValueError(f"label is {_show(label)}; expected a list of names or numbers of classes")
+        if len(set(label)) < len(label):
+            what = "each class that applies once, by name or number, not a 0 or 1 for every class"
+            raise ValueError(f"label is {_show(label)}; expected {what}")
         return tuple(label)
     if isinstance(label, str) and label.lstrip("-").isdecimal():
         label = int(label)

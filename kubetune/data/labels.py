@@ -6,7 +6,7 @@ Names come from the config, from the model where it already knows these classes,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -24,6 +24,7 @@ UNLABELLED = (
     "it marks a row without a label, as in the test splits of GLUE; take a labelled split, such as validation, or let "
     "`kubetune generate` say what the model thinks"
 )
+NAMES_SHOWN = 12
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -34,6 +35,13 @@ class Labels:
 
     problem_type: ProblemType
     names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """For people: the kind of problem and its classes."""
+        if self.problem_type == "regression":
+            return "regression"
+        more = f" and {len(self.names) - NAMES_SHOWN:,} more" if len(self.names) > NAMES_SHOWN else ""
+        return f"{self.problem_type.replace('_', ' ')}: {', '.join(self.names[:NAMES_SHOWN])}{more}"
 
     def target(self, label: Label) -> tuple[float, ...]:
         """A label as numbers: the index of a class, a 0 or 1 for every class, or the value itself.
@@ -67,7 +75,7 @@ class Labels:
             return label
         if str(label) == "-1":
             raise ValueError(f"label is -1: {UNLABELLED}")
-        known = ", ".join(self.names[:12]) + (" …" if len(self.names) > 12 else "")
+        known = ", ".join(self.names[:NAMES_SHOWN]) + (" …" if len(self.names) > NAMES_SHOWN else "")
         raise ValueError(f"label is {label!r}; expected one of {known}, or a number from 0 to {len(self.names) - 1}")
 
     def model_settings(self) -> dict[str, Any]:
@@ -126,18 +134,27 @@ def _labels_of_model(config: Config) -> dict[str, Any]:
 
 
 def _distinct(config: Config) -> set[Label]:
-    """Every label that occurs in the sources of training. Bad records are left to the encoding, which tells of them."""
-    return {label for source in config.data.train for label in _labels_in(source)}
+    """Every label that occurs in the sources of training. Bad records are left to the encoding, which tells of them.
 
-
-def _labels_in(source: Any) -> Iterator[Label]:
-    for record in read_source(source, Problems()):
-        try:
-            example = convert(record.value, source.format, source.columns, labelled=True)
-        except ValueError:
-            continue
-        if isinstance(example, Labelled):
-            yield example.label
+    Raises DataError when all are bad.
+    """
+    seen: set[Label] = set()
+    first_bad = ""
+    for source in config.data.train:
+        for record in read_source(source, Problems()):
+            try:
+                example = convert(record.value, source.format, source.columns, labelled=True)
+            except ValueError as error:
+                first_bad = first_bad or f"{record.where}: {error}"
+                continue
+            if isinstance(example, Labelled):
+                seen.add(example.label)
+    if first_bad and not seen:
+        raise DataError(
+            f"data.train holds no labels. {first_bad}. Where columns have other names, say so: "
+            "`data: {train: {path: FILE, columns: {label: COLUMN}}}`. Nothing was written."
+        )
+    return seen
 
 
 def _guess(seen: set[Label]) -> ProblemType:

@@ -6,6 +6,9 @@ import io
 import json
 import math
 import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -204,23 +207,55 @@ def test_predictions_lie_in_the_run_unless_told_otherwise(full_run: Path, capsys
     assert found["eval_accuracy"] == sum(row["label"] == row["predicted"] for row in said) / len(said)
 
 
+@contextmanager
+def counted_positions(model: Any) -> Iterator[list[int]]:
+    """How many positions go into the model each time it is called, padding or not."""
+    found: list[int] = []
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].numel()))
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
 def test_nothing_is_padded(inputs: Path) -> None:
     config = reviews.make_config(inputs)
     data, world = prepare(config), World()
     learner = task.build(config, world, Workload(1024, 0, data.labels))
-    positions = 0
-
-    def count(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        nonlocal positions
-        positions += inputs[0].numel()
-
-    learner.model.get_input_embeddings().register_forward_pre_hook(count)
     plan = make_plan(config, rows_per_epoch(data.train))
     feed = Feed(data.train, plan, 0, world, flat=learner.route.flat)
-    for step in range(plan.steps_per_epoch):
-        for batch in feed.step(step).batches:
-            task.evaluate(learner, batch)
-    assert positions == int(data.train.lengths.sum())
+    with counted_positions(learner.model) as found:
+        for step in range(plan.steps_per_epoch):
+            for batch in feed.step(step).batches:
+                task.evaluate(learner, batch)
+    assert sum(found) == int(data.train.lengths.sum())
+
+
+def test_nothing_is_padded_where_lengths_differ_as_those_of_sst2(inputs: Path, tmp_path: Path) -> None:
+    draw, path = random.Random(4), tmp_path / "rows.jsonl"
+    lengths = [min(62, max(1, round(draw.lognormvariate(2.1, 0.8)))) for _ in range(640)]
+    with path.open("w") as file:
+        for number, words in enumerate(lengths):
+            text = " ".join(draw.choices(reviews.WORDS, k=words))
+            file.write(json.dumps({"text": text, "label": number % 2}) + "\n")
+    training = {"global_batch_size": 64, "per_device_train_batch_size": 64, "max_steps": None, "num_train_epochs": 1}
+    config = reviews.make_config(inputs, training, data={"train": str(path), "eval": None})
+    data = prepare(config)
+    assert data.train.lengths.tolist() == [words + 2 for words in lengths]
+    learner = task.build(config, World(), Workload(4096, 0, data.labels))
+    learner.model.eval()
+    for ranks in (1, 2):
+        plan = make_plan(config, rows_per_epoch(data.train), world_size=ranks)
+        assert plan.num_steps == 10
+        positions = 0
+        for rank in range(ranks):
+            feed = Feed(data.train, plan, 0, World(rank=rank, size=ranks), flat=learner.route.flat)
+            for step in range(plan.num_steps):
+                with counted_positions(learner.model) as found:
+                    for batch in feed.step(step).batches:
+                        task.evaluate(learner, batch)
+                positions += sum(found)
+        assert positions == sum(lengths) + 2 * len(lengths), ranks
 
 
 def test_generate_prints_label_and_probability(
@@ -238,6 +273,11 @@ def test_generate_prints_label_and_probability(
     monkeypatch.setattr("sys.stdin", io.StringIO("the film was great\n\nit is awful\n"))
     assert cli.main(["generate", str(full_run)]) == 0
     assert capsys.readouterr().out == printed
+    assert cli.main(["generate", str(full_run), "fine", " ", "the film\t"]) == errors.USER
+    assert re.findall(r"prompt:\d: holds an empty text", capsys.readouterr().err) == [
+        "prompt:2: holds an empty text",
+        "prompt:3: holds an empty text",
+    ]
     assert cli.main(["generate", str(full_run), "the film was great", "it is awful\tof a plot", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["text"], row["second"]) for row in rows] == [

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kubetune import errors, quantization
+from kubetune import cli, errors, quantization
 from kubetune.block_attention import Rule
 from kubetune.classification_metrics import count_confusions, measure
 from kubetune.data.encode_labelled import LabelledEncoder
@@ -75,6 +75,28 @@ def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
 def test_data_that_make_no_problem_are_refused(model: Path, tmp_path: Path, rows: list[Any], told: str) -> None:
     with pytest.raises(errors.DataError, match=told):
         labels_of(model, tmp_path, rows)
+
+
+def test_records_without_labels_are_told_with_their_columns(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "x", "score": 1.5}\n{"text": "y", "score": 2}\n')
+    config = reviews.make_config(tmp_path, model=str(model), data={"train": str(tmp_path / "rows.jsonl"), "eval": None})
+    with pytest.raises(errors.DataError, match=r"rows.jsonl:1: `label` is missing; .*`score`.*columns: \{label: COL"):
+        find_labels(config)
+
+
+def test_several_labels_may_stand_in_labels_but_not_as_zeros_and_ones() -> None:
+    assert convert({"text": "x", "labels": ["a", "b"]}, labelled=True) == Labelled("x", None, ("a", "b"))
+    assert convert({"text": "x", "label": 1, "labels": ["a"]}, labelled=True) == Labelled("x", None, 1)
+    for label in ([0, 1, 0], ["a", "a"], "[1, 1, 0]"):
+        with pytest.raises(ValueError, match="expected each class that applies once"):
+            convert({"text": "x", "label": label}, labelled=True)
+
+
+def test_labels_are_told_to_people() -> None:
+    assert str(SINGLE) == "single label classification: no, yes"
+    assert str(Labels("regression", ("value",))) == "regression"
+    many = Labels("multi_label_classification", tuple(map(str, range(20))))
+    assert str(many) == "multi label classification: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more"
 
 
 def test_labels_become_numbers() -> None:
@@ -186,3 +208,18 @@ def test_auto_quantisation_without_bitsandbytes(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     with pytest.raises(errors.ConfigError, match=r"quantization: 8bit needs bitsandbytes: pip install"):
         quantization.settings(config.model_copy(update={"quantization": "8bit"}), torch.float32)
+
+
+def test_check_shows_the_labels_of_a_classifier(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("good", "up"), ("bad plot", "down"), ("great", "up")]
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    run = {"task": "sequence_classification", "model": str(model)}
+    (tmp_path / "run.yaml").write_text(json.dumps(run | {"data": {"train": str(tmp_path / "rows.csv")}}))
+    assert cli.main(["data", "check", str(tmp_path / "run.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "train: 3 rows of 3 records, 10 tokens\n  labels: up × 2, down × 1\n" in told
+    assert "[CLS] good [SEP] ⟦up⟧" in told
+    assert cli.main(["data", "check", str(tmp_path / "run.yaml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["splits"]["train"]["classes"] == {"up": 2, "down": 1}

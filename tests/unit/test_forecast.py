@@ -89,6 +89,14 @@ def test_the_logits_do_not_grow_with_the_batch() -> None:
     assert small.parts[name] == large.parts[name] < GIB
 
 
+def test_a_classifiers_head_counts_for_nothing() -> None:
+    writes, classifies = ahead(), ahead("task=sequence_classification")
+    assert set(writes.parts) - set(classifies.parts) == {"logits, a chunk at a time"}
+    config = load_config(None, overrides=["model=m/m", "data.train=x/y", "task=sequence_classification"])
+    as_writer = flops_per_token(config.model_copy(update={"task": "causal_lm"}), WEIGHTS) or 0.0
+    assert as_writer - (flops_per_token(config, WEIGHTS) or 0.0) == 6 * 151_936 * 4096
+
+
 def test_what_does_not_fit_gets_changes_that_do() -> None:
     overrides = ["model=org/m", "data.train=org/d", "compute.gpus_per_node=8", "data.max_length=2048"]
     config = load_config(None, overrides=overrides)

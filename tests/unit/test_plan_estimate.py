@@ -14,6 +14,7 @@ from kubetune.data.feed import rows_per_epoch
 from kubetune.data.prepare import prepare
 from kubetune.errors import DataError
 from kubetune.estimate import estimate_lengths, estimate_rows
+from tests import reviews
 from tests.tiny import train_tokenizer
 
 TEXTS = [f"one two three number {n} " * (1 + n % 4) for n in range(40)]
@@ -61,6 +62,14 @@ def test_tokens_are_those_that_will_be_prepared(folder: Path, monkeypatch: pytes
     lengths = estimate_lengths(run, {})
     assert lengths is not None
     assert (lengths.sampled, lengths.overlong_share, lengths.bad_share, lengths.kept_share) == (40, 0, 0, 1)
+    assert lengths.tokens_per_row == pytest.approx(prepare(run).train.lengths.mean())
+
+
+def test_tokens_of_labelled_texts_are_those_that_will_be_prepared(tmp_path: Path) -> None:
+    run = reviews.make_config(reviews.make_inputs(tmp_path))
+    lengths = estimate_lengths(run, {})
+    assert lengths is not None
+    assert (lengths.sampled, lengths.bad_share) == (96, 0)
     assert lengths.tokens_per_row == pytest.approx(prepare(run).train.lengths.mean())
 
 
