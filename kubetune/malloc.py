@@ -16,10 +16,10 @@ _M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
 
 
-KEPT_PRODUCTS = 64
+KEPT_PRODUCTS = 128
 """Matrix products that oneDNN keeps ready, each with memory of its own. Its 1,024 hold gigabytes where sizes change
-from step to step, as those of labels do: 16-bit training on a CPU grew by some 80 MiB a step. Fewer cost no time that
-could be measured."""
+from step to step, as those of labels do: 16-bit training on a CPU grew by some 80 MiB a step. Those of one micro-batch
+must fit, or each layer makes them anew: with 64 attention took a tenth longer."""
 
 
 def keep_memory() -> bool:

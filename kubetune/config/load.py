@@ -203,10 +203,12 @@ def _parsed(key: str, text: str, origin: Origin, problems: list[Problem]) -> Ite
 def _safe(entries: Iterable[Entry], problems: list[Problem]) -> Iterator[Entry]:
     """The entries without secrets. Each secret is a problem that does not echo it."""
     for entry in entries:
-        known = entry.path[-1] in reference.keys(reference.at(entry.path[:-1]) or {})
+        suspects = [(i, text) for i, text in _texts(entry.value) if is_secret(entry.path + i, text, known=False)]
+        # Asked of suspects only: making the schema takes long for a verb that answers at once.
+        known = bool(suspects) and entry.path[-1] in reference.keys(reference.at(entry.path[:-1]) or {})
         secrets = [
             entry.inner.get(inner, entry.origin)
-            for inner, text in _texts(entry.value)
+            for inner, text in suspects
             if is_secret(entry.path + inner, text, known=known)
         ]
         problems += [Problem(origin, f"{dotted(entry.path)}: {ADVICE}") for origin in secrets]

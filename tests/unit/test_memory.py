@@ -73,7 +73,7 @@ def test_experts_count_only_as_often_as_a_token_meets_them():
     assert mixture.intermediate == 8 * 768 < dense.intermediate
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "64"), ({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}, "7")])
+@pytest.mark.parametrize(("given", "expected"), [({}, "128"), ({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}, "7")])
 def test_of_matrix_products_only_a_few_are_kept_ready(given: dict[str, str], expected: str) -> None:
     name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
     program = f"import os; from kubetune import malloc; malloc.keep_memory(); print(os.environ[{name!r}])"

@@ -42,8 +42,11 @@ def run_verb(folder: Path, *argv: str, program: str = PROBE) -> tuple[subprocess
 
 
 def fastest(folder: Path, *argv: str, program: str = PROBE) -> tuple[subprocess.CompletedProcess[str], float]:
-    """The better of two runs: the first may have to compile bytecode."""
-    return min((run_verb(folder, *argv, program=program) for _ in range(2)), key=lambda run: run[1])
+    """The best of up to five runs: the first may have to compile bytecode, and a busy machine slows any of them."""
+    runs = []
+    while len(runs) < 5 and not (runs and runs[-1][1] < 0.4):
+        runs.append(run_verb(folder, *argv, program=program))
+    return min(runs, key=lambda run: run[1])
 
 
 @pytest.fixture
