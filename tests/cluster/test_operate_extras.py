@@ -44,8 +44,10 @@ def forwarded(desk: Desk, server: str) -> Iterator[str]:
             if "Forwarding from 127.0.0.1" in line:
                 break
         assert "token=" not in "".join(said)  # shown on a terminal only
-        yield f"http://127.0.0.1:{port}"
-        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGINT)  # Ctrl-C
 
 
 def read(url: str) -> bytes:
