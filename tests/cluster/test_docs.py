@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_the_ten_commands_do_what_the_page_says(cluster: Cluster, tmp_path: Path
     (tmp_path / ".env").write_text("HF_TOKEN=hf_of_this_test\n")
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    (bin_folder / "kubetune").write_text(f'#!/bin/sh\nexec {shutil.which("python") or "python3"} -m kubetune "$@"\n')
+    (bin_folder / "kubetune").write_text(f'#!/bin/sh\nexec {sys.executable} -m kubetune "$@"\n')
     (bin_folder / "kubetune").chmod(0o755)
     said = dict[str, str]()
     assert len(commands()) == 10

@@ -19,6 +19,7 @@ import pytest
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow
 from tests.cluster.test_operate_training import furnish, model  # noqa: F401 - a fixture
+from tests.ranks import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -79,8 +80,8 @@ def test_tensorboard_shows_the_run(cluster: Cluster, tmp_path: Path, model: Path
     (pod,) = desk.cluster.find("Pod", "app.kubernetes.io/component=tensorboard")
     desk.cluster.wait_log(pod["metadata"]["name"], "TensorBoard", seconds=60)
     with forwarded(desk, "tensorboard") as url:
-        runs = json.loads(read(f"{url}/data/runs"))
-        assert any(name.startswith("fit") for name in runs), runs
+        # TensorBoard answers before it has looked into its folder.
+        wait_until(lambda: any(name.startswith("fit") for name in json.loads(read(f"{url}/data/runs"))))
         assert b"loss" in read(f"{url}/data/plugin/scalars/tags")
     desk.quick("delete", "fit", "--yes")
 
