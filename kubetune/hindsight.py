@@ -103,7 +103,7 @@ def tell(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def span(hours: float) -> str:
-    """`3.2 hours`, `12 minutes`, `40 seconds`."""
+    """`3.2 hours`, `12.0 minutes`, `40 seconds`."""
     if hours >= 1:
         return f"{hours:,.1f} hours"
     return f"{hours * 60:,.1f} minutes" if hours * 60 >= 1 else f"{hours * 3600:,.0f} seconds"

@@ -20,6 +20,7 @@ from kubetune.config.cluster import quantity_bytes
 from kubetune.forecast import MIB, Forecast, forecast, remedies
 from kubetune.journal import peak_memory_bytes
 from kubetune.memory import USABLE_SHARE
+from kubetune.report.writing import counted
 from kubetune.weights import Weights, read_weights
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def probe(run: Run, state: State) -> None:
     device, world = run.world.device, run.world
     room = Room(run.config, run.plan, device)
     batch = run.feed.largest()
-    size = f"{_counted(len(batch.borders) - 1, 'row')}, {batch.num_tokens:,} tokens"
+    size = f"{counted(len(batch.borders) - 1, 'row')}, {batch.num_tokens:,} tokens"
     logs.STEP.info("probe: the longest batch (%s), an evaluation, a save; foreseen are %s", size, room.outlook())
     seconds = dict[str, float]()
     with _timed(seconds, "batch"), _noticing_shortage(run, room, f"the longest batch ({size})"):
@@ -210,7 +211,3 @@ def _first_line(error: BaseException) -> str:
 
 def _mib(size: int) -> str:
     return f"{size / MIB:,.0f} MiB"
-
-
-def _counted(number: int, unit: str) -> str:
-    return f"{number:,} {unit if number == 1 else f'{unit}s'}"

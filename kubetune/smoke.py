@@ -195,7 +195,7 @@ def _wait(children: Mapping[int, subprocess.Popen[bytes]], timeout_seconds: floa
     while len(codes) < len(children):
         for rank, child in children.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                codes[rank] = codes[rank] if rank in codes else child.wait(_LOOK_SECONDS)
+                codes[rank] = child.wait(_LOOK_SECONDS)
         now = time.monotonic()
         if any(codes.values()):  # the others notice within their timeout, and rank 0 may then wait as long for a word
             deadline = min(deadline, now + (_LAST_WORD_SECONDS if 0 in codes else 2 * timeout_seconds + 10))

@@ -12,7 +12,7 @@ from typing import Any
 from kubetune.files import write_atomic
 from kubetune.logs import scrub
 from kubetune.report.page import fold, render
-from kubetune.report.writing import number
+from kubetune.report.writing import counted, number
 
 LANGUAGES = {
     "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
@@ -62,38 +62,34 @@ def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], sett
     """What somebody should look at, in sentences, the weightiest first."""
     said = []
     if total := check["problems"]["total"]:
-        said.append(f"{_counted(total, 'record')} cannot be used. The lines are named below.")
+        said.append(f"{counted(total, 'record')} cannot be used. The lines are named below.")
     for name, stats in check["splits"].items():
         records = max(1, stats["records"])
         if stats["overlong"]:
             said.append(
-                f"{_counted(stats['overlong'], 'row')} of {name} ({stats['overlong'] / records:.1%}) left out: longer "
+                f"{counted(stats['overlong'], 'row')} of {name} ({stats['overlong'] / records:.1%}) left out: longer "
                 f"than {number(settings['max_length'])} tokens. A larger data.max_length would keep them."
             )
         if stats["truncated"]:
             said.append(
-                f"{_counted(stats['truncated'], 'row')} of {name} cut at {number(settings['max_length'])} tokens."
+                f"{counted(stats['truncated'], 'row')} of {name} cut at {number(settings['max_length'])} tokens."
             )
         if stats["no_label"]:
-            said.append(f"{_counted(stats['no_label'], 'row')} of {name} left out: nothing in them is learnt.")
+            said.append(f"{counted(stats['no_label'], 'row')} of {name} left out: nothing in them is learnt.")
         if stats["duplicates"]:
-            said.append(f"{_counted(stats['duplicates'], 'repetition')} among the rows of {name}, word for word.")
+            said.append(f"{counted(stats['duplicates'], 'repetition')} among the rows of {name}, word for word.")
         share = stats["trained_tokens"] / stats["tokens"] if stats["tokens"] else 0
         if stats["tokens"] and share < 0.05 and settings["task"] == "causal_lm":
             said.append(f"Only {share:.1%} of the tokens of {name} are learnt; the rest is there to be read.")
     if leaked := check["eval_rows_also_in_train"]:
         said.append(
-            f"{_counted(leaked, 'row')} of the evaluation also in the training data: the model looks better than it is."
+            f"{counted(leaked, 'row')} of the evaluation also in the training data: the model looks better than it is."
         )
     if empty := sum(found["empty_answers"] for found in surveys):
-        said.append(f"{_counted(empty, 'record')} in which an answer or a question is empty or missing.")
+        said.append(f"{counted(empty, 'record')} in which an answer or a question is empty or missing.")
     if unusable := sum(count for found in surveys for _, count in found["unusable"]):
-        said.append(f"{_counted(unusable, 'image')} among those looked at cannot be used.")
+        said.append(f"{counted(unusable, 'image')} among those looked at cannot be used.")
     return said
-
-
-def _counted(count: int, unit: str) -> str:
-    return f"{number(count)} {unit if count == 1 else unit + 's'}"
 
 
 def _named(found: Mapping[str, Any]) -> dict[str, Any]:

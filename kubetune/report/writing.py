@@ -18,6 +18,11 @@ def number(value: Any) -> str:
     return f"{value:.4g}"
 
 
+def counted(count: int, unit: str) -> str:
+    """`1 row`, `1,234 rows`."""
+    return f"{count:,} {unit if count == 1 else f'{unit}s'}"
+
+
 def short(value: int) -> str:
     """A count in few characters: `115,980`, `80.2 M`, `1.34 G`."""
     for unit, one in (("T", 10**12), ("G", 10**9), ("M", 10**6)):
