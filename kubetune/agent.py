@@ -23,12 +23,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kubetune import endings, errors, files, logs, metrics, mirror, processes, watchdog
+from kubetune import checkpoint, endings, errors, files, logs, metrics, mirror, processes, watchdog
 from kubetune.endings import Death, Ending
 from kubetune.relay import STAY, Relay
 
@@ -66,10 +66,11 @@ class Place:
         return range(self.node * self.processes, (self.node + 1) * self.processes)
 
 
-def find_place(nodes: int, processes: int, environ: Mapping[str, str]) -> Place:
+def find_place(nodes: int, processes: int, environ: Mapping[str, str], *, said_by: str = "compute.nodes") -> Place:
     """This node's place in a run of `nodes` × `processes` ranks, by the variables that operators and people set.
 
-    Raises ConfigError naming every variable that is missing or does not fit.
+    `said_by`: what gave the number of nodes, for messages. Raises ConfigError naming every variable that is missing or
+    does not fit.
     """
     if nodes == 1:
         return Place(1, processes)
@@ -86,9 +87,9 @@ def find_place(nodes: int, processes: int, environ: Mapping[str, str]) -> Place:
         problems.append(f"MASTER_PORT (or PET_MASTER_PORT) is {port!r}; expected a port number")
     expected = _first(environ, "PET_NNODES") or str(nodes)
     if expected not in (str(nodes), f"{nodes}:{nodes}"):
-        problems.append(f"PET_NNODES is {expected!r}, but compute.nodes is {nodes}; they must agree")
+        problems.append(f"PET_NNODES is {expected!r}, but {said_by} is {nodes}; they must agree")
     if problems:
-        raise errors.ConfigError([f"compute.nodes is {nodes}, but {problem}" for problem in problems])
+        raise errors.ConfigError([f"{said_by} is {nodes}, but {problem}" for problem in problems])
     return Place(nodes, processes, int(number or 0), address or "", int(port))
 
 
@@ -128,6 +129,11 @@ def _start(args: argparse.Namespace, relay: Relay) -> int:
     except errors.KubetuneError as error:
         print(logs.scrub(f"kubetune: {error}"), file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if (fault := files.fault_of(error)) is None:
+            raise
+        print(logs.scrub(f"kubetune: {fault}"), file=sys.stderr)
+        return fault.exit_code
 
 
 def _launch(args: argparse.Namespace, relay: Relay) -> int:
@@ -167,6 +173,8 @@ def _mirrored(run_dir: Path, place: Place, relay: Relay) -> AbstractContextManag
 
 def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> int:
     ending = _run(run_dir, place, relay, prepare, worker)
+    if ending.code == errors.PREEMPTED and ending.step is None:  # no rank had come so far as to say
+        ending = replace(ending, step=checkpoint.newest_step(run_dir))
     # A full disk must not hide the exit code it caused.
     with suppress(errors.EnvironmentFault):
         if place.node == 0:

@@ -123,6 +123,12 @@ def steps(run_dir: Path) -> list[int]:
     return sorted(int(m.group(1)) for name in names if (m := STEP_FOLDER.fullmatch(name)))
 
 
+def newest_step(run_dir: Path) -> int:
+    """Where the next start goes on, told by names and sizes, without reading every byte; 0 where it begins."""
+    whole = (step for step in reversed(steps(run_dir)) if verify(folder_of(run_dir, step), thorough=False) is None)
+    return next(whole, 0)
+
+
 def set_aside(folder: Path) -> Path:
     """Take a damaged checkpoint out of the way without losing it, so that its step can be committed again."""
     number = 1

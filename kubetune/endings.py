@@ -22,7 +22,7 @@ EXIT = "exit.json"
 # Deaths that follow from a first one within this time were not yet caused by torchrun, which kills after 30 seconds.
 _SAME_CAUSE_SECONDS = 10.0
 _REQUESTS_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_STOPPED_EARLY = "stopped before the first step"
+_STOPPED_EARLY = "stopped before the first step of this start"
 
 
 @dataclass(frozen=True)

@@ -63,13 +63,17 @@ class Diverged(KubetuneError):
 
 
 class Preempted(KubetuneError):
-    """Asked to stop (SIGTERM, Ctrl-C); a checkpoint of this step was committed."""
+    """Asked to stop (SIGTERM, Ctrl-C); a checkpoint of this step was committed, unless it is 0."""
 
     exit_code = PREEMPTED
 
     def __init__(self, step: int) -> None:
         self.step = step
-        super().__init__(f"stopped after step {step}; run the same command again to continue from there")
+        super().__init__(
+            f"stopped after step {step}; run the same command again to continue from there"
+            if step
+            else "stopped before the first step; run the same command again to start"
+        )
 
 
 class LostPeer(KubetuneError):

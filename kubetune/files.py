@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 StrPath = str | os.PathLike[str]
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_OF_THE_SYSTEM = (*DISK_FULL, *_NOT_PERMITTED, errno.EIO, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def temporary_sibling(path: StrPath) -> Path:
@@ -62,9 +64,21 @@ def explained_writes(path: StrPath) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.errno in DISK_FULL:
             reason += f" ({free_bytes(path):,} bytes free); free some space and run the same command again"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        elif error.errno in _NOT_PERMITTED:
             reason += "; choose a folder you may write to"
         raise EnvironmentFault(f"cannot write {error.filename or path}: {reason}") from error
+
+
+def fault_of(error: BaseException) -> EnvironmentFault | None:
+    """What the system refused, in words, where nobody had more to say about it; None for what may be our own mistake.
+
+    A name that is only looked up can be refused too, as in a folder that this user may not enter.
+    """
+    if not isinstance(error, OSError) or error.errno not in _OF_THE_SYSTEM:
+        return None
+    where = f"{error.filename}: " if error.filename is not None else ""
+    advice = "free some space" if error.errno in DISK_FULL else "see that it can be read and written, or name another"
+    return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
 
 
 def free_bytes(path: StrPath) -> int:

@@ -63,11 +63,17 @@ class StopRequest:
 
 
 def require_finite(
-    loss: float, gradient_norm: float, step: int, micro_losses: Sequence[tuple[tuple[int, ...], Tensor]], world: World
+    loss: float,
+    gradient_norm: float,
+    step: int,
+    micro_losses: Sequence[tuple[tuple[int, ...], Tensor]],
+    world: World,
+    origin: Callable[[Sequence[int]], str],
 ) -> None:
     """Raise Diverged, on every rank and before weights move, unless loss and gradient are finite.
 
-    Both numbers are sums over all ranks, so all ranks decide alike. `micro_losses`: this rank's (samples, loss).
+    Both numbers are sums over all ranks, so all ranks decide alike. `micro_losses`: this rank's (samples, loss);
+    `origin` names the records that samples were made of.
     """
     if math.isfinite(loss) and math.isfinite(gradient_norm):
         return
@@ -75,7 +81,9 @@ def require_finite(
 
     mine = sorted({sample for samples, value in micro_losses if not math.isfinite(float(value)) for sample in samples})
     suspects = {rank: found for rank, found in enumerate(gather(mine, world)) if found}
-    where = "; ".join(f"rank {rank}: prepared rows {found[:20]}" for rank, found in suspects.items())
+    where = "; ".join(
+        f"rank {rank}: prepared rows {found[:20]}, which are {origin(found[:20])}" for rank, found in suspects.items()
+    )
     raise errors.Diverged(
         f"step {step + 1}: loss {loss}, gradient norm {gradient_norm}; the weights were not touched. "
         + (f"Non-finite loss on {where}. " if where else "Every loss was finite, the gradient was not. ")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from kubetune import endings, errors, logs, processes
+from kubetune import endings, errors, files, logs, processes
 from kubetune.config.load import load_resolved
 from kubetune.data.prepare import prepare
 
@@ -25,11 +26,15 @@ def main(argv: Sequence[str]) -> int:
     logs.STEP.info("preparing data")
     try:
         prepare(config)
-    except errors.KubetuneError as error:
-        reason = endings.reason_of(error)
+    except (errors.KubetuneError, OSError) as error:
+        known = error if isinstance(error, errors.KubetuneError) else files.fault_of(error)
+        if known is None:
+            raise
+        reason = endings.reason_of(known)
         logs.ERROR.error("%s", reason)
-        endings.write_rank_ending(run_dir, rank, endings.Ending(error.exit_code, reason))
-        return error.exit_code
+        with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
+            endings.write_rank_ending(run_dir, rank, endings.Ending(known.exit_code, reason))
+        return known.exit_code
     return errors.OK
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -66,6 +67,7 @@ class Snapshots:
     _state: State = field(default_factory=State, init=False)
     _copies: dict[str, Tensor] = field(default_factory=dict, init=False)
     _bytes: int = field(default=0, init=False)
+    _stall_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self._is_whole = self.optimizer.size == self.optimizer.master.numel()
@@ -92,11 +94,15 @@ class Snapshots:
         """
         self.finish()
         watchdog.beat("save", state.step)
+        began = time.perf_counter()
         self._state = state = replace(state, saved_step=state.step)
         if self.background:
             self._writing = self._thread.submit(self._attempt, state, self._copy())
+            self._stall_seconds = time.perf_counter() - began
         else:
-            self._settle(self._attempt(state, Held(self.optimizer.state())))
+            failure = self._attempt(state, Held(self.optimizer.state()))
+            self._stall_seconds = time.perf_counter() - began
+            self._settle(failure)
         return state
 
     def rehearse(self, state: State) -> int:
@@ -127,7 +133,9 @@ class Snapshots:
         if self._writing is None:
             return
         watchdog.beat("save")
+        began = time.perf_counter()
         failure = self._writing.result()
+        self._stall_seconds += time.perf_counter() - began
         self._writing = None
         self._settle(failure)
 
@@ -138,7 +146,8 @@ class Snapshots:
 
     def _settle(self, failure: errors.KubetuneError | None) -> None:
         self._require_all(failure)
-        logs.STEP.info("saved checkpoint %s", checkpoint.folder_of(self.run_dir, self._state.step).name)
+        name = checkpoint.folder_of(self.run_dir, self._state.step).name
+        logs.STEP.info("saved checkpoint %s; training stood still for %.3g s", name, self._stall_seconds)
 
     def _attempt(self, state: State, held: Held) -> errors.KubetuneError | None:
         try:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 from kubetune import errors, fp8, health, logs, metrics, parallel, probe, sharded, throughput, trace, watchdog
 from kubetune.checkpoint import State
+from kubetune.config.defaults import prefers_greater
 from kubetune.config.schema import Config
 from kubetune.data.batches import Batch
 from kubetune.data.feed import Feed, Work
@@ -31,6 +33,7 @@ from kubetune.optim import FlatAdamW
 from kubetune.parallel import World
 from kubetune.plan import Plan, learning_rate_at
 from kubetune.snapshot import Snapshots, writes_in_background
+from kubetune.tasks import metric_names
 from kubetune.tuning import Workload
 
 FIRST_LOSS_SCALE = 2.0**14
@@ -68,6 +71,8 @@ def train(
 def _train(
     config: Config, plan: Plan, run_dir: Path, data: Prepared, task: ModuleType, world: World, stop: health.StopRequest
 ) -> State:
+    if data.eval is not None:
+        probe.require_metric(config.training.metric_for_best_model, metric_names(data.labels))
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(config, plan, data))
     check_positions(learner.model, int(data.train.lengths.max()))
@@ -151,7 +156,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
         if state.loss_scale > 1.0 and not math.isfinite(norm):
             state = _lower_loss_scale(optimizer, state)
             continue
-        health.require_finite(loss, norm, state.step, _with_samples(work, losses), world)
+        health.require_finite(loss, norm, state.step, _with_samples(work, losses), world, partial(_origin, run))
         optimizer.scale_gradient(1.0 / state.loss_scale, norm, run.config.training.max_grad_norm)
         rate = learning_rate_at(plan, state.step)
         optimizer.update(rate)
@@ -225,6 +230,15 @@ def _with_samples(work: Work, losses: Sequence[torch.Tensor]) -> list[tuple[tupl
     return [(batch.samples, loss) for batch, loss in zip(work.batches, losses, strict=True)]
 
 
+def _origin(run: Run, samples: Sequence[int]) -> str:
+    """Where rows come from, as their owner knows them: `train.jsonl records 3, 17`, counted from 1."""
+    rows, records = run.data.train, dict[int, list[int]]()
+    for sample in samples:
+        records.setdefault(int(rows.source[sample]), []).append(int(rows.record[sample]) + 1)
+    named = ((run.config.data.train[source].path, sorted(found)) for source, found in sorted(records.items()))
+    return "; ".join(f"{path} records {', '.join(map(str, found))}" for path, found in named)
+
+
 def _stop(run: Run, state: State, journal: Journal) -> None:
     logs.STEP.info("asked to stop: saving step %d", state.step)
     journal.sync()
@@ -259,9 +273,7 @@ def _judge(run: Run, state: State, values: dict[str, float]) -> State:
     """Whether this evaluation is the best so far."""
     name = run.config.training.metric_for_best_model
     probe.require_metric(name, values)
-    greater = run.config.training.greater_is_better
-    if greater is None:
-        greater = not name.endswith(("loss", "perplexity"))
+    greater = prefers_greater(run.config.training)
     value, best = values[name], state.best_value
     if best is None or (value > best if greater else value < best):
         return replace(

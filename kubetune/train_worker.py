@@ -15,11 +15,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kubetune import endings, errors, faults, files, logs, malloc, metrics, processes, watchdog
+from kubetune import checkpoint, endings, errors, faults, files, logs, malloc, metrics, processes, watchdog
 from kubetune.config.schema import Config
 from kubetune.health import StopRequest
 from kubetune.plan import Plan, make_plan
@@ -42,16 +42,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             run_dir = found
             step = work(config, run_dir, stop).step
     except errors.Preempted as stopped:
-        code, reason, step = stopped.exit_code, str(stopped), stopped.step
-        logs.STEP.info("%s", stopped)
+        # Who is stopped before the loop does not know how far an earlier start has come.
+        step = stopped.step or (checkpoint.newest_step(run_dir) if run_dir is not None else 0)
+        code, reason = stopped.exit_code, str(errors.Preempted(step))
+        logs.STEP.info("%s", reason)
     except errors.KubetuneError as error:
         code, reason = error.exit_code, str(error) if run_dir is None else endings.reason_of(error)
         logs.ERROR.error("%s", reason)
     except Exception as error:
-        code, reason = errors.BUG, f"{type(error).__name__}: {error}"
-        logs.family_logger("ERROR").critical("this is a bug in kubetune", exc_info=error)
+        if fault := files.fault_of(error):
+            code, reason = fault.exit_code, str(fault)
+            logs.ERROR.error("%s", reason)
+        else:
+            code, reason = errors.BUG, f"{type(error).__name__}: {error}"
+            logs.family_logger("ERROR").critical("this is a bug in kubetune", exc_info=error)
     if run_dir is not None:
-        endings.write_rank_ending(run_dir, rank, endings.Ending(code, reason, step))
+        with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
+            endings.write_rank_ending(run_dir, rank, endings.Ending(code, reason, step))
     return code
 
 
@@ -126,7 +133,8 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
             files.write_atomic(run_dir / metrics.DATA, json.dumps(describe(data), indent=1))
         with watchdog.watch(run_dir, world.rank, patience):
             state = train(config, plan, run_dir, data, task, world, stop)
-        report(config, plan, run_dir, world, data, state)
+            watchdog.beat("report")
+            report(config, plan, run_dir, world, data, state)
     return state
 
 

@@ -69,7 +69,9 @@ def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
         (run_dir / HANG).unlink(missing_ok=True)
     done, stacks = threading.Event(), run_dir / "logs" / f"rank-{rank}.frozen.txt"
     beat("starting")
-    with files.explained_writes(stacks), open(stacks, "w") as frozen:
+    with files.explained_writes(stacks):  # and no longer: what goes wrong in the run has another cause
+        frozen = open(stacks, "w")  # noqa: SIM115
+    with frozen:
         arguments = (done, run_dir, rank, timeout_seconds, frozen.fileno())
         _rearm(timeout_seconds, frozen.fileno())  # the thread may never get its first turn
         thread = threading.Thread(target=_watch, args=arguments, name="watchdog", daemon=True)
@@ -139,8 +141,14 @@ def _watch(done: threading.Event, run_dir: Path, rank: int, timeout_seconds: flo
 
 
 def _give_up(run_dir: Path, rank: int, last: Beat, silent: float) -> None:
-    frame = sys._current_frames()[threading.main_thread().ident or 0]
-    stack = "".join(traceback.format_stack(frame))
+    frames = sys._current_frames()
+    stack = "".join(traceback.format_stack(frames[threading.main_thread().ident or 0]))
+    # Where the main thread only waits for another, as for a checkpoint written beside the loop, that one tells more.
+    others = {
+        thread.name: "".join(traceback.format_stack(frames[thread.ident or 0]))
+        for thread in threading.enumerate()
+        if thread.ident in frames and thread not in (threading.main_thread(), threading.current_thread())
+    }
     doing = f"waited for other ranks in {last.phase}" if last.is_waiting else f"hung in {last.phase}"
     reason = f"rank {rank} {doing} for {silent:.0f} s after step {last.step}; see {HANG}"
     facts = {"rank": rank, "phase": last.phase, "waiting": last.is_waiting, "step": last.step, "seconds": silent}
@@ -149,7 +157,7 @@ def _give_up(run_dir: Path, rank: int, last: Beat, silent: float) -> None:
         os.write(2, f"kubetune: {reason}\n{stack}".encode())
         endings.write_rank_ending(run_dir, rank, endings.Ending(errors.LOST_PEER, reason, last.step))
         if not (last.is_waiting and (run_dir / HANG).exists()):
-            written = {**facts, "time": metrics.now(), "stack": stack}
+            written = {**facts, "time": metrics.now(), "stack": stack, "threads": others}
             files.write_atomic(run_dir / HANG, json.dumps(written, indent=2) + "\n")
     finally:
         # The main thread cannot be asked to leave: it is what hangs.

@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,21 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_refused_at_once(toy_inputs: 
     each, needed, free = (int(number.replace(",", "")) for number in told.groups())
     assert free < 2_097_152 < 4 * each == needed
     assert not (run_dir / "metrics.jsonl").exists()
+
+
+def test_a_disk_without_a_single_byte_hides_neither_code_nor_cause(toy_inputs: Path, small_disk: Path) -> None:
+    """Not even the log or the rank's last word can be written."""
+    run_dir = toy.make_run(small_disk / "run", toy.make_config(toy_inputs))
+    with started(train_worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:step:3"}) as ranks:
+        toy.wait_until_stopped(ranks[0])
+        with suppress(OSError), (small_disk / "other").open("wb", buffering=0) as other:
+            while other.write(bytes(4096)):
+                pass
+        toy.go_on(ranks[0])
+        assert wait_all(ranks) == [errors.ENVIRONMENT]
+    assert files.free_bytes(small_disk) == 0
+    (small_disk / "other").unlink()
+    assert toy.train(run_dir) == [0]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def test_a_poisoned_row_stops_all_ranks_before_the_update(tmp_path: Path, poison
     assert "prepared rows [" in log
     rows = log.partition("prepared rows [")[2].partition("]")[0]
     assert "30" in rows.split(", ")
+    records = log.partition(f"which are {tmp_path / 'train.jsonl'} records ")[2].partition(".")[0]
+    assert "31" in records.split(", ")  # the line in the file
     for path in newest.glob("*.safetensors"):
         assert all(np.isfinite(tensor.float().numpy()).all() for tensor in load_file(path).values())
     assert len(toy.losses(run_dir)) == step

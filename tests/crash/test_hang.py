@@ -36,6 +36,7 @@ def break_at(run_dir: Path, world_size: int, fault: str) -> list[int]:
         (2, "step:4", 1, 3),
         pytest.param(2, "evaluation", 1, 3, marks=pytest.mark.slow),
         pytest.param(2, "save", 0, 3, marks=pytest.mark.slow),
+        pytest.param(2, "report", 1, 14, marks=pytest.mark.slow),
     ],
 )
 def test_a_hung_rank_ends_the_run_and_is_named(
@@ -53,6 +54,19 @@ def test_a_hung_rank_ends_the_run_and_is_named(
     assert verdict.reason.startswith(
         f"rank {rank} hung in {hang['phase']} for {hang['seconds']:.0f} s after step {step}"
     )
+
+
+@pytest.mark.slow
+def test_a_thread_that_hangs_while_it_writes_is_shown(toy_inputs: Path, tmp_path: Path) -> None:
+    """The loop itself only waits for it, when the next checkpoint is due."""
+    config = toy.make_config(toy_inputs, {"timeout_seconds": TIMEOUT, "async_save": True})
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert break_at(run_dir, 1, "hang:commit.sealed:1") == [errors.LOST_PEER]
+    hang = json.loads((run_dir / HANG).read_text())
+    assert (hang["rank"], hang["phase"], hang["step"]) == (0, "save", 3)
+    (writing,) = (stack for name, stack in hang["threads"].items() if name.startswith("checkpoint"))
+    assert 'faults.reach("commit.sealed")' in writing
+    assert "in finish" in hang["stack"]
 
 
 @pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.slow)])

@@ -58,6 +58,38 @@ def test_stopped_in_each_phase(
 
 
 @pytest.mark.parametrize(
+    ("world_size", "point"),
+    [
+        (1, "probe of a save"),
+        pytest.param(1, "probe of a batch", marks=slow),
+        pytest.param(2, "evaluation", marks=slow),
+    ],
+)
+def test_stopped_in_the_rehearsal_before_the_first_step(
+    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, world_size: int, point: str
+) -> None:
+    """Nothing to save; of two ranks the kernel ends them, whatever library they are in."""
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"probe": True}, **LORA), world_size)
+    codes = stop_at(run_dir, world_size, point, 1)
+    assert codes[0] == (errors.PREEMPTED if world_size == 1 else -signal.SIGTERM)
+    assert checkpoint.steps(run_dir) == []
+    assert toy.train(run_dir, world_size) == [0] * world_size
+    assert not list(run_dir.glob("checkpoints/.*.tmp"))
+    assert toy.digests(run_dir) == uninterrupted(toy.make_config(toy_inputs, **LORA), world_size)
+
+
+def test_a_start_that_is_stopped_before_it_trains_says_how_far_the_run_is(toy_inputs: Path, tmp_path: Path) -> None:
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, **LORA))
+    assert stop_at(run_dir, 1, "starting", 1) == [errors.PREEMPTED]
+    assert endings.read_rank_endings(run_dir)[0].reason.startswith("stopped before the first step; ")
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:5"}) == [errors.PREEMPTED]
+    for _ in range(2):
+        said = endings.read_rank_endings(run_dir)[0]
+        assert (said.step, said.reason.startswith("stopped after step 5; ")) == (5, True)
+        assert stop_at(run_dir, 1, "starting", 1) == [errors.PREEMPTED]
+
+
+@pytest.mark.parametrize(
     ("parallelism", "point", "nth", "rank"),
     [
         pytest.param("ddp", "step", 1, 1, marks=slow),
