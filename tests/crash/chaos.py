@@ -1,9 +1,10 @@
 """Kill runs at random moments and see whether what goes on ends bit for bit as a run that was left alone.
 
-    scripts/chaos --kills 50        prints a table; exit code 1 when one run came out different
+    scripts/chaos --kills 50        prints a table; exit code 1 when one run came out different, which is then kept
 
 Real processes, SIGKILL, a checkpoint after every step, written between steps or beside them. Victims are all ranks, one
-of them, or the launcher with everything below it. The same seed gives the same order of kinds, victims and delays.
+of them, or the launcher with everything below it. Most blows fall while steps are trained and saved, one in five from
+the start of the processes on. The same seed gives the same order of kinds, victims and moments.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from kubetune import checkpoint, processes, train_worker
+from kubetune import checkpoint, metrics, processes, train_worker
 from kubetune.config.schema import Config
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
@@ -43,6 +45,11 @@ class Kind(NamedTuple):
     victim: Victim
 
 
+Moment = Literal["start", "model"]
+"""What the time until a blow is counted from: the start of the processes, or the model being loaded."""
+
+EARLY_SHARE = 0.2
+
 VICTIMS: tuple[Victim, ...] = ("all ranks", "one rank", "launcher")
 KINDS = [
     Kind(parallelism, world_size, method, async_save, victim)
@@ -53,12 +60,27 @@ KINDS = [
 ]
 
 
+class Whole(NamedTuple):
+    """What a run that nobody disturbs leaves, and the seconds until its model is loaded, and from there to its end."""
+
+    digests: dict[str, str]
+    loading: float
+    training: float
+
+
+class Blow(NamedTuple):
+    """When a victim is killed: so many seconds after a moment of its run."""
+
+    moment: Moment
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Kill:
     """What one kill met: the newest good checkpoint and the half-written folders then, and whether all ended equal."""
 
     kind: Kind
-    seconds: float
+    blow: Blow
     safe_step: int
     leftovers: int
     identical: bool
@@ -67,12 +89,13 @@ class Kill:
         kind, verdict = self.kind, "identical" if self.identical else "DIFFERENT"
         return (
             f"{kind.parallelism:<4} {kind.world_size:>5}  {kind.method:<6} {'async' if kind.async_save else '-':<5}  "
-            f"{kind.victim:<9} {self.seconds:>7.2f} s {self.safe_step:>9} {self.leftovers:>9}  {verdict}"
+            f"{kind.victim:<9}  {self.blow.moment} +{self.blow.seconds:>5.2f} s {self.safe_step:>9} {self.leftovers:>9}"
+            f"  {verdict}"
         )
 
 
 HEADER = (
-    f"{'kind':<4} {'ranks':>5}  {'method':<6} {'saves':<5}  {'killed':<9} {'after':>9} {'safe step':>9} "
+    f"{'kind':<4} {'ranks':>5}  {'method':<6} {'saves':<5}  {'killed':<9}  {'after':<14} {'safe step':>9} "
     f"{'leftovers':>9}  at the end"
 )
 
@@ -83,8 +106,7 @@ class Chaos:
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder, self._draw = folder, random.Random(seed)
         self._inputs = toy.make_inputs(folder / "inputs")
-        self._whole: dict[tuple[str, int, str], dict[str, str]] = {}
-        self._seconds: dict[tuple[str, int, str], float] = {}
+        self._whole: dict[tuple[str, int, str], Whole] = {}
 
     def kills(self, number: int, kinds: Sequence[Kind] = KINDS) -> Iterator[Kill]:
         """So many kills that met a run still going, over these kinds in an order that the seed gives."""
@@ -92,47 +114,56 @@ class Chaos:
         for index, kind in zip(range(number), order, strict=False):
             kill = None
             while kill is None:
-                kill = self._kill(self._folder / f"run-{index}", kind)
+                kill = self._kill(self._folder / f"run-{index + 1}", kind)
             yield kill
 
     def _kill(self, run_dir: Path, kind: Kind) -> Kill | None:
         """One run, killed once and then left alone; None when it had ended before the blow fell."""
-        whole, seconds = self._undisturbed(kind)
-        run_dir = run_dir.with_name(f"{run_dir.name}-{self._draw.randrange(2**32):08x}")
+        whole = self._undisturbed(kind)
         toy.make_run(run_dir, self._config(kind), kind.world_size)
-        delay = self._draw.uniform(0.0, seconds)
-        blow = _kill_launcher if kind.victim == "launcher" else self._kill_ranks
-        if not blow(run_dir, kind, delay):
+        is_early = self._draw.random() < EARLY_SHARE
+        span = whole.loading if is_early else whole.training
+        blow = Blow("start" if is_early else "model", self._draw.uniform(0.0, span))
+        strike = _kill_launcher if kind.victim == "launcher" else self._kill_ranks
+        if not strike(run_dir, kind, blow):
+            shutil.rmtree(run_dir)
             return None
         leftovers = len(list(run_dir.glob("checkpoints/.step-*.tmp")))
         safe = checkpoint.find(run_dir)
         safe_step = checkpoint.load_state(safe).step if safe else 0
         codes = toy.train(run_dir, kind.world_size)
-        identical = codes == [0] * kind.world_size and toy.digests(run_dir) == whole
+        identical = codes == [0] * kind.world_size and toy.digests(run_dir) == whole.digests
         if identical:
             shutil.rmtree(run_dir)
-        return Kill(kind, delay, safe_step, leftovers, identical)
+        return Kill(kind, blow, safe_step, leftovers, identical)
 
     def _config(self, kind: Kind) -> Config:
         training = {"save_steps": 1, "parallelism": kind.parallelism, "async_save": kind.async_save}
         return toy.make_config(self._inputs, training, **METHODS[kind.method])
 
-    def _undisturbed(self, kind: Kind) -> tuple[dict[str, str], float]:
-        """What a run that waits for its checkpoints leaves, and how long it took."""
+    def _undisturbed(self, kind: Kind) -> Whole:
+        """A run of this kind that waits for its checkpoints, made once."""
         key = kind[:3]
         if key not in self._whole:
             config = self._config(kind._replace(async_save=False))
             if not self._whole:  # the first one waits for the server that ranks are forked from, and for the data
                 toy.finished(self._folder / "warm-up", config, kind.world_size)
+            run_dir = toy.make_run(self._folder / "-".join(["whole", *map(str, key)]), config, kind.world_size)
             began = time.monotonic()
-            run_dir = toy.finished(self._folder / "-".join(["whole", *map(str, key)]), config, kind.world_size)
-            self._whole[key] = toy.digests(run_dir)
-            self._seconds[key] = time.monotonic() - began
-        return self._whole[key], self._seconds[key]
+            with started(train_worker.main, kind.world_size, [str(run_dir)]) as ranks:
+                wait_until(lambda: has_loaded(run_dir))
+                loaded = time.monotonic()
+                codes = wait_all(ranks)
+            assert codes == [0] * kind.world_size, (run_dir / "logs" / "rank-0.log").read_text()
+            self._whole[key] = Whole(toy.digests(run_dir), loaded - began, time.monotonic() - loaded)
+        return self._whole[key]
 
-    def _kill_ranks(self, run_dir: Path, kind: Kind, delay: float) -> bool:
+    def _kill_ranks(self, run_dir: Path, kind: Kind, blow: Blow) -> bool:
         with started(train_worker.main, kind.world_size, [str(run_dir)]) as ranks:
-            if wait([rank.sentinel for rank in ranks], delay):
+            ends = [rank.sentinel for rank in ranks]
+            if blow.moment == "model":
+                wait_until(lambda: has_loaded(run_dir) or wait(ends, 0))
+            if wait(ends, blow.seconds):
                 return False
             hit = ranks if kind.victim == "all ranks" else [self._draw.choice(ranks)]
             for rank in hit:
@@ -145,14 +176,20 @@ class Chaos:
         return any(code != 0 for code in codes)
 
 
-def _kill_launcher(run_dir: Path, kind: Kind, delay: float) -> bool:
-    """Counted from when the ranks have met, because a launcher's toy run is nearly all importing before that."""
+def has_loaded(run_dir: Path) -> bool:
+    """Whether a run has its model, and trains from here on."""
+    return any(event["event"] == "start" for event in metrics.read_events(run_dir))
+
+
+def _kill_launcher(run_dir: Path, kind: Kind, blow: Blow) -> bool:
+    """Its start is its rank's first line: before that there is nothing but imports."""
     command = [sys.executable, "-m", "kubetune.agent", str(run_dir)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as agent:
         log = run_dir / "logs" / "rank-0.log"
-        wait_until(lambda: log.exists() and "loading model" in log.read_text())
+        has_begun = log.exists if blow.moment == "start" else lambda: has_loaded(run_dir)
+        wait_until(lambda: has_begun() or agent.poll() is not None)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            agent.wait(delay)
+            agent.wait(blow.seconds)
             return False
         below = descendants(agent.pid)
         agent.kill()
@@ -166,25 +203,45 @@ def descendants(pid: int) -> list[int]:
     return found + [grandchild for child in found for grandchild in descendants(child)]
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected a number from 1 on")
+    return int(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--kills", type=int, default=10, help="kills that must meet a run still going")
-    parser.add_argument("--seed", type=int, default=0)
+    """Print the table; 1 when a run came out different, 130 after Ctrl-C."""
+    description = __doc__.splitlines()[0] if __doc__ else None
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description=description, allow_abbrev=False)
+    parser.add_argument("--kills", type=_count, default=10, metavar="N", help="that meet a run still going, default 10")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another order and moments, default 0")
     args = parser.parse_args(argv)
-    began, done = time.monotonic(), list[Kill]()
+    began, done, interrupted = time.monotonic(), list[Kill](), False
     os.environ.update({"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
     table = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the runs themselves print
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stop from outside tidies up too
     print(f"{'':>4} {HEADER}", file=table)
-    with tempfile.TemporaryDirectory() as folder:
-        for kill in Chaos(Path(folder), args.seed).kills(args.kills):
+    folder = Path(tempfile.mkdtemp(prefix="kubetune-chaos-"))
+    try:
+        for kill in Chaos(folder, args.seed).kills(args.kills):
             done.append(kill)
             print(f"{len(done):>4} {kill.row()}", file=table)
-    missed = sum(not kill.identical for kill in done)
-    torn = sum(kill.leftovers > 0 for kill in done)
-    seconds = time.monotonic() - began
-    print(f"{len(done)} kills, {torn} in the middle of a checkpoint, {missed} misses, {seconds:.0f} s", file=table)
-    return 1 if missed else 0
+    except KeyboardInterrupt:
+        interrupted = True
+    missed = [number for number, kill in enumerate(done, 1) if not kill.identical]
+    torn, late = sum(kill.leftovers > 0 for kill in done), sum(kill.safe_step > 0 for kill in done)
+    print(
+        f"{len(done)} kills (seed {args.seed}), {late} after the first checkpoint, {torn} in the middle of one, "
+        f"{len(missed)} misses, {time.monotonic() - began:.0f} s",
+        file=table,
+    )
+    if missed:
+        kept = ", ".join(str(folder / f"run-{number}") for number in missed)
+        print(f"kept: {kept}; beside them undisturbed runs of each kind", file=table)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 130 if interrupted else 1 if missed else 0
 
 
 if __name__ == "__main__":
