@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -62,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `Settings`, and of how many processes to start."""
     training = parser.add_argument_group("training: a small network on linearly separable data")
     training.add_argument("--epochs", type=_count, default=_DEFAULT.epochs, metavar="N", help="default %(default)s")
-    training.add_argument("--batch", type=_count, default=_DEFAULT.batch, metavar="N", help="per process, %(default)s")
+    training.add_argument(
+        "--batch", type=_count, default=_DEFAULT.batch, metavar="N", help="per process, default %(default)s"
+    )
     training.add_argument("--samples", type=_count, default=_DEFAULT.samples, metavar="N", help="default %(default)s")
     training.add_argument("--features", type=_count, default=_DEFAULT.features, metavar="N", help="default %(default)s")
     training.add_argument("--classes", type=_classes, default=_DEFAULT.classes, metavar="N", help="default %(default)s")
@@ -74,11 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--volume", action="append", default=[], metavar="DIR", help="test write speed and free space here; repeatable"
     )
     checks.add_argument(
-        "--volume-mib", type=_count, default=_DEFAULT.volume_mib, metavar="N", help="written there, default %(default)s"
-    )
+        "--volume-mib", type=_count, default=_DEFAULT.volume_mib, metavar="N",
+        help="MiB written and read on each volume, default %(default)s",
+    )  # fmt: skip
     checks.add_argument(
-        "--largest-mib", type=_count, default=_DEFAULT.largest_mib, metavar="N", help="message, default %(default)s"
-    )
+        "--largest-mib", type=_count, default=_DEFAULT.largest_mib, metavar="N",
+        help="MiB of the largest all-reduce, default %(default)s",
+    )  # fmt: skip
     checks.add_argument(
         "--slow-factor",
         type=_amount,
@@ -97,7 +102,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("processes", "under torchrun these are torchrun's")
     where.add_argument("--processes", type=_count, metavar="N", help="on each node; default: one for each GPU, or 1")
     where.add_argument("--nodes", type=_count, metavar="N", help="default: PET_NNODES, or 1")
-    where.add_argument("--log-level", type=str.upper, choices=("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO")
+    where.add_argument(
+        "--log-level", type=str.upper, choices=("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO",
+        help="DEBUG shows first and last batches; default %(default)s",
+    )  # fmt: skip
     where.add_argument("--json", action="store_true", help="print the report as JSON; log lines go to standard error")
 
 
@@ -134,6 +142,9 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
 
     Raises ConfigError when this node's place among several is not to be found.
     """
+    if threading.current_thread() is threading.main_thread():
+        # There is nothing to save. Without a handler process 1 of a container would not even hear of it.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(errors.PREEMPTED))
     given = {field.name: getattr(args, field.name) for field in fields(Settings)}
     settings = Settings(**given | {"volume": tuple(args.volume)})
     # Operators set RANK for a node, torchrun sets LOCAL_RANK too; without --processes a node is one rank.
@@ -147,7 +158,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
         return run_rank(settings)
     nodes = args.nodes or _nodes(environ)
     count = args.processes or visible_gpus(environ) or 1
-    return launch(settings, agent.find_place(nodes, count, environ), environ)
+    return launch(settings, agent.find_place(nodes, count, environ, said_by="the number of nodes"), environ)
 
 
 def _nodes(environ: Mapping[str, str]) -> int:
@@ -176,11 +187,17 @@ def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
         rank: subprocess.Popen(
             command,
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(local_rank)},
+            start_new_session=True,  # Ctrl-C must reach this process only: ranks would tell where it found them
             preexec_fn=processes.die_with_parent,
         )
         for local_rank, rank in enumerate(place.ranks)
     }
-    codes = _wait(children, settings.timeout)
+    try:
+        codes = _wait(children, settings.timeout)
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
     for rank, code in codes.items():
         if code < 0:
             print(f"kubetune: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr)

@@ -81,7 +81,7 @@ def shortened(config: Config, steps: int) -> Config:
         update={
             "training": config.training.model_copy(update={**only, "early_stopping_patience": None}),
             "tracking": TrackingConfig(),
-            "logging": config.logging.model_copy(update={"report_json": None}),
+            "logging": config.logging.model_copy(update={"report_json": None, "samples": 0}),
             "kubernetes": None,
             "push": None,
             "mirror": None,
@@ -90,11 +90,19 @@ def shortened(config: Config, steps: int) -> Config:
 
 
 def by_agent(relay: Relay) -> Start:
-    """Train as every run is trained: by an agent of its own, which `relay` passes signals on to."""
+    """Train as every run is trained: by an agent of its own, which `relay` passes signals on to.
+
+    Raises a KubetuneError when somebody asks to stop meanwhile.
+    """
 
     def start(run_dir: Path, environ: Mapping[str, str]) -> int:
         print(f"\nkubetune: the {run_dir.name} run", flush=True)
-        return relay.run([sys.executable, "-m", "kubetune.agent", str(run_dir)], {**os.environ, **environ})
+        status = relay.run([sys.executable, "-m", "kubetune.agent", str(run_dir)], {**os.environ, **environ})
+        if relay.stopping:  # else it would look like the stop that is tried here, or like a run that failed
+            stopped = errors.KubetuneError(f"{relay.stopping}: there is no verdict, and nothing is left of the runs")
+            stopped.exit_code = errors.PREEMPTED
+            raise stopped
+        return status
 
     return start
 

@@ -43,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train twice, compare, and print the verdict. Raises ConfigError before anything is trained."""
     stop_at = args.stop_at if args.stop_at is not None else args.steps // 2
+    if args.steps < 2:
+        raise errors.ConfigError(
+            f"command line: found --steps {args.steps}; expected at least 2, one before the stop and one after it. "
+            "Nothing was written."
+        )
     if not 1 <= stop_at < args.steps:
         raise errors.ConfigError(
             f"command line: found --steps {args.steps} and --stop-at {stop_at}; expected 1 ≤ K < N. "

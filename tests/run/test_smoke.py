@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from kubetune import errors, smoke_worker
+from kubetune import errors, processes, smoke_worker
 from kubetune.measurements import Reduction, outliers
 from kubetune.smoke import Settings
 from tests import schemas
-from tests.ranks import free_port, started, wait_all
-from tests.toy import wait_until_stopped
+from tests.ranks import free_port, started, wait_all, wait_until
+from tests.toy import is_stopped, wait_until_stopped
 
 # A shared machine slows ranks down at random; only the tests of slowness look at it.
 SMALL = Settings(samples=512, batch=32, features=16, largest_mib=1, volume_mib=1, slow_factor=1000, timeout=60)
@@ -187,6 +187,22 @@ def test_the_verb_ends_whatever_a_rank_does(fault: str, ended: str) -> None:
     done = run_verb("--processes=2", "--timeout=3", KUBETUNE_FAULT=fault)
     assert done.returncode == errors.ENVIRONMENT
     assert ended in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, errors.PREEMPTED)])
+def test_asked_to_stop_it_leaves_at_once_and_nobody_behind(number: signal.Signals, code: int) -> None:
+    environ = {**os.environ, "KUBETUNE_FAULT": "signal 19:all-reduce:1:1"}
+    command = [sys.executable, "-m", "kubetune", "smoke", *SMALL.flags(), "--processes=2"]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: len(processes.children(process.pid)) == 2)
+        ranks = processes.children(process.pid)
+        wait_until(lambda: is_stopped(ranks[1]))
+        process.send_signal(number)
+        assert process.wait(10) == code
+        assert not [rank for rank in ranks if processes.is_alive(rank)]
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
 
 
 @contextmanager

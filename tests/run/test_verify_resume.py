@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from kubetune.config.load import as_yaml
 from kubetune.config.schema import Config
 from kubetune.plan import make_plan
 from tests import toy
-from tests.ranks import started, wait_all
+from tests.ranks import started, wait_all, wait_until
 
 STEPS, STOP_AT = 5, 2
 
@@ -119,9 +120,9 @@ def test_a_run_that_fails_is_no_verdict(inputs: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_leaves_this_machine(inputs: Path) -> None:
-    outlets = {"push": "org/model", "mirror": "s3://bucket/run", "tracking": {"mlflow": {}}}
+    outlets = {"push": "org/model", "mirror": "s3://bucket/run", "tracking": {"mlflow": {}}, "logging": {"samples": 4}}
     short = verify.shortened(toy.make_config(inputs, **outlets), STEPS)
-    assert (short.push, short.mirror, short.tracking.mlflow) == (None, None, None)
+    assert (short.push, short.mirror, short.tracking.mlflow, short.logging.samples) == (None, None, None, 0)
 
 
 def run_verb(*args: str) -> subprocess.CompletedProcess[str]:
@@ -156,9 +157,40 @@ def test_a_run_that_fails_is_told_once(config: Config, tmp_path: Path) -> None:
     assert ended.stderr.endswith("its lines above say why. Its folder was a temporary one and is removed.\n")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["uninterrupted", "resumed"])
+def test_ctrl_c_is_no_verdict_and_leaves_nothing(config: Config, tmp_path: Path, run: str) -> None:
+    """Also while the run that is to be stopped is stopped, whose exit code is the same."""
+    run_file, temporary = tmp_path / "run.yaml", tmp_path / "tmp"
+    run_file.write_text(as_yaml(config))
+    temporary.mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "kubetune",
+        "verify-resume",
+        str(run_file),
+        "--steps",
+        "400",
+        "compute.processes=1",
+    ]
+    with subprocess.Popen(
+        command, env={**os.environ, "TMPDIR": str(temporary)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(lambda: any(temporary.glob(f"*/{run}/metrics.jsonl")))
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == errors.PREEMPTED
+    assert said.endswith("asked to stop by SIGINT: there is no verdict, and nothing is left of the runs\n")
+    assert list(temporary.iterdir()) == []
+
+
 def test_wrong_arguments_are_refused(config: Config, tmp_path: Path) -> None:
     run_file = tmp_path / "run.yaml"
     run_file.write_text(as_yaml(config))
+    ended = run_verb(str(run_file), "--steps", "1")
+    assert (ended.returncode, ended.stdout) == (errors.USER, "")
+    assert "found --steps 1; expected at least 2" in ended.stderr
     ended = run_verb(str(run_file), "--steps", "3", "--stop-at", "3")
     assert (ended.returncode, ended.stdout) == (errors.USER, "")
     assert "--steps 3 and --stop-at 3; expected 1 ≤ K < N" in ended.stderr
