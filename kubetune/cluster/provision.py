@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -171,10 +171,15 @@ class Provisioner:
             else:
                 self._ensure(step)
 
-    def delete(self) -> None:
-        """Remove what was made here, last made first. What it did not make is only forgotten."""
-        for key, record in reversed(list(self.state.records.items())):
+    def delete(self, only: Collection[str] | None = None) -> None:
+        """Remove what was made here, last made first. What it did not make is only forgotten.
+
+        `only`: nothing but the records with these keys, and of those none that was not made here; the rest stays known.
+        """
+        for key, record in self._chosen(only):
             record = self._completed(key, record)
+            if only is not None and not record.created and record.id is not None:
+                continue
             kind = KINDS[record.kind]
             if record.created and record.id is not None and kind.remove and not self._goes_with(record):
                 done = self._ask(self.state.fill(kind.remove, record))
@@ -182,9 +187,15 @@ class Provisioner:
                     raise _failed(kind.remove, done, "The rest stays until then; run the same command again.")
             if not self._goes_with(record):
                 self._forget(key)
+        if only is not None:
+            return
         for key in list(self.state.records):
             self._forget(key)
         self.state.path.unlink(missing_ok=True)
+
+    def _chosen(self, only: Collection[str] | None) -> list[tuple[str, Record]]:
+        found = reversed(list(self.state.records.items()))
+        return [(key, record) for key, record in found if only is None or key in only]
 
     def _forget(self, key: str) -> None:
         """Forget a record and all that went with it."""
@@ -198,9 +209,9 @@ class Provisioner:
         outer = self.state.records.get(KINDS[record.kind].within)
         return outer is not None and outer.created
 
-    def doomed(self) -> Iterator[tuple[str, Record, str]]:
+    def doomed(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Record, str]]:
         """Every record with what `delete` will do to it: deleted, goes with another, or stays."""
-        for key, record in reversed(list(self.state.records.items())):
+        for key, record in self._chosen(only):
             record = self._completed(key, record)
             if not record.created or record.id is None:
                 yield key, record, "stays: it was not made here" if record.id else "was never made"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -142,17 +142,24 @@ class NebiusCluster(ClusterSection):
         return f"nebius-{self.name}"
 
 
-def costs(config: NebiusCluster) -> Iterator[tuple[str, float | None]]:
-    """What each part costs an hour; None where the file states no price."""
-    yield "control plane", config.price_per_hour
+def costs(config: NebiusCluster, there: Collection[str] | None = None) -> Iterator[tuple[str, float | None]]:
+    """What each part costs an hour; None where the file states no price. `there`: only of the steps with these keys."""
+    for key, what, price in _costs(config):
+        if there is None or key in there:
+            yield what, price
+
+
+def _costs(config: NebiusCluster) -> Iterator[tuple[str, str, float | None]]:
+    yield "cluster", "control plane", config.price_per_hour
     if disk := config.filesystem:
-        yield f"filesystem {disk.name} ({gibibytes(disk.size):,} GiB)", _hourly(disk.size, disk.price_per_gib_month)
+        what = f"filesystem {disk.name} ({gibibytes(disk.size):,} GiB)"
+        yield "filesystem", what, _hourly(disk.size, disk.price_per_gib_month)
     for group in config.node_groups:
-        each = group.price_per_hour
-        yield f"nodes {group.name} ({group.nodes} × {group.preset})", None if each is None else group.nodes * each
+        key, each = f"node-group/{group.name}", group.price_per_hour
+        yield key, f"nodes {group.name} ({group.nodes} × {group.preset})", None if each is None else group.nodes * each
         disk_price = _hourly(group.boot_disk.size, group.boot_disk.price_per_gib_month)
         what = f"boot disks {group.name} ({group.nodes} × {gibibytes(group.boot_disk.size):,} GiB)"
-        yield what, None if disk_price is None else group.nodes * disk_price
+        yield key, what, None if disk_price is None else group.nodes * disk_price
 
 
 def _hourly(size: str, price_per_gib_month: float | None) -> float | None:

@@ -224,6 +224,50 @@ def test_deleting_shows_what_goes_asks_and_goes_on_after_a_failure(
     assert cloud.calls() == []
 
 
+def test_nodes_alone_are_given_back_and_made_again(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    content = YAML(typ="safe").load(cloud.file.read_text())
+    content["node_groups"].append({"name": "tune-cpu", "nodes": 1, "platform": "cpu-d3", "preset": "4vcpu-16gb"})
+    with open(cloud.file, "w") as stream:
+        YAML(typ="safe").dump(content, stream)
+    assert cloud.run("delete", "--node-group") == 0
+    assert "knows of no nodes" in capsys.readouterr().out
+    assert cloud.run("create") == 0
+    made, before = cloud.things(), cloud.state()
+    assert cloud.run("delete", "--node-group", "tune-gpu", "other") == 2
+    assert "knows of no nodes other, but of tune-gpu, tune-cpu. Nothing was deleted" in capsys.readouterr().err
+    assert cloud.run("delete", "--node-group", "tune-gpu") == 2, "nobody can be asked"
+    assert (cloud.things(), cloud.state()) == (made, before)
+    capsys.readouterr()
+    cloud.fail("after", "compute-gpu-cluster delete")
+    assert cloud.run("delete", "--node-group", "tune-gpu", "--yes") == 3
+    printed = capsys.readouterr().out
+    assert "nodes tune-gpu (mk8s-node-group-tune-gpu): is deleted" in printed
+    assert "shared filesystem" not in printed
+    assert cloud.run("delete", "--node-group", "tune-gpu", "--yes") == 0, "it goes on"
+    assert made - cloud.things() == {"mk8s-node-group/tune-gpu", "compute-gpu-cluster/tune-gpu"}
+    gone = {"node-group/tune-gpu", "gpu-cluster/tune-gpu"}
+    assert cloud.state() == {key: record for key, record in before.items() if key not in gone}
+    capsys.readouterr()
+    assert cloud.run("status") == 0
+    assert "nodes tune-gpu" not in capsys.readouterr().out, "what is not there costs nothing"
+    assert cloud.run("create") == 0
+    assert (cloud.things(), cloud.state()) == (made, {key: cloud.state()[key] for key in before})
+    assert cloud.run("delete", "--node-group", "--yes") == 0
+    assert {key for key in cloud.state() if key.startswith(("node-group", "gpu-cluster"))} == set()
+    assert cloud.state().keys() >= {"cluster", "filesystem", "service-account"}
+
+
+def test_nodes_that_were_there_before_are_not_given_back(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    (cloud.folder / "mk8s-node-group").mkdir()
+    (cloud.folder / "mk8s-node-group" / "tune-gpu").write_text("mk8s-node-group-tune-gpu x 2026-01-01T00:00:00Z\n")
+    assert cloud.run("create") == 0
+    before = cloud.things(), cloud.state()
+    capsys.readouterr()
+    assert cloud.run("delete", "--node-group", "--yes") == 0
+    assert "knows of no nodes that were made here; nothing was deleted" in capsys.readouterr().out
+    assert (cloud.things(), cloud.state()) == before
+
+
 def test_status_says_how_it_stands_and_what_is_gone(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
     assert cloud.run("status") == 0
     assert "nothing is known" in capsys.readouterr().out
