@@ -112,6 +112,11 @@ def _of_run(name: str, run_dir: Path, *, merged: bool) -> Target:
         raise ConfigError(f"{run_dir} trained every weight, so there is nothing merged; leave --merged out")
     if config.task == "sequence_classification":
         raise ConfigError(f"{run_dir} is a classifier, which this chat server does not serve")
+    if kind == "adapter" and (unknown := _beyond_vllm(config)):
+        raise ConfigError(
+            f"{run_dir}: vLLM loads no adapters with {unknown}; serve its merged weights: kubetune export {run_dir} "
+            "--merge, then --merged"
+        )
     exports = sorted((run_dir / "exports").glob(f"step-*-{kind}/provenance.json"))
     if not exports:
         flag = " --merge" if merged else ""
@@ -127,6 +132,13 @@ def _of_run(name: str, run_dir: Path, *, merged: bool) -> Target:
             f"{run_dir}: its base {base} is a path of this machine; serve its merged export with --merged"
         )
     return Target(name or run_name(config), path, rank, base, config)
+
+
+def _beyond_vllm(config: Config) -> str:
+    """What of an adapter vLLM refuses to load (its peft_helper.py); empty where it takes it."""
+    lora = config.lora
+    found = {"lora.use_dora": lora and lora.use_dora, "lora.modules_to_save": lora and lora.modules_to_save}
+    return " and ".join(name for name, is_set in found.items() if is_set)
 
 
 def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
@@ -198,6 +210,12 @@ def _outputs_on_one_node(spec: RunSpec) -> list[str]:
 
 def _notes(spec: RunSpec, serving: Serving) -> list[str]:
     notes = []
+    quantization = spec.config.quantization
+    if serving.adapters and quantization not in ("none", "auto"):
+        notes.append(
+            f"the adapter was trained on a {quantization} base, and is put on the original one here; what it was "
+            "trained on is in the merged export (--merged)"
+        )
     if serving.uses_outputs:
         notes.append(
             f"the exports are read from claim {spec.kubernetes.storage.outputs.claim or 'of the run'}: they must be on "

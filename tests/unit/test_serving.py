@@ -120,6 +120,14 @@ def test_runs_that_cannot_be_served_say_why(tmp_path: Path, capsys: pytest.Captu
     assert f"kubetune export {run_dir}" in capsys.readouterr().err
     local = write_run(tmp_path / "local", f"model.path={tmp_path}")
     assert cli.main(["serve", "--render", str(local)]) == 0
+    dora = write_run(tmp_path / "dora", "lora.use_dora=true", "lora.modules_to_save=[lm_head]")
+    assert cli.main(["serve", "--render", str(dora)]) == 2
+    assert "no adapters with lora.use_dora and lora.modules_to_save; serve its merged" in capsys.readouterr().err
+    assert cli.main(["serve", "--render", str(dora), "--merged"]) == 0
+    quantised = write_run(tmp_path / "quantised", "quantization=4bit")
+    capsys.readouterr()
+    assert cli.main(["serve", "--render", str(quantised)]) == 0
+    assert "trained on a 4bit base" in capsys.readouterr().err
     whole = write_run(tmp_path / "whole", "lora=null")
     assert cli.main(["serve", "--render", str(whole), "--merged"]) == 2
     assert "leave --merged out" in capsys.readouterr().err
