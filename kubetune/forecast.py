@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kubetune.config.schema import Config
-from kubetune.memory import BYTES_PER_TRAINED_PARAMETER, USABLE_SHARE, Shape, activation_bytes_per_token
+from kubetune.memory import USABLE_SHARE, Shape, activation_bytes_per_token
 from kubetune.peaks import stated_tflops
 from kubetune.plan import Plan
 from kubetune.weights import Weights
@@ -121,12 +121,11 @@ def forecast(config: Config, plan: Plan, weights: Weights, device_bytes: int | N
     sharded = plan.world_size if config.training.parallelism == "fsdp" else 1
     frozen = _weight_bytes(config, plan, weights, element)
     trained = adapter_parameters(config, weights) if config.lora else weights.parameters
-    state = trained * _state_bytes(config)
     if config.lora:  # adapters stay whole on every rank
-        parts = {"weights": frozen // sharded, "trained parameters with AdamW": state}
+        parts = {"weights": frozen // sharded, **_state_parts(config, "adapters, in fp32", trained)}
     else:  # fp32 weights that are trained, and all sharded ones, are the optimizer's own copy
         held = 0 if element == 4 or sharded > 1 else frozen
-        parts = {"weights": held, "trained parameters with AdamW": state // sharded}
+        parts = {"weights": held, **_state_parts(config, "trained weights, in fp32", trained // sharded)}
     if sharded > 1:
         parts |= _sharing_parts(config, plan, weights, shape, element, device_bytes)
     if config.lora is None:
@@ -155,9 +154,10 @@ def _element_bytes(config: Config, plan: Plan) -> int:
     return 4 if config.model.dtype == "float32" else 2
 
 
-def _state_bytes(config: Config) -> int:
-    """Of a trained parameter: master copy, gradient and two moments, or two of 8 bits with their scales."""
-    return 10 if config.training.optim == "adamw_8bit" else BYTES_PER_TRAINED_PARAMETER
+def _state_parts(config: Config, what: str, trained: int) -> dict[str, int]:
+    """Of trained parameters: master copy, gradient and two moments, or two of 8 bits with their scales."""
+    moments = 2 if config.training.optim == "adamw_8bit" else 8
+    return {what: 4 * trained, "their gradients": 4 * trained, "AdamW's two moments": moments * trained}
 
 
 def quantization_of(config: Config, plan: Plan) -> str:

@@ -11,9 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from kubetune.config.schema import Config
-from kubetune.forecast import MIB, bill, forecast
+from kubetune.forecast import bill, forecast
 from kubetune.plan import Plan
 from kubetune.weights import read_weights
+from kubetune.writing import duration, size
 
 
 def compare(
@@ -89,24 +90,20 @@ def tell(found: Mapping[str, Any]) -> Iterator[str]:
     """The same as lines of the log."""
     memory, hours, price = found["memory"], found["hours"], found["price"]
     if memory["foreseen_bytes"] is not None:
-        measured, foreseen = (memory[key] / MIB for key in ("measured_bytes", "foreseen_bytes"))
-        yield f"peak memory {measured:,.0f} MiB, foreseen {foreseen:,.0f} MiB ({memory['off']:+.0%})"
-    time = f"time {span(hours['in_steps'])} in steps, {span(hours['whole'])} in all"
+        measured, foreseen = (size(memory[key]) for key in ("measured_bytes", "foreseen_bytes"))
+        yield f"peak memory {measured}, foreseen {foreseen} ({memory['off']:+.0%})"
+    in_steps, whole, foreseen_steps = (
+        duration(None if hours[key] is None else 3600 * hours[key]) for key in ("in_steps", "whole", "foreseen")
+    )
+    time = f"time {in_steps} in steps, {whole} in all"
     if hours["foreseen"] is not None:
-        time += f"; foreseen for the steps {span(hours['foreseen'])} ({hours['off']:+.0%}), by {hours['source']}"
+        time += f"; foreseen for the steps {foreseen_steps} ({hours['off']:+.0%}), by {hours['source']}"
     yield time
     if price is not None:
         line = f"price {price['whole']:,.2f}, {price['in_steps']:,.2f} of it for the steps"
         if price["foreseen"] is not None:
             line += f", foreseen {price['foreseen']:,.2f} ({price['off']:+.0%})"
         yield f"{line}, at {price['of_a_device_and_hour']:g} a device and hour"
-
-
-def span(hours: float) -> str:
-    """`3.2 hours`, `12.0 minutes`, `40 seconds`."""
-    if hours >= 1:
-        return f"{hours:,.1f} hours"
-    return f"{hours * 60:,.1f} minutes" if hours * 60 >= 1 else f"{hours * 3600:,.0f} seconds"
 
 
 def _off(measured: float, foreseen: float | None) -> float | None:

@@ -17,11 +17,11 @@ import torch
 
 from kubetune import errors, evaluate, logs, metrics, parallel, sharded, tuning, watchdog
 from kubetune.config.cluster import quantity_bytes
-from kubetune.forecast import MIB, Forecast, forecast, remedies
+from kubetune.forecast import Forecast, forecast, remedies
 from kubetune.journal import peak_memory_bytes
 from kubetune.memory import USABLE_SHARE
-from kubetune.report.writing import counted
 from kubetune.weights import Weights, read_weights
+from kubetune.writing import counted, size
 
 if TYPE_CHECKING:
     from kubetune.checkpoint import State
@@ -57,7 +57,7 @@ def explaining_shortage(config: Config, plan: Plan, world: World) -> Iterator[No
             raise
         room = Room(config, plan, world.device)
         raise errors.EnvironmentFault(
-            f"rank {world.rank} ran out of memory ({_first_line(error)}); there are {_mib(room.device_bytes)} "
+            f"rank {world.rank} ran out of memory ({_first_line(error)}); there are {size(room.device_bytes)} "
             f"({room.whose}); {room.advice(UNSURE_SHARE)}. What was saved is good: after such a change the same "
             "command goes on. training.probe tries the longest batch before step 1"
         ) from error
@@ -74,10 +74,10 @@ def probe(run: Run, state: State) -> None:
     device, world = run.world.device, run.world
     room = Room(run.config, run.plan, device)
     batch = run.feed.largest()
-    size = f"{counted(len(batch.borders) - 1, 'row')}, {batch.num_tokens:,} tokens"
-    logs.STEP.info("probe: the longest batch (%s), an evaluation, a save; foreseen are %s", size, room.outlook())
+    content = f"{counted(len(batch.borders) - 1, 'row')}, {batch.num_tokens:,} tokens"
+    logs.STEP.info("probe: the longest batch (%s), an evaluation, a save; foreseen: %s", content, room.outlook())
     seconds = dict[str, float]()
-    with _timed(seconds, "batch"), _noticing_shortage(run, room, f"the longest batch ({size})"):
+    with _timed(seconds, "batch"), _noticing_shortage(run, room, f"the longest batch ({content})"):
         _learn(run, state, batch)
     run.optimizer.reduce_gradient(world)  # what ranks talk through takes memory from its first use on
     run.optimizer.gradient.zero_()
@@ -90,11 +90,11 @@ def probe(run: Run, state: State) -> None:
         written = run.snapshots.rehearse(state)
     peak = max(parallel.gather(peak_memory_bytes(device), world))
     reserved = max(parallel.gather(torch.cuda.max_memory_reserved(device), world)) if device.type == "cuda" else None
-    room.require(peak, size)
+    room.require(peak, content)
     if world.is_main:
         logs.RESULT.info("probe: %s", room.verdict(peak, reserved))
         took = ", ".join(f"{what} {time:.2g} s" for what, time in seconds.items())
-        logs.RESULT.info("probe: %s; a checkpoint has %s MiB; nothing of it was kept", took, f"{written / MIB:,.1f}")
+        logs.RESULT.info("probe: %s; a checkpoint has %s; nothing of it was kept", took, size(written))
         metrics.record_event(
             run.snapshots.run_dir,
             "probe",
@@ -135,30 +135,30 @@ class Room:
     def outlook(self) -> str:
         """Before anything is tried: on CPUs nobody may be left to speak afterwards."""
         if self._forecast is None:
-            return "unknown MiB"
-        said = f"{_mib(self.foreseen_bytes or 0)} of {_mib(self.device_bytes)} ({self.whose})"
+            return "unknown"
+        said = f"{size(self.foreseen_bytes or 0)} of {size(self.device_bytes)} ({self.whose})"
         return said if self._forecast.fits else f"{said}, which is not enough: {self.advice(1.0)}"
 
     def verdict(self, peak: int, reserved: int | None) -> str:
         """What was measured beside what was foreseen."""
-        said = f"peak memory {_mib(peak)}"
+        said = f"peak memory {size(peak)}"
         if reserved is not None:
-            said += f" allocated, {_mib(reserved)} reserved"
+            said += f" allocated, {size(reserved)} reserved"
         if self.foreseen_bytes:
-            said += f", foreseen {_mib(self.foreseen_bytes)} ({peak / self.foreseen_bytes - 1:+.0%})"
+            said += f", foreseen {size(self.foreseen_bytes)} ({peak / self.foreseen_bytes - 1:+.0%})"
         share = (reserved or peak) / self.device_bytes
-        said += f"; {share:.0%} of {_mib(self.device_bytes)} ({self.whose})"
+        said += f"; {share:.0%} of {size(self.device_bytes)} ({self.whose})"
         return said if share <= USABLE_SHARE else f"{said}, which leaves little for surprises; {self.advice(1.0, peak)}"
 
-    def require(self, peak: int, size: str) -> None:
+    def require(self, peak: int, content: str) -> None:
         """Raise EnvironmentFault where more was taken than is stated to be there; alike on every rank."""
         if peak > self.device_bytes:
-            raise self.fault(f"the longest batch ({size}), an evaluation and a save", f"take {_mib(peak)}", peak)
+            raise self.fault(f"the longest batch ({content}), an evaluation and a save", f"take {size(peak)}", peak)
 
     def fault(self, what: str, found: str, peak: int | None = None) -> errors.EnvironmentFault:
         """The error for what does not fit, with what would help."""
         return errors.EnvironmentFault(
-            f"probe: {what} {found}, there are {_mib(self.device_bytes)} ({self.whose}); "
+            f"probe: {what} {found}, there are {size(self.device_bytes)} ({self.whose}); "
             f"{self.advice(UNSURE_SHARE, peak)}. Nothing was trained or saved."
         )
 
@@ -170,7 +170,7 @@ class Room:
         found = remedies(self._config, self._plan, self._weights, int(self.device_bytes / wrong_by))
         if not found:
             return "no single change would make it fit; several together may, or a larger device"
-        return "it would fit with " + ", or ".join(f"{text} (about {_mib(then.peak_bytes)})" for text, then in found)
+        return "it would fit with " + ", or ".join(f"{text} (about {size(then.peak_bytes)})" for text, then in found)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from kubetune.logs import scrub, scrub_tracebacks
 VERBS: dict[str, str] = {
     "init": "write a commented starter file",
     "import": "turn a config of axolotl, LLaMA-Factory, TRL or ms-swift into a run file",
-    "plan": "batch arithmetic, steps, tokens and resources of a run, before anything is held",
+    "plan": "batches, steps, tokens, peak memory, hours and price of a run, before anything is held",
     "data": "check, convert or prepare data",
     "train": "fine-tune, here",
     "smoke": "whether ranks, links, devices and volumes are fit for a run, by a tiny one",

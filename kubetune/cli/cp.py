@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kubetune.cli.run_on_cluster import add_run, find, is_file, local_folder, open_cluster, size
+from kubetune.cli.run_on_cluster import add_run, find, is_file, local_folder, open_cluster
 from kubetune.errors import OK, ConfigError
+from kubetune.writing import counted, size
 
 if TYPE_CHECKING:
     from kubetune.cluster.client import Cluster
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         what = f"nothing in {spec.run_dir} matches {' or '.join(globs)}" if globs else f"{spec.run_dir} is empty so far"
         raise ConfigError(f"{what}. Nothing was copied.")
     there = f", {copied.unchanged} were there already" if copied.unchanged else ""
-    print(f"kubetune: {copied.files} files ({size(copied.bytes)}) in {to}, all verified{there}")
+    print(f"kubetune: {counted(copied.files, 'file')} ({size(copied.bytes)}) in {to}, all verified{there}")
     return OK
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from kubetune.cli.run_on_cluster import add_run, duration, find, print_table
+from kubetune.cli.run_on_cluster import add_run, find, print_table
 from kubetune.errors import OK
+from kubetune.writing import brief
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     for event in events:
         about = f"{event['involvedObject']['kind']}/{event['involvedObject']['name']}"
         times = f" (×{event['count']})" if event.get("count", 1) > 1 else ""
-        age = duration(age_seconds(event_time(event)))
+        age = brief(age_seconds(event_time(event)))
         rows.append((age, event.get("type"), event.get("reason"), about, f"{event.get('message', '')}{times}"))
     print_table(("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE"), rows)
     return OK

@@ -17,6 +17,7 @@ from kubetune.devices import visible_gpus
 from kubetune.estimate import Lengths, estimate_lengths, estimate_rows
 from kubetune.plan import Plan, default_output, make_plan
 
+from kubetune.writing import counted
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
@@ -52,7 +53,7 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     yield "model", config.model.path
     quantised = f", {config.quantization} base" if config.quantization != "none" else ""
     yield "method", f"{plan.method}{quantised}, {training.parallelism} on {plan.device} ({plan.backend})"
-    processes = f"{_count(plan.nodes, 'node')} × {_count(plan.processes_per_node, 'process')}"
+    processes = f"{counted(plan.nodes, 'node')} × {counted(plan.processes_per_node, 'process')}"
     yield "world", f"{plan.world_size} = {processes}"
     label, _, text = plan.batch_line().partition(" batch ")
     yield f"{label} batch", text
@@ -64,11 +65,6 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     yield "evaluation", f"every {_steps(plan.eval_steps)} steps, and at the end" if config.data.eval else "none"
     yield "checkpoints", f"every {_steps(plan.save_steps)} steps, and at the end; {training.save_total_limit} kept"
     yield "output", config.output or default_output(config, datetime.now())
-
-
-def _count(number: int, unit: str) -> str:
-    plural = f"{unit}es" if unit.endswith("s") else f"{unit}s"
-    return f"{number} {unit if number == 1 else plural}"
 
 
 def _steps(number: int) -> str:

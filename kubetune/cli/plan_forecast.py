@@ -9,9 +9,10 @@ from typing import Any
 from kubetune.config.cluster import quantity_bytes
 from kubetune.config.schema import Config
 from kubetune.devices import gpu_use
-from kubetune.forecast import GIB, MIB, Bill, Forecast, bill, forecast, remedies
+from kubetune.forecast import MIB, Bill, Forecast, bill, forecast, remedies
 from kubetune.plan import Plan
 from kubetune.weights import Weights, read_weights
+from kubetune.writing import duration, size
 
 
 @dataclass(frozen=True)
@@ -51,23 +52,23 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, st
     if memory is None or ahead.weights is None:
         yield "memory", "unknown: the model is not on this machine, or names its sizes in a way of its own"
     else:
-        yield "memory", f"about {_size(memory.peak_bytes)} at the peak of each {_device(plan)}{_verdict(memory)}"
-        for name, size in memory.parts.items():
-            yield "", f"{_size(size):>10}  {name}"
+        yield "memory", f"about {size(memory.peak_bytes)} at the peak of each {_device(plan)}{_verdict(memory)}"
+        for name, bytes_ in memory.parts.items():
+            yield "", f"{size(bytes_):>10}  {name}"
         if not ahead.weights.stated:
             yield "", "from config.json alone: the weights are not on this machine"
         if memory.fits is False and memory.device_bytes is not None:
             yield from _advice(config, plan, ahead.weights, memory.device_bytes)
     if (found := ahead.bill) is not None:
-        yield "time", _hours(found)
+        yield "time", _time(found)
         if config.compute.price_per_gpu_hour is not None and found.price is not None:
             yield "price", f"about {found.price:,.2f} at {config.compute.price_per_gpu_hour:g} for each device and hour"
 
 
-def _advice(config: Config, plan: Plan, weights: Weights, size: int) -> Iterator[tuple[str, str]]:
-    fitting = remedies(config, plan, weights, size)
+def _advice(config: Config, plan: Plan, weights: Weights, device: int) -> Iterator[tuple[str, str]]:
+    fitting = remedies(config, plan, weights, device)
     for text, then in fitting:
-        yield "would fit with", f"{text} (about {_size(then.peak_bytes)})"
+        yield "would fit with", f"{text} (about {size(then.peak_bytes)})"
     if not fitting:
         yield "would fit with", "no single change; several together may do, or a larger device"
 
@@ -76,22 +77,18 @@ def _verdict(memory: Forecast) -> str:
     if memory.device_bytes is None:
         return ""
     word = "fits into" if memory.fits else "does NOT fit into"
-    return f": {word} {_size(memory.device_bytes)}, 8 % of it left to the allocator"
+    return f": {word} {size(memory.device_bytes)}, 8 % of it left to the allocator"
 
 
 def _device(plan: Plan) -> str:
     return "GPU" if plan.device == "cuda" else "process"
 
 
-def _size(size: int) -> str:
-    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / MIB:,.0f} MiB"
-
-
-def _hours(found: Bill) -> str:
+def _time(found: Bill) -> str:
     if found.hours is None or found.tokens_per_second is None:
         return found.source
-    hours = f"{found.hours:,.1f} hours" if found.hours >= 1 else f"{found.hours * 60:,.0f} minutes"
-    return f"about {hours} for {found.tokens:,} tokens at {found.tokens_per_second:,.0f} tokens/s ({found.source})"
+    time = duration(found.hours * 3600)
+    return f"about {time} for {found.tokens:,} tokens at {found.tokens_per_second:,.0f} tokens/s ({found.source})"
 
 
 def as_json(ahead: Ahead) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kubetune.errors import OK
+from kubetune.errors import OK, ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="left out where --compare has several")
     parser.add_argument(
-        "--compare", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="other runs to lay over it"
+        "--compare", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="runs to lay over it, or over each other"
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="default: report.html in RUN_DIR, or comparison.html here"
@@ -22,7 +22,9 @@ def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is. Raises ConfigError for a folder that is no run."""
     from kubetune.report import write_report
 
-    default = Path("comparison.html") if args.compare else args.run_dir / "report.html"
-    output = write_report([args.run_dir, *args.compare], args.output or default)
+    runs = [*filter(None, (args.run_dir,)), *args.compare]
+    if not runs:
+        raise ConfigError("report of which run? expected RUN_DIR, or --compare with several. Nothing was written.")
+    output = write_report(runs, args.output or (Path("comparison.html") if len(runs) > 1 else runs[0] / "report.html"))
     print(f"wrote {output} ({output.stat().st_size / 1000:,.0f} kB); open it in a browser, no network is needed")
     return OK

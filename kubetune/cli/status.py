@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kubetune.cli.run_on_cluster import add_run, connect, duration, print_table
+from kubetune.cli.run_on_cluster import add_run, connect, print_table
 from kubetune.errors import OK
+from kubetune.writing import brief
 
 if TYPE_CHECKING:
     from kubetune.cluster.client import Cluster, Object
@@ -56,7 +57,7 @@ def _print_runs(cluster: Cluster, snapshots: list[Snapshot], *, as_json: bool) -
         for snapshot in snapshots:
             told = facts(snapshot)
             step = f"{told['step']}/{told['steps'] or '?'}" if told["step"] is not None else ""
-            eta = duration(told["seconds_left"]) if snapshot.state == "running" else ""
+            eta = brief(told["seconds_left"]) if snapshot.state == "running" else ""
             there = f"{sum(pod['phase'] == 'Running' for pod in told['pods'])}/{told['nodes']}"
             numbers = [_number(told[key], form, "") for key, form in (("loss", ".4f"), ("tokens_per_second", ",.0f"))]
             rows.append(
@@ -140,7 +141,7 @@ def headline(snapshot: Snapshot) -> Iterator[str]:
             f"step {told['step']}/{told['steps'] or '?'}",
             f"loss {_number(told['loss'], '.4f')}",
             f"{_number(told['tokens_per_second'], ',.0f')} tokens/s",
-            f"ETA {duration(told['seconds_left'])}" if snapshot.state == "running" and told["seconds_left"] else "",
+            f"ETA {brief(told['seconds_left'])}" if snapshot.state == "running" and told["seconds_left"] else "",
             f"eval_loss {evaluation['eval_loss']:.4f} at step {evaluation['step']}" if evaluation else "",
             f"saved step {told['saved_step']}" if told["saved_step"] is not None else "",
         ]
@@ -163,7 +164,7 @@ def _row(snapshot: Snapshot, pod: Object) -> tuple[object, ...]:
     from kubetune.cluster import pods
 
     status = pods.trainer_status(pod)
-    age = duration(pods.age_seconds(pod["metadata"].get("creationTimestamp")))
+    age = brief(pods.age_seconds(pod["metadata"].get("creationTimestamp")))
     return (
         pods.name_of(pod),
         "" if pod in snapshot.preparing else pods.node_number(pod),

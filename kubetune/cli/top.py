@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kubetune.cli.run_on_cluster import add_run, find_running, show, size
+from kubetune.cli.run_on_cluster import add_run, find_running, show
+from kubetune.writing import size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +26,9 @@ Look = Callable[[], "Sight"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument(
-        "run_name", metavar="RUN", help="a run directory; or the name of a run on a cluster, or its file"
+        "run_name",
+        metavar="RUN",
+        help="a run directory, which is waited for; the name of a run on a cluster; or the file of a run",
     )
     parser.add_argument("-n", "--namespace", help="default: the run file's, else that of the kubeconfig")
     parser.add_argument("--once", action="store_true", help="show it once and leave; so too where there is no terminal")
@@ -36,7 +39,11 @@ def run(args: argparse.Namespace) -> int:
     """Show the run until it ends or the reader leaves. Raises ConfigError where there is no such run."""
     from kubetune.cli.watch_screen import draw
 
-    look, seconds = _looker(args)
+    place = _place(args.run_name)
+    is_live = sys.stdout.isatty() and not (args.once or args.json)
+    if place is not None and is_live:
+        _wait_for(place)
+    look, seconds = _looker(args, place)
     if args.json:
         sight = look()
         print(json.dumps({"name": sight.name, "state": sight.state, "why": sight.why, **sight.vitals}, indent=2))
@@ -44,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
-    if args.once or not console.is_terminal:
+    if not is_live:
         console.print(draw(look(), console.width))
         return OK
     try:
@@ -52,6 +59,30 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("The run goes on. The same command shows it again.")
     return OK
+
+
+def _place(name: str) -> Path | None:
+    """The run directory that is meant, there or not; None for a run on a cluster."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        return _output_of(path) if path.is_file() else None
+    return path if path.is_dir() or len(path.parts) > 1 else None
+
+
+def _output_of(path: Path) -> Path | None:
+    """The run directory that a run file names; None where its run is one on a cluster."""
+    from kubetune.config.load import load_config
+
+    config = load_config(path, environ={})
+    return Path(config.output) if config.output and config.kubernetes is None else None
+
+
+def _wait_for(place: Path) -> None:
+    """Wait for a run directory that is not there yet, as of a run that is just being started elsewhere."""
+    if not place.exists():
+        print(f"{place}: no such run directory yet; waiting for it. Ctrl-C leaves.", flush=True)
+        while not (place / "resolved.json").is_file():
+            time.sleep(_LOCAL_SECONDS / 4)
 
 
 def _follow(look: Look, seconds: float, console: Any) -> None:
@@ -97,16 +128,15 @@ def _keep_looking(look: Look, seconds: float, answers: queue.SimpleQueue[Sight |
             return
 
 
-def _looker(args: argparse.Namespace) -> tuple[Look, float]:
-    path = Path(args.run_name)
-    if path.is_dir():
-        return lambda: look_here(path), _LOCAL_SECONDS
-    if path.suffix not in (".yaml", ".yml") and len(path.parts) > 1:
-        raise ConfigError(f"{path}: no such run directory; expected one, or the name of a run on a cluster")
-    from kubetune.cli.run_on_cluster import find
+def _looker(args: argparse.Namespace, place: Path | None) -> tuple[Look, float]:
+    if place is None:
+        from kubetune.cli.run_on_cluster import find
 
-    cluster, spec = find(args)
-    return lambda: look_there(cluster, spec), _CLUSTER_SECONDS
+        cluster, spec = find(args)
+        return lambda: look_there(cluster, spec), _CLUSTER_SECONDS
+    if not place.is_dir():
+        raise ConfigError(f"{place}: no such run directory; expected one, or the name of a run on a cluster")
+    return lambda: look_here(place), _LOCAL_SECONDS
 
 
 def look_here(run_dir: Path) -> Sight:
@@ -136,7 +166,8 @@ def look_there(cluster: Any, spec: Any) -> Sight:
 
     snapshot = take_snapshot(cluster, spec)
     told, targets = facts(snapshot), running(cluster, spec)
-    vitals: dict[str, Any] = {}
+    # without a pod to ask, what is known from logs and notes
+    vitals: dict[str, Any] = {"progress": told}
     if targets:
         (vitals,) = ask(cluster, targets[0], "vitals", spec.run_dir)
         if len(targets) > 1 and vitals["gpus"]:

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kubetune.cli.run_on_cluster import duration, size
+from kubetune.writing import brief, size
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _LATE_SECONDS = 15.0
@@ -67,7 +67,7 @@ def draw(sight: Sight, width: int) -> RenderableType:
         text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis", style="dim")
         panels.append(Panel(text, title="rank 0", title_align="left", border_style="dim"))
     if sight.lost:
-        ago = duration(time.monotonic() - sight.seen)
+        ago = brief(time.monotonic() - sight.seen)
         panels.append(Text(f"no answer for {ago or '0s'}, trying again: {sight.lost}", style="bold yellow"))
     elif not sight.is_over:
         panels.append(Text("Ctrl-C leaves; the run goes on", style="dim"))
@@ -101,7 +101,7 @@ def _headline(sight: Sight, told: dict[str, Any]) -> Text:
         done = f" ({told['step'] / steps:.0%})" if steps else ""
         line.append(f"  step {told['step']:,}/{f'{steps:,}' if steps else '?'}{done}")
     if sight.state == "running" and told.get("seconds_left") is not None:
-        line.append(f"  ETA {duration(told['seconds_left'])}", style="bold")
+        line.append(f"  ETA {brief(told['seconds_left'])}", style="bold")
     if told.get("saved_step") is not None:
         line.append(f"  saved step {told['saved_step']:,}", style="dim")
     if told.get("restarts"):
@@ -150,10 +150,10 @@ def _ranks(vitals: dict[str, Any]) -> Table:
         is_late = rank["silent_seconds"] > _LATE_SECONDS
         phase = f"waits in {rank['phase']}" if rank["waiting"] else rank["phase"]
         lag = f"{_lag(seconds, rank['rank']):+.0%}" if len(seconds) > 1 else ""
-        heard = f"{duration(rank['silent_seconds'])} ago"
+        heard = f"{brief(rank['silent_seconds'])} ago"
         style = "bold red" if is_late else ""
         table.add_row(
-            str(rank["rank"]), f"{rank['step']:,}", phase, duration(rank["phase_seconds"]), lag, heard, style=style
+            str(rank["rank"]), f"{rank['step']:,}", phase, brief(rank["phase_seconds"]), lag, heard, style=style
         )
     if len(ranks) > _MOST_RANKS:
         table.add_row("…", "", f"{len(ranks) - _MOST_RANKS} more, which lag less", "", "", "")

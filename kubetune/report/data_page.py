@@ -12,7 +12,7 @@ from typing import Any
 from kubetune.files import write_atomic
 from kubetune.logs import scrub
 from kubetune.report.page import fold, render
-from kubetune.report.writing import counted, number
+from kubetune.writing import counted, number
 
 LANGUAGES = {
     "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",

@@ -18,7 +18,7 @@ from kubetune.logs import scrub
 from kubetune.metrics import now, versions
 from kubetune.report.charts import Chart, charts_of, labels
 from kubetune.report.reading import RunRecord, read_run
-from kubetune.report.writing import duration, number, place, share, short, size
+from kubetune.writing import counted, duration, number, place, share, short, size
 
 HERE = Path(__file__).parent
 _EVALUATIONS = 24
@@ -202,8 +202,8 @@ def _sentence(run: RunRecord) -> str:
     where = ""
     if plan is not None:
         device = "GPU" if plan.device == "cuda" else "CPU"
-        processes = "process" if plan.world_size == 1 else "processes"
-        where = f" {plan.world_size} {processes} on {device}, {plan.global_batch_size} samples a step."
+        processes = counted(plan.world_size, "process")
+        where = f" {processes} on {device}, {plan.global_batch_size} samples a step."
     return f"{run.model}, {how}, on {sources}.{where}"
 
 

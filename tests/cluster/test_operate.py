@@ -215,7 +215,7 @@ def test_cp_brings_the_results_and_what_is_there_stays(desk: Desk) -> None:
     assert not (here / "checkpoints" / "step-000002").exists()
     (here / "weights.bin").write_bytes(b"damaged")
     second = desk.quick("cp", "fit")
-    assert "1 files (2.86 MiB)" in second.stdout
+    assert "1 file (2.86 MiB)" in second.stdout
     assert (here / "weights.bin").read_bytes() == (there / "weights.bin").read_bytes()
     desk.quick("cp", "fit", "checkpoints/step-000002", "-o", "elsewhere")
     assert [p.name for p in (desk.folder / "elsewhere").rglob("*") if p.is_file()] == ["manifest.json"]

@@ -90,7 +90,7 @@ def test_results_come_home_though_the_run_was_deleted(desk: Desk) -> None:
     told = desk.quick("delete", "run.yaml", "--yes").stdout
     assert told.endswith("fit was deleted; its results come home with kubetune cp run.yaml\n")
     assert "there is no run fit" in desk.quick("cp", "fit", "-n", desk.cluster.namespace, code=2).stderr
-    assert "1 files (7 B) in outputs/fit, all verified" in desk.quick("cp", "run.yaml").stdout
+    assert "1 file (7 B) in outputs/fit, all verified" in desk.quick("cp", "run.yaml").stdout
     assert (desk.folder / "outputs" / "fit" / "result").read_text() == "result\n"
     nothing = desk.quick("cp", "run.yaml", "checkpoints", "nix*", code=2).stderr
     assert "nothing in /outputs/fit matches checkpoints or nix*. Nothing was copied." in nothing

@@ -110,6 +110,10 @@ def test_two_runs_are_compared(run_dir: Path, inputs: Path, tmp_path: Path, caps
     assert "training.weight_decay" in page.text
     assert "training.learning_rate" not in page.text
     assert "kB" in capsys.readouterr().out
+    assert cli.main(["report", "--compare", str(run_dir), str(other), "-o", str(tmp_path / "same.html")]) == 0
+    assert Page(tmp_path / "same.html").charts == page.charts
+    assert cli.main(["report"]) == 2
+    assert "report of which run?" in capsys.readouterr().err
 
 
 def test_a_run_that_has_just_begun_has_a_page(run_dir: Path, tmp_path: Path) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import shutil
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,6 +56,64 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "is no run directory" in capsys.readouterr().err
     assert cli.main(["watch", str(tmp_path / "none")]) == 2
     assert "no such run directory" in capsys.readouterr().err
+
+
+@contextmanager
+def on_a_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`kubetune watch` on a terminal of its own, and the other end of that."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "kubetune", "watch", *words]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, words: str | None = None) -> str:
+    """What is written to a terminal, until certain words come, or to its end."""
+    text = b""
+    while words is None or words.encode() not in text:
+        try:
+            text += os.read(terminal, 4096)
+        except OSError:  # nobody writes there any more
+            assert words is None, text.decode()
+            break
+    return text.decode()
+
+
+def test_a_run_that_is_not_there_yet_is_waited_for(run_dir: Path, tmp_path: Path) -> None:
+    with on_a_terminal(str(tmp_path / "later")) as (process, terminal):
+        read_until(terminal, "no such run directory yet; waiting for it")
+        shutil.copytree(run_dir, tmp_path / "half", symlinks=True)
+        (tmp_path / "half").rename(tmp_path / "later")
+        assert "[DONE] 14 steps" in read_until(terminal)
+        assert process.wait() == 0
+    with on_a_terminal(str(tmp_path / "never")) as (process, terminal):
+        read_until(terminal, "waiting for it")
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in read_until(terminal)
+        assert process.wait() == 130
+
+
+def test_leaving_says_that_the_run_goes_on(run_dir: Path, tmp_path: Path) -> None:
+    going = shutil.copytree(run_dir, tmp_path / "going", symlinks=True)
+    (going / endings.EXIT).unlink()
+    with on_a_terminal(str(going)) as (process, terminal):
+        read_until(terminal, "Ctrl-C leaves")
+        process.send_signal(signal.SIGINT)
+        assert "The run goes on. The same command shows it again." in read_until(terminal)
+        assert process.wait() == 0
+
+
+def test_the_file_of_a_local_run_will_do(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(f"model: x/y\ndata: {{train: x/y}}\noutput: {run_dir}\n")
+    assert cli.main(["watch", str(file)]) == 0
+    assert "done  step 14/14" in capsys.readouterr().out
 
 
 def test_ranks_say_where_they_are_while_they_run(run_dir: Path, tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""Values as people read them, on the terminal, in logs and on pages: numbers, counts, bytes, times, shares, paths."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+
+def number(value: Any) -> str:
+    """A number as people read it: `1,234`, `0.0659`, `1.2e-5`; a dash for what is not there."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int) or (abs(value) >= 1000 and math.isfinite(value)):
+        return f"{round(value):,}"
+    return f"{value:.4g}"
+
+
+def counted(count: int, unit: str) -> str:
+    """`1 row`, `1,234 rows`, `2 processes`."""
+    plural = f"{unit}es" if unit.endswith("s") else f"{unit}s"
+    return f"{count:,} {unit if count == 1 else plural}"
+
+
+def short(value: int) -> str:
+    """A count in few characters: `115,980`, `80.2 M`, `1.34 G`."""
+    for unit, one in (("T", 10**12), ("G", 10**9), ("M", 10**6)):
+        if value >= 10 * one or (value >= one and one > 10**6):
+            return f"{value / one:.3g} {unit}"
+    return f"{value:,}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in the unit that leaves few digits: `954 MiB`, `1,010 MiB`, `1.5 GiB`; a dash for what is not known."""
+    if value is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1023.5:
+            # Three digits would make 1e+03 of what lies between 999.5 and the next unit.
+            return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:,.0f} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB" if abs(value) < 999.5 else f"{value:,.0f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """`3 h 12 min`, `2 min 5 s`, `30 min`, `0.8 s`; a dash for what is not known."""
+    if seconds is None:
+        return "–"
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
+
+
+def brief(seconds: float | None) -> str:
+    """A time in few characters, for columns: `42s`, `12m`, `3h05m`, `2d04h`; nothing for what is not known."""
+    if seconds is None:
+        return ""
+    whole = int(max(0.0, seconds))
+    if whole < 100:
+        return f"{whole}s"
+    minutes, hours = whole // 60, whole // 3600
+    if minutes < 100:
+        return f"{minutes}m"
+    return f"{hours}h{minutes % 60:02}m" if hours < 48 else f"{hours // 24}d{hours % 24:02}h"
+
+
+def share(value: float | None) -> str:
+    """`12.3 %`."""
+    return "–" if value is None else f"{100 * value:.3g} %"
+
+
+def place(path: Any) -> str:
+    """A path as short as it can be said from here."""
+    return str(path).removeprefix(f"{Path.cwd()}/")

@@ -1,0 +1,70 @@
+"""Values as people read them: few digits, the right unit on both sides of each border, and no exponents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kubetune import writing
+
+MIB, GIB = 2**20, 2**30
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1,000 B"),
+        (1023.6, "1 KiB"),
+        (999.6 * MIB, "1,000 MiB"),
+        (1023 * MIB, "1,023 MiB"),
+        (1023.9 * MIB, "1 GiB"),
+        (1.456 * GIB, "1.46 GiB"),
+        (80 * GIB, "80 GiB"),
+        (-3 * MIB, "-3 MiB"),
+        (5 * 2**50, "5,120 TiB"),
+    ],
+)
+def test_sizes_have_a_unit_that_leaves_few_digits(value: float | None, text: str) -> None:
+    assert writing.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"),
+        (0.8123, "0.81 s"),
+        (9.96, "10 s"),
+        (59.7, "1 min"),
+        (125, "2 min 5 s"),
+        (1800, "30 min"),
+        (3599.6, "1 h"),
+        (11_520, "3 h 12 min"),
+        (3600 * 1234 + 59 * 60 + 31, "1,235 h"),
+    ],
+)
+def test_times_are_told_in_two_units(seconds: float | None, text: str) -> None:
+    assert writing.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, ""), (-1, "0s"), (99.9, "99s"), (100, "1m"), (5999, "99m"), (11_100, "3h05m"), (2 * 86_400, "2d00h")],
+)
+def test_times_in_columns_are_short(seconds: float | None, text: str) -> None:
+    assert writing.brief(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (1234, "1,234"), (1234.5, "1,234"), (0.06591, "0.06591"), (float("nan"), "nan")]
+)
+def test_numbers(value: Any, text: str) -> None:
+    assert writing.number(value) == text
+
+
+def test_units_agree_with_their_counts() -> None:
+    said = [writing.counted(*words) for words in ((1, "row"), (2_000, "row"), (1, "process"), (2, "process"))]
+    assert said == ["1 row", "2,000 rows", "1 process", "2 processes"]
