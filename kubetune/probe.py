@@ -207,7 +207,3 @@ def _device_bytes(config: Config, plan: Plan, device: torch.device) -> tuple[int
 
 def _first_line(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _mib(size: int) -> str:
-    return f"{size / MIB:,.0f} MiB"

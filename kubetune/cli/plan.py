@@ -16,8 +16,8 @@ from kubetune.config.schema import Config
 from kubetune.devices import visible_gpus
 from kubetune.estimate import Lengths, estimate_lengths, estimate_rows
 from kubetune.plan import Plan, default_output, make_plan
-
 from kubetune.writing import counted
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
