@@ -2,7 +2,7 @@
 
 Besides the run, the store names the start of it that writes: the newest takes over, so that a run goes on at once on an
 empty machine, and one that is still alive elsewhere finds out and leaves the copy alone. Nothing is locked: whoever
-writes looks first, every time.
+writes looks first, every time. Who is displaced without having said that it ended is named in the log.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ import json
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kubetune import errors, files, metrics
+from kubetune import errors, files, logs, metrics
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import dotted_values
 
 REMOTE = "mirror.json"
 LOCAL = ".mirror.json"
 
+_log = logs.family_logger("MIRROR")
+
 
 @dataclass(frozen=True)
 class Owner:
-    """A run, and the start of it that writes (none yet: ""), with where and since when.
+    """A run, and the start of it that writes (none yet: ""), with where, since when, and when it ended (not yet: "").
 
     `before`: the one it took over from, which the store still names where that did not arrive.
     """
@@ -35,6 +38,7 @@ class Owner:
     before: str = ""
     host: str = ""
     since: str = ""
+    ended: str = ""
 
     @classmethod
     def read(cls, text: str, where: str) -> Owner:
@@ -55,7 +59,7 @@ class Title:
         self._place = f"{root}/{REMOTE}"
 
     def recognise(self, *, claims: bool) -> None:
-        """See that the store and the directory hold the same run. An empty directory takes the name that is there.
+        """See that the store and the directory hold the same run. One that has not begun takes the name that is there.
 
         `claims`: an empty store gets the directory's. Raises ConfigError where they hold two.
         """
@@ -63,7 +67,10 @@ class Title:
         if there is None:
             if claims:
                 self._create(here or Owner(uuid.uuid4().hex))
-        elif here is None and not (self._run_dir / "resolved.json").is_file():
+        elif here is None and not self.has_begun():
+            # Another node on the same disk may have written its config already.
+            if (own := self._run_dir / "resolved.json").is_file():
+                self.require_config(json.loads(own.read_text()), has_begun=False)
             self._keep(there)
         elif here is None or here.run != there.run:
             raise errors.ConfigError(
@@ -72,10 +79,16 @@ class Title:
                 "sent."
             )
 
+    def has_begun(self) -> bool:
+        """Whether a step was trained in the directory; until then it may become any run of its config."""
+        lines = self._run_dir / "metrics.jsonl"
+        is_measured = lines.is_file() and lines.stat().st_size > 0
+        return is_measured or any((self._run_dir / "checkpoints").glob("*step-*"))
+
     def require_config(self, starting: Mapping[str, Any], *, has_begun: bool) -> None:
         """Raise ConfigError where the store holds a run that has begun with another config than `starting`."""
-        there = self._read("resolved.json")
-        if there is None or not (has_begun or self._read("metrics.jsonl")):
+        there = self.read("resolved.json")
+        if there is None or not (has_begun or self.read("metrics.jsonl")):
             return
         if changes := moved_numbers(dict(dotted_values(json.loads(there))), dict(dotted_values(starting))):
             raise errors.ConfigError(
@@ -95,6 +108,26 @@ class Title:
         mine = Owner(there.run, writer=uuid.uuid4().hex, before=there.writer, host=here, since=metrics.now())
         self._keep(mine)
         self._store.pipe_file(self._place, mine.text().encode())
+        if there.writer and not there.ended and there.host != here:
+            _log.warning(
+                "%s is kept up from here now; until now it was by a start of this run on %s%s, which has not said that "
+                "it ended. Should it still train, it goes on by itself, to no use: stop it there",
+                self._address, there.host, self._last_heard(there),
+            )  # fmt: skip
+
+    def release(self) -> None:
+        """Say that this start of the run writes no more, so that nobody wonders who takes over."""
+        here = self._here()
+        if here is not None:
+            self._store.pipe_file(self._place, replace(here, ended=metrics.now()).text().encode())
+
+    def _last_heard(self, owner: Owner) -> str:
+        """When a start of the run was last known to live, by what its first rank left in the store."""
+        try:
+            moment = datetime.fromtimestamp(json.loads(self.read("logs/rank-0.beat.json") or "")["time"], UTC)
+        except (ValueError, TypeError, KeyError):
+            return f" since {owner.since}"
+        return f" since {owner.since}, last heard of at {metrics.written(moment)}"
 
     def check(self) -> None:
         """Raise ConfigError when another run, or a later start of this one somewhere else, writes there."""
@@ -126,10 +159,11 @@ class Title:
         return Owner.read(path.read_text(), str(path)) if path.is_file() else None
 
     def _there(self) -> Owner | None:
-        text = self._read(REMOTE)
+        text = self.read(REMOTE)
         return None if text is None else Owner.read(text, f"{self._address}/{REMOTE}")
 
-    def _read(self, name: str) -> str | None:
+    def read(self, name: str) -> str | None:
+        """The text of a file of the run in the store; None where there is none."""
         try:
             return str(self._store.cat_file(f"{self._root}/{name}").decode())
         except FileNotFoundError:

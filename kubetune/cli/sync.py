@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Copy, and say how much there is."""
-    from kubetune.mirror import Mirror, persistently
+    from kubetune.mirror import persistently
+    from kubetune.mirror_copy import Mirror
 
     logs.configure("INFO")
     fetches = "://" in args.source

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from kubetune import agent, errors, files, mirror, tracking
+from kubetune import agent, errors, files, mirror, mirror_copy, tracking
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
@@ -38,7 +38,7 @@ def launch(config: Config, plan: Plan, run_dir: Path, *, source: Path | None = N
     if config.push is not None and not any(os.environ.get(name) for name in _TOKENS):
         print("kubetune: push needs HF_TOKEN at the end, or `hf auth login` before; it is not set", file=sys.stderr)
     if config.mirror is not None:
-        mirror.check_installed(config.mirror)
+        mirror_copy.check_installed(config.mirror)
         if place.node == 0 and (status := _restore(config, run_dir, plan, config.mirror, relay)):
             return status if status > 0 else errors.PREEMPTED
     check_run_dir(config, run_dir, plan)

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from kubetune import checkpoint, errors, faults, metrics, mirror, mirror_owner
+from kubetune import checkpoint, errors, faults, metrics, mirror, mirror_copy, mirror_owner
 from kubetune.cli import main
 from kubetune.config.load import load_config
-from kubetune.mirror import Mirror
+from kubetune.mirror_copy import Mirror
 from tests import s3, toy
-from tests.ranks import wait_until
+from tests.ranks import free_port, wait_until
 from tests.s3 import Store
 
 pytestmark = pytest.mark.slow
@@ -92,6 +92,23 @@ def test_pruned_steps_go_and_the_newest_there_stays(store: Store, run_dir: Path,
     assert copy.remote_steps() == [6, 7]
 
 
+def test_steps_that_stayed_behind_in_a_move_go_when_they_are_too_many(
+    store: Store, run_dir: Path, tmp_path: Path
+) -> None:
+    address, mine = "s3://runs/left", tmp_path / "run"
+    Mirror(run_dir, address).send()
+    copy = Mirror(mine, address)
+    assert copy.fetch() == 7
+    came = checkpoint.steps(mine)
+    assert len(came) < 3, "only the newest and the best one come"
+    copy.send()
+    assert copy.remote_steps() == [3, 6, 7], "as many as are kept"
+    for step in (8, 9):
+        shutil.copytree(checkpoint.folder_of(run_dir, 7), checkpoint.folder_of(mine, step))
+    copy.send()
+    assert copy.remote_steps() == sorted({*came, 8, 9})
+
+
 def test_a_run_goes_on_from_the_store_on_an_empty_machine(
     store: Store, inputs: Path, run_dir: Path, tmp_path: Path
 ) -> None:
@@ -107,9 +124,39 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(
     assert "step 3 and the run so far came from s3://runs/moved" in ended.stderr + ended.stdout
     assert toy.digests(second / "outputs/runs/moved") == toy.digests(run_dir), "bit by bit the uninterrupted run"
     assert Mirror(second, address).remote_steps() == [3, 6, 7]
+    log = (second / "outputs/runs/moved/logs/rank-0.log").read_text()
+    assert log.count("step 4/7") == 2, "what the first machine logged came along"
     ended = train(first, run_file(first, inputs, address, num_train_epochs=1, learning_rate=1e-3))
     assert ended.returncode == errors.USER
     assert "holds a run with another config" in ended.stderr
+
+
+def test_two_nodes_go_on_from_the_store_on_an_empty_disk(store: Store, inputs: Path, tmp_path: Path) -> None:
+    address, disk, port = "s3://runs/nodes", tmp_path / "disk", str(free_port())
+    config = run_file(tmp_path, inputs, address, num_train_epochs=1)
+    train(tmp_path, config, "signal 9:step:6")
+    written = json.loads(config.read_text()) | {"compute": {"nodes": 2, "gpus_per_node": 0}, "mirror": address}
+    config.write_text(json.dumps({key: value for key, value in written.items() if key != "output"}))
+
+    def start(node: int) -> subprocess.Popen[str]:
+        environ = {**os.environ, "NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = [sys.executable, "-m", "kubetune.agent", str(disk), "--config", str(config)]
+        return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    second = start(1)
+    nodes = [second]
+    try:
+        wait_until((disk / "resolved.json").is_file)  # the other node has already made the directory
+        nodes.insert(0, start(0))
+        said = [node.communicate(timeout=120)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert f"step 3 and the run so far came from {address}" in said[0]
+    assert [line["step"] for line in metrics.read_metrics(disk) if "loss" in line] == [*range(1, 8)]
+    assert Mirror(disk, address).remote_steps() == [3, 6, 7]
 
 
 def test_a_store_that_is_away_stops_nothing_and_gets_the_rest_later(
@@ -202,6 +249,33 @@ def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
     assert main(["sync", str(there), address]) == 0
 
 
+def test_who_may_still_be_alive_elsewhere_is_named_when_displaced(
+    store: Store, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    address, first = "s3://runs/displaced", tmp_path / "first"
+    shutil.copytree(run_dir, first, symlinks=True)
+    (first / "logs").mkdir(exist_ok=True)
+    (first / "logs/rank-0.beat.json").write_text(json.dumps({"rank": 0, "time": 1_800_000_000.0}))
+    monkeypatch.setattr(mirror_owner.socket, "gethostname", lambda: "first-host")
+    copy = Mirror(first, address)
+    copy.title.take()
+    copy.send()
+    monkeypatch.setattr(mirror_owner.socket, "gethostname", lambda: "second-host")
+    second = Mirror(tmp_path / "second", address)
+    second.fetch()
+    stop = threading.Event()
+    stop.set()
+    mirror.follow(second, stop)
+    assert "a start of this run on first-host since" in caplog.text
+    assert "last heard of at 2027-01-15T08:00:00.000Z, which has not said that it ended" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(mirror_owner.socket, "gethostname", lambda: "third-host")
+    third = Mirror(tmp_path / "third", address)
+    third.fetch()
+    third.title.take()
+    assert caplog.text == "", "the second one said that it ended"
+
+
 def test_two_that_claim_an_empty_store_at_once_do_not_both_get_it(store: Store, run_dir: Path, tmp_path: Path) -> None:
     copies = []
     for name in ("one", "two"):
@@ -237,11 +311,13 @@ def test_an_address_is_an_output_and_a_missing_library_is_named(
 ) -> None:
     config = load_config(run_file(tmp_path, inputs, "gs://bucket/some/run"))
     assert (config.output, config.mirror) == ("outputs/bucket/some/run", "gs://bucket/some/run")
-    monkeypatch.setattr(mirror, "find_spec", lambda name: None)
+    monkeypatch.setattr(mirror_copy, "find_spec", lambda name: None)
     with pytest.raises(errors.ConfigError, match=r"leave one out, or make them agree"):
         load_config(tmp_path / "run.yaml", overrides=["mirror=s3://other/run"])
     with pytest.raises(errors.ConfigError, match=r"pip install gcsfs"):
-        mirror.check_installed("gs://bucket/some/run")
+        mirror_copy.check_installed("gs://bucket/some/run")
+    with pytest.raises(errors.ConfigError, match=r"ftp://bucket/run: expected an address that begins with s3, gs"):
+        mirror_copy.check_installed("ftp://bucket/run")
 
 
 def test_ctrl_c_while_the_store_is_frozen_ends_within_the_grace_time(

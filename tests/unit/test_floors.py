@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "kubetune"
 
 FLOORS: tuple[set[str], ...] = (
     {"errors", "faults", "files", "logs", "metrics", "processes", "relay", "endings", "malloc", "progress", "watchdog"},
-    {"config", "devices", "checkpoint", "mirror", "mirror_owner", "peaks", "writing"},
+    {"config", "devices", "checkpoint", "mirror", "mirror_copy", "mirror_owner", "peaks", "writing"},
     {"plan", "memory", "weights", "forecast", "hindsight", "tracking"},
     {"agent", "cluster", "launch", "manifests", "report"},
     {"cli", "__main__"},
