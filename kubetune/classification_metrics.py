@@ -1,6 +1,7 @@
 """What a classifier got right, from the outputs for all samples; scikit-learn and scipy do the counting.
 
 Metrics are computed once from everything that all ranks said, sorted by sample, so they are the same at any world size.
+Both libraries are imported where something is counted: they take seconds, which asking about a text can do without.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn import metrics
 
 from kubetune.data.labels import Labels
 
@@ -33,6 +33,8 @@ def measure(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.flo
 
 def count_confusions(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> list[list[int]]:
     """How often class i (row) was taken for class j (column); for single labels only."""
+    from sklearn import metrics
+
     true, classes = targets[:, 0].astype(np.int64), range(len(labels.names))
     counts: list[list[int]] = metrics.confusion_matrix(true, logits.argmax(1), labels=classes).tolist()
     return counts
@@ -54,6 +56,8 @@ def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _single_label(logits: NDArray[np.float64], true: NDArray[np.int64]) -> dict[str, Any]:
+    from sklearn import metrics
+
     said = logits.argmax(1)
     is_binary = logits.shape[1] == 2
     values = {
@@ -71,6 +75,8 @@ def _single_label(logits: NDArray[np.float64], true: NDArray[np.int64]) -> dict[
 
 
 def _multi_label(logits: NDArray[np.float64], true: NDArray[np.float64]) -> dict[str, Any]:
+    from sklearn import metrics
+
     said, wanted = logits > 0, true > 0.5
     return {
         "loss": (np.logaddexp(0.0, logits) - true * logits).mean(),
@@ -83,6 +89,8 @@ def _multi_label(logits: NDArray[np.float64], true: NDArray[np.float64]) -> dict
 
 
 def _regression(said: NDArray[np.float64], true: NDArray[np.float64]) -> dict[str, Any]:
+    from sklearn import metrics
+
     values = {"loss": metrics.mean_squared_error(true, said), "mae": metrics.mean_absolute_error(true, said)}
     if len(true) > 1 and np.ptp(said) > 0 and np.ptp(true) > 0:
         from scipy.stats import pearsonr, spearmanr

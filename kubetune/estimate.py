@@ -20,11 +20,12 @@ SAMPLE_ROWS = 200
 
 @dataclass(frozen=True)
 class Lengths:
-    """What `sampled` rows tell: tokens of a row that is kept, and shares of them all."""
+    """What `sampled` rows tell: tokens of a row that is kept, and shares of them all. `limit`: of a row's tokens."""
 
     sampled: int
     tokens_per_row: float
     overlong_share: float
+    limit: int
     bad_share: float
     kept_share: float
 
@@ -73,12 +74,11 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
 
     Raises ModelError or DataError when they are, but of no use.
     """
-    limit = config.data.max_length
     sources = [source for source in config.data.train if locate(source).files]
     if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
         return None
     from kubetune.data.encode import Encoder
-    from kubetune.data.encode_labelled import count_tokens
+    from kubetune.data.encode_labelled import count_tokens, within_positions
     from kubetune.data.formats import Labelled, convert
     from kubetune.data.problems import Problems
     from kubetune.data.tokenizer import load_tokenizer
@@ -98,6 +98,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
         lengths = [len(row.ids) for row in encoder.encode_batch(examples) if not isinstance(row, str)]
     if not lengths:
         return None
+    limit = (within_positions(config, tokenizer) if labelled else config).data.max_length
     overlong = sum(length > limit for length in lengths)
     truncates = config.data.overlong == "truncate"
     kept = [min(length, limit) for length in lengths if truncates or length <= limit]
@@ -105,6 +106,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
         sampled=sampled,
         tokens_per_row=sum(kept) / max(1, len(kept)),
         overlong_share=overlong / sampled,
+        limit=limit,
         bad_share=1 - len(lengths) / sampled,
         kept_share=len(kept) / sampled,
     )

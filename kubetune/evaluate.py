@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from kubetune import checkpoint, errors, sharded, watchdog
-from kubetune.config.load import read_config
-from kubetune.config.schema import SourceConfig
+from kubetune import checkpoint, errors, quantization, sharded, watchdog
+from kubetune.config.load import load_config, read_config
+from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.feed import evaluation_batch, evaluation_batches
 from kubetune.data.prepare import prepare
 from kubetune.data.rows import Rows
@@ -90,28 +90,57 @@ def collect(
     return parts
 
 
+def other_sources(config: Config, data: str) -> tuple[SourceConfig, ...]:
+    """The sources that `data` names: a path, or what a run file may have as `data.train`, as text.
+
+    What it leaves out about columns and format is taken from the run's own data, which other data mostly look like.
+    Raises ConfigError.
+    """
+    is_section = data.lstrip()[:1] in ("{", "[") and not Path(data).exists()
+    flags = {"model.path": config.model.path} | ({} if is_section else {"data.train": data})
+    given = load_config(None, overrides=[f"data.train={data}"] if is_section else [], flags=flags).data.train
+    own = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
+    alike = {key: getattr(own[0], key) for key in ("columns", "format")}
+    alike = {key: value for key, value in alike.items() if all(getattr(source, key) == value for source in own)}
+    return tuple(
+        source.model_copy(update={key: alike[key] for key in alike if key not in source.model_fields_set})
+        for source in given
+    )
+
+
+def _rows(config: Config, *, is_given: bool) -> Rows:
+    """The rows to evaluate on. `is_given`: those of `--data`, which stand where those of training do."""
+    if not is_given:
+        rows = prepare(config).eval
+        assert rows is not None
+        return rows
+    try:
+        return prepare(config).train
+    except errors.DataError as error:
+        raise errors.DataError([problem.replace("data.train", "--data") for problem in error.problems]) from None
+
+
 def evaluate_run(run_dir: Path, which: str, data: str | None = None, predictions: Path | None = None) -> Evaluation:
-    """Evaluate a run's checkpoint on its evaluation data, or on `data`.
+    """Evaluate a run's checkpoint on its evaluation data, or on `data` as `other_sources` reads it.
 
     A classifier's predictions are also written, one JSON object a line, to `predictions` or `predictions.jsonl` of the
     run. Raises ConfigError when the run has no evaluation data and none are given.
     """
-    config = read_config(run_dir)
+    config = quantization.as_trained(run_dir, read_config(run_dir))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task = task_module(config)
     if predictions is not None and not hasattr(task, "predictions"):
         raise errors.ConfigError(f"predictions are a classifier's; {run_dir} is a run of task {config.task}")
-    learner = task.load(config, checkpoint.choose(run_dir, which), device)
+    folder = checkpoint.choose(run_dir, which)
     if data is not None:
-        sources = config.data.model_copy(update={"train": (SourceConfig(path=data),), "eval": None})
+        sources = config.data.model_copy(update={"train": other_sources(config, data), "eval": None})
         config = config.model_copy(update={"data": sources})
-        if hasattr(learner, "labels"):
-            config = learner.labels.fix(config)  # other data may lack some of the classes
-    elif config.data.eval is None:
+        if hasattr(task, "labels_of"):
+            config = task.labels_of(folder).fix(config)  # other data may lack some of the classes
+    elif not config.data.eval:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
-    prepared = prepare(config)
-    rows = prepared.train if data is not None else prepared.eval
-    assert rows is not None
+    rows = _rows(config, is_given=data is not None)
+    learner = task.load(config, folder, device)
     world = World(device=device)
     parts = collect(task, learner, rows, make_plan(config, world_size=1), world)
     assert parts is not None

@@ -31,8 +31,6 @@ from kubetune.export_folder import PROVENANCE, check_place, checksums, is_whole,
 from kubetune.flat import unwrap
 from kubetune.logs import scrub
 from kubetune.model_card import CURVES, base_name, write_card
-from kubetune.parallel import World
-from kubetune.plan import Plan
 from kubetune.proof import Comparison, Sample
 from kubetune.report.picture import draw
 from kubetune.tasks import task_module
@@ -166,7 +164,7 @@ def _open(
     max_shard_bytes: int,
 ) -> _Job:
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    config = _as_trained(run_dir, config)
+    config = quantization.as_trained(run_dir, config)
     chosen = models.DTYPES[_dtype_name(config, folder, dtype)]
     model = config.model.model_copy(update={"dtype": str(chosen).removeprefix("torch.")})
     config = config.model_copy(update={"model": model})
@@ -182,12 +180,6 @@ def _bytes_of(size: str) -> int:
     if not number:
         raise errors.ConfigError(f"--max-shard-size is {size!r}; expected a size such as 5GB. Nothing was written.")
     return number
-
-
-def _as_trained(run_dir: Path, config: Config) -> Config:
-    """The config with `quantization: auto` as it was decided in training, whatever this machine has."""
-    plan = Plan.from_json((run_dir / "plan.json").read_text())
-    return quantization.decide(config, World(size=plan.world_size, device=torch.device(plan.device)))
 
 
 def _dtype_name(config: Config, folder: Path, given: str | None) -> str:

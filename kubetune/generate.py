@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers.generation.streamers import BaseStreamer
 
-from kubetune import checkpoint, errors, models, processes
+from kubetune import checkpoint, errors, models, processes, quantization
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
 from kubetune.data.batches import image_inputs
@@ -140,7 +140,7 @@ def _require_room(model: Any) -> None:
 
 def load_run(run_dir: Path, which: str = "best") -> Speaker:
     """Load the result of a run, ready to answer."""
-    config = read_config(run_dir)
+    config = quantization.as_trained(run_dir, read_config(run_dir))
     tokenizer = load_tokenizer(config.model)
     folder, processor = checkpoint.choose(run_dir, which), load_image_processor(config, tokenizer)
     model = models.load_trained(_auto_class(config), config, folder, _device()).eval()

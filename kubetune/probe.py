@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ UNSURE_SHARE = 0.9
 """Of the device, what advice counts on after memory ran out where the forecast had said that it would do."""
 
 
-def require_metric(name: str, values: Mapping[str, float]) -> None:
+def require_metric(name: str, values: Collection[str]) -> None:
     """Raise ConfigError unless the metric that chooses the best checkpoint is one that the task gives."""
     if name not in values:
         raise errors.ConfigError(f"training.metric_for_best_model is {name}; this task gives {', '.join(values)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from kubetune import errors, logs
 from kubetune.config.schema import Config
 from kubetune.parallel import World
+from kubetune.plan import Plan
 
 # Small and new layers gain nothing from being quantised, and a new head must be trained.
 HEADS = ("classifier", "score", "pre_classifier", "pooler", "lm_head", "embed_out", "qa_outputs")
@@ -32,6 +34,14 @@ def decide(config: Config, world: World) -> Config:
     return config.model_copy(update={"quantization": chosen})
 
 
+def as_trained(run_dir: Path, config: Config) -> Config:
+    """The config of a run with `quantization: auto` as it was decided in training, whatever this machine has."""
+    if config.quantization != "auto":
+        return config
+    plan = Plan.from_json((run_dir / "plan.json").read_text())
+    return decide(config, World(size=plan.world_size, device=torch.device(plan.device)))
+
+
 def _auto(config: Config, world: World) -> tuple[str, str]:
     if config.lora is None:
         return "none", "every parameter is trained and a quantised base could not be"
@@ -41,6 +51,10 @@ def _auto(config: Config, world: World) -> tuple[str, str]:
         return "none", f"{world.size} GPUs share the work"
     if find_spec("bitsandbytes") is None:
         return "none", "bitsandbytes is not installed (pip install 'kubetune[quantization]')"
+    try:
+        require_bitsandbytes("8-bit")
+    except errors.ConfigError as error:
+        return "none", str(error).removesuffix(". Nothing was written.")
     return "8bit", "there is a single GPU"
 
 

@@ -7,13 +7,22 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 
 from kubetune import errors
+
+TITLE = "true \\ predicted"
+MIX_UPS = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    parser.add_argument("--data", help="data to evaluate on instead of the run's own")
+    parser.add_argument(
+        "--data",
+        metavar="DATA",
+        help="data to evaluate on instead of the run's own: a path, or what a run file may have as data.train, such as "
+        "'{path: glue/sst2, split: validation}'",
+    )
     parser.add_argument("--checkpoint", default="best", help="best, last or a step (default best)")
     parser.add_argument(
         "--predictions",
@@ -38,14 +47,33 @@ def run(args: argparse.Namespace) -> int:
     for name, value in found.metrics.items():
         print(f"{name:<26} {value:.6g}")
     if found.confusion:
-        print("\n".join(["", *confusion_lines(found.confusion, found.names)]))
+        print("\n".join(["", *confusion_lines(found.confusion, found.names, get_terminal_size((120, 0)).columns)]))
     return errors.OK
 
 
-def confusion_lines(counts: list[list[int]], names: Sequence[str]) -> list[str]:
-    """A confusion matrix as lines: true classes down, predicted ones across."""
-    width = max(len(text) for text in (*names, *(str(n) for row in counts for n in row))) + 2
-    title = "true \\ predicted"
-    first = max(len(title), *(len(name) for name in names))
-    rows = zip((title, *names), [names, *counts], strict=True)
-    return [f"{name:<{first}}" + "".join(f"{cell:>{width}}" for cell in row) for name, row in rows]
+def confusion_lines(counts: list[list[int]], names: Sequence[str], columns: int) -> list[str]:
+    """A confusion matrix as lines: true classes down, predicted ones across.
+
+    Where the names are too wide for so many columns, numbers head the table; where these are, the classes that are
+    taken for others most often are listed.
+    """
+    numbers = [str(number) for number in range(len(names))]
+    numbered = [f"{number} {name}" for number, name in zip(numbers, names, strict=True)]
+    for classes, heads in ((names, names), (numbered, numbers)):
+        width = max(len(text) for text in (*heads, *(str(n) for row in counts for n in row))) + 2
+        first = max(len(TITLE), *(len(name) for name in classes))
+        if first + width * len(names) <= columns:
+            rows = zip((TITLE, *classes), [heads, *counts], strict=True)
+            return [f"{name:<{first}}" + "".join(f"{cell:>{width}}" for cell in row) for name, row in rows]
+    return mix_up_lines(counts, names)
+
+
+def mix_up_lines(counts: list[list[int]], names: Sequence[str]) -> list[str]:
+    """Which classes are taken for which others most often."""
+    classes = range(len(names))
+    pairs = sorted((-counts[i][j], i, j) for i in classes for j in classes if i != j and counts[i][j])
+    shown = [("true", "predicted", "rows"), *((names[i], names[j], f"{-n:,}") for n, i, j in pairs[:MIX_UPS])]
+    first, second, _ = (max(map(len, column)) + 2 for column in zip(*shown, strict=True))
+    more = f", {MIX_UPS} of {len(pairs):,}" if len(pairs) > MIX_UPS else ""
+    title = f"Classes taken for another most often{more} (--json prints the whole matrix of {len(names)} classes)"
+    return [title, *(f"{true:<{first}}{said:<{second}}{n:>6}" for true, said, n in shown)]

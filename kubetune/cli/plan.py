@@ -15,6 +15,7 @@ from kubetune.config.flags import add_run_arguments, config_from_args
 from kubetune.config.schema import Config
 from kubetune.devices import visible_gpus
 from kubetune.estimate import Lengths, estimate_lengths, estimate_rows
+from kubetune.forecast import quantization_of
 from kubetune.plan import Plan, default_output, make_plan
 from kubetune.writing import counted
 
@@ -51,7 +52,10 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     """The facts of a plan as labelled lines."""
     training = config.training
     yield "model", config.model.path
-    quantised = f", {config.quantization} base" if config.quantization != "none" else ""
+    decided = quantization_of(config, plan)
+    quantised = f", {decided} base" if decided != "none" else ""
+    if config.quantization == "auto":
+        quantised += f" (quantization: auto is {decided} here)"
     yield "method", f"{plan.method}{quantised}, {training.parallelism} on {plan.device} ({plan.backend})"
     processes = f"{counted(plan.nodes, 'node')} × {counted(plan.processes_per_node, 'process')}"
     yield "world", f"{plan.world_size} = {processes}"
@@ -90,7 +94,7 @@ def _tokens(config: Config, plan: Plan, lengths: Lengths | None) -> str:
         return "unknown: the tokenizer is not on this machine, or none of the first rows can be read"
     text = f"about {tokens:,} an epoch, {lengths.tokens_per_row:,.0f} a row (from {lengths.sampled} rows)"
     if lengths.overlong_share:
-        text += f"; {lengths.overlong_share:.1%} longer than {config.data.max_length:,}: {config.data.overlong}"
+        text += f"; {lengths.overlong_share:.1%} longer than {lengths.limit:,}: {config.data.overlong}"
     if lengths.bad_share:
         text += f"; {lengths.bad_share:.1%} unreadable, see `kubetune data check`"
     return text

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from kubetune.config.cluster import ComputeConfig, KubernetesConfig
+from kubetune.config.defaults import data_of_task
 from kubetune.config.hub_names import todays_names
 from kubetune.config.outlets import LoggingConfig, PushConfig, TrackingConfig, as_push
 
@@ -137,7 +138,7 @@ class DataConfig(Section):
     ] = Field(None, description="Share of `train` to hold out (`0.05`, seeded), or sources of its own.")
     max_length: int = Field(2048, ge=8, le=10_000_000, description="Longest sequence in tokens.")
     overlong: Literal["drop", "truncate", "error"] = Field(
-        "drop", description="What happens to rows longer than `max_length`. They are counted and shown in any case."
+        "drop", description="What becomes of rows longer than `max_length`; `truncate` by default for classifiers."
     )
     max_lost_share: float = Field(
         0.1, ge=0, le=1, description="Stop before training when more than this share of the rows would be left out."
@@ -249,7 +250,7 @@ class TrainingConfig(Section):
     save_steps: Interval = Field("epoch", description="Steps between checkpoints, or `epoch`.")
     save_total_limit: int = Field(3, ge=1, description="Newest checkpoints kept, besides the best one.")
     metric_for_best_model: str = Field("eval_loss", description="Evaluation metric that chooses `best`.")
-    greater_is_better: bool | None = Field(None, description="Left out: false for losses and perplexity, else true.")
+    greater_is_better: bool | None = Field(None, description="Left out: false for losses, mae and perplexity.")
     early_stopping_patience: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without improvement."
     )
@@ -310,7 +311,7 @@ class Config(Section):
     model: Annotated[ModelConfig, BeforeValidator(_as_source, json_schema_input_type=str | ModelConfig)] = Field(
         description="The model, or just its hub id or folder."
     )
-    data: DataConfig = Field(description="What it learns from.")
+    data: Annotated[DataConfig, BeforeValidator(data_of_task)] = Field(description="What it learns from.")
     lora: Annotated[LoraConfig | None, BeforeValidator(_as_lora, json_schema_input_type=LoraConfig | bool | None)] = (
         Field(None, description="`true` or a section: adapters. Left out: every parameter is trained.")
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tokenizers import Encoding
 
+from kubetune.config.schema import Config
 from kubetune.data.encode import Encoded
 from kubetune.data.formats import Example, Labelled
 from kubetune.data.labels import Labels
@@ -43,6 +44,12 @@ class LabelledEncoder:
 def count_tokens(tokenizer: Tokenizer, examples: Sequence[Labelled]) -> list[int]:
     """Tokens of each text, or pair, with the special ones that frame it."""
     return [len(encoding.ids) for encoding in tokenizer.framing_backend.encode_batch([_texts(e) for e in examples])]
+
+
+def within_positions(config: Config, tokenizer: Tokenizer) -> Config:
+    """Encoders know so many positions and no more; a longer row would end the run in its middle."""
+    limit = min(config.data.max_length, tokenizer.max_length or config.data.max_length)
+    return config.model_copy(update={"data": config.data.model_copy(update={"max_length": limit})})
 
 
 def frame(tokenizer: Tokenizer, text: str, second: str | None, limit: int) -> tuple[list[int], list[int]]:

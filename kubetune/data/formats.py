@@ -7,6 +7,7 @@ Adding a shape is one function and one line in SHAPES.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -43,12 +44,15 @@ class Text:
     text: str
 
 
-Label = str | int | float | tuple[str | int, ...]
+Label = str | int | float | tuple[str | int, ...] | tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A text, or two, and its label: the name or number of a class, several of them, or a number to predict."""
+    """A text, or two, and its label: the name or number of a class, several of them, or a number to predict.
+
+    A tuple of floats holds a 0.0 or 1.0 for every class.
+    """
 
     text: str
     second: str | None
@@ -189,8 +193,13 @@ _PAIRS: Final = (
 
 def _from_labelled(value: Value) -> Labelled:
     text, second = texts_of(value)
-    key = "labels" if "labels" in value and "label" not in value else "label"  # as sets with several of them have it
-    return Labelled(text, second, _label(_required(value, key)))
+    return Labelled(text, second, _label(_required(value, label_key(value, is_pair=second is not None))))
+
+
+def label_key(value: Value, *, is_pair: bool) -> str:
+    """The key that a record's label stands under: sets with several write `labels`, pairs to compare have a `score`."""
+    spellings = ("label", "labels", "score") if is_pair else ("label", "labels")
+    return next((key for key in spellings if key in value), "label")
 
 
 def texts_of(value: Value) -> tuple[str, str | None]:
@@ -207,17 +216,25 @@ def _label(label: Any) -> Label:
     if isinstance(label, str) and label.startswith("["):
         label = _parsed(label, "label")
     if isinstance(label, list):
-        if any(isinstance(name, bool) or not isinstance(name, (int, str)) for name in label):
-            raise ValueError(f"label is {_show(label)}; expected a list of names or numbers of classes")
-        if len(set(label)) < len(label):
-            what = "each class that applies once, by name or number, not a 0 or 1 for every class"
-            raise ValueError(f"label is {_show(label)}; expected {what}")
-        return tuple(label)
-    if isinstance(label, str) and label.lstrip("-").isdecimal():
+        return _several(label)
+    if isinstance(label, str) and label.removeprefix("-").isdecimal():
         label = int(label)
-    if isinstance(label, bool) or not isinstance(label, (int, float, str)) or label == "":
+    is_no_number = isinstance(label, bool) or (isinstance(label, float) and not math.isfinite(label))
+    if is_no_number or not isinstance(label, (int, float, str)) or label == "":
         raise ValueError(f"label is {_show(label)}; expected a class by name or number, a list of them, or a number")
     return label
+
+
+def _several(labels: list[Any]) -> Label:
+    if any(isinstance(item, float) for item in labels) and all(item in (0, 1) for item in labels):
+        return tuple(1.0 if item else 0.0 for item in labels)
+    if any(isinstance(name, bool) or not isinstance(name, (int, str)) for name in labels):
+        what = "a list of names or numbers of classes, or 0.0 or 1.0 for every class"
+        raise ValueError(f"label is {_show(labels)}; expected {what}")
+    if len(set(labels)) < len(labels):
+        what = "each class that applies once, by name or number; a 0 or 1 for every class is written 0.0 or 1.0"
+        raise ValueError(f"label is {_show(labels)}; expected {what}")
+    return tuple(labels)
 
 
 SHAPES: Final[dict[str, Callable[[Value], Example]]] = {

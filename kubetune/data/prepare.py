@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from kubetune import faults
 from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.encode_labelled import within_positions
 from kubetune.data.image_processor import load_image_processor
 from kubetune.data.labels import Labels, find_labels, label_facts
 from kubetune.data.pipeline import Tally, Worker, encode_batches
@@ -177,19 +178,13 @@ def _build(
         raise
 
 
-def _within_positions(config: Config, tokenizer: Tokenizer) -> Config:
-    """Encoders know so many positions and no more; a longer row would end the run in its middle."""
-    limit = min(config.data.max_length, tokenizer.max_length or config.data.max_length)
-    return config.model_copy(update={"data": config.data.model_copy(update={"max_length": limit})})
-
-
 def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None) -> None:
     sources = split_sources(config)
     tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
     problems = Problems()
     labels = find_labels(config)
     if labels is not None:
-        config = _within_positions(config, tokenizer)
+        config = within_positions(config, tokenizer)
     processor = load_image_processor(config, tokenizer)
     worker = Worker(tokenizer, config.data, sources, labels, processor)
     done = 0

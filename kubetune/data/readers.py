@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Literal
 
 from kubetune.data.problems import Problems
 from kubetune.errors import DataError
@@ -198,14 +198,36 @@ def read_csv(file: Path, problems: Problems) -> Iterator[Record]:
 
 
 def read_tsv(file: Path, problems: Problems) -> Iterator[Record]:
-    """Tab-separated values with a header; quoted values may hold tabs and line breaks."""
-    yield from _read_table(file, problems, "\t")
+    """Tab-separated values with a header; quoted values may hold tabs and line breaks.
+
+    Where a file makes sense only if quotes are characters like others, as GLUE's do, they are.
+    """
+    are_text = _begins_with_quotes(file) and not _is_table(file, csv.QUOTE_MINIMAL) and _is_table(file, csv.QUOTE_NONE)
+    yield from _read_table(file, problems, "\t", csv.QUOTE_NONE if are_text else csv.QUOTE_MINIMAL)
 
 
-def _read_table(file: Path, problems: Problems, delimiter: str) -> Iterator[Record]:
+def _begins_with_quotes(file: Path) -> bool:
+    with _opened(file) as stream:
+        return any(line.startswith(b'"') or b'\t"' in line for line in _lines(stream))
+
+
+def _is_table(file: Path, quoting: Literal[0, 3]) -> bool:
+    """Whether all rows have as many values, read in this way."""
     csv.field_size_limit(MAX_RECORD_BYTES)
     with _opened(file) as stream:
-        rows = csv.reader(map(_decode_line, _lines(stream)), delimiter=delimiter, strict=True)
+        rows = csv.reader(map(_decode_line, _lines(stream)), delimiter="\t", quoting=quoting, strict=True)
+        try:
+            return len({len(row) for row in rows}) == 1
+        except (csv.Error, ValueError):
+            return False
+
+
+def _read_table(
+    file: Path, problems: Problems, delimiter: str, quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+) -> Iterator[Record]:
+    csv.field_size_limit(MAX_RECORD_BYTES)
+    with _opened(file) as stream:
+        rows = csv.reader(map(_decode_line, _lines(stream)), delimiter=delimiter, quoting=quoting, strict=True)
         line = 1
         try:
             header = next(rows, [])
@@ -248,6 +270,16 @@ def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
 def parquet_rows(file: Path) -> int:
     """The number of rows that a Parquet file says it has."""
     return int(_parquet(file).metadata.num_rows)
+
+
+def parquet_features(file: Path) -> dict[str, Any]:
+    """What `datasets` says of the columns of a Parquet file that it wrote; nothing of another's."""
+    said = (_parquet(file).schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+    try:
+        features = json.loads(said)["info"]["features"]
+    except (ValueError, LookupError, TypeError):
+        return {}
+    return features if isinstance(features, dict) else {}
 
 
 def _parquet(file: Path) -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kubetune.config.schema import SourceConfig
 from kubetune.data.hub import explained_hub_errors, hub_token
 from kubetune.data.problems import Problems
-from kubetune.data.readers import READERS, Record, count_lines, parquet_rows
+from kubetune.data.readers import READERS, Record, count_lines, parquet_features, parquet_rows
 from kubetune.errors import DataError
 from kubetune.files import sha256_file
 
@@ -98,6 +98,22 @@ def input_digests(source: SourceConfig) -> list[str]:
         return [sha256_file(file) for file in located.files]
     cached = load_dataset(located.path, source.subset, source.split).cache_files
     return [sha256_file(file["filename"]) for file in cached]
+
+
+def class_names(source: SourceConfig) -> tuple[str, ...]:
+    """The names that a data set has for the numbers in its column of labels; none where it does not say.
+
+    Data sets of the hub say so in their features, and Parquet files that `datasets` wrote in their schema.
+    """
+    located = locate(source)
+    if not located.files:
+        features = load_dataset(located.path, source.subset, source.split).features.to_dict()
+    else:
+        features = next((parquet_features(file) for file in located.files if file.suffix.lower() == ".parquet"), {})
+    kind: Any = next((features[key] for key in (source.columns.get("label"), "label", "labels") if key in features), {})
+    while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):
+        kind = kind[0] if isinstance(kind, list) else kind["feature"]  # a list of labels
+    return tuple(kind.get("names") or ()) if isinstance(kind, dict) else ()
 
 
 @lru_cache(maxsize=8)

@@ -12,8 +12,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from kubetune.config.defaults import prefers_greater
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.files import write_atomic
+from kubetune.forecast import quantization_of
 from kubetune.logs import scrub
 from kubetune.metrics import now, versions
 from kubetune.report.charts import Chart, charts_of, labels
@@ -159,10 +161,7 @@ def _best(run: RunRecord) -> dict[str, Any] | None:
     known = [line for line in run.evaluations if isinstance(line.get(name), (int, float))]
     if not known:
         return None
-    greater = run.config.training.greater_is_better
-    if greater is None:
-        greater = not name.endswith(("loss", "perplexity"))
-    return (max if greater else min)(known, key=lambda line: line[name])
+    return (max if prefers_greater(run.config.training) else min)(known, key=lambda line: line[name])
 
 
 def _run_facts(run: RunRecord) -> dict[str, Any]:
@@ -196,8 +195,9 @@ def _sentence(run: RunRecord) -> str:
     """What was trained on what, with what."""
     config, plan = run.config, run.plan
     how = f"LoRA of rank {config.lora.r}" if config.lora else "full fine-tuning"
-    if config.quantization != "none":
-        how += f" on a base in {config.quantization}"
+    quantised = config.quantization if plan is None else quantization_of(config, plan)
+    if quantised != "none":
+        how += f" on a base in {quantised}"
     sources = ", ".join(Path(source.path).name for source in config.data.train)
     where = ""
     if plan is not None:

@@ -12,12 +12,21 @@ from importlib import import_module
 from types import ModuleType
 
 from kubetune.config.schema import Config
+from kubetune.data.labels import Labels
 
 TASKS = {
     "causal_lm": "kubetune.tasks.causal_lm",
     "sequence_classification": "kubetune.tasks.sequence_classification",
     "vision_language": "kubetune.tasks.vision_language",
 }
+
+
+LANGUAGE_METRICS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
+
+
+def metric_names(labels: Labels | None) -> tuple[str, ...]:
+    """What an evaluation finds: of a classifier with these labels, or of a language model."""
+    return LANGUAGE_METRICS if labels is None else labels.metrics
 
 
 def task_module(config: Config) -> ModuleType:

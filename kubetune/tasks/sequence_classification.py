@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from kubetune import adapters, errors, models, quantization
+from kubetune.classification_metrics import count_confusions, measure, probabilities
 from kubetune.classifier import flat_logits, flow, heads, lone_logits, name_padding, pools_last, prepare_pooling
 from kubetune.data.batches import Batch
 from kubetune.data.labels import Labels, ProblemType
@@ -143,8 +144,6 @@ def evaluate(task: Classifier, batch: Batch) -> Outputs:
 
 def metrics(task: Classifier, parts: Sequence[Outputs], world: World) -> dict[str, float]:
     """Evaluation metrics of all samples of all ranks, each once."""
-    from kubetune.classification_metrics import measure  # imports scikit-learn and scipy, which training can wait for
-
     everything = join([part for share in gather(list(parts), world) for part in share])
     return measure(task.labels, everything.logits, everything.targets)
 
@@ -167,8 +166,6 @@ def predictions(task: Classifier, parts: Sequence[Outputs], rows: Rows) -> Itera
 
 def confusion(task: Classifier, parts: Sequence[Outputs]) -> list[list[int]] | None:
     """How often class i (row) was taken for class j (column); None where there is more or less than one class."""
-    from kubetune.classification_metrics import count_confusions
-
     if task.labels.problem_type != "single_label_classification":
         return None
     everything = join(parts)
@@ -182,8 +179,6 @@ def classify(task: Classifier, batches: Sequence[Batch]) -> list[dict[str, Any]]
 
 def verdicts(labels: Labels, logits: NDArray[np.float64]) -> list[dict[str, Any]]:
     """For each sample `predicted`, what the model takes it for, and the `probabilities` of all classes."""
-    from kubetune.classification_metrics import probabilities
-
     if labels.problem_type == "regression":
         return [{"predicted": float(value)} for value in logits[:, 0]]
     single = labels.problem_type == "single_label_classification"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ import torch.nn.functional as F
 from kubetune import cli, errors, quantization
 from kubetune.block_attention import Rule
 from kubetune.classification_metrics import count_confusions, measure
+from kubetune.cli.evaluate import confusion_lines
+from kubetune.config.cluster import ComputeConfig
 from kubetune.data.encode_labelled import LabelledEncoder
 from kubetune.data.formats import Labelled, convert
 from kubetune.data.labels import Labels, find_labels
 from kubetune.data.tokenizer import load_tokenizer
 from kubetune.padded_attention import padded_attention
 from kubetune.parallel import World
+from kubetune.plan import make_plan
 from tests import reviews
 
 SINGLE = Labels("single_label_classification", ("no", "yes"))
@@ -50,6 +54,12 @@ def labels_of(model: Path, tmp_path: Path, rows: list[Any], **classification: An
         ([0.5, 2], {}, "regression", ("value",)),
         (["3.8", "4"], {}, "regression", ("value",)),
         ([1, 2], {"problem_type": "regression"}, "regression", ("value",)),
+        ([0.0, 1.0, 2.0], {}, "single_label_classification", ("0", "1", "2")),
+        (["1.0", "0.0"], {"labels": ["no", "yes"]}, "single_label_classification", ("no", "yes")),
+        ([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]], {}, "multi_label_classification", ("0", "1", "2")),
+        ([[1.0, 0.0]], {"labels": ["joy", "fear"]}, "multi_label_classification", ("joy", "fear")),
+        ([0.5, 2.5, 3, "n/a"], {}, "regression", ("value",)),
+        (["v1.5", "2.5"], {}, "single_label_classification", ("2.5", "v1.5")),
     ],
 )
 def test_labels_are_found(
@@ -70,7 +80,12 @@ def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"), [(["a"], "only the label 'a'"), ([0, -1], "label -1 stands in the data.*without a label")]
+    ("rows", "told"),
+    [
+        (["a"], "only the label 'a'"),
+        ([0, -1], "label -1 stands in the data.*without a label"),
+        ([3, 20261121], r"label 20261121 .* of 20,261,122 only 2 occur. List .*problem_type: regression`; or name"),
+    ],
 )
 def test_data_that_make_no_problem_are_refused(model: Path, tmp_path: Path, rows: list[Any], told: str) -> None:
     with pytest.raises(errors.DataError, match=told):
@@ -82,6 +97,76 @@ def test_records_without_labels_are_told_with_their_columns(model: Path, tmp_pat
     config = reviews.make_config(tmp_path, model=str(model), data={"train": str(tmp_path / "rows.jsonl"), "eval": None})
     with pytest.raises(errors.DataError, match=r"rows.jsonl:1: `label` is missing; .*`score`.*columns: \{label: COL"):
         find_labels(config)
+
+
+@pytest.mark.parametrize("scores", [(5.0, 3.2), (5, 3), ("5.000", "3")])
+def test_a_pair_with_a_score_is_regression(model: Path, tmp_path: Path, scores: tuple[Any, ...]) -> None:
+    rows = [{"sentence1": "good", "sentence2": "great", "score": score} for score in scores]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = reviews.make_config(tmp_path, model=str(model), data={"train": str(tmp_path / "rows.jsonl"), "eval": None})
+    found = find_labels(config)
+    assert found == Labels("regression", ("value",))
+    assert found.target(convert(rows[0], labelled=True).label) == (5.0,)  # type: ignore[union-attr]
+    assert convert({**rows[0], "label": 1}, labelled=True) == Labelled("good", "great", 1)
+
+
+def test_zeros_and_ones_are_as_many_as_there_are_classes() -> None:
+    labels = Labels("multi_label_classification", ("joy", "fear", "rage"))
+    for given in ([0.0, 1.0, 0.0], [0, 1.0, 0], "[0.0, 1.0, 0.0]"):
+        example = convert({"text": "x", "labels": given}, labelled=True)
+        assert isinstance(example, Labelled)
+        assert example.label == (0.0, 1.0, 0.0)
+        assert labels.target(example.label) == (0.0, 1.0, 0.0)
+    with pytest.raises(ValueError, match="list of 2 zeros and ones; expected 3, one for each of joy, fear, rage"):
+        labels.target((0.0, 1.0))
+    for wrong in ([0.0, 0.5], [1.0, 2.0], [0.0, "a"]):
+        with pytest.raises(ValueError, match=r"expected a list of names or numbers of classes, or 0.0 or 1.0"):
+            convert({"text": "x", "label": wrong}, labelled=True)
+
+
+@pytest.mark.parametrize("label", [float("nan"), float("inf"), None, {}, ""])
+def test_what_is_no_label_is_refused(label: Any) -> None:
+    with pytest.raises(ValueError, match=r"`label` is null|expected a class by name or number, a list of them, or a"):
+        convert({"text": "x", "label": label}, labelled=True)
+
+
+def write_parquet(path: Path, names: list[str], *, listed: bool = False) -> Path:
+    """A Parquet file as `datasets` writes one whose labels are numbers with names."""
+    datasets = pytest.importorskip("datasets")
+    label = datasets.ClassLabel(names=names)
+    features = {"text": datasets.Value("string"), "label": datasets.List(label) if listed else label}
+    rows = {"text": ["good", "bad"], "label": [[0], [0, 1]] if listed else [0, 1]}
+    datasets.Dataset.from_dict(rows, features=datasets.Features(features)).to_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_data_set_names_its_numbers(model: Path, tmp_path: Path, listed: bool) -> None:
+    file = write_parquet(tmp_path / "train.parquet", ["unacceptable", "acceptable"], listed=listed)
+    data: dict[str, Any] = {"train": str(file), "eval": None}
+    found = find_labels(reviews.make_config(tmp_path, model=str(model), data=data))
+    kind = "multi_label_classification" if listed else "single_label_classification"
+    assert found == Labels(kind, ("unacceptable", "acceptable"))  # type: ignore[arg-type]
+    given = reviews.make_config(tmp_path, model=str(model), data=data, classification={"labels": ["bad", "good"]})
+    assert find_labels(given) == Labels(kind, ("bad", "good"))  # type: ignore[arg-type]
+
+
+def test_data_sets_that_number_their_classes_differently_are_refused(model: Path, tmp_path: Path) -> None:
+    one = write_parquet(tmp_path / "one.parquet", ["no", "yes"])
+    other = write_parquet(tmp_path / "other.parquet", ["yes", "no"])
+    told = r"other.parquet numbers its classes yes, no, but .*: one number would mean two classes"
+    for data, labels in (({"train": str(one), "eval": str(other)}, None), ({"train": str(other)}, ["no", "yes"])):
+        config = reviews.make_config(
+            tmp_path, model=str(model), data={"eval": None, **data}, classification={"labels": labels}
+        )
+        with pytest.raises(errors.DataError, match=told):
+            find_labels(config)
+
+
+def test_long_texts_of_a_classifier_are_cut_unless_told_otherwise(tmp_path: Path) -> None:
+    assert reviews.make_config(tmp_path).data.overlong == "truncate"
+    assert reviews.make_config(tmp_path, data={"overlong": "drop"}).data.overlong == "drop"
+    assert reviews.make_config(tmp_path, task="causal_lm").data.overlong == "drop"
 
 
 def test_several_labels_may_stand_in_labels_but_not_as_zeros_and_ones() -> None:
@@ -156,6 +241,15 @@ def test_metrics_of_numbers() -> None:
     assert measure(Labels("regression", ("value",)), np.ones((3, 1)), true)["eval_pearson"] == 0.0
 
 
+@pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification", "regression"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_metrics_of_a_problem_are_known_before_they_are_measured(kind: Any, classes: int) -> None:
+    labels = Labels(kind, ("value",) if kind == "regression" else tuple("abc"[:classes]))
+    outputs = np.arange(3.0 * len(labels.names)).reshape(3, -1)
+    targets = outputs > 2 if kind == "multi_label_classification" else np.array([[0.0], [1.0], [0.0]])
+    assert tuple(measure(labels, outputs, targets)) == labels.metrics
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_padded_attention_equals_attention_one_by_one(causal: bool) -> None:
     torch.manual_seed(0)
@@ -208,6 +302,45 @@ def test_auto_quantisation_without_bitsandbytes(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     with pytest.raises(errors.ConfigError, match=r"quantization: 8bit needs bitsandbytes: pip install"):
         quantization.settings(config.model_copy(update={"quantization": "8bit"}), torch.float32)
+
+
+def test_auto_quantisation_where_bitsandbytes_cannot_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bitsandbytes").mkdir()
+    (tmp_path / "bitsandbytes" / "__init__.py").write_text("raise RuntimeError('built for\\nanother GPU')")
+    monkeypatch.delitem(sys.modules, "bitsandbytes", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = reviews.make_config(tmp_path, lora=True, quantization="auto")
+    told = "bitsandbytes, which cannot run here: built for another GPU"
+    with caplog.at_level(logging.INFO, logger="kubetune"):
+        assert quantization.decide(config, World(device=torch.device("cuda"))).quantization == "none"
+    assert f"quantization: auto -> none, because 8-bit needs {told}" in caplog.text
+    with pytest.raises(errors.ConfigError, match=f"quantization: 4bit needs {told}. Nothing was written"):
+        quantization.settings(config.model_copy(update={"quantization": "4bit"}), torch.float32)
+
+
+def test_what_was_decided_for_a_run_holds_where_its_result_is_asked(tmp_path: Path) -> None:
+    config = reviews.make_config(tmp_path, lora=True, quantization="auto")
+    for gpus, wanted in ((1, "8bit"), (4, "none")):
+        plan = make_plan(config.model_copy(update={"compute": ComputeConfig(gpus_per_node=gpus)}), 64)
+        (tmp_path / "plan.json").write_text(plan.to_json())
+        pytest.importorskip("bitsandbytes")
+        assert quantization.as_trained(tmp_path, config).quantization == wanted
+
+
+def test_wide_confusion_matrices_fit_the_terminal() -> None:
+    counts = [[9, 1, 0], [0, 9, 0], [2, 0, 9]]
+    names = ["a class with a name", "another class", "yet another class"]
+    wide, numbered, listed = (confusion_lines(counts, names, columns) for columns in (120, 40, 29))
+    assert wide[0].split("  ")[0] == "true \\ predicted"
+    assert wide[0].endswith("yet another class")
+    assert numbered[0] == "true \\ predicted       0  1  2"
+    assert numbered[1] == "0 a class with a name  9  1  0"
+    assert all(len(line) <= 40 for line in numbered)
+    assert listed[0].startswith("Classes taken for another most often (--json prints the whole matrix of 3 classes)")
+    assert [line.split("  ")[0] for line in listed[2:]] == ["yet another class", "a class with a name"]
+    assert [line.split()[-1] for line in listed[2:]] == ["2", "1"]
 
 
 def test_check_shows_the_labels_of_a_classifier(

@@ -216,6 +216,22 @@ def test_a_broken_table_is_named(tmp_path: Path, content: bytes, line: int, told
     assert problems.first[0].startswith(f"{file}:{line}: {told}")
 
 
+def test_quotes_in_a_tsv_are_text_where_it_makes_sense_only_so(tmp_path: Path) -> None:
+    file = tmp_path / "a.tsv"
+    file.write_text('prompt\tcompletion\tscore\n"Who\'s there?\tHe "said" so\t5.0\n"a"\t"b" and c\t3.2\n')
+    records, problems = read(file)
+    assert problems.total == 0
+    assert [list(record.value.values()) for record in records] == [
+        ["\"Who's there?", 'He "said" so', "5.0"],
+        ['"a"', '"b" and c', "3.2"],
+    ]
+    file.write_text('prompt\tcompletion\n"a\nb"\t"c ""d"" \te"\n')
+    assert [list(record.value.values()) for record in read(file)[0]] == [["a\nb", 'c "d" \te']]
+    file.write_text('prompt\tcompletion\n"a\tb\nc\n')
+    problems = read(file)[1]
+    assert problems.first[0].startswith(f"{file}:2: cannot be read as a table")
+
+
 def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
