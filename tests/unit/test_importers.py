@@ -254,6 +254,81 @@ def test_models_that_see_and_results_that_are_uploaded(tmp_path: Path) -> None:
     assert notes(found, "dropped")["fsdp"] == "task: vision_language without lora is not sharded; each GPU holds a copy"
 
 
+RECIPE = """\
+model_name_or_path: some-lab/tiny-1b
+torch_dtype: bfloat16
+dataset_mixture:
+  datasets:
+    - {id: some-lab/chats, config: en, split: train_sft, columns: [messages], weight: 1.0}
+    - {id: some-lab/more, columns: [messages, hints], weight: 0.5}
+  test_split_size: 0.05
+  seed: 0
+chat_template: "{{ messages }}"
+eval_strategy: steps
+eval_steps: 50
+max_steps: -1
+logging_strategy: steps
+"""
+
+
+def test_a_recipe_for_trl_with_a_mixture_and_no_number_of_steps(tmp_path: Path) -> None:
+    """As recipes for TRL are usually written, with -1 for what is off."""
+    found, config = imported(tmp_path, RECIPE)
+    assert found.peer == "TRL"
+    first, second = config.data.train
+    assert (first.path, first.subset, first.split, first.weight) == ("some-lab/chats", "en", "train_sft", 1)
+    assert (second.path, second.subset, second.split, second.weight) == ("some-lab/more", None, "train", 0.5)
+    assert (config.data.eval, config.training.max_steps, config.training.num_train_epochs) == (0.05, None, 3)
+    assert notes(found, "unneeded").keys() >= {"max_steps", "dataset_mixture.seed"}
+    assert notes(found, "dropped").keys() == {"chat_template", "dataset_mixture.datasets[1].columns"}
+
+
+def test_what_is_taken_out_again_is_named_by_the_key_it_came_from(tmp_path: Path) -> None:
+    text = AXOLOTL.replace("val_set_size: 0.05", "val_set_size: 0").replace("adapter: qlora", "adapter: lora")
+    text = text.replace("load_in_4bit: true", "load_in_4bit: false")
+    found, config = imported(tmp_path, f"{text}lora_modules_to_save: [lm_head]\nfsdp: [full_shard]\nfp8: true\n")
+    assert (config.training.eval_steps, config.training.parallelism, config.training.fp8) == ("epoch", "ddp", False)
+    dropped = notes(found, "dropped")
+    assert "nothing is evaluated" in dropped["evals_per_epoch"]
+    assert dropped["fsdp"] == "a model with lora.modules_to_save is not sharded; each GPU holds a copy"
+    assert "fp8" in dropped
+    assert not {"evals_per_epoch", "eval_steps"} & notes(found, "approximated").keys()
+
+
+def test_the_batch_of_a_script_counts_the_samples_of_each_process(tmp_path: Path) -> None:
+    _, config = imported(tmp_path, f"{SWIFT.replace('--packing true', '--per_device_train_batch_size 2')}", "train.sh")
+    assert config.training.global_batch_size == 128
+
+
+def test_a_script_that_takes_its_settings_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "lora.yaml").write_text(FACTORY)
+    script = tmp_path / "scripts" / "run.sh"
+    script.parent.mkdir()
+    script.write_text("llamafactory-cli train examples/lora.yaml \\\n  --learning_rate 3e-5\n")
+    found = import_config(script)
+    assert (found.peer, "learning_rate: 3e-5" in found.text) == ("LLaMA-Factory", True)
+    assert "some-lab/tiny-1b" in found.text
+    script.write_text("trl sft --output_dir x --config nowhere.yaml\n")
+    with pytest.raises(ConfigError, match=r"takes its settings from nowhere\.yaml, which is not found\. Nothing was"):
+        import_config(script)
+
+
+MEGATRON = """\
+NPROC_PER_NODE=2 megatron sft --model some-lab/tiny-1b --dataset some-lab/chats --use_hf true --tuner_type lora \\
+    --micro_batch_size 2 --global_batch_size 16 --lr 1e-4 --lr_warmup_fraction 0.05 --train_iters 100 \\
+    --tensor_model_parallel_size 2 --recompute_granularity full --no_save_optim true
+"""
+
+
+def test_the_other_command_of_ms_swift(tmp_path: Path) -> None:
+    found, config = imported(tmp_path, MEGATRON, "train.sh")
+    training = config.training
+    assert (training.per_device_train_batch_size, training.global_batch_size, training.max_steps) == (2, 16, 100)
+    assert (training.learning_rate, training.warmup_ratio) == (1e-4, 0.05)
+    assert notes(found, "dropped").keys() == {"tensor_model_parallel_size"}
+
+
 def test_a_secret_is_not_repeated(tmp_path: Path) -> None:
     secret = "hf_" + "aB3" * 11
     found, _ = imported(tmp_path, f"{FACTORY}hub_token: {secret}\n")
@@ -286,6 +361,8 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
         ("model_name_or_path: x\nfinetuning_type: lora\nmax_samples: 5\n", "names no data to train on"),
         ("base_model: x\nbase_model: y\n", ":2: base_model: given twice"),
         ("compute_environment: LOCAL\n", "is a config of accelerate"),
+        ("model: x\nmodel_class: llm\n", "is a config of LLaMA-Factory's second trainer"),
+        ("model_name_or_path: x\ndataset_name: y\nbeta: 0.1\n", ":3: beta is 0.1; kubetune does supervised"),
         ("model: x\ndata: {train: y}\n", "is a run file of kubetune already"),
         ("base_model: [\n", "not valid YAML"),
         ("", "holds no setting"),

@@ -30,6 +30,10 @@ _SUPERVISED = {
     "reward_model": (),
     "process_reward_model": (),
     "task_type": ("causal_lm", "seq_cls"),
+    "beta": (),
+    "max_prompt_length": (),
+    "max_completion_length": (),
+    "reward_funcs": (),
 }
 """Keys that say what kind of learning it is, and the kinds that are supervised fine-tuning."""
 _COMMANDS = ("sft", "pt", "train")
@@ -93,7 +97,7 @@ def _require_supervised(path: Path, foreign: Foreign) -> None:
         value = foreign.settings.get(key)
         if value and value not in allowed:
             where = f"{path}:{foreign.lines.get(key, 1)}"
-            problems.append(f"{where}: {key} is {inline(value)}; kubetune does supervised fine-tuning only.")
+            problems.append(f"{where}: {key} is {inline(value)[:60]}; kubetune does supervised fine-tuning only.")
     if foreign.command and foreign.command not in _COMMANDS:
         problems.append(f"{path}: runs `{foreign.command}`; kubetune does supervised fine-tuning (sft, pt) only.")
     if problems:

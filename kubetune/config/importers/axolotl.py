@@ -6,6 +6,7 @@ from typing import Any
 
 from kubetune.config.importers.common import (
     TRAINING,
+    fp8,
     modules,
     names,
     optimizer,
@@ -56,7 +57,10 @@ def convert(draft: Draft) -> None:
     if draft.take("lora_target_linear"):
         draft.carry("lora_target_linear", "lora.target_modules", "all-linear")
     pin_fsdp(draft, "fsdp", "fsdp_config", "fsdp_version", "dp_shard_size")
+    later = draft.take("fp8")
     draft.apply(RULES)
+    if later is not None:
+        fp8(draft, "fp8", later)
     draft.assume("data.max_length", 512)
     draft.assume("data.packing", False)
     if draft.has("lora.r") and not draft.has("lora.target_modules"):
@@ -238,6 +242,11 @@ RULES: dict[str, Rule] = {
         "quantize_moe_experts gptq qat model_quantization_config", dropped("the base is quantised by `quantization`")
     ),
     **each("cosine_min_lr_ratio cosine_constant_lr_ratio", dropped("the cosine ends at 0, with the last step")),
+    "hf_use_auth_token": unneeded("a token is taken from the environment (HF_TOKEN), never from a file"),
+    **each("fp8_enable_fsdp_float8_all_gather", unneeded("FSDP and fp8 are not combined")),
+    "resize_token_embeddings_to_32x": dropped("the vocabulary is not extended"),
+    "dataset_exact_deduplication": dropped("`kubetune data check` counts repeated rows; none is left out"),
+    **each("use_ray ray_num_workers", dropped("several nodes: see compute.nodes and `kubetune submit`")),
     "activation_offloading": dropped("activations are recomputed (gradient_checkpointing), not moved to the host"),
     "lora_target_parameters": dropped("adapters sit on linear layers; experts kept as one parameter get none"),
     "plugins": unneeded("kubetune has no plugins; what they switch on has keys of its own, each listed here"),
@@ -260,7 +269,8 @@ RULES: dict[str, Rule] = {
     **each(
         "liger_rope liger_rms_norm liger_rms_norm_gated liger_glu_activation liger_layer_norm liger_use_token_scaling "
         "liger_fused_linear_cross_entropy liger_cross_entropy lora_mlp_kernel lora_qkv_kernel lora_o_kernel "
-        "lora_embedding_kernel cut_cross_entropy unsloth_cross_entropy_loss",
+        "lora_embedding_kernel cut_cross_entropy unsloth_cross_entropy_loss use_kernels use_scattermoe use_sonicmoe "
+        "experts_implementation fused_attn_kernel gemma4_hybrid_attn_impl flex_attn_compile_kwargs tiled_mlp",
         _KERNEL,
     ),
     **each(
@@ -269,11 +279,11 @@ RULES: dict[str, Rule] = {
         _TRACKER,
     ),
     **each(
-        "context_parallel_size sequence_parallel_degree tensor_parallel_size expert_parallel_size",
+        "context_parallel_size sequence_parallel_degree tensor_parallel_size expert_parallel_size dp_replicate_size",
         lambda draft, key, value: (
             draft.unneeded(key, "off, as here")
             if value == 1
-            else draft.drop(key, "no splitting along a sequence or layer")
+            else draft.drop(key, "no splitting along a sequence or layer, and none into groups of GPUs")
         ),
     ),
 }

@@ -134,6 +134,26 @@ def pixels(path: str) -> Rule:
     return rule
 
 
+def max_steps(draft: Draft, key: str, value: Any) -> None:
+    """transformers' own default, written out in many files, is -1: epochs decide."""
+    if isinstance(value, int) and value < 1:
+        draft.unneeded(key, "off: epochs decide")
+    else:
+        draft.carry(key, "training.max_steps", value)
+
+
+def fp8(draft: Draft, key: str, value: Any) -> None:
+    """Ours is for LoRA on a plain base."""
+    ours = draft.settings
+    refused = [("quantization",), ("lora", "dropout"), ("lora", "use_dora"), ("training", "parallelism")]
+    if not as_flag(value):
+        draft.unneeded(key, "off, as here")
+    elif ("lora",) in ours and ours.get(("task",), "causal_lm") == "causal_lm" and not any(map(ours.get, refused)):
+        draft.carry(key, "training.fp8", True)
+    else:
+        draft.drop(key, "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded")
+
+
 def total_limit(draft: Draft, key: str, value: Any) -> None:
     """At least one checkpoint is kept; peers also keep all."""
     if isinstance(value, int) and value >= 1:
@@ -231,11 +251,12 @@ TRAINING: dict[str, Rule] = {
     **{
         key: same(f"training.{key}")
         for key in (
-            "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps "
+            "num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
             "per_device_eval_batch_size learning_rate warmup_ratio weight_decay max_grad_norm adam_beta1 adam_beta2 "
             "adam_epsilon metric_for_best_model greater_is_better early_stopping_patience seed"
         ).split()
     },
+    "max_steps": max_steps,
     "save_total_limit": total_limit,
     "gradient_checkpointing": same("training.gradient_checkpointing"),
     "warmup_steps": warmup_steps,
@@ -256,7 +277,10 @@ TRAINING: dict[str, Rule] = {
     "trust_remote_code": remote_code,
     "ddp_timeout": seconds("training.timeout_seconds"),
     "load_best_model_at_end": unneeded("`best` is a link to the best checkpoint, `last` to the last"),
-    "resume_from_checkpoint": unneeded("a run goes on from its newest good checkpoint by itself"),
+    **each(
+        "resume_from_checkpoint auto_resume_from_checkpoints",
+        unneeded("a run goes on from its newest good checkpoint by itself"),
+    ),
     "neftune_noise_alpha": dropped("noise on embeddings is not there"),
     "use_liger_kernel": unneeded("fused kernels are used where they are proved equal"),
     "label_smoothing_factor": dropped("label smoothing is not there"),
@@ -276,7 +300,8 @@ TRAINING: dict[str, Rule] = {
         "dataloader_prefetch_factor remove_unused_columns overwrite_output_dir overwrite_cache do_train do_eval "
         "logging_first_step logging_dir save_safetensors save_only_model ddp_find_unused_parameters disable_tqdm "
         "log_level include_num_input_tokens_seen include_tokens_per_second plot_loss data_seed local_rank "
-        "prediction_loss_only eval_on_start dataloader_drop_last use_cpu torch_compile torch_empty_cache_steps",
+        "prediction_loss_only eval_on_start dataloader_drop_last use_cpu torch_compile torch_compile_mode "
+        "torch_empty_cache_steps logging_strategy hub_strategy log_level_replica skip_memory_metrics",
         unneeded(_NO_EFFECT),
     ),
 }
@@ -303,11 +328,7 @@ def settle(draft: Draft) -> None:
     """Take out what our sections do not allow together, and say so."""
     if not draft.has("data.eval"):
         for key in ("early_stopping_patience", "metric_for_best_model", "greater_is_better", "eval_steps"):
-            path = ("training", key)
-            if path in draft.settings:
-                del draft.settings[path]
-                draft.comments.pop(path, None)
-                draft.drop(key, "nothing is evaluated, since no data are given for it; set data.eval")
+            draft.withdraw(f"training.{key}", "nothing is evaluated, since no data are given for it; set data.eval")
     if draft.has("push.private") and not draft.has("push.repo"):
         del draft.settings[("push", "private")]
         draft.unneeded("hub_private_repo", "nothing is uploaded")
@@ -317,20 +338,20 @@ def settle(draft: Draft) -> None:
 
 def _settle_sharding(draft: Draft) -> None:
     """What FSDP2 cannot be combined with here."""
-    quantized = draft.settings.get(("quantization",), "none") not in ("none", "auto")
     task = draft.settings.get(("task",), "causal_lm")
     full = ("lora",) not in draft.settings
-    if quantized or task == "sequence_classification" or (task == "vision_language" and full):
-        del draft.settings[("training", "parallelism")]
-        draft.comments.pop(("training", "parallelism"), None)
-        whole = f"task: {task} without lora" if task == "vision_language" else f"task: {task}"
-        why = "a quantised base, which is small, is not sharded" if quantized else f"{whole} is not sharded"
-        key = next(
-            key for key in ("fsdp", "fsdp_config", "fsdp_version", "dp_shard_size", "deepspeed") if key in draft.given
-        )
-        draft.drop(key, f"{why}; each GPU holds a copy")
+    refused = {
+        "a quantised base, which is small,": draft.settings.get(("quantization",), "none") not in ("none", "auto"),
+        f"task: {task}": task == "sequence_classification",
+        f"task: {task} without lora": task == "vision_language" and full,
+        "DoRA": bool(draft.settings.get(("lora", "use_dora"))),
+        "a model with lora.modules_to_save": draft.has("lora.modules_to_save"),
+    }
+    what = next((what for what, is_found in refused.items() if is_found), None)
+    if what is not None:
+        draft.withdraw("training.parallelism", f"{what} is not sharded; each GPU holds a copy")
     elif draft.settings.get(("training", "optim")) == "adamw_8bit" and full:
-        key = next(key for key in ("optimizer", "optim") if key in draft.given)
+        key = draft.origins[("training", "optim")]
         draft.approximate(key, "training.optim", "adamw", "8-bit state is not sharded; slices of AdamW's are small")
 
 

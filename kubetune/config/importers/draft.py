@@ -30,13 +30,14 @@ class Note:
 
 @dataclass
 class Draft:
-    """`given`: the other tool's settings; `lines`: where each stands. `settings`: ours, by path."""
+    """`given`: their settings; `lines`: where each stands. `settings`: ours, by path; `origins`: from which key."""
 
     peer: str
     given: Mapping[str, Any]
     lines: Mapping[str, int] = field(default_factory=dict)
     settings: dict[tuple[str, ...], Any] = field(default_factory=dict)
     comments: dict[tuple[str, ...], str] = field(default_factory=dict)
+    origins: dict[tuple[str, ...], str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
 
@@ -52,12 +53,12 @@ class Draft:
 
     def carry(self, key: str, path: str, value: Any, text: str = "") -> None:
         """Our setting means what theirs does. `text` tells of it where the value alone does not."""
-        self._put(path, value)
+        self._put(path, value, key)
         self._note("carried", key, text or (f"{path}: {inline(value)}" if value is not None else f"a `{path}` section"))
 
     def approximate(self, key: str, path: str, value: Any, why: str) -> None:
         """Our setting comes near theirs; `why` says what differs."""
-        self._put(path, value)
+        self._put(path, value, key)
         self.comments[_parts(path)] = f"{key}: {inline(self.given.get(key))} there"
         shown = f"{path}: {inline(value)}" if value is not None else f"a `{path}` section"
         self._note("approximated", key, f"{shown}; {why}")
@@ -78,8 +79,21 @@ class Draft:
         """Nothing is lost without the key."""
         self._note("unneeded", key, why)
 
-    def _put(self, path: str, value: Any) -> None:
+    def withdraw(self, path: str, why: str) -> None:
+        """Take a setting out again: the key that it came from is dropped after all."""
+        parts = _parts(path)
+        if parts in self.settings:
+            del self.settings[parts]
+            self.comments.pop(parts, None)
+            if key := self.origins.pop(parts, None):
+                self.drop(key, why)
+            else:
+                self.notes[:] = [note for note in self.notes if (note.kind, note.key) != ("assumed", path)]
+
+    def _put(self, path: str, value: Any, key: str | None = None) -> None:
         self.settings[_parts(path)] = value
+        if key is not None:
+            self.origins[_parts(path)] = key
 
     def _note(self, kind: Kind, key: str, text: str) -> None:
         self.seen.add(key)

@@ -17,10 +17,11 @@ from kubetune.errors import ConfigError
 
 _SCRIPTS = (".sh", ".bash")
 _COMMANDS = {
-    "ms-swift": re.compile(r"\b(?:swift|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py"),
+    "ms-swift": re.compile(r"\b(?:swift|megatron|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py"),
     "TRL": re.compile(r"\btrl\s+(\w+)|\btrl/scripts/(\w+)\.py|\bscripts/(sft)\.py"),
     "LLaMA-Factory": re.compile(r"\bllamafactory-cli\s+(\w+)"),
 }
+_CONFIG = re.compile(r"(?:\s+|.*\s--config[\s=]+)['\"]?([^\s'\"-][^\s'\"]*\.(?:ya?ml|json))\b")
 _VARIABLE = re.compile(r"^(\w+)=(.*)$")
 _ASSIGNMENT = re.compile(r"(?:export\s+)?(\w+)=([^\s$`]*)")
 _SHELL_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
@@ -28,6 +29,7 @@ _OTHER_FILES = {
     "compute_environment": "a config of accelerate, which says how processes are started",
     "distributed_type": "a config of accelerate, which says how processes are started",
     "zero_optimization": "a config of DeepSpeed",
+    "model_class": "a config of LLaMA-Factory's second trainer (v1), which is not read; that of its first one is",
 }
 
 
@@ -84,7 +86,7 @@ def _read_script(path: Path) -> Foreign:
             if found := pattern.search(command):
                 verb = next(filter(None, found.groups()))
                 before, after = command[: found.start()], command[found.end() :]
-                settings = {**_variables(before), **_arguments(after, path, number)}
+                settings = {**_variables(before), **_from_file(after, path), **_arguments(after, path, number)}
                 return Foreign(settings, dict.fromkeys(settings, number), peer, verb)
     raise ConfigError(
         f"{path}: holds no command that is known; expected `swift sft`, `trl sft` or `llamafactory-cli train` with "
@@ -130,6 +132,19 @@ def _variables(text: str) -> dict[str, Any]:
         return {}
     found = (match for word in words if (match := _VARIABLE.match(word)))
     return {name: _value(value) for name, value in (match.groups() for match in found)}
+
+
+def _from_file(text: str, path: Path) -> dict[str, Any]:
+    """What a command is given in a file, as in `swift sft config.yaml` and `trl sft --config config.yaml`."""
+    found = _CONFIG.match(text)
+    if found is None:
+        return {}
+    # Such commands are called from the root of a repository, which is above the script.
+    places = [folder / found[1] for folder in (*path.absolute().parents, Path.cwd())]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        raise ConfigError(f"{path}: takes its settings from {found[1]}, which is not found. Nothing was written.")
+    return dict(read_foreign(file).settings)
 
 
 def _arguments(text: str, path: Path, number: int) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kubetune.config.importers.common import TRAINING, modules, names, pin_fsdp, pixels, sees, share
+from kubetune.config.importers.common import TRAINING, fp8, modules, names, pin_fsdp, pixels, sees, share
 from kubetune.config.importers.draft import Draft, Rule, as_list, choice, dropped, each, flag, same, unneeded
 
 NAME = "LLaMA-Factory"
-MARKS = ("stage", "finetuning_type", "cutoff_len", "template", "dataset_dir", "lora_target", "val_size",
-         "preprocessing_num_workers", "quantization_bit", "neat_packing", "pref_loss")  # fmt: skip
+MARKS = ("stage", "finetuning_type", "cutoff_len", "template", "dataset_dir", "lora_target", "val_size", "pref_loss",
+         "preprocessing_num_workers", "quantization_bit", "neat_packing", "model_name_or_path")  # fmt: skip
 
 _FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "openai": "messages"}
 _COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
@@ -35,7 +35,10 @@ def convert(draft: Draft, folder: Path) -> None:
         draft.approximate("finetuning_type", "lora", None, f"{method} is not there, LoRA is")
     _data(draft, folder)
     pin_fsdp(draft, "fsdp", "fsdp_config")
+    later = draft.take("fp8")
     draft.apply(RULES)
+    if later is not None:
+        fp8(draft, "fp8", later)
     stage_text = draft.given.get("stage") == "pt"
     if stage_text and not draft.has("data.train_on"):
         draft.assume("data.train_on", "all", "stage: pt trains on everything")
@@ -167,6 +170,8 @@ RULES: dict[str, Rule] = {
     "template": unneeded("the chat template is the tokenizer's own; `kubetune data check` shows it on your data"),
     "enable_thinking": unneeded("templates show the thinking that the data hold"),
     "adapter_name_or_path": dropped("training does not begin from an adapter; merge it into the model first"),
+    "disable_gradient_checkpointing": flag("training.gradient_checkpointing", False),
+    **each("fp8_backend fp8_enable_fsdp_float8_all_gather", unneeded("kubetune's choice")),
     "use_unsloth": unneeded("fused kernels are used where they are proved equal"),
     "enable_liger_kernel": unneeded("fused kernels are used where they are proved equal"),
     "shift_attn": dropped("LongLoRA's attention is not there"),

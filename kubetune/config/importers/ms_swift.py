@@ -9,7 +9,7 @@ from kubetune.config.importers.common import TRAINING, modules, names, pin_fsdp,
 from kubetune.config.importers.draft import Draft, Rule, as_flag, as_list, choice, dropped, each, flag, same, unneeded
 
 NAME = "ms-swift"
-MARKS = ("tuner_type", "train_type", "split_dataset_ratio", "torch_dtype", "attn_impl", "freeze_vit", "val_dataset",
+MARKS = ("tuner_type", "train_type", "split_dataset_ratio", "attn_impl", "freeze_vit", "val_dataset",
          "quant_bits", "quant_method", "truncation_strategy", "loss_scale", "task_type", "model_author",
          "load_from_cache_file", "tuner_backend")  # fmt: skip
 
@@ -106,9 +106,11 @@ def _accumulation(draft: Draft, key: str, value: Any) -> None:
         return
     text = " ".join(map(str, as_list(value)))
     total = re.search(r"(\d+)\s*/", text)
-    if total:
+    batch = draft.given.get("per_device_train_batch_size") or 1
+    if total and isinstance(batch, int):
+        wanted = int(total[1]) * batch
         draft.approximate(
-            key, "training.global_batch_size", int(total[1]), "divided by the processes there, which kubetune does"
+            key, "training.global_batch_size", wanted, "divided by the processes there, which kubetune does"
         )
     else:
         draft.drop(key, f"a shell expression: {text}; set training.global_batch_size")
@@ -188,7 +190,30 @@ RULES: dict[str, Rule] = {
     "loss_type": dropped("cross-entropy, or the mean squared error of a regression"),
     "streaming": dropped("data are prepared once, into files that need no memory"),
     "optimizer": dropped("AdamW and its 8-bit form are there (training.optim)"),
-    **each("vit_lr aligner_lr vit_gradient_checkpointing", dropped("one learning rate for all of the model")),
+    **each("vit_lr aligner_lr", dropped("one learning rate for all of the model")),
+    "vit_gradient_checkpointing": unneeded("training.gradient_checkpointing is for all of the model"),
+    "router_aux_loss_coef": dropped("experts are not balanced by a loss of their own"),
+    "moe_aux_loss_coeff": dropped("experts are not balanced by a loss of their own"),
+    "micro_batch_size": same("training.per_device_train_batch_size"),
+    "global_batch_size": same("training.global_batch_size"),
+    "lr": same("training.learning_rate"),
+    "lr_warmup_fraction": same("training.warmup_ratio"),
+    "train_iters": same("training.max_steps"),
+    "min_lr": dropped("the learning rate ends at 0, with the last step"),
+    "merge_lora": unneeded("`kubetune export --merge` does it afterwards"),
+    **each(
+        "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size context_parallel_size "
+        "expert_tensor_parallel_size sequence_parallel",
+        dropped("no splitting along a sequence or layer"),
+    ),
+    **each(
+        "recompute_granularity recompute_method recompute_num_layers recompute_modules",
+        unneeded("training.gradient_checkpointing: auto recomputes as many layers as memory asks for"),
+    ),
+    **each(
+        "no_save_optim no_save_rng",
+        unneeded("a checkpoint holds all that a run needs to go on; `kubetune export` leaves the rest out"),
+    ),
     **each(
         "CUDA_VISIBLE_DEVICES MASTER_PORT MASTER_ADDR NODE_RANK PYTORCH_CUDA_ALLOC_CONF OMP_NUM_THREADS "
         "VIDEO_MAX_PIXELS FPS_MAX_FRAMES ENV",
@@ -198,7 +223,9 @@ RULES: dict[str, Rule] = {
         "load_from_cache_file use_hf model_type add_version check_model tuner_backend "
         "lazy_tokenize logging_nan_inf_filter save_only_model max_new_tokens temperature infer_backend "
         "dataset_shuffle train_dataloader_shuffle create_checkpoint_symlink strict label_names use_logits_to_keep "
-        "stream experts_impl",
+        "stream experts_impl finetune attention_backend cross_entropy_loss_fusion cross_entropy_fusion_impl eval_iters "
+        "moe_permute_fusion moe_grouped_gemm moe_shared_expert_overlap gradient_accumulation_fusion "
+        "masked_softmax_fusion bnb_4bit_compute_dtype",
         unneeded("has no counterpart, and no effect on the result"),
     ),
 }

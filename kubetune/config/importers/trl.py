@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.config.importers.common import TRAINING, modules, names, pin_fsdp
+from kubetune.config.importers.common import TRAINING, modules, names, pin_fsdp, share
 from kubetune.config.importers.draft import Draft, Rule, as_flag, choice, dropped, each, flag, same, unneeded
 
 NAME = "TRL"
 MARKS = ("dataset_name", "use_peft", "dataset_train_split", "dataset_test_split", "assistant_only_loss",
          "completion_only_loss", "packing_strategy", "truncation_mode", "dataset_text_field", "dataset_config",
-         "lora_task_type", "eos_token")  # fmt: skip
+         "lora_task_type", "eos_token", "dataset_mixture", "dataset_mixer", "dataset_splits", "max_seq_length",
+         "model_name_or_path")  # fmt: skip
 
 _DEFAULTS: dict[str, Any] = {
     "data.max_length": 1024,
@@ -24,6 +25,8 @@ _DEFAULTS: dict[str, Any] = {
     "training.save_steps": 500,
     "training.gradient_checkpointing": True,
 }
+_MIXED = {"subset": "config", "split": "split"}
+_READ = ("messages", "prompt", "completion", "text")
 _LORA = {"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05}
 
 
@@ -46,6 +49,7 @@ def convert(draft: Draft) -> None:
 
 
 def _data(draft: Draft) -> None:
+    _mixture(draft)
     name, mixture = draft.take("dataset_name"), draft.take("datasets")
     strategy = draft.given.get("eval_strategy")
     if mixture is not None:
@@ -71,6 +75,28 @@ def _data(draft: Draft) -> None:
                 draft.assume("data.eval", [tested], "TRL evaluates on the split `test`")
         elif "dataset_test_split" in draft.given:
             draft.unneeded("dataset_test_split", "nothing is evaluated: eval_strategy is not set")
+
+
+def _mixture(draft: Draft) -> None:
+    """`dataset_mixture`, as the recipes of the alignment handbook and of Open R1 have it."""
+    given = draft.take("dataset_mixture")
+    if not isinstance(given, dict):
+        return
+    sources = []
+    for number, item in enumerate(given.get("datasets") or []):
+        source: dict[str, Any] = {"path": str(item.get("id"))}
+        source |= {ours: item[theirs] for ours, theirs in _MIXED.items() if item.get(theirs)}
+        if item.get("weight") not in (None, 1):
+            source["weight"] = float(item["weight"])
+        others = [name for name in item.get("columns") or [] if name not in _READ]
+        if others:
+            draft.drop(f"dataset_mixture.datasets[{number}].columns", f"nothing is done with {', '.join(others)}")
+        sources.append(source)
+    draft.carry("dataset_mixture", "data.train", sources)
+    if size := given.get("test_split_size"):
+        share(draft, "dataset_mixture.test_split_size", size)
+    if "seed" in given:
+        draft.unneeded("dataset_mixture.seed", "rows are drawn by training.seed")
 
 
 def _source(draft: Draft, key: str, item: Any) -> dict[str, Any]:
@@ -115,6 +141,9 @@ RULES: dict[str, Rule] = {
     "dtype": choice("model.dtype", {name: name for name in ("auto", "bfloat16", "float16", "float32")}),
     "torch_dtype": choice("model.dtype", {name: name for name in ("auto", "bfloat16", "float16", "float32")}),
     "chat_template_path": same("model.chat_template"),
+    "chat_template": dropped("write the template into a file and name it in model.chat_template"),
+    "dataset_mixer": dropped("write each data set into data.train as a source with its split and weight"),
+    "dataset_splits": dropped("a source has one split; see data.train[…].split"),
     "max_length": same("data.max_length"),
     "max_seq_length": same("data.max_length"),
     "packing": same("data.packing"),
