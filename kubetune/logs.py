@@ -127,6 +127,11 @@ class _RankFile(logging.FileHandler):
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
         self.setFormatter(_Lines())
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Leave it to the console where the disk is full: whoever needs the disk says so, and no line may end a run."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
 
 def scrub_tracebacks() -> None:
     """Have uncaught exceptions printed without secrets, in processes that do not `configure` logging."""
