@@ -155,7 +155,7 @@ def write_report_json(
         "eval_last": evaluations[-1] if evaluations else None,
         "peak_memory_bytes": peak_memory_bytes,
         "data_fingerprint": data_fingerprint,
-        "config_sha256": hashlib.sha256((run_dir / "resolved.json").read_bytes()).hexdigest(),
+        "config_sha256": _config_sha256(run_dir),
         "versions": versions(),
         "finished": now(),
         **facts,
@@ -164,6 +164,19 @@ def write_report_json(
     for path in filter(None, (run_dir / REPORT, copy_to)):
         write_atomic(path, content)
     return report
+
+
+def is_reported(run_dir: Path, step: int) -> bool:
+    """Whether report.json is there and tells of this many steps, and of the config as it is."""
+    try:
+        report = json.loads((run_dir / REPORT).read_text())
+    except FileNotFoundError:
+        return False
+    return (report["steps"], report["config_sha256"]) == (step, _config_sha256(run_dir))
+
+
+def _config_sha256(run_dir: Path) -> str:
+    return hashlib.sha256((run_dir / "resolved.json").read_bytes()).hexdigest()
 
 
 def throughput(

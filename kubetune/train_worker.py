@@ -199,6 +199,11 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
     peak = max(parallel.gather(peak_memory_bytes(world.device), world))
     if not world.is_main:
         return
+    copy = config.logging.report_json
+    if metrics.is_reported(run_dir, state.step) and (copy is None or Path(copy).exists()):
+        # A start that found nothing left to train would only spoil the numbers of those that did.
+        logs.DONE.info("all %d steps were done before; %s tells of them", state.step, run_dir / metrics.REPORT)
+        return
     events = metrics.read_events(run_dir)
     found = hindsight.compare(
         config,
@@ -209,7 +214,6 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
         events=events,
         until=metrics.now(),
     )
-    copy = config.logging.report_json
     numbers = metrics.write_report_json(
         run_dir,
         world_size=world.size,

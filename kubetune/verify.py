@@ -96,7 +96,12 @@ def by_agent(relay: Relay) -> Start:
     """
 
     def start(run_dir: Path, environ: Mapping[str, str]) -> int:
-        print(f"\nkubetune: the {run_dir.name} run", flush=True)
+        heading = f"the {run_dir.name} run"
+        if faults.FAULT in environ:
+            heading += ", which is stopped here: a checkpoint, and exit code 143"
+        elif (run_dir / "checkpoints").exists():
+            heading += " goes on"
+        print(f"\nkubetune: {heading}", flush=True)
         status = relay.run([sys.executable, "-m", "kubetune.agent", str(run_dir)], {**os.environ, **environ})
         if relay.stopping:  # else it would look like the stop that is tried here, or like a run that failed
             stopped = errors.KubetuneError(f"{relay.stopping}: there is no verdict, and nothing is left of the runs")

@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -68,8 +70,10 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(asdict(verdict) | {"exact": verdict.is_exact}, indent=2))
     else:
         print()
+        width = shutil.get_terminal_size().columns
         for label, text in describe(verdict):
-            print(f"{label:<14} {text}")
+            indent = {"initial_indent": f"{label:<14} ", "subsequent_indent": " " * 15}
+            print(textwrap.fill(text, max(width, 40), break_on_hyphens=False, **indent))
     return errors.OK if verdict.is_exact else errors.DIVERGED
 
 

@@ -182,6 +182,17 @@ def test_bad_data_end_with_2_before_any_training(inputs: Path, tmp_path: Path, p
     }  # fmt: skip
 
 
+def test_a_run_that_is_done_has_nothing_to_do(
+    inputs: Path, finished: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    run_dir, _ = finished
+    kept = {name: (run_dir / name).read_bytes() for name in ("report.json", "metrics.jsonl", "timings.jsonl")}
+    done = train(inputs, run_dir)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"all {STEPS} steps were done before; {run_dir / 'report.json'} tells of them" in done.stdout
+    assert {name: (run_dir / name).read_bytes() for name in kept} == kept
+
+
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

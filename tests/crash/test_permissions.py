@@ -1,0 +1,82 @@
+"""What this user may not read or write ends with exit code 2 or 3 and the path, never with a traceback or a loss."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kubetune import checkpoint, errors
+from kubetune.config.load import as_yaml
+from tests import toy
+
+_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
+_libc = ctypes.CDLL(None)
+
+
+def obey_permissions() -> None:
+    """Between fork and exec, for root: have the bits of files count as they do for everybody else."""
+    for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
+        _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def run(module: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder, preexec_fn=obey_permissions, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    """A folder that nobody may enter, and a file that nobody may read."""
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    (folder / "train.jsonl").touch()
+    (tmp_path / "secret.jsonl").touch(0o000)
+    folder.chmod(0o000)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["train", "run.yaml", "output=closed/run"], errors.ENVIRONMENT, "closed/run: Permission denied"),
+        (["train", "run.yaml", "output=closed"], errors.ENVIRONMENT, "closed/resolved.json: Permission denied"),
+        (["train", "run.yaml", "output=out", "data.train=secret.jsonl"], errors.USER, "secret.jsonl cannot be read"),
+        (
+            ["data", "check", "run.yaml", "data.train=closed/train.jsonl"],
+            errors.ENVIRONMENT,
+            "closed/train.jsonl: Perm",
+        ),
+        (["report", "closed/run"], errors.ENVIRONMENT, "closed/run/resolved.json: Permission denied"),
+    ],
+)
+def test_light_verbs(
+    toy_inputs: Path, tmp_path: Path, closed: Path, arguments: list[str], code: int, said: str
+) -> None:
+    (tmp_path / "run.yaml").write_text(as_yaml(toy.make_config(toy_inputs)))
+    done = run("kubetune", *arguments, folder=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    assert said in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "mode"), [("logs", 0o500), ("checkpoints", 0o500), ("metrics.jsonl", 0o400)])
+def test_a_run_that_may_not_go_on_loses_nothing(toy_inputs: Path, tmp_path: Path, what: str, mode: int) -> None:
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs))
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:5"}) == [errors.PREEMPTED]
+    target, before = run_dir / what, (run_dir / what).stat().st_mode
+    target.chmod(mode)
+    done = run("kubetune.agent", str(run_dir), folder=tmp_path)
+    said = done.stdout + done.stderr
+    assert (done.returncode, "Traceback" in said) == (errors.ENVIRONMENT, False)
+    assert "Permission denied" in said
+    assert str(target) in said
+    assert checkpoint.newest_step(run_dir) == 5
+    target.chmod(before)
+    assert toy.train(run_dir) == [0]
