@@ -40,6 +40,17 @@ ARCHITECTURES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         {"deepstack_visual_indexes": [0], "num_position_embeddings": 64},
     ),
     "qwen2_vl": (14, {"rope_parameters": _ROPE}, {}),
+    "qwen3_vl_moe": (
+        16,
+        {
+            "rope_parameters": {**_ROPE, "mrope_interleaved": True},
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+        {"deepstack_visual_indexes": [0], "num_position_embeddings": 64},
+    ),
+    "glm4v": (14, {"rope_parameters": {**_ROPE, "partial_rotary_factor": 1.0}}, {"image_size": 112}),
 }
 """Size of a patch, and what a text and a vision config hold besides."""
 
@@ -56,15 +67,14 @@ def save_seeing_model(folder: Path, name: str = "qwen2_5_vl", *, sharpen: float 
     tower = {**_TOWER, "patch_size": patch, **vision}
     if name == "qwen2_vl":
         tower = {"depth": 3, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64, "patch_size": patch}
+    ends = "image" if name == "glm4v" else "vision"
+    tokens = (f"{ends}_start_token_id", "image_token_id", f"{ends}_end_token_id", "video_token_id")
     config = AutoConfig.for_model(
         name,
         text_config={**_TEXT, **text, "vocab_size": size, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
         vision_config=tower,
-        vision_start_token_id=ids[0],
-        image_token_id=ids[1],
-        vision_end_token_id=ids[2],
-        video_token_id=ids[3],
         tie_word_embeddings=False,
+        **dict(zip(tokens, ids, strict=True)),
     )
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config)
@@ -74,7 +84,7 @@ def save_seeing_model(folder: Path, name: str = "qwen2_5_vl", *, sharpen: float 
                 parameter.mul_(sharpen)
     model.save_pretrained(folder)
     facts = {
-        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "image_processor_type": "Glm4vImageProcessor" if name == "glm4v" else "Qwen2VLImageProcessorFast",
         "patch_size": patch,
         "temporal_patch_size": 2,
         "merge_size": 2,
@@ -139,6 +149,13 @@ _GEMMA_TEMPLATE = (
     "{% elif part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
     "{{ '<end_of_turn>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>assistant\\n' }}{% endif %}"
 )
+_CHATML_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ 'IMAGE\\n' }}"
+    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 _CLIP = {"image_size": 28, "patch_size": 14, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 2, "projection_dim": 32}  # fmt: skip
 _SIGLIP = {**_CLIP, "image_size": 56}
@@ -192,6 +209,30 @@ FAMILIES: dict[str, Family] = {
         {"mm_tokens_per_image": 4}, "Gemma3ImageProcessor", {"size": {"height": 56, "width": 56}}, "Gemma3Processor",
         {"image_seq_length": 4},
         {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+    ),
+    "internvl": Family(
+        ["<img>", "</img>", "<IMG_CONTEXT>", "<video>"], "<IMG_CONTEXT>",
+        _CHATML_TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>"), {"model_type": "qwen2"},
+        {**_SIGLIP, "image_size": [56, 56], "patch_size": [14, 14]}, {"image_seq_length": 4},
+        "GotOcr2ImageProcessor", {"size": {"height": 56, "width": 56}, "max_patches": 3}, "InternVLProcessor",
+        {"image_seq_length": 4},
+        {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+         "video_token": "<video>"},
+    ),
+    "llava_onevision": Family(
+        ["<image>", "<video>"], "<image>", _CHATML_TEMPLATE.replace("IMAGE", "<image>"), {"model_type": "qwen2"},
+        {"model_type": "siglip_vision_model", **_CLIP},
+        {"image_grid_pinpoints": _PINPOINTS, "vision_feature_layer": -1}, "LlavaOnevisionImageProcessor",
+        {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": _PINPOINTS}, "LlavaOnevisionProcessor",
+        {"num_image_tokens": 4, "vision_feature_select_strategy": "full"},
+    ),
+    "aya_vision": Family(
+        ["<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"], "<|IMG_PATCH|>",
+        _CHATML_TEMPLATE.replace("IMAGE\\n", "<image>"), {"model_type": "llama"},
+        {"model_type": "siglip_vision_model", **_SIGLIP},
+        {"downsample_factor": 2, "vision_feature_layer": -1, "alignment_intermediate_size": 4096},
+        "GotOcr2ImageProcessor", {"size": {"height": 56, "width": 56}, "max_patches": 3}, "AyaVisionProcessor",
+        {"patch_size": 14, "img_size": 56, "downsample_factor": 2},
     ),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kubetune.data.encode import Encoded, Encoder
 from kubetune.data.formats import IMAGE_TAG, Chat, Example
-from kubetune.data.image_processor import ImageProcessor, ImageRef
+from kubetune.data.image_processor import ImageProcessor, ImageRef, Seen
 from kubetune.data.templates import IMAGE_MARK, IMAGE_TEXTS
 
 
@@ -23,7 +23,7 @@ class VisionEncoder:
         self._encoder = encoder
         self._processor = processor
         self._placeholder = processor.placeholder
-        self._see = lru_cache(maxsize=4096)(processor.see)  # neighbouring records often share an image
+        self._see_paths = lru_cache(maxsize=4096)(processor.see)  # neighbouring records often share an image
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Rows of many examples; in the place of one that is refused stands why."""
@@ -55,15 +55,21 @@ class VisionEncoder:
         """The first `limit` tokens of a row; an image that would be cut through is left out with all after it."""
         start = self._placeholder.start
         places = [place for place, id in enumerate(encoded.ids) if id == self._placeholder.token]
-        for number, image in enumerate(encoded.images):
-            features = sum(self._see(Path(image.path)).runs)
-            if places[features - 1] >= limit:
-                limit = min(limit, places[0])
+        seen, end = self._see([image.path for image in encoded.images]), 0
+        for number, image in enumerate(seen):
+            begin, end = end, end + sum(image.runs)
+            if places[end - 1] >= limit:
+                if self._see([image.path for image in encoded.images[:number]]) != seen[:number]:
+                    number = begin = 0  # those before it would look otherwise without it
+                limit = min(limit, places[begin])
                 while limit and encoded.ids[limit - 1] == start:
                     limit -= 1
                 return replace(self._encoder.cut(example, encoded, limit), images=encoded.images[:number])
-            del places[:features]
         return self._encoder.cut(example, encoded, limit)
+
+    def _see(self, paths: Sequence[str]) -> list[Seen]:
+        """What the images of a row become. Raises ValueError where one cannot be used."""
+        return self._see_paths(tuple(map(Path, paths)))
 
     def _as_text(self, example: Example) -> Example:
         """The conversation with what stands for each image in its texts. Raises ValueError for one that is no good."""
@@ -73,14 +79,12 @@ class VisionEncoder:
             put = self._placeholder.text
             messages = [{**m, "content": m["content"].replace(IMAGE_TAG, put)} for m in example.messages]
             return replace(example, messages=tuple(messages), images=())
-        remaining, written = iter(example.images), self._processor.whole.written
+        remaining, written = iter(self._see(example.images)), self._processor.whole.written
         messages = [
             {
                 **m,
                 "content": m["content"].replace(IMAGE_TAG, IMAGE_MARK),
-                IMAGE_TEXTS: [
-                    (written, self._see(Path(next(remaining))).text) for _ in range(m["content"].count(IMAGE_TAG))
-                ],
+                IMAGE_TEXTS: [(written, next(remaining).text) for _ in range(m["content"].count(IMAGE_TAG))],
             }
             for m in example.messages
         ]
@@ -91,7 +95,7 @@ class VisionEncoder:
         token = self._placeholder.token
         images = example.images if isinstance(example, Chat) else ()
         found = row.ids.count(token)
-        seen = [self._see(Path(path)) for path in images]
+        seen = self._see(images)
         if found != sum(len(image.runs) for image in seen):
             raise ValueError(
                 f"has {len(images)} images, but its text makes {found} of the tokens that stand for them: it holds "

@@ -10,7 +10,7 @@ import hashlib
 import json
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -149,14 +149,19 @@ class ImageProcessor:
         patches = self.theirs.get_number_of_image_patches(facts.height, facts.width)
         return int(patches) // self.merge_size**2, zlib.crc32(file.read_bytes())
 
-    def see(self, file: Path) -> Seen:
-        """What an image becomes in a text. Raises UnusableImage as `measure` does."""
+    def see(self, files: Sequence[Path]) -> list[Seen]:
+        """What the images of one row become in its text. Raises UnusableImage as `measure` does.
+
+        All at once: some models lay out an image otherwise where it is not alone.
+        """
         if self.is_grid:
-            tokens, crc = self.measure(file)
-            return Seen(self.placeholder.text, (tokens,), crc)
-        verify_image(file)
-        content = file.read_bytes()
-        return Seen(*self.whole.see(_upright(content)), zlib.crc32(content))
+            measured = map(self.measure, files)
+            return [Seen(self.placeholder.text, (tokens,), crc) for tokens, crc in measured]
+        for file in files:
+            verify_image(file)
+        contents = [file.read_bytes() for file in files]
+        written = self.whole.see([_upright(content) for content in contents])
+        return [Seen(*one, zlib.crc32(content)) for one, content in zip(written, contents, strict=True)]
 
     def read(self, image: ImageRef) -> Picture | Upright:
         """An image that `measure` has found good. Raises DataError where the file is another one now."""

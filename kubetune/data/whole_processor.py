@@ -1,7 +1,7 @@
 """Images by the processor that comes with a model, used whole: what it writes into the text for an image, and tensors.
 
-For models whose images are no grids of patches as Qwen-VL cuts them (image_processor.py): LLaVA, LLaVA-NeXT, Idefics3,
-SmolVLM, Gemma 3 and what is like them. Which of them need more than Pillow is theirs to say.
+For models whose images are no grids of patches as Qwen-VL cuts them (image_processor.py): LLaVA, Idefics3, Gemma 3,
+InternVL and what is like them. Which of them need more than Pillow is theirs to say.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ class WholeProcessor:
         from transformers import AutoProcessor
 
         try:
-            processor: Any = self._without_video() or AutoProcessor.from_pretrained(
-                self._folder, backend="pil", local_files_only=True
-            )
+            kind = self._without_video() or AutoProcessor
+            processor: Any = kind.from_pretrained(self._folder, backend="pil", local_files_only=True)
         except Exception as error:  # other libraries missing, damaged files, unknown classes: each its own kind
             reason = " ".join(str(error).split())
             raise ModelError(f"{self._name} has no processor that can be used with Pillow alone: {reason}") from error
@@ -52,32 +51,42 @@ class WholeProcessor:
         return processor
 
     def _without_video(self) -> Any:
-        """SmolVLM's processor loads only with what decodes videos; that of Idefics3 makes the same of images."""
-        own, images = (self._folder / name for name in ("processor_config.json", "preprocessor_config.json"))
-        facts, more = (read_json(path if path.is_file() else None) for path in (own, images))
-        kinds = (facts.get("processor_class"), more.get("processor_class"))
-        if "SmolVLMProcessor" not in kinds:
-            return None
-        from transformers import AutoImageProcessor, AutoTokenizer, Idefics3Processor
+        """The processor's class without the part that cuts videos, which needs torchvision; None where it has none."""
+        import transformers
 
-        reader = AutoImageProcessor.from_pretrained(self._folder, backend="pil", local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
-        return Idefics3Processor(reader, tokenizer, image_seq_len=facts.get("image_seq_len", 169))
+        files = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+        found = (read_json(path if (path := self._folder / name).is_file() else None) for name in files)
+        name = next((str(facts["processor_class"]) for facts in found if "processor_class" in facts), "")
+        # SmolVLM's own asks for what writes numbers in words, for videos; that of Idefics3 makes the same of images.
+        kind: Any = getattr(transformers, {"SmolVLMProcessor": "Idefics3Processor"}.get(name, name), None)
+        try:
+            parts = kind.get_attributes() if kind is not None else []
+        except ImportError:  # it needs a library that is not here, and says so itself when it is loaded
+            return None
+        if "video_processor" not in parts:
+            return kind if name == "SmolVLMProcessor" else None
+        parts = [part for part in parts if part != "video_processor"]
+        return type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: parts)})
 
     @property
     def written(self) -> str:
         """What chat templates of this model write for an image."""
         return str(self.theirs.image_token)
 
-    def see(self, image: Any) -> tuple[str, tuple[int, ...]]:
-        """What becomes of an image in the text, each run of its feature token as one, and how long the runs are."""
-        made = self.theirs(images=[image], text=[self.written], return_text_replacement_offsets=True)
-        text = str(made["text_replacement_offsets"][0][0]["replacement"])
+    def see(self, images: Sequence[Any]) -> list[tuple[str, tuple[int, ...]]]:
+        """What becomes of each image of a text, each run of its feature token as one, and how long the runs are."""
+        if not images:
+            return []
+        written = self.written * len(images)
+        made = self.theirs(images=list(images), text=[written], return_text_replacement_offsets=True)
         runs = re.compile(f"(?:{re.escape(self._feature)})+")
-        lengths = tuple(len(run) // len(self._feature) for run in runs.findall(text))
-        if not lengths:
-            raise ModelError(f"the processor of {self._name} writes no {self._feature!r} for an image")
-        return runs.sub(lambda _: self._feature, text), lengths
+        seen = []
+        for text in (str(replaced["replacement"]) for replaced in made["text_replacement_offsets"][0]):
+            lengths = tuple(len(run) // len(self._feature) for run in runs.findall(text))
+            if not lengths:
+                raise ModelError(f"the processor of {self._name} writes no {self._feature!r} for an image")
+            seen.append((runs.sub(lambda _: self._feature, text), lengths))
+        return seen
 
     def look(self, images: Sequence[Any], is_image: Tensor) -> dict[str, Tensor]:
         """The images of one sequence as the model's code takes them. `is_image`: bool `[tokens]`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -28,10 +28,11 @@ AUTO_CLASS = "AutoModelForCausalLM"
 
 @dataclass(frozen=True)
 class CausalLM:
-    """A model ready to train, and how sequences go through it."""
+    """A model ready to train, how sequences go through it, and what gives the final hidden states of a stream."""
 
     model: nn.Module
     route: Route
+    hidden: Callable[[Any, Batch], Tensor] = hidden_states
 
 
 def build(config: Config, world: World, workload: Workload) -> CausalLM:
@@ -78,7 +79,7 @@ def head_of(model: nn.Module) -> Head:
 
 def loss(task: CausalLM, batch: Batch, scale: float) -> Tensor:
     """`scale × Σ cross-entropy` over the labels of one micro-batch. Call it, and `.backward()`, inside `stream`."""
-    hidden = hidden_states(unwrap(task.model), batch)[batch.rows]
+    hidden = task.hidden(unwrap(task.model), batch)[batch.rows]
     return linear_cross_entropy(hidden, batch.labels, head_of(task.model), scale)
 
 
@@ -99,7 +100,7 @@ def evaluate(task: CausalLM, batch: Batch) -> tuple[float, float, float]:
 
 
 def _score(task: CausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
-    hidden = hidden_states(unwrap(task.model), batch)[batch.rows]
+    hidden = task.hidden(unwrap(task.model), batch)[batch.rows]
     return score(hidden, batch.labels, head_of(task.model))
 
 

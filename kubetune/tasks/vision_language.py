@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -23,11 +24,10 @@ from kubetune.data.batches import Batch, image_inputs
 from kubetune.data.image_processor import ImageProcessor, Picture, Upright, load_image_processor
 from kubetune.data.pictures import collate_pictured
 from kubetune.data.tokenizer import load_tokenizer
-from kubetune.flat import backbone, check_flat, choose_attention, logit_rule, unwrap
-from kubetune.losses import linear_cross_entropy, score
+from kubetune.flat import Route, backbone, check_flat, choose_attention, logit_rule, unwrap
 from kubetune.models import TOWERS
 from kubetune.parallel import World
-from kubetune.tasks.causal_lm import CausalLM, head_of, load_settings, metrics
+from kubetune.tasks.causal_lm import CausalLM, backward, evaluate, load_settings, metrics
 from kubetune.tuning import Workload, tune
 
 if TYPE_CHECKING:
@@ -78,7 +78,12 @@ def ready(model: nn.Module, config: Config) -> CausalLM:
     assert processor is not None, "this task has one"
     if not processor.is_grid:
         require_sight(model, processor)
-    return CausalLM(model, choose_attention(model, config.model.attention, lambda m: self_check(m, processor)))
+    return seeing(model, choose_attention(model, config.model.attention, lambda m: self_check(m, processor)))
+
+
+def seeing(model: nn.Module, route: Route) -> CausalLM:
+    """A causal language model whose hidden states are of images too."""
+    return CausalLM(model, route, partial(hidden_states, flat=route.flat))
 
 
 def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:
@@ -114,40 +119,13 @@ def plain_logits(model: Any, batch: Batch) -> Tensor:
     return cast(Tensor, model(input_ids=batch.input_ids[None], use_cache=False, **image_inputs(batch)).logits[0])
 
 
-def loss(task: CausalLM, batch: Batch, scale: float) -> Tensor:
-    """`scale × Σ cross-entropy` over the labels of one micro-batch. Call it, and `.backward()`, inside `stream`."""
-    hidden = hidden_states(unwrap(task.model), batch, flat=task.route.flat)[batch.rows]
-    return linear_cross_entropy(hidden, batch.labels, head_of(task.model), scale)
-
-
-def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
-    """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
-    with stream(batch.borders, batch.rows):
-        value = sharded.inside(unwrap(task.model), loss, task, batch, scale)
-        value.backward()
-    return value.detach()
-
-
-@torch.no_grad()
-def evaluate(task: CausalLM, batch: Batch) -> tuple[float, float, float]:
-    """Sums over one micro-batch: loss, labels told rightly, labels. They add up over batches and ranks."""
-    with stream(batch.borders):
-        total, right = sharded.inside(unwrap(task.model), _score, task, batch)
-    return float(total), float(right), float(batch.num_labels)
-
-
-def _score(task: CausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
-    hidden = hidden_states(unwrap(task.model), batch, flat=task.route.flat)[batch.rows]
-    return score(hidden, batch.labels, head_of(task.model))
-
-
 @torch.no_grad()
 def require_sight(model: nn.Module, processor: ImageProcessor) -> None:
     """Raise ModelError where the tower makes more or fewer features of an image than there are tokens for it."""
     from PIL import Image
 
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 120, 3), np.uint8))
-    _, runs = processor.whole.see(image)
+    [(_, runs)] = processor.whole.see([image])
     token = processor.placeholder.token
     ids = np.array([0 if token else 1, *[token] * sum(runs), 0 if token else 1], np.uint32)
     batch = collate_pictured([(ids, np.zeros(len(ids), bool))], [[Upright(image)]], processor)

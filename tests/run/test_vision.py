@@ -240,7 +240,7 @@ def build(folder: Path, name: str, vision: VisionConfig | None = None) -> tuple[
     frozen = vision_language.frozen_modules(model, vision or VisionConfig())
     model = add_lora(model, LoraConfig(r=4), task_type="CAUSAL_LM", seed=0, frozen=frozen)
     randomize_lora(model)
-    return CausalLM(model, Route(True)), processor
+    return vision_language.seeing(model, Route(True)), processor
 
 
 def some_rows(processor: ImageProcessor) -> tuple[list[Any], list[Any]]:

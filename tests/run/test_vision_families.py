@@ -14,6 +14,8 @@ from transformers import (
     AutoProcessor,
     AutoTokenizer,
     Idefics3Processor,
+    InternVLProcessor,
+    LlavaOnevisionProcessor,
 )
 
 from kubetune import errors
@@ -28,6 +30,7 @@ from kubetune.generate import Sampling, answer, load_run
 from tests import toy
 from tests.pictures import FAMILIES, QUESTION, paint, save_family_model, write_questions
 
+CUT_VIDEOS_TOO: dict[str, Any] = {"internvl": InternVLProcessor, "llava_onevision": LlavaOnevisionProcessor}
 CONVERSATION = [
     {"role": "user", "content": f"{IMAGE_TAG}\nwhat is it"},
     {"role": "assistant", "content": "a list"},
@@ -56,6 +59,11 @@ def their_prompt(model: Path, name: str, images: list[Path]) -> list[int]:
     if name == "smolvlm":  # loads only with torchvision, and writes what Idefics3's does
         pictures = AutoImageProcessor.from_pretrained(model, backend="pil")
         processor = Idefics3Processor(pictures, AutoTokenizer.from_pretrained(model), image_seq_len=4)
+    elif kind := CUT_VIDEOS_TOO.get(name):  # loads only with torchvision, by which it cuts videos alone
+        still = type(
+            kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: ["image_processor", "tokenizer"])}
+        )
+        processor = still.from_pretrained(model, backend="pil")
     else:
         processor = AutoProcessor.from_pretrained(model, backend="pil")
     turns = []
@@ -91,7 +99,7 @@ def test_ids_are_those_of_the_model_s_own_processor(name: str, tmp_path: Path) -
     assert sum(row.ids[n] in tokenizer.eos_ids for n, trained in enumerate(row.trained) if trained) == 2
     for limit in range(2, len(row.ids)):
         short = encoder.cut(chat, row, limit)
-        features = sum(sum(encoder._see(Path(image.path)).runs) for image in short.images)
+        features = sum(sum(image.runs) for image in encoder._see([image.path for image in short.images]))
         assert short.ids.count(tokenizer.backend.token_to_id(FAMILIES[name].image_token)) == features
 
 
@@ -123,6 +131,8 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
     said = answer(speaker, [QUESTION] * len(rows), Sampling(max_new_tokens=6), images=images)
     right = sum(text.strip() == row["messages"][1]["content"] for text, row in zip(said, rows, strict=True))
     assert right >= len(rows) // 2
+    both = [f"{IMAGE_TAG}{IMAGE_TAG}{QUESTION}"]  # as many features as tokens for two images too, or this raises
+    assert len(answer(speaker, both, Sampling(max_new_tokens=1), images=[images[0] + images[1]])) == 1
 
     found = export_run(run_dir, out=tmp_path / "out", tell=lambda _: None, merged=True)
     assert max(one["difference"] for one in found.facts["proof"]["comparisons"]) < 1e-5
