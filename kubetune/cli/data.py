@@ -117,6 +117,9 @@ def _write_page(output: Path, config: Config, report: Report, gallery: Gallery, 
         "survey": survey(config),
         "rows": gallery.rows(tokenizer, split_sources(config)),
         "lengths": {split: bars(found.elements(), data.max_length) for split, found in report.lengths.items()},
+        "profiles": {
+            split: found.to_json(report.lengths[split], data.max_length) for split, found in report.profiles.items()
+        },
         "settings": settings,
     }
     write_data_page(output, facts)

@@ -97,10 +97,12 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     What is not recognised is told by `args.parser`, the verb's own, where that is set.
     """
     args, rest = parser.parse_known_args(argv)
-    if rest and (not hasattr(args, "inputs") or any(word.startswith("-") for word in rest)):
+    given = getattr(args, "inputs", getattr(args, "overrides", None))
+    unknown = [word for word in rest if word.startswith("-") or not (hasattr(args, "inputs") or _OVERRIDE.match(word))]
+    if rest and (given is None or unknown):
         getattr(args, "parser", parser).error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        args.inputs += rest
+    if given is not None:
+        given += rest
     return args
 
 

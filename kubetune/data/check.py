@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,13 +15,15 @@ from itertools import groupby, islice
 from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.encode_labelled import within_positions
 from kubetune.data.formats import Chat, convert
-from kubetune.data.gallery import Gallery
+from kubetune.data.gallery import Gallery, brief
 from kubetune.data.image_processor import load_image_processor
 from kubetune.data.images import image_of_row
 from kubetune.data.labels import Labels, find_labels
 from kubetune.data.pipeline import Split, Tally, Worker, encode_batches
 from kubetune.data.problems import SHOWN, Problems
+from kubetune.data.profile import LIMITS, Profile
 from kubetune.data.row_writer import Chunk
 from kubetune.data.sources import read_source
 from kubetune.data.splits import plan_batches, require_rows, split_sources, summarise
@@ -37,7 +38,7 @@ Sample = list[tuple[str, bool]]
 class Report:
     """What a check found. `stats` are those of prepared data; `lengths` count rows by token count.
 
-    `labels` are a classifier's, and `classes` count the rows of each.
+    `labels` are a classifier's, and `classes` count the rows of each; `profiles` are there for a page.
     """
 
     problems: Problems = field(default_factory=Problems)
@@ -45,6 +46,7 @@ class Report:
     lengths: dict[Split, Counter[int]] = field(default_factory=dict)
     labels: Labels | None = None
     classes: dict[Split, Counter[str]] = field(default_factory=dict)
+    profiles: dict[Split, Profile] = field(default_factory=dict)
     duplicates: dict[Split, int] = field(default_factory=dict)
     leaked: int = 0
     samples: list[Sample] = field(default_factory=list)
@@ -92,13 +94,18 @@ def check(
     report.lengths = {split: Counter() for split in sources}
     seen: dict[Split, Counter[int]] = {split: Counter() for split in sources}
     report.labels = find_labels(config)
+    if report.labels is not None:
+        config = within_positions(config, tokenizer)
     if report.labels is not None and report.labels.problem_type != "regression":
         report.classes = {split: Counter(dict.fromkeys(report.labels.names, 0)) for split in sources}
-    worker = Worker(tokenizer, config.data, sources, report.labels, load_image_processor(config, tokenizer))
+    limits = tuple(sorted({*LIMITS, config.data.max_length})) if gallery is not None else ()
+    worker = Worker(tokenizer, config.data, sources, report.labels, load_image_processor(config, tokenizer), limits)
     batches = plan_batches(config, report.problems)
     for result in encode_batches(worker, batches, report.problems, config.data.num_proc):
         tallies[result.split][result.source].add(result.tally)
         report.lengths[result.split].update(result.lengths)
+        if result.profile is not None:
+            report.profiles.setdefault(result.split, Profile(limits)).add(result.profile)
         digests = list(_digests(result.chunk))
         seen[result.split].update(digests)
         said = list(_said(report.labels, result.chunk))
@@ -181,13 +188,8 @@ def _digests(chunk: Chunk) -> Iterator[int]:
 
 def _sample(tokenizer: Tokenizer, ids: list[int], trained: bytes, names: list[str]) -> Sample:
     pairs = groupby(zip(ids, trained, strict=True), key=lambda pair: bool(pair[1]))
-    text = [(_shown(tokenizer.decode([id for id, _ in run], skip_special_tokens=False)), flag) for flag, run in pairs]
+    text = [(brief(tokenizer.decode([id for id, _ in run], skip_special_tokens=False)), flag) for flag, run in pairs]
     return [*text, *(piece for name in names for piece in ((" ", False), (name, True)))]
-
-
-def _shown(text: str) -> str:
-    """A text with its images, which are hundreds of equal tokens, in one line."""
-    return re.sub(r"(<[^<>]+>)\1{2,}", lambda run: f"{run[1]}×{len(run[0]) // len(run[1])}", text)
 
 
 def histogram(lengths: Counter[int]) -> Iterator[tuple[str, int]]:

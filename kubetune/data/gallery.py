@@ -1,21 +1,26 @@
 """Rows worth looking at, picked as all rows go by: the first of each source, the longest, the least trained, repeats.
 
-For the data's page (report/data_page.py). Keeps token ids of a few dozen rows and no others.
+For the data's page (report/data_page.py). Keeps token ids of a few dozen rows and no others, and the paths of images.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from kubetune.data.images import thumbnail
 from kubetune.data.pipeline import Result
 from kubetune.data.tokenizer import Tokenizer
 
 _MOST_TOKENS = 3000
-"""More of one row than this is no longer read by anybody."""
+"""More of one row than this is no longer read by anybody. An image, hundreds of equal tokens, counts as one."""
+
+_MOST_IMAGES = 4
+"""So many images of a row are shown."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Picked:
     record: int
     ids: Sequence[int]
     trained: bytes
+    images: Sequence[str] = ()
 
     @property
     def trained_share(self) -> float:
@@ -63,7 +69,8 @@ class Gallery:
             if not (len(first) < self._per_source or is_longest or is_least or shown):
                 continue
             row = Picked(result.split, result.source, record, result.chunk.tokens[begin:end],
-                         bytes(result.chunk.trained[begin:end]))  # fmt: skip
+                         bytes(result.chunk.trained[begin:end]),
+                         [image.path for image in result.chunk.images[number]])  # fmt: skip
             if len(first) < self._per_source:
                 first.append(row)
             self._longest = row if is_longest else self._longest
@@ -72,7 +79,8 @@ class Gallery:
                 self._repeats.setdefault(digests[number], row)
 
     def rows(self, tokenizer: Tokenizer, sources: dict[Any, Any]) -> list[dict[str, Any]]:
-        """The picked rows, ready to be shown: `why`, `path`, `record` from 1, `tokens`, `trained` and `pieces`."""
+        """The picked rows, ready to be shown: `why`, `path`, `record` from 1, `tokens`, `trained`, `pieces`, and small
+        copies of their `images` as addresses of data."""
         picked = [
             (f"row {number} of {row.split}", row) for rows in self._first.values() for number, row in enumerate(rows, 1)
         ]
@@ -84,12 +92,17 @@ class Gallery:
         return [_shown(why, row, tokenizer, sources[row.split][row.source].path) for why, row in picked]
 
 
+def brief(text: str) -> str:
+    """A text with its images, which are hundreds of equal tokens, in one line."""
+    return re.sub(r"(<[^<>]+>)\1{2,}", lambda run: f"{run[1]}×{len(run[0]) // len(run[1])}", text)
+
+
 def _shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, Any]:
     special = {id for id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
-    tokens = list(zip(row.ids, row.trained, strict=True))[:_MOST_TOKENS]
+    tokens = _first_tokens(row, special)
     pieces = []
     for (trained, is_special), run in groupby(tokens, key=lambda token: (bool(token[1]), token[0] in special)):
-        text = tokenizer.decode([id for id, _ in run], skip_special_tokens=False)
+        text = brief(tokenizer.decode([id for id, _ in run], skip_special_tokens=False))
         pieces.append({"text": text, "trained": trained, "special": is_special})
     return {
         "why": why,
@@ -97,6 +110,21 @@ def _shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, 
         "record": row.record + 1,
         "tokens": len(row.ids),
         "trained": sum(row.trained),
-        "cut": len(row.ids) > _MOST_TOKENS,
+        "cut": len(tokens) < len(row.ids),
         "pieces": pieces,
+        "images": [thumbnail(image) for image in row.images[:_MOST_IMAGES]],
+        "more_images": max(0, len(row.images) - _MOST_IMAGES),
     }
+
+
+def _first_tokens(row: Picked, special: set[int]) -> list[tuple[int, int]]:
+    """The tokens of a row that are shown, each with whether it is trained; a run of one special token counts as one."""
+    found: list[tuple[int, int]] = []
+    read = 0
+    for (id, _), run in groupby(zip(row.ids, row.trained, strict=True)):
+        same = list(run)
+        found += same[: _MOST_TOKENS - read] if id not in special else same
+        read += 1 if id in special else len(same)
+        if read >= _MOST_TOKENS:
+            break
+    return found

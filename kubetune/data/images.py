@@ -8,9 +8,11 @@ formats.py's; where tags go, too.
 from __future__ import annotations
 
 import warnings
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,6 +148,21 @@ def _require_sane_size(file: Path, facts: ImageFacts) -> None:
         raise UnusableImage("image_too_large", f"image {file} has {size}; at most {MAX_PIXELS:,} are decoded")
     if max(facts.width, facts.height) > MAX_ASPECT_RATIO * max(1, min(facts.width, facts.height)):
         raise UnusableImage("image_too_narrow", f"image {file} has {size}; at most {MAX_ASPECT_RATIO} to 1 can be used")
+
+
+def thumbnail(file: str | Path, longest: int = 200) -> str:
+    """A small copy of an image that `verify_image` has found good, as an address of data for a page."""
+    from PIL import ImageOps
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pillow().open(file, formats=FORMATS) as image:
+            image.draft("RGB", (longest, longest))
+            small = ImageOps.exif_transpose(image).convert("RGB")
+    small.thumbnail((longest, longest))
+    content = BytesIO()
+    small.save(content, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{b64encode(content.getvalue()).decode()}"
 
 
 @lru_cache(maxsize=1)

@@ -21,6 +21,7 @@ from kubetune.data.image_processor import ImageProcessor
 from kubetune.data.images import image_of_row
 from kubetune.data.labels import Labels
 from kubetune.data.problems import Problems
+from kubetune.data.profile import Profile
 from kubetune.data.readers import Record
 from kubetune.data.row_writer import Chunk
 from kubetune.data.tokenizer import Tokenizer
@@ -80,7 +81,10 @@ class Tally:
 
 @dataclass
 class Result:
-    """One batch encoded. `lengths` are those of all its rows, before any was cut or left out."""
+    """One batch encoded. `lengths` are those of all its rows, before any was cut or left out, and so is `profile`.
+
+    It is there where the worker was asked for it.
+    """
 
     source: int
     split: Split
@@ -88,6 +92,7 @@ class Result:
     tally: Tally = field(default_factory=Tally)
     lengths: array[int] = field(default_factory=lambda: array("I"))
     problems: list[tuple[str, str]] = field(default_factory=list)
+    profile: Profile | None = None
 
 
 class Worker:
@@ -100,8 +105,10 @@ class Worker:
         sources: dict[Split, tuple[SourceConfig, ...]],
         labels: Labels | None = None,
         processor: ImageProcessor | None = None,
+        limits: tuple[int, ...] = (),
     ) -> None:
-        """`labels`: those of a classifier; `processor`: what images go through, where there may be any."""
+        """`labels`: those of a classifier; `processor`: what images go through, where there may be any; `limits`: what
+        rows are profiled by, if at all."""
         self._encoder: Encoder | LabelledEncoder | VisionEncoder
         if labels is not None:
             self._encoder = LabelledEncoder(tokenizer, labels)
@@ -111,11 +118,15 @@ class Worker:
         self._labelled = labels is not None
         self._data = data
         self._sources = sources
+        self._limits = limits
+        self._image_token = processor.placeholder.token if processor is not None else None
 
     def encode(self, batch: Batch) -> Result:
         """Encode a batch. Bad records become problems of the result."""
         source = self._sources[batch.split][batch.source]
         result = Result(batch.source, batch.split)
+        if self._limits:
+            result.profile = Profile(self._limits, self._image_token)
         good, examples = [], []
         for index, record in batch.records:
             try:
@@ -139,6 +150,8 @@ class Worker:
         tally.records += 1
         tally.longest = max(tally.longest, len(ids))
         result.lengths.append(len(ids))
+        if result.profile is not None:
+            result.profile.add_row(encoded)
         if len(ids) > limit:
             if self._data.overlong == "error":
                 result.problems.append((where, f"has {len(ids):,} tokens; data.max_length is {limit:,}"))

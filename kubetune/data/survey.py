@@ -15,6 +15,7 @@ from kubetune.data.formats import Chat, Example, Labelled, Pair, Text, convert
 from kubetune.data.images import UnusableImage, image_of_row, verifier
 from kubetune.data.problems import Problems
 from kubetune.data.sources import read_source
+from kubetune.data.statistics import bars
 
 _TEXTS_FOR_LANGUAGES = 300
 _SHORTEST_TEXT = 20
@@ -52,6 +53,7 @@ class Survey:
             "kinds": self.kinds.most_common(),
             "roles": [(role, count, round(self.characters[role] / count)) for role, count in self.roles.most_common()],
             "turns": sorted(self.turns.items()),
+            "turn_bars": bars(self.turns.elements()),
             "systems": len(self.systems),
             "labels": self.labels.most_common(50),
             "label_count": len(self.labels),
@@ -156,6 +158,7 @@ def _sizes(sizes: list[tuple[int, int]]) -> dict[str, Any] | None:
         "middle": ordered[len(ordered) // 2],
         "largest": ordered[-1],
         "common": Counter(sizes).most_common(5),
+        "longer_sides": bars(max(size) for size in sizes),
     }
 
 

@@ -27,10 +27,11 @@ def write_data_page(output: Path, facts: Mapping[str, Any]) -> Path:
     """The page in `output`.
 
     `facts`: `check` as check.Report.to_json gives it, `survey`, `rows` of gallery.Gallery, `lengths` by split as
-    statistics.bars makes them, and `settings`: title, model, max_length, overlong, train_on, task, has_languages.
+    statistics.bars makes them, `profiles` by split as profile.Profile does, and `settings`: title, model, max_length,
+    overlong, train_on, task, has_languages.
     """
     check, settings = facts["check"], facts["settings"]
-    splits = [_split(name, stats, facts["lengths"].get(name, []), settings) for name, stats in check["splits"].items()]
+    splits = [_split(name, stats, facts, settings) for name, stats in check["splits"].items()]
     text = render(
         "data.html",
         title=f"Data of {settings['title']}",
@@ -50,12 +51,19 @@ def write_data_page(output: Path, facts: Mapping[str, Any]) -> Path:
     return output
 
 
-def _split(name: str, stats: Mapping[str, Any], lengths: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> Any:
-    lengths = fold(lengths, settings["max_length"])
-    most = max((count for _, _, count in lengths), default=1)
-    limit = settings["max_length"]
-    bars = [(low, high, count, count / max(1, most), low > limit) for low, high, count in lengths]
-    return {"name": name, "stats": stats, "bars": bars, "limit": limit}
+def _split(name: str, stats: Mapping[str, Any], facts: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    limit, profile = settings["max_length"], facts["profiles"].get(name)
+    found = {"name": name, "stats": stats, "bars": _bars(facts["lengths"].get(name, []), limit), "profile": profile}
+    if profile is not None:
+        found |= {name: _bars(profile[name]) for name in ("shares", "image_tokens")}
+    return found
+
+
+def _bars(histogram: Sequence[Sequence[int]], limit: int | None = None) -> list[tuple[int, int, int, float, bool]]:
+    """Bars as they are drawn: from, to, how many, that as a part of the longest, and whether it is beyond `limit`."""
+    folded = fold(histogram, limit)
+    most = max((count for _, _, count in folded), default=1)
+    return [(low, high, n, n / max(1, most), limit is not None and low > limit) for low, high, n in folded]
 
 
 def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:
@@ -98,4 +106,6 @@ def _named(found: Mapping[str, Any]) -> dict[str, Any]:
         for role, counts in found["languages"].items()
         if counts
     }
-    return {**found, "languages": languages}
+    sizes = found["image_sizes"]
+    sides = _bars(sizes["longer_sides"]) if sizes else []
+    return {**found, "languages": languages, "turn_bars": _bars(found["turn_bars"]), "longer_sides": sides}

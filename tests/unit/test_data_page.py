@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from PIL import Image
 
 from kubetune import cli
 from kubetune.config.schema import Config
+from kubetune.data.encode import Encoded
+from kubetune.data.image_processor import ImageRef
+from kubetune.data.profile import Profile
 from kubetune.data.statistics import bars
 from kubetune.data.survey import survey
 from kubetune.report.page import fold
@@ -68,6 +72,39 @@ def test_the_page_of_bad_data_names_the_lines(tmp_path: Path, model: Path, capsy
     assert "not ready" in page
     assert "1 record cannot be used" in page
     assert "data.jsonl:2:" in page
+
+
+def test_the_page_says_what_another_length_would_cost(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = {"messages": chat("1", "2")["messages"] * 2}
+    write(tmp_path / "data.jsonl", [*(chat("a", f"b {i}") for i in range(18)), chat("a", "a b c d " * 100), talk])
+    code, page = page_of(tmp_path, model, capsys, "data.overlong=truncate")
+    assert code == 0
+    costs = page.split("would cost train")[1].split("</table>")[0]
+    found = [re.findall(r"<t[hd][^>]*>([^<]*)<", row) for row in re.findall(r"<tr.*?</tr>", costs)[1:]]
+    assert [row[0] for row in found] == ["128 (set)", "256", "512", "1,024"]
+    numbers = [[float(cell.split()[0].strip("%")) for cell in row[1:]] for row in found]
+    rows_too_long, _, lost = zip(*numbers, strict=True)
+    assert rows_too_long == (5, 5, 5, 0)
+    assert lost[0] > lost[1] > lost[2] > lost[3] == 0.0
+    assert "Share of a row that is learnt, train" in page
+    assert "Answers in a conversation" in page
+
+
+def test_rows_are_counted_by_what_they_are_made_of() -> None:
+    profile, other = (Profile((128, 256, 512), image_token=7) for _ in range(2))
+    profile.add_row(Encoded([7] * 100 + [1] * 200, [False] * 100 + [True] * 200, images=(ImageRef("a.png", 0),)))
+    other.add_row(Encoded([1] * 10, [False] * 10))
+    other.add_row(Encoded([1, 1], [True, True]))
+    profile.add(other)
+    assert profile.labels == 202
+    assert profile.lost == {128: 172, 256: 44}
+    assert profile.shares == {13: 1, 19: 1}
+    assert profile.image_tokens == {100: 1}
+    [short, _, enough] = profile.costs(Counter((300, 10, 2)), 128)
+    assert short == {"limit": 128, "rows": 1 / 3, "tokens": 300 / 312, "labels": 172 / 202, "is_chosen": True}
+    assert (enough["limit"], enough["rows"], enough["labels"]) == (512, 0.0, 0.0)
 
 
 def test_a_page_needs_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,6 +227,21 @@ def test_repeats_are_those_of_text_and_image(model: Path, tmp_path: Path) -> Non
     assert check(config, load_tokenizer(config.model)).duplicates["train"] == 1
 
 
+def test_the_page_shows_images_and_what_they_cost(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_questions(tmp_path, "train", 6, text_rows=2)
+    config = {"model": str(model), "task": "vision_language", "data": {"train": "train.jsonl", "num_proc": 1}}
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+    assert main(["data", "check", str(tmp_path / "run.yaml"), "--html", str(tmp_path / "page.html")]) == 0
+    capsys.readouterr()
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('<img src="data:image/jpeg;base64,') == page.count("&lt;|image_pad|&gt;×") > 0
+    assert "&lt;|image_pad|&gt;&lt;|image_pad|&gt;" not in page
+    assert "Tokens of a row that are images, train" in page
+    assert "Longer side of images, in pixels" in page
+
+
 def test_models_that_do_not_see_are_refused(tmp_path: Path, model: Path) -> None:
     save_model(tmp_path / "text")
     config = make_config(tmp_path / "text", tmp_path)
