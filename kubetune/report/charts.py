@@ -196,7 +196,8 @@ def _speed(runs: Sequence[RunRecord], points: int) -> Chart | None:
             if colour and (len(runs) > 1 or run.config.task == "sequence_classification"):
                 continue
             if found is not None:
-                lines.append(Line(_label(run, what, runs), found, number if len(runs) > 1 else colour, band=not colour))
+                band = len(runs) == 1 and not colour
+                lines.append(Line(_label(run, what, runs), found, number if len(runs) > 1 else colour, band=band))
     about = "Tokens of the data, without padding; trained ones are those with a loss."
     return Chart("speed", "Tokens per second", "short", lines, about) if lines else None
 
@@ -230,4 +231,6 @@ def _scores(runs: Sequence[RunRecord], points: int) -> Chart | None:
                 assert series is not None
                 what = key.removeprefix("eval_").replace("_", " ")
                 lines.append(Line(_label(run, what, runs), series, number if len(runs) > 1 else len(lines), "points"))
-    return Chart("scores", "Evaluation scores", "percent", lines[:8]) if lines else None
+    # A single line has no legend to name it.
+    about = f"{lines[0].label[:1].upper()}{lines[0].label[1:]}." if len(lines) == 1 else ""
+    return Chart("scores", "Evaluation scores", "percent", lines[:8], about) if lines else None
