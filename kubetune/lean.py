@@ -1,8 +1,8 @@
 """Cheaper forwards for modules of an unmodified Hugging Face + PEFT model. Names, parameters and saving stay.
 
 A module is recognised by its structure, and its new forward is proved equal on the module at hand before it is used;
-anything else stays as it is. LoRA layers and dropped rows pay everywhere; norms, SwiGLU and rotary embeddings pay when
-their kernels are compiled.
+anything else stays as it is. LoRA layers and dropped rows pay everywhere, dropout on a CPU; norms, SwiGLU and rotary
+embeddings pay when their kernels are compiled.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kubetune import kernels
 from kubetune.attention import CURRENT
+from kubetune.dropout import dropout
 from kubetune.flat import speaker, unwrap
 
 Forward = Callable[..., Tensor]
@@ -34,12 +35,15 @@ def make_lean(model: nn.Module, *, fused: bool) -> Counter[str]:
     if fused:
         done["rotary"] += _swap_rotary(unwrap(model))
     done["rows"] += _skip_unlabelled_rows(model)
+    done["words"] += _leave_out_absent_words(model)
     return +done
 
 
 def _candidates(module: Any, norms: dict[type, Forward | None], fused: bool) -> Iterator[tuple[str, Forward]]:
     if is_plain_lora(module):
         yield "lora", _lora_forward
+    elif type(module) is nn.Dropout and not module.inplace:
+        yield "dropout", _dropout_forward
     elif fused and _is_rms_norm(module):
         if type(module) not in norms:
             norms[type(module)] = _prove_norm(module)
@@ -76,6 +80,10 @@ def _lora_forward(module: Any, x: Tensor) -> Tensor:
         module.scaling[name],
         module.is_target_conv_1d_layer or module.fan_in_fan_out,
     )
+
+
+def _dropout_forward(module: Any, x: Tensor) -> Tensor:
+    return dropout(x, module.p) if module.training else x
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
@@ -149,6 +157,20 @@ def _swap_rotary(lm: Any) -> int:
         apply.lean = True  # type: ignore[attr-defined]
         source.apply_rotary_pos_emb = apply  # type: ignore[attr-defined]
     return int(equal)
+
+
+def _leave_out_absent_words(model: nn.Module) -> int:
+    """Give tables of words a gradient of the words that occur alone, where FlatAdamW collects it (optim.Collected)."""
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
+    # Not on a GPU, where adding up rows takes them in no fixed order; nor in fp32, which is not collected.
+    found = [m for m in tables if m.weight.requires_grad and m.weight.element_size() < 4 and _is_on_cpu(m.weight)]
+    for table in found:
+        table.sparse = True
+    return len(found)
+
+
+def _is_on_cpu(weight: Tensor) -> bool:
+    return type(weight.data) is Tensor and weight.device.type == "cpu"
 
 
 def _skip_unlabelled_rows(model: nn.Module) -> int:

@@ -167,10 +167,15 @@ def scrub(text: str, environ: Mapping[str, str] | None = None) -> str:
     values would tear holes into innocent words), and passwords inside URLs.
     """
     environ = os.environ if environ is None else environ
-    values = {v for name, v in environ.items() if len(v) >= _SHORTEST_SECRET and _SECRET_NAME.search(name)}
+    values = {v for name, v in environ.items() if len(v) >= _SHORTEST_SECRET and _is_secret(name)}
     if values:
         text = _secret_pattern(frozenset(values)).sub(_REDACTED, text)
     return _URL_PASSWORD.sub(rf"\1:{_REDACTED}@", text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
 
 
 @functools.lru_cache(maxsize=4)

@@ -30,9 +30,9 @@ def chunk_rows(vocabulary: int) -> int:
     return min(512, max(128, 2**25 // vocabulary))
 
 
-def _collected(parameter: Tensor | None) -> Tensor | None:
-    """The optimizer's fp32 buffer for the gradient of a parameter, where it has one (FlatAdamW gives it)."""
-    return getattr(parameter, "collected_gradient", None)
+def _collected(parameter: Tensor | None) -> Any:
+    """What the optimizer collects the gradient of a parameter in, where it does (optim.Collected)."""
+    return getattr(parameter, "collected", None)
 
 
 class FusedLinearCrossEntropy(Function):
@@ -57,10 +57,10 @@ class FusedLinearCrossEntropy(Function):
         d_weight = d_bias = None
         if ctx.needs_input_grad[1]:
             collected = _collected(weight)
-            d_weight = torch.zeros(weight.shape, device=weight.device) if collected is None else collected
+            d_weight = torch.zeros(weight.shape, device=weight.device) if collected is None else collected.opened()
         if bias is not None and ctx.needs_input_grad[2]:
             collected = _collected(bias)
-            d_bias = torch.zeros(bias.shape, device=bias.device) if collected is None else collected
+            d_bias = torch.zeros(bias.shape, device=bias.device) if collected is None else collected.opened()
         loss = torch.zeros((), device=hidden.device)
         rows = chunk_rows(len(weight))
         buffer = hidden.new_empty(min(rows, len(hidden)), len(weight))

@@ -32,6 +32,29 @@ def decays(name: str, parameter: Tensor) -> bool:
     return parameter.dim() > 1 and not name.endswith("bias")
 
 
+@dataclass
+class Collected:
+    """Where the gradient of one parameter is added up in fp32: a part of the optimizer's `gradient`."""
+
+    gradient: Tensor
+    is_zero: bool = True
+
+    def add(self, gradient: Tensor) -> None:
+        """Add what autograd made, of whatever dtype, dense or of some rows."""
+        # Adding bf16 to fp32 first makes an fp32 copy: four times the work of writing it where nothing is yet.
+        if gradient.is_sparse:
+            self.opened().index_add_(0, gradient._indices()[0], gradient._values().float())
+        elif self.is_zero:
+            self.opened().copy_(gradient)
+        else:
+            self.gradient.add_(gradient)
+
+    def opened(self) -> Tensor:
+        """The sum, for those who add to it themselves (losses.py)."""
+        self.is_zero = False
+        return self.gradient
+
+
 class FlatAdamW:
     """AdamW (arXiv 1711.05101) over flat buffers.
 
@@ -54,6 +77,7 @@ class FlatAdamW:
         self.master, self.gradient, self.exp_avg, self.exp_avg_sq = (torch.zeros(size, device=device) for _ in range(4))
         self.step_count = torch.zeros((), device=device)
         self._mirrors: list[tuple[nn.Parameter, Tensor]] = []
+        self._collected: list[Collected] = []
         self._decayed = sum(part.numel() for (name, p), part in zip(named, held, strict=True) if decays(name, p))
         start = 0
         for (_, parameter), part in zip(named, held, strict=True):
@@ -63,14 +87,16 @@ class FlatAdamW:
 
     def _adopt(self, parameter: nn.Parameter, value: Tensor, gradient: Tensor) -> None:
         value.copy_(parameter.data)
-        parameter.collected_gradient = gradient  # type: ignore[attr-defined]  # losses.py adds to it directly
+        collected = Collected(gradient)
+        parameter.collected = collected  # type: ignore[attr-defined]  # losses.py adds to it directly
+        self._collected.append(collected)
         if parameter.dtype == torch.float32:
             parameter.data, parameter.grad = value, gradient
             return
 
         def collect(p: Tensor) -> None:
             if p.grad is not None:
-                gradient.add_(p.grad)
+                collected.add(p.grad)
                 p.grad = None
 
         parameter.register_post_accumulate_grad_hook(collect)
@@ -118,8 +144,13 @@ class FlatAdamW:
                     amsgrad=False,
                     maximize=False,
                 )
-        self.gradient.zero_()
+        self._zero_gradient()
         self._refresh()
+
+    def _zero_gradient(self) -> None:
+        self.gradient.zero_()
+        for collected in self._collected:
+            collected.is_zero = True
 
     def _refresh(self) -> None:
         if self._mirrors:

@@ -16,17 +16,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kubetune.block_attention import Rule
+from kubetune.dropout import dropout
 
 SHORTEST = 16  # sequences up to here share one batch: smaller ones would cost more in calls than in padding
+SAME_LENGTH = 64  # up to here, all batches of a class are of one length on a CPU
 
 
 class Group(NamedTuple):
-    """Sequences of like length. `source` `[real]`: places in the stream; `place` `[real]`: places in the padded batch
-    of `size` sequences × `length`; `hidden` `[size, 1, 1, length]`: which keys are padding, or None when none are."""
+    """Sequences of like length. `source` `[size × length]`: places in the stream, any where there is padding; `real`
+    `[tokens]` and `place` `[tokens]`: places of what is no padding, in the stream and in the padded batch; `hidden`
+    `[size, 1, 1, length]`: which keys are padding, or None when none are."""
 
     size: int
     length: int
     source: Tensor
+    real: Tensor
     place: Tensor
     hidden: Tensor | None
 
@@ -42,14 +46,28 @@ def _groups(borders: tuple[int, ...], device: torch.device) -> tuple[Group, ...]
 
 def _group(spans: list[tuple[int, int]], device: torch.device) -> Group:
     lengths = torch.tensor([stop - start for start, stop in spans])
-    longest = int(lengths.max())
-    real = torch.arange(longest)[None] < lengths[:, None]
-    places = torch.arange(real.numel()).view_as(real)
-    starts = torch.tensor([start for start, _ in spans])
-    sources = starts[:, None] + torch.arange(longest)[None]
-    hidden = None if bool(real.all()) else ~real[:, None, None]
-    moved = (sources[real].to(device), places[real].to(device), None if hidden is None else hidden.to(device))
-    return Group(len(spans), longest, *moved)
+    size, length = len(spans), int(lengths.max())
+    if device.type == "cpu":  # oneDNN compiles each product of new sizes, which takes longer than a small one itself
+        size, length = _few_values(size), _few_values(length)
+        if length <= SAME_LENGTH:
+            length = 1 << (max(SHORTEST, length) - 1).bit_length()
+    real = torch.zeros(size, length, dtype=torch.bool)
+    real[: len(spans)] = torch.arange(length)[None] < lengths[:, None]
+    sources = torch.zeros(size, length, dtype=torch.long)
+    sources[: len(spans)] = torch.tensor([start for start, _ in spans])[:, None] + torch.arange(length)[None]
+    sources.masked_fill_(~real, 0)
+    hidden = None
+    if not bool(real.all()):
+        hidden = ~real[:, None, None]
+        hidden[len(spans) :] = False  # nothing but padding: the softmax of no key at all would be no number
+    source, filled, place = (t.to(device) for t in (sources.flatten(), sources[real], real.flatten().nonzero()[:, 0]))
+    return Group(size, length, source, filled, place, None if hidden is None else hidden.to(device))
+
+
+def _few_values(n: int) -> int:
+    """`n` rounded up to three significant bits: at most a quarter more, and four values for each power of two."""
+    step = 1 << max(0, n.bit_length() - 3)
+    return -(-n // step) * step
 
 
 def padded_attention(q: Tensor, k: Tensor, v: Tensor, borders: tuple[int, ...], rule: Rule) -> Tensor:
@@ -64,15 +82,13 @@ def padded_attention(q: Tensor, k: Tensor, v: Tensor, borders: tuple[int, ...], 
     for group in _groups(borders, q.device):
         attended = _attend(_pad(q, group), _pad(k, group), _pad(v, group), group, rule)
         flat = attended.transpose(1, 2).reshape(group.size * group.length, *out.shape[1:])
-        out = out.index_copy(0, group.source, flat.index_select(0, group.place))
+        out = out.index_copy(0, group.real, flat.index_select(0, group.place))
     return out
 
 
 def _pad(x: Tensor, group: Group) -> Tensor:
-    """`[tokens, heads, dim]` -> `[size, heads, length, dim]`, zero where nothing is."""
-    padded = x.new_zeros(group.size * group.length, *x.shape[1:])
-    padded = padded.index_copy(0, group.place, x.index_select(0, group.source))
-    return padded.view(group.size, group.length, *x.shape[1:]).transpose(1, 2)
+    """`[tokens, heads, dim]` -> `[size, heads, length, dim]`. What stands in padding is finite, and counts nowhere."""
+    return x.index_select(0, group.source).view(group.size, group.length, *x.shape[1:]).transpose(1, 2)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, group: Group, rule: Rule) -> Tensor:
@@ -87,5 +103,4 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, group: Group, rule: Rule) -> Tensor
     scores = torch.matmul(q, k.transpose(-1, -2) * rule.scale)
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
-    probabilities = F.dropout(torch.softmax(scores, -1), rule.dropout)
-    return torch.matmul(probabilities, v)
+    return torch.matmul(dropout(torch.softmax(scores, -1), rule.dropout), v)

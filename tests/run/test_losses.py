@@ -63,7 +63,7 @@ def test_a_trained_head_in_bf16_collects_its_gradient_in_fp32() -> None:
     for _ in range(steps):
         toy.fused(LogitRule()).backward()
     expected.plain(LogitRule()).backward()
-    collected = toy.weight.collected_gradient  # type: ignore[attr-defined]
+    collected = toy.weight.collected.gradient  # type: ignore[attr-defined]
     assert toy.weight.grad is None
     assert collected.dtype == torch.float32
     assert collected.untyped_storage().data_ptr() == optimizer.gradient.untyped_storage().data_ptr()

@@ -1,0 +1,101 @@
+"""The optimizer against torch's own AdamW: several micro-batches, clipping, weight decay, tables of words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification
+
+from kubetune.lean import make_lean
+from kubetune.optim import AdamSettings, FlatAdamW, decays
+from kubetune.parallel import World
+
+WORDS, WIDTH, LABELS = 40, 24, 3
+RATE, DECAY = 1e-2, 0.1
+
+
+class Reader(nn.Module):
+    """Words to labels, with a table of words, a square layer, a norm, a head, and a part that is never used."""
+
+    def __init__(self, dtype: torch.dtype, *, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(WORDS, WIDTH, padding_idx=0, sparse=sparse)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, LABELS)
+        self.unused = nn.Linear(WIDTH, WIDTH)
+        self.to(dtype)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(F.gelu(self.layer(self.words(ids))))).float()
+        return logits
+
+
+def losses(model: nn.Module, step: int, micro_batches: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    ids, labels = (torch.randint(0, high, (micro_batches, 16), generator=draw) for high in (WORDS // 2, LABELS))
+    return [F.cross_entropy(model(x), y) for x, y in zip(ids, labels, strict=True)]
+
+
+def summed_gradients(model: nn.Module, step: int, micro_batches: int) -> dict[str, Tensor]:
+    """What autograd gives for each micro-batch, added up in fp32."""
+    gradients = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
+    for loss in losses(model, step, micro_batches):
+        model.zero_grad()
+        loss.backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                gradients[name] += parameter.grad.float().to_dense()
+    return gradients
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.2])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize(
+    ("dtype", "sparse"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+)  # fmt: skip
+def test_equal_to_torchs_adamw(dtype: torch.dtype, sparse: bool, micro_batches: int, clip: float) -> None:
+    ours, theirs = (Reader(dtype, sparse=sparse) for _ in range(2))
+    masters = {name: nn.Parameter(p.detach().float()) for name, p in theirs.named_parameters()}
+    groups = [
+        {"params": [p for name, p in masters.items() if decays(name, p) is wanted], "weight_decay": DECAY * wanted}
+        for wanted in (True, False)
+    ]
+    reference = torch.optim.AdamW(groups, lr=RATE)
+    optimizer = FlatAdamW(ours.named_parameters(), AdamSettings(weight_decay=DECAY))
+    for step in range(5):
+        theirs.load_state_dict(ours.state_dict())
+        for name, gradient in summed_gradients(theirs, step, micro_batches).items():
+            masters[name].grad = gradient
+        wanted = float(nn.utils.clip_grad_norm_(masters.values(), clip or float("inf")))
+        reference.step()
+        for loss in losses(ours, step, micro_batches):
+            loss.backward()
+        norm = optimizer.reduce_gradient(World())
+        assert norm == pytest.approx(wanted, rel=1e-6)
+        optimizer.scale_gradient(1.0, norm, clip)
+        optimizer.update(RATE)
+        expected = torch.cat([masters[name].detach().flatten() for name in optimizer.layout])
+        torch.testing.assert_close(optimizer.master, expected, rtol=1e-5, atol=1e-6)
+        weights = torch.cat([ours.get_parameter(name).detach().flatten() for name in optimizer.layout])
+        assert torch.equal(weights.float(), optimizer.master.to(dtype).float())
+        assert not optimizer.gradient.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_trained_table_of_words_leaves_out_those_that_do_not_occur(dtype: torch.dtype) -> None:
+    facts = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    model = BertForSequenceClassification(facts).to(dtype)
+    make_lean(model, fused=False)
+    table = model.get_input_embeddings()
+    optimizer = FlatAdamW(model.named_parameters(), AdamSettings())
+    sparse: list[bool] = []
+    table.weight.register_hook(lambda gradient: sparse.append(gradient.is_sparse))
+    model(input_ids=torch.tensor([[5, 6, 5]])).logits.float().sum().backward()
+    assert sparse == [dtype == torch.bfloat16]
+    assert optimizer.gradient.count_nonzero() > 0
+    collected = table.weight.collected.gradient
+    assert collected.abs().sum(1).nonzero().flatten().tolist() == [5, 6]
