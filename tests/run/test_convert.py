@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -150,6 +151,24 @@ def test_what_was_done_is_not_done_again(source: Path, tmp_path: Path) -> None:
     assert "nothing to do: these settings were converted already" in again.stdout
 
 
+class Terminal(io.StringIO):
+    """What a terminal would be sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_how_far_it_is_how_fast_and_how_long_it_will_take(source: Path, tmp_path: Path) -> None:
+    terminal = Terminal()
+    words = ["--source", str(source), "--split", "train", "--skip-images", "--output", str(tmp_path / "out")]
+    environ = {"TERM": "xterm-256color", "COLUMNS": "100"}
+    with patch.dict(os.environ, environ), redirect_stderr(terminal), redirect_stdout(io.StringIO()):
+        assert main(["data", "convert", "fire", *words]) == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    assert re.search(rf"counting train .* {RECORDS}/{RECORDS} ", shown)
+    assert re.search(rf"\ntrain .* {RECORDS}/{RECORDS} [0-9,]+/s 0:00:00", shown)
+
+
 def test_ctrl_c_says_how_to_go_on(source: Path, tmp_path: Path) -> None:
     words = ("--source", source, "--skip-images", "--workers", 2, "--output", tmp_path / "out")
     stopped = run("fire", *words, KUBETUNE_FAULT=f"signal {signal.SIGINT:d}:convert:20")
@@ -243,6 +262,16 @@ def test_lines_that_are_no_json_are_counted(tmp_path: Path) -> None:
     assert (stats["samples_processed"], stats["samples_used"]) == (5, 3)
     assert stats["skipped_by_reason"] == {"bad_json": 2}
     assert stats["errors"][1] == "train.jsonl:4: is a number; expected a JSON object."
+
+
+def test_records_that_no_file_can_hold_are_told_of(tmp_path: Path) -> None:
+    half = {**trajectory(1), "id": "half \ud800"}
+    records = [half, {**half, "image": "coco/\ud800.jpg"}, {**half, "question": "\ud800"}]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
+    stats = convert("fire", "--source", tmp_path, "--split", "train", "--skip-images", "-o", tmp_path / "o")["train"]
+    assert stats["skipped_by_reason"] == {"bad_text": 1, "image_outside": 1}
+    first = json.loads((tmp_path / "o" / "fire_bc_train.jsonl").read_text().splitlines()[0])
+    assert first["id"] == "half ?"
 
 
 def test_volcano_mixes_rows_with_and_without_images(source: Path, tmp_path: Path) -> None:

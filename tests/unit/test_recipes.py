@@ -10,7 +10,7 @@ import pytest
 
 from kubetune.data.formats import Chat, convert
 from kubetune.data.recipes import fire, volcano
-from kubetune.data.recipes.recipe import Options
+from kubetune.data.recipes.recipe import Options, quote
 from kubetune.data.recipes.tally import Skipped, Tally
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -209,6 +209,12 @@ def test_volcano_records_that_cannot_be_used(record: dict[str, Any], reason: str
     with pytest.raises(Skipped) as caught:
         rows(record, recipe=volcano)
     assert caught.value.reason == reason
+
+
+def test_texts_are_written_as_json_does() -> None:
+    for code in [*range(0x300), 0x2028, 0xD800, 0xFFFD, 0x1F600]:
+        for text in (chr(code), f'a\\"b\n{chr(code)}\\n'):
+            assert quote(text) == json.dumps(text, ensure_ascii=False)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the published fragments are not here")

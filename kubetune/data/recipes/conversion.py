@@ -49,7 +49,8 @@ _KILLED: Final = (
 )
 
 Progress = Callable[[str, int, int], None]
-"""`progress(what, total, done)`; `what` is a split, or that images of a data set are fetched."""
+"""`progress(what, total, done)`; `what` is a split, that images of a data set are fetched, or that records are counted:
+then the total is 0 until it is known."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _publish(work: Path, output: Path) -> None:
 def _convert(request: Request, work: Path, progress: Progress) -> None:
     journals = {origin.split: Journal.open(work / ".progress" / f"{origin.split}.json") for origin in request.origins}
     pending = [origin for origin in request.origins if not journals[origin.split].done]
-    totals = {origin.split: origin.count(request.max_samples) for origin in pending}
+    totals = {origin.split: _count(origin, request.max_samples, progress) for origin in pending}
     saved = {}
     if request.images.hub:
         needed = {origin.split: _needed_images(request, origin) for origin in pending}
@@ -178,6 +179,13 @@ def _convert(request: Request, work: Path, progress: Progress) -> None:
         if not journal.tally.rows:
             raise DataError(_nothing_left(split, journal.tally))
     write_atomic(work / STATS, json.dumps(stats, indent=1, ensure_ascii=False))
+
+
+def _count(origin: Origin, most: int | None, progress: Progress) -> int:
+    what = f"counting {origin.split}"
+    number = origin.count(most, lambda done: progress(what, 0, done))
+    progress(what, number, number)
+    return number
 
 
 def _nothing_left(split: str, tally: Tally) -> str:
@@ -267,7 +275,8 @@ class Converter:
         tally, rows = Tally(), []
         for index, record in enumerate(records, start):
             name = record.value.get("id")
-            name = f"{self._split}_{index:06d}" if name is None else str(name)
+            # A file cannot hold half a surrogate pair, which JSON can.
+            name = f"{self._split}_{index:06d}" if name is None else str(name).encode("utf-8", "replace").decode()
             try:
                 mine = Tally(read=1)
                 found = self._rows_of(record.value, name, self._options, self._image_of, mine)

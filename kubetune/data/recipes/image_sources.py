@@ -77,7 +77,8 @@ class ImageSources:
         return lambda path: self._found(path, output, verify)
 
     def _as_given(self, path: str) -> str:
-        if path.startswith("/") or "://" in path or "\0" in path or ".." in path.split("/"):
+        is_text = path.encode("utf-8", "replace").decode() == path  # no half of a surrogate pair
+        if path.startswith("/") or "://" in path or "\0" in path or ".." in path.split("/") or not is_text:
             raise UnusableImage("image_outside", f"path {path!r} must be relative, and lead nowhere outside")
         return str(self.folders.root / path) if self.folders.root else path
 

@@ -7,7 +7,7 @@ cannot be streamed by their library without holding all of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from kubetune.data.recipes.tally import MOST_ERRORS
 from kubetune.errors import ConfigError, DataError, EnvironmentFault
 
 HUB = "hub:"
+TELL_EVERY = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,11 @@ class Origin:
         for file in self.files:
             yield from READERS[file.suffix.lower()](file, problems)
 
-    def count(self, most: int | None) -> int:
+    def count(self, most: int | None, tell: Callable[[int], None]) -> int:
         """How many records there are, at most `most`. Raises DataError where a JSON list is damaged or cut off.
 
-        So a download that ended early is found before anything is done with the part that came.
+        So a download that ended early is found before anything is done with the part that came. `tell` is told now and
+        then how many were found.
         """
         number = 0
         for file in self.files:
@@ -51,6 +53,8 @@ class Origin:
                 number += 1
                 if number == most:
                     return number
+                if number % TELL_EVERY == 0:
+                    tell(number)
             if problems.total and file.suffix.lower() == ".json":
                 raise DataError(f"{problems.first[0]} The file is damaged, or its download incomplete. {NOTHING}")
         return number
