@@ -1,6 +1,7 @@
 """How many rows and tokens a config's data have, estimated in well under a second: for `kubetune plan`.
 
 Counts records where they lie and tokenises a few. What the checks will leave out is known only once data are prepared.
+Images take some seconds, nearly all of them for importing the image processor of the model.
 """
 
 from __future__ import annotations
@@ -10,12 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.hub import is_local
-from kubetune.data.sources import count_rows, locate, read_source
+from kubetune.data.sources import Located, count_rows, locate, read_source
+from kubetune.errors import DataError
+
+if TYPE_CHECKING:
+    from kubetune.data.encode import Encoder
+    from kubetune.data.encode_vision import VisionEncoder
+    from kubetune.data.tokenizer import Tokenizer
 
 SAMPLE_ROWS = 200
+SAMPLE_PICTURED_ROWS = 50
+"""Of data with images, each of which has to be opened."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +43,13 @@ class Lengths:
 def estimate_rows(config: Config) -> tuple[int | None, int | None]:
     """Rows of a training epoch and of an evaluation; None for data that are not on this machine as files.
 
-    Raises DataError when a source exists nowhere.
+    Raises DataError when a source exists nowhere, and no pod is to make it.
     """
-    taken = [_taken(source) for source in config.data.train]
+    taken = [_taken(config, source) for source in config.data.train]
     total = _total(taken)
     eval_rows: int | None = 0
     if isinstance(config.data.eval, tuple):
-        eval_rows = _total([_taken(source) for source in config.data.eval])
+        eval_rows = _total([_taken(config, source) for source in config.data.eval])
     elif config.data.eval and total is None:
         eval_rows = None
     elif config.data.eval and total:
@@ -56,9 +66,26 @@ def _total(counts: Sequence[int | None]) -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
-def _taken(source: SourceConfig) -> int | None:
+def makes_data(config: Config) -> bool:
+    """Whether a pod makes the data before training."""
+    return config.kubernetes is not None and config.kubernetes.preprocess is not None
+
+
+def _located(config: Config, source: SourceConfig) -> Located | None:
+    """What a source stands for; None where it is yet to be made by `kubernetes.preprocess`."""
+    try:
+        return locate(source)
+    except DataError:
+        if not makes_data(config):
+            raise
+        return None
+
+
+def _taken(config: Config, source: SourceConfig) -> int | None:
     """Records of a source that `#N` and `range` take."""
-    located = locate(source)
+    located = _located(config, source)
+    if located is None:
+        return None
     if not located.files:
         return located.sample
     taken = count_rows(source)
@@ -74,28 +101,31 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
 
     Raises ModelError or DataError when they are, but of no use.
     """
-    sources = [source for source in config.data.train if locate(source).files]
+    sources = [source for source in config.data.train if (found := _located(config, source)) and found.files]
     if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
         return None
-    from kubetune.data.encode import Encoder
     from kubetune.data.encode_labelled import count_tokens, within_positions
     from kubetune.data.formats import Labelled, convert
+    from kubetune.data.pipeline import located
     from kubetune.data.problems import Problems
     from kubetune.data.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(config.model.model_copy(update={"local_files_only": True}))
+    config = config.model_copy(update={"model": config.model.model_copy(update={"local_files_only": True})})
+    tokenizer = load_tokenizer(config.model)
     labelled = config.task == "sequence_classification"
+    wanted = SAMPLE_PICTURED_ROWS if config.task == "vision_language" else SAMPLE_ROWS
     examples, sampled = [], 0
     for source in sources:
-        for record in islice(read_source(source, Problems()), -(-SAMPLE_ROWS // len(sources))):
+        for record in islice(read_source(source, Problems()), -(-wanted // len(sources))):
             sampled += 1
             with contextlib.suppress(ValueError):  # a bad record: counted by its absence
-                examples.append(convert(record.value, source.format, source.columns, labelled=labelled))
+                example = convert(record.value, source.format, source.columns, labelled=labelled)
+                examples.append(located(example, record.file))
     if labelled:
         lengths = count_tokens(tokenizer, [example for example in examples if isinstance(example, Labelled)])
     else:
-        encoder = Encoder(tokenizer, train_on=config.data.train_on, add_special_tokens=config.data.add_special_tokens)
-        lengths = [len(row.ids) for row in encoder.encode_batch(examples) if not isinstance(row, str)]
+        rows = _encoder(config, tokenizer).encode_batch(examples)
+        lengths = [len(row.ids) for row in rows if not isinstance(row, str)]
     if not lengths:
         return None
     limit = (within_positions(config, tokenizer) if labelled else config).data.max_length
@@ -110,6 +140,16 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
         bad_share=1 - len(lengths) / sampled,
         kept_share=len(kept) / sampled,
     )
+
+
+def _encoder(config: Config, tokenizer: Tokenizer) -> Encoder | VisionEncoder:
+    from kubetune.data.encode import Encoder
+    from kubetune.data.encode_vision import VisionEncoder
+    from kubetune.data.image_processor import load_image_processor
+
+    encoder = Encoder(tokenizer, train_on=config.data.train_on, add_special_tokens=config.data.add_special_tokens)
+    processor = load_image_processor(config, tokenizer)
+    return encoder if processor is None else VisionEncoder(encoder, processor)
 
 
 def _on_disk(path: str, environ: Mapping[str, str]) -> bool:

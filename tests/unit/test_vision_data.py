@@ -25,6 +25,7 @@ from kubetune.data.image_processor import ImageProcessor, load_image_processor
 from kubetune.data.prepare import fingerprint, prepare
 from kubetune.data.tokenizer import load_tokenizer
 from kubetune.errors import ConfigError, DataError, ModelError
+from kubetune.estimate import estimate_lengths
 from tests.architectures import save_model
 from tests.pictures import COLOURS, paint, save_seeing_model, write_questions
 
@@ -225,6 +226,15 @@ def test_repeats_are_those_of_text_and_image(model: Path, tmp_path: Path) -> Non
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = make_config(model, tmp_path)
     assert check(config, load_tokenizer(config.model)).duplicates["train"] == 1
+
+
+def test_a_plan_counts_the_tokens_of_images(model: Path, tmp_path: Path) -> None:
+    write_questions(tmp_path, "train", 6, text_rows=2)
+    config = make_config(model, tmp_path)
+    found = estimate_lengths(config, {})
+    assert found is not None
+    assert (found.sampled, found.bad_share) == (8, 0.0)
+    assert found.tokens_per_row == prepare(config).train.lengths.mean()
 
 
 def test_the_page_shows_images_and_what_they_cost(
