@@ -110,7 +110,8 @@ class Relay:
         if self._has_workers_below and sys.platform == "linux" and not processes.children(self._child.pid):
             self._kill()
             return
-        _tell("stopping: one checkpoint is saved first. Ctrl-C once more leaves at once.")
+        again = " Ctrl-C once more leaves at once." if self._interrupts else ""
+        _tell(f"stopping: one checkpoint is saved first.{again}")
         self._send(signal.SIGTERM)
 
     def _kill(self) -> None:

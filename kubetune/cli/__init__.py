@@ -10,6 +10,7 @@ import argparse
 import keyword
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
@@ -56,6 +57,9 @@ VERBS: dict[str, str] = {
     "dev": "pods that idle, and training in them with the code of this folder",
 }
 
+_INTERRUPTED = 130
+_FLUSH_SECONDS = 1.0
+
 
 def _module_name(verb: str) -> str:
     """`port_forward` for `port-forward`; Python's own words get an underscore."""
@@ -96,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(scrub(f"kubetune: {error}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return 130
+        return _interrupted()
     except BrokenPipeError:
         # The reader (`| head`) has what it wants; without this the interpreter complains while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -108,3 +112,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(scrub(f"kubetune: {fault}"), file=sys.stderr)
         return fault.exit_code
+
+
+def _interrupted() -> int:
+    """The exit code after Ctrl-C, unless threads are left: the interpreter would wait for those of open connections."""
+    if threading.active_count() > 1:
+        # One of them may hold standard output, when whoever reads it has stopped reading.
+        flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
+        flushing.start()
+        flushing.join(_FLUSH_SECONDS)
+        os._exit(_INTERRUPTED)
+    return _INTERRUPTED

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kubetune.cli.run_on_cluster import add_run, find, is_file, local_folder, open_cluster
+from kubetune.cli.run_on_cluster import add_run, find, is_file, local_folder, open_cluster, told_on_interrupt
 from kubetune.errors import OK, ConfigError
 from kubetune.writing import counted, size
 
@@ -37,12 +37,13 @@ def run(args: argparse.Namespace) -> int:
     cluster, spec = _deleted(args) or find(args)
     to = args.to or local_folder(spec)
     globs = [glob.rstrip("/") for glob in args.globs]
-    with reader(cluster, spec) as target:
+    leaving = f"what is in {to} stays, and the same command goes on where it was"
+    with told_on_interrupt(leaving), reader(cluster, spec) as target:
         copied = copy_home(cluster, target, spec.run_dir, to, globs, tell=say)
     if not copied.files + copied.unchanged:
         what = f"nothing in {spec.run_dir} matches {' or '.join(globs)}" if globs else f"{spec.run_dir} is empty so far"
         raise ConfigError(f"{what}. Nothing was copied.")
-    there = f", {copied.unchanged} were there already" if copied.unchanged else ""
+    there = f"; {counted(copied.unchanged, 'file')} there already" if copied.unchanged else ""
     print(f"kubetune: {counted(copied.files, 'file')} ({size(copied.bytes)}) in {to}, all verified{there}")
     return OK
 

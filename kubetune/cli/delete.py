@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kubetune.cli.run_on_cluster import add_run, asker, find, is_file
+from kubetune.cli.run_on_cluster import add_run, asker, find, is_file, told_on_interrupt
 from kubetune.errors import OK, ConfigError
 
 
@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"kubetune: the results on {where} {'stay' if kept else 'are lost for ever'}", flush=True)
     if not asker(args)(f"Delete {spec.name}"):
         raise ConfigError("nothing was deleted")
-    delete(cluster, spec, objects)
+    with told_on_interrupt("some of it may be there still; the same command removes the rest"):
+        delete(cluster, spec, objects)
     home = f"; its results come home with kubetune cp {args.run_name}" if kept and is_file(args.run_name) else ""
     print(f"kubetune: {spec.name} was deleted{home}")
     return OK

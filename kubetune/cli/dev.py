@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.cli.exec import Marked
-from kubetune.cli.run_on_cluster import asker, open_cluster, prefix
+from kubetune.cli.run_on_cluster import asker, open_cluster, prefix, told_on_interrupt
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.errors import OK, USER, ConfigError
 
@@ -78,7 +78,8 @@ def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> in
         set_aside(cluster, spec, targets[0])
     start_training(cluster, spec, targets, Path.cwd())
     sinks = {target: Marked(sys.stdout.buffer, prefix(target.node, spec.nodes)) for target in targets}
-    codes = follow_training(cluster, targets, sinks.__getitem__)
+    with told_on_interrupt("training goes on; kubetune dev stop ends it with a checkpoint"):
+        codes = follow_training(cluster, targets, sinks.__getitem__)
     for sink in sinks.values():
         sink.end()
     code = next((code for code in codes if code != OK), OK)

@@ -6,7 +6,6 @@ import argparse
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, BinaryIO
 
 from kubetune.cli.run_on_cluster import add_run, find, kubectl, prefix
@@ -31,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns its exit code, the first that is not 0 of several. Raises ConfigError without a pod."""
-    from kubetune.cluster.runs import running
+    from kubetune.cluster.runs import on_all, running
 
     cluster, spec = find(args)
     there = running(cluster, spec)
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     stdin = sys.stdin.buffer if args.stdin else None
     if not args.all:
         target = chosen[0]
-        out, err = sys.stdout.buffer, sys.stderr.buffer
+        out, err = Prompt(sys.stdout.buffer), Prompt(sys.stderr.buffer)
         return cluster.exec(target.pod, target.container, args.command, stdin=stdin, stdout=out, stderr=err)
 
     def run_in(target: Target) -> int:
@@ -61,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
             out.end()
             err.end()
 
-    with ThreadPoolExecutor(len(chosen)) as pool:
-        return next((code for code in pool.map(run_in, chosen) if code != OK), OK)
+    return next((code for code in on_all(run_in, chosen) if code != OK), OK)
 
 
 def _shell(namespace: str, target: Target) -> int:
@@ -70,6 +68,17 @@ def _shell(namespace: str, target: Target) -> int:
     shell = "command -v bash > /dev/null && exec bash || exec sh"
     command = [kubectl(), "exec", "-it", "-n", namespace, target.pod, "-c", target.container, "--", "sh", "-c", shell]
     return subprocess.run(command, env=os.environ, check=False).returncode
+
+
+class Prompt:
+    """Writes everything at once: who looks on should not wait until a buffer is full."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes) -> None:
+        self._stream.write(data)
+        self._stream.flush()
 
 
 class Marked:

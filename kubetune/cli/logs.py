@@ -6,17 +6,20 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from kubetune.cli.run_on_cluster import add_run, find, local_folder, prefix
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
-    from kubetune.cluster.client import Cluster
+    from kubetune.cluster.client import Cluster, Object
     from kubetune.cluster.streams import Source
     from kubetune.manifests.spec import RunSpec
 
 _POLL_SECONDS = 1.0
+# of a time such as 2026-11-20T10:15:00.123Z
+_SECONDS = len("2026-11-20T10:15:00")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,17 +51,13 @@ def run(args: argparse.Namespace) -> int:
         is_silent = False
         show(source, text)
 
-    def look() -> None:
-        if is_silent:
-            tell()
-
     streams = Streams(
         cluster,
         spec,
         emit,
         wanted=lambda pod: args.node is None or node_number(pod) == args.node,
         keep=local_folder(spec) / "logs" / "pods" if args.follow else None,
-        look=look,
+        look=tell,
     )
     if args.follow:
         streams.follow()
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         streams.read()
         if is_silent:
             _say_nothing_yet(spec)
-            look()
+            tell()
     return OK
 
 
@@ -88,18 +87,26 @@ def printer(spec: RunSpec) -> Callable[[Source, str], None]:
 
 
 def teller(cluster: Cluster, spec: RunSpec) -> Callable[[], None]:
-    """Tells, once each, why pods do not come and what the cluster warns of."""
+    """Tells, once each, why pods do not come and what the cluster warns of; not what is over."""
     from kubetune.cluster.client import say
-    from kubetune.cluster.pods import name_of, why
+    from kubetune.cluster.pods import has_ended, is_running, name_of, why
     from kubetune.cluster.preparation import find_pods
-    from kubetune.cluster.runs import events_of, trainer_pods
+    from kubetune.cluster.runs import event_time, events_of, trainer_pods
 
-    told = set[str]()
+    told, began = set[str](), datetime.now(UTC).isoformat()[:_SECONDS]
 
     def look() -> None:
-        there = [*find_pods(cluster, spec), *trainer_pods(cluster, spec)]
+        trainers = trainer_pods(cluster, spec)
+        there = [*find_pods(cluster, spec), *trainers]
         reasons = {name_of(pod): reason for pod in there if (reason := why(pod))}
-        warnings = [event for event in events_of(cluster, spec) if event.get("type") == "Warning"]
+        all_run = sum(map(is_running, trainers)) >= spec.nodes
+        settled = {name_of(pod) for pod in there if is_running(pod) or has_ended(pod)}
+
+        def matters(event: Object) -> bool:
+            is_over = all_run or event["involvedObject"]["name"] in settled
+            return event.get("type") == "Warning" and (not is_over or event_time(event)[:_SECONDS] >= began)
+
+        warnings = list(filter(matters, events_of(cluster, spec)))
         news = [(event["involvedObject"]["name"], str(event["message"])) for event in warnings]
         # a pod's own reason repeats what its events say
         news = [(name, text) for name, text in news if text not in reasons.get(name, "")]
@@ -118,14 +125,17 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
     """
     from kubetune.cluster.pods import state_of
     from kubetune.cluster.refusals import Unreachable
-    from kubetune.cluster.runs import reader, trainer_pods, workload_kind
+    from kubetune.cluster.runs import read_progress, reader, trainer_pods, workload_kind
 
     path, shown = f"{spec.run_dir}/logs/rank-{rank}.log", _Counter()
     while True:
-        state, _ = state_of(cluster.get(workload_kind(spec), spec.name), trainer_pods(cluster, spec))
+        found = trainer_pods(cluster, spec)
+        state, _ = state_of(cluster.get(workload_kind(spec), spec.name), found)
+        if follow and state == "running" and spec.kubernetes.kind == "statefulset":  # whose pods stay after the end
+            state = "done" if (read_progress(cluster, spec, found) or {}).get("ending") else state
         goes_on = follow and state in ("waiting", "running")
         try:
-            if state != "waiting":
+            if state != "waiting" or not follow:
                 with reader(cluster, spec) as target:
                     argv = ["sh", "-c", 'test ! -e "$2" || tail -c "+$1" -- "$2"', "sh", str(shown.bytes + 1), path]
                     cluster.exec(target.pod, target.container, argv, stdout=shown)

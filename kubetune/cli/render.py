@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     objects = render(config, plan, files)
     objects = testing(objects, plan) if args.smoke else objects
     secrets = secret_templates(config, plan)
-    report(lint(config, plan, objects, files), origins(run_file(args)), strict=args.strict)
+    report(lint(config, plan, objects, files), run_file(args), strict=args.strict)
     if args.to == "-":
         sys.stdout.write(HEADER + dump(objects))
     else:
@@ -77,8 +77,11 @@ def origins(path: Path | None) -> Tree:
     return tree
 
 
-def report(findings: Sequence[Finding], tree: Tree, *, strict: bool) -> None:
-    """Print the advice, or raise ConfigError when something is wrong."""
+def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> None:
+    """Print the advice, or raise ConfigError when something is wrong, with the lines of the run file."""
+    if not findings:
+        return  # reading the file for its line numbers takes as long as rendering it
+    tree = origins(path)
     lines = {True: list[str](), False: list[str]()}
     for finding in findings:
         # the user's own names of labels may have dots

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,17 @@ def asker(args: argparse.Namespace) -> Callable[[str], bool]:
     return ask
 
 
+@contextmanager
+def told_on_interrupt(text: str) -> Iterator[None]:
+    """Within, Ctrl-C says what becomes of what was waited for: it is done by the cluster and does not end with us."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        after = "\n" if sys.stderr.isatty() else ""  # a terminal has just written ^C
+        print(f"{after}kubetune: {text}", file=sys.stderr, flush=True)
+        raise
+
+
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Columns as wide as they need to be; nothing is cut off, so that everything can be searched and copied."""
     lines = [list(head), *([("" if cell is None else str(cell)) for cell in row] for row in rows)]
@@ -111,36 +123,13 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def duration(seconds: float | None) -> str:
-    """`42s`, `12m`, `3h05m`, `2d04h`."""
-    if seconds is None:
-        return ""
-    whole = int(max(0.0, seconds))
-    if whole < 100:
-        return f"{whole}s"
-    minutes, hours = whole // 60, whole // 3600
-    if minutes < 100:
-        return f"{minutes}m"
-    return f"{hours}h{minutes % 60:02}m" if hours < 48 else f"{hours // 24}d{hours % 24:02}h"
-
-
-def size(count: float | None) -> str:
-    """`1.5 GiB`."""
-    if count is None:
-        return ""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}" if count < 999 else f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"
-
-
 def prefix(node: int, nodes: int, more: str = "") -> str:
     """What marks the lines of one node, coloured on a terminal; empty for the only node."""
     if nodes == 1 and not more:
         return ""
     text = f"[node {node}{f' {more}' if more else ''}] "
-    return f"\x1b[{_COLOURS[node % len(_COLOURS)]}m{text}\x1b[0m" if sys.stdout.isatty() else text
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return f"\x1b[{_COLOURS[node % len(_COLOURS)]}m{text}\x1b[0m" if is_coloured else text
 
 
 def kubectl() -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune.cli.run_on_cluster import add_run, connect, print_table
 from kubetune.errors import OK
-from kubetune.writing import brief
+from kubetune.writing import brief, counted
 
 if TYPE_CHECKING:
     from kubetune.cluster.client import Cluster, Object
@@ -26,11 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print how things stand. Raises ConfigError when there is no such run."""
-    from kubetune.cluster.runs import find_run, list_runs, take_snapshot
+    from kubetune.cluster.pods import age_seconds
+    from kubetune.cluster.runs import event_time, find_run, list_runs, on_all, take_snapshot
 
     cluster, name = connect(args)
     if name is None:
-        snapshots = [take_snapshot(cluster, find_run(cluster, found)) for found in list_runs(cluster)]
+        snapshots = on_all(lambda found: take_snapshot(cluster, find_run(cluster, found)), list_runs(cluster))
         _print_runs(cluster, snapshots, as_json=args.json)
         return OK
     snapshot = take_snapshot(cluster, find_run(cluster, name))
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
         print()
         print_table(("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY"), [_row(snapshot, p) for p in there])
     for event in [event for event in snapshot.events if event.get("type") == "Warning"][-_SHOWN_EVENTS:]:
-        print(f"! {event['involvedObject']['name']}: {event['reason']}: {event['message']}")
+        age = brief(age_seconds(event_time(event)))
+        print(f"! {age} ago, {event['involvedObject']['name']}: {event['reason']}: {event['message']}")
     return OK
 
 
@@ -82,13 +84,14 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
         "why": why(snapshot),
         "nodes": snapshot.spec.nodes,
         "restarts": restarts,
+        "phase": progress.get("phase"),
         "step": progress.get("step", words.step),
         "steps": progress.get("steps", words.steps),
         "loss": progress.get("loss", words.loss),
         "tokens_per_second": progress.get("tokens_per_second", words.tokens_per_second),
         "seconds_left": progress.get("seconds_left"),
         "evaluation": progress.get("evaluation"),
-        "saved_step": progress.get("saved_step"),
+        "saved_step": progress.get("saved_step", words.saved_step),
         "last_exit": progress.get("last_exit"),
         "pods": [
             {
@@ -131,7 +134,7 @@ def headline(snapshot: Snapshot) -> Iterator[str]:
     parts = [
         f"{told['name']}: {told['kind']} in {told['namespace']}, {told['state']}",
         f"{running} of {told['nodes']} pods running" if snapshot.state in ("running", "waiting") else "",
-        f"{told['restarts']} restarts" if told["restarts"] else "",
+        counted(told["restarts"], "restart") if told["restarts"] else "",
         told["why"],
     ]
     yield ", ".join(filter(None, parts))
@@ -146,6 +149,8 @@ def headline(snapshot: Snapshot) -> Iterator[str]:
             f"saved step {told['saved_step']}" if told["saved_step"] is not None else "",
         ]
         yield " · ".join(filter(None, numbers))
+    elif told["phase"] and snapshot.state == "running":
+        yield f"no step yet; rank 0: {told['phase']}"
     if told["last_exit"] and told["restarts"]:
         last = told["last_exit"]
         yield f"last stop {last['time']}: exit code {last['code']}, {last['reason']}"

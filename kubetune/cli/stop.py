@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections import deque
+from dataclasses import asdict, replace
 
-from kubetune.cli.run_on_cluster import add_run, find
+from kubetune.cli.run_on_cluster import add_run, find, told_on_interrupt
 from kubetune.errors import OK
+
+_LINES = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,23 +20,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Stop, and say what each node said last. Raises ConfigError when the run is not running."""
+    from kubetune.cluster.last_words import Words, read_words
+    from kubetune.cluster.runs import keep_words, read_progress, trainer_pods
     from kubetune.cluster.streams import Source, Streams
     from kubetune.launch.kubernetes import stop, wait_gone
 
     cluster, spec = find(args)
     last: dict[int, str] = {}
+    lines: deque[str] = deque(maxlen=_LINES)
 
     def remember(source: Source, text: str) -> None:
+        if source.node == 0:
+            lines.append(text)
         # The agent's own last line only repeats the exit code.
         if text.strip() and not text.startswith("kubetune: ended"):
             last[source.node] = text
 
+    known = read_progress(cluster, spec, trainer_pods(cluster, spec)) or {}
+    words = Words("", *(known.get(name) for name in ("step", "steps", "loss", "tokens_per_second", "saved_step")))
     stop(cluster, spec)
+    if words != Words():
+        keep_words(cluster, spec, words)
     if args.no_wait:
         print(f"kubetune: {spec.name} was asked to save and stop")
         return OK
-    Streams(cluster, spec, remember).follow()
-    wait_gone(cluster, spec)
+    with told_on_interrupt(f"{spec.name} saves and stops all the same; see kubetune status {spec.typed}"):
+        Streams(cluster, spec, remember).follow()
+        wait_gone(cluster, spec)
+    if said := {name: value for name, value in asdict(read_words([*lines])).items() if value not in (None, "")}:
+        keep_words(cluster, spec, replace(words, **said))
     for node, text in sorted(last.items()):
         print(f"node {node}: {text}")
     print(f"kubetune: {spec.name} is stopped and holds no node; go on: kubetune resume {spec.typed}")

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kubetune import errors
-from kubetune.cli.render import SMOKE_HELP, origins, report
-from kubetune.cli.run_on_cluster import asker, local_folder, open_cluster
+from kubetune.cli.render import SMOKE_HELP, report
+from kubetune.cli.run_on_cluster import asker, local_folder, open_cluster, told_on_interrupt
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.manifests import KINDS, dump, local_files, render
 from kubetune.manifests.lint import lint
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
     objects = render(config, plan, files)
     objects = testing(objects, plan) if args.smoke else objects
-    report(lint(config, plan, objects, files), origins(run_file(args)), strict=False)
+    report(lint(config, plan, objects, files), run_file(args), strict=False)
     if args.dry_run == "client":
         print(dump(objects), end="")
         return errors.OK
@@ -99,7 +99,8 @@ def _preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[RunSpec], No
         name = preprocess_name(spec)
         say(f"Job {name} fetches and prepares first; should this command end, submit again to go on")
         emit = printer(spec) if show_logs else lambda source, text: None
-        wait_for_job(cluster, spec, emit, teller(cluster, spec))
+        with told_on_interrupt(f"Job {name} goes on, but trains nothing after it; submit again for that"):
+            wait_for_job(cluster, spec, emit, teller(cluster, spec))
 
     return wait
 
@@ -113,7 +114,8 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
 
     keep = local_folder(spec) / "logs" / "pods"
     emit = printer(spec) if show_logs else lambda source, text: None
-    Streams(cluster, spec, emit, keep=keep, look=teller(cluster, spec)).follow()
+    with told_on_interrupt(f"{spec.name} goes on; kubetune stop {spec.typed} would stop it"):
+        Streams(cluster, spec, emit, keep=keep, look=teller(cluster, spec)).follow()
     snapshot = take_snapshot(cluster, spec)
     for line in headline(snapshot):
         print(line)

@@ -175,7 +175,7 @@ class Cluster:
         request = BasicRequest("GET", KINDS["Pod"].path(self.namespace, pod, "exec"), params=params)
         sinks: Any = {"stdout": stdout or False, "stderr": stderr or False}
         try:
-            driver = WebsocketDriver(self._http, request)
+            driver = _Channel(self._http, request)
             return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
         except WebSocketUpgradeError as error:
             error.response.read()
@@ -276,6 +276,20 @@ class Cluster:
             self._warned.add(text)
         if is_new:
             self._tell(text)
+
+
+class _Channel(WebsocketDriver):
+    """A connection of exec that nobody's silence ends but the server's.
+
+    Answers to pings come in line with what the command prints, so where a reader pauses, as `less` does, they are late;
+    a connection that died is noticed by `_SILENCE_SECONDS` all the same.
+    """
+
+    def __init__(self, client: httpx2.Client, request: BasicRequest) -> None:
+        self._timeout = None
+        self._ws = client.websocket(
+            request.url, subprotocols=self.PROTOCOLS, params=request.params, keepalive_ping_timeout_seconds=None
+        )
 
 
 def _kubeconfig() -> SingleConfig:

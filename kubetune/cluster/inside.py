@@ -31,7 +31,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from kubetune import endings, files, metrics
+from kubetune import endings, files, metrics, watchdog
 from kubetune.errors import ENVIRONMENT, OK
 from kubetune.processes import is_alive
 from kubetune.relay import STAY, Relay
@@ -58,6 +58,7 @@ def progress(run_dir: Path) -> dict[str, Any]:
     ending = endings.read_ending(run_dir)
     exits = [event for event in events if event["event"] == "exit" and event.get("code")]
     return {
+        "phase": next((beat["phase"] for beat in watchdog.read_beats(run_dir)), None),
         "step": step,
         "steps": total,
         "loss": steps[-1]["loss"] if steps else None,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _STEP = re.compile(r"\[TRAIN\] step (?P<step>\d+)/(?P<steps>\d+) .*loss (?P<loss>\S+) .*tokens/s (?P<speed>[\d.]+)")
+_STOPPED = re.compile(r"stopped after step (?P<step>\d+);")
 _VERDICT = re.compile(r"^kubetune: (?P<reason>.*?);? ?ended with exit code \d+, logs in ")
 _ERROR = re.compile(r"\[ERROR\] (?P<reason>.+)")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -34,22 +35,26 @@ class Words:
     steps: int | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
+    saved_step: int | None = None
 
 
 def read_words(lines: Sequence[str]) -> Words:
     """The last numbers and the cause of the end in the last lines of a log."""
-    reason, step = "", None
+    reason, step, saved = "", None, None
     for line in meaningful(lines):
         if found := _STEP.search(line):
-            step = found
+            step, saved = found, None
+        elif found := _STOPPED.search(line):
+            saved = int(found["step"])
         elif found := _VERDICT.match(line):
             reason = found["reason"] or reason
         elif found := _ERROR.search(line):
             reason = found["reason"]
     if step is None:
-        return Words(reason)
+        return Words(reason, step=saved, saved_step=saved)
     loss, speed = float(step["loss"]), float(step["speed"])
-    return Words(reason, int(step["step"]), int(step["steps"]), loss, speed)
+    # not every step has a line
+    return Words(reason, saved or int(step["step"]), int(step["steps"]), loss, speed, saved)
 
 
 def meaningful(lines: Sequence[str]) -> Iterator[str]:

@@ -48,6 +48,8 @@ class Question:
 
     def __str__(self) -> str:
         what = f"{self.kind.name} {self.name}".strip()
+        if self.verb == self.subresource:
+            return f"{self.verb} in {what}"
         return f"{self.verb} {f'{self.subresource} of ' if self.subresource else ''}{what}"
 
 

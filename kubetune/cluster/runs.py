@@ -8,16 +8,17 @@ from __future__ import annotations
 import io
 import json
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from ruamel.yaml import YAML
 
 from kubetune.cluster import pods, preparation
-from kubetune.cluster.client import Cluster, Object
+from kubetune.cluster.client import Cluster, Object, say
 from kubetune.cluster.kinds import WORKLOADS
 from kubetune.cluster.last_words import Words, read_words
 from kubetune.cluster.pods import State
@@ -31,9 +32,13 @@ from kubetune.plan import make_plan
 
 CONFIG_KEY = "run.yaml"
 
+FILES = "files"
+"""Component of the pods that read the outputs volume where no other does."""
+
+S = TypeVar("S")
 T = TypeVar("T")
 
-_FILES = "files"
+_LAST_WORDS = "kubetune/last-words"
 _POD_SECONDS = 300
 _TAIL_LINES = 100
 # A pod that reads the outputs volume ends by itself, should whoever started it lose the connection.
@@ -144,10 +149,21 @@ def ask(cluster: Cluster, target: Target, *question: str) -> list[Any]:
     return [json.loads(line) for line in answer.getvalue().splitlines()]
 
 
-def on_all(question: Callable[[Target], T], targets: Sequence[Target]) -> list[T]:
-    """Put a question to all pods at once; the answers in their order."""
-    with ThreadPoolExecutor(max(1, len(targets))) as pool:
-        return list(pool.map(question, targets))
+def on_all(question: Callable[[S], T], asked: Sequence[S]) -> list[T]:
+    """Put a question to all, such as pods, at once; the answers in their order. Ctrl-C waits for none of them."""
+    answers: list[Future[T]] = [Future() for _ in asked]
+
+    def put(answer: Future[T], one: S) -> None:
+        try:
+            answer.set_result(question(one))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    for answer, one in zip(answers, asked, strict=True):
+        # not a pool's, which the interpreter waits for at its end
+        threading.Thread(target=put, args=(answer, one), daemon=True).start()
+    wait(answers)
+    return [answer.result() for answer in answers]
 
 
 def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
@@ -165,6 +181,8 @@ def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
         # A StatefulSet goes on after the run has ended; so does, for a moment, everything else.
         state, reason = ("done" if progress["ending"]["code"] == 0 else "failed"), progress["ending"]["reason"]
     words = Words() if progress else _last_words(cluster, found)
+    if state == "stopped":
+        words = recall_words(cluster, spec)
     return Snapshot(spec, workload, found, events_of(cluster, spec), state, reason, progress, words, preparing)
 
 
@@ -194,6 +212,25 @@ def _last_words(cluster: Cluster, found: Sequence[Object]) -> Words:
         return Words()
 
 
+def keep_words(cluster: Cluster, spec: RunSpec, words: Words) -> None:
+    """Note on the run's ConfigMap how far it is, for while it is stopped: its pods are gone, and their logs with them.
+
+    Empty words remove the note.
+    """
+    note = None if words == Words() else json.dumps(asdict(words))
+    with suppress(Refused):  # whoever may stop a run need not be allowed to write this
+        cluster.merge("ConfigMap", spec.name, {"metadata": {"annotations": {_LAST_WORDS: note}}})
+
+
+def recall_words(cluster: Cluster, spec: RunSpec) -> Words:
+    """What keep_words noted last."""
+    noted = cluster.get("ConfigMap", spec.name) or {"metadata": {}}
+    try:
+        return Words(**json.loads((noted["metadata"].get("annotations") or {}).get(_LAST_WORDS, "{}")))
+    except (TypeError, ValueError):
+        return Words()  # written by another version, or by hand
+
+
 @contextmanager
 def reader(cluster: Cluster, spec: RunSpec) -> Iterator[Target]:
     """A container that sees the outputs volume: of the run where it runs, else of a small pod that is made for it."""
@@ -201,10 +238,11 @@ def reader(cluster: Cluster, spec: RunSpec) -> Iterator[Target]:
         yield there[0]
         return
     pod = reader_pod(spec)
+    say(f"no pod of {spec.name} runs; {pods.name_of(pod)} reads its volume meanwhile")
     cluster.apply(pod)
     try:
         wait_until_running(cluster, pods.name_of(pod), spec)
-        yield Target(pods.name_of(pod), _FILES)
+        yield Target(pods.name_of(pod), FILES)
     finally:
         cluster.delete("Pod", pods.name_of(pod), grace_seconds=1)
 
@@ -212,7 +250,7 @@ def reader(cluster: Cluster, spec: RunSpec) -> Iterator[Target]:
 def reader_pod(spec: RunSpec) -> Object:
     server = container(
         spec,
-        _FILES,
+        FILES,
         ["python", "-m", "kubetune.cluster.inside", "idle"],
         resources={"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
         volumeMounts=[{"name": "outputs", "mountPath": OUTPUTS, "readOnly": True}],
@@ -226,14 +264,14 @@ def reader_pod(spec: RunSpec) -> Object:
         "containers": [server],
         "volumes": [outputs_volume(spec)],
     }
-    name = f"{spec.name}-{_FILES}-{secrets.token_hex(2)}"
-    return spec.manifest("v1", "Pod", name, _FILES, spec=body)
+    name = f"{spec.name}-{FILES}-{secrets.token_hex(2)}"
+    return spec.manifest("v1", "Pod", name, FILES, spec=body)
 
 
 def wait_until_running(cluster: Cluster, name: str, spec: RunSpec, seconds: int = _POD_SECONDS) -> None:
     """Wait for a pod of a component of its own. Raises EnvironmentFault saying what it waits for when time is up."""
     last: Object = {}
-    for _, pod in cluster.watch("Pod", spec.selector(_FILES), seconds=seconds):
+    for _, pod in cluster.watch("Pod", spec.selector(FILES), seconds=seconds):
         if pods.name_of(pod) == name:
             last = pod
             if pods.is_running(pod):

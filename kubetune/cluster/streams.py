@@ -7,6 +7,7 @@ delete the pods and their logs with them.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +101,30 @@ def _padded(stamp: str) -> str:
     return f"{stamp[: found.start()]}.{found[1] or '':0<9}" if found else stamp
 
 
+class Kept:
+    """The copy of a log on this machine: each line once, however often it is followed and by however many at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._position, self._size = path, Position(), 0
+        if path.exists():
+            *whole, torn = path.read_bytes().split(b"\n")
+            for line in whole:
+                self._position.is_new(line.decode(errors="replace").partition(" ")[0])
+            self._position.reconnect()
+            self._size = path.stat().st_size - len(torn)
+            os.truncate(path, self._size)
+
+    def write(self, stamp: str, line: str) -> None:
+        """Add a line, read from the start of the log on, unless it is there or somebody else adds them."""
+        if not self._position.is_new(stamp):
+            return
+        with explained_writes(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                if file.tell() == self._size:
+                    self._size += file.write(f"{line}\n".encode())
+
+
 class Streams:
     """Follows the containers of a run.
 
@@ -145,7 +170,7 @@ class Streams:
     def follow(self) -> None:
         """Emit everything from the start until the run has ended, was stopped or deleted, and all logs are read."""
         try:
-            ended, is_near_end = set[str](), False
+            ended, is_near_end = set[str](), True  # it may have ended before
             while True:
                 try:
                     is_near_end = self._look(ended, _LAST_LOOK_SECONDS if is_near_end else _LOOK_SECONDS)
@@ -196,11 +221,12 @@ class Streams:
     def _read(self, source: Source, *, follow: bool) -> None:
         position, previous = Position(), False
         try:
+            kept = None if self._keep is None else Kept(self._keep / source.file_name)
             while True:
                 position.reconnect()
                 is_whole = False
                 try:
-                    self._pass_on(source, position, follow=follow, previous=previous)
+                    self._pass_on(source, position, kept, follow=follow, previous=previous)
                     is_whole = True
                 except Unreachable:
                     if not follow:
@@ -234,7 +260,7 @@ class Streams:
             return "restarted"
         return "ended" if "terminated" in (status.get("state") or {}) else "running"
 
-    def _pass_on(self, source: Source, position: Position, *, follow: bool, previous: bool) -> None:
+    def _pass_on(self, source: Source, position: Position, kept: Kept | None, *, follow: bool, previous: bool) -> None:
         lines = self._cluster.log(
             source.pod, source.container, since=position.since, follow=follow and not previous, previous=previous
         )
@@ -243,14 +269,8 @@ class Streams:
             if position.is_new(stamp):
                 with self._lock:
                     self._emit(source, text)
-                    if self._keep is not None:
-                        self._keep_line(self._keep / source.file_name, line)
-
-    def _keep_line(self, path: Path, line: str) -> None:
-        with explained_writes(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"{line}\n")
+                    if kept is not None:
+                        kept.write(stamp, line)
 
     def _raise_error(self) -> None:
         if self._errors:

@@ -15,8 +15,9 @@ from typing import Any, Literal
 from kubetune.cluster import pods, preparation
 from kubetune.cluster.client import Cluster, Object
 from kubetune.cluster.kinds import KINDS
+from kubetune.cluster.last_words import Words
 from kubetune.cluster.refusals import NoNamespace, Refused
-from kubetune.cluster.runs import read_run, workload_kind
+from kubetune.cluster.runs import FILES, keep_words, read_run, workload_kind
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
@@ -163,8 +164,8 @@ def _missing_secrets(cluster: Cluster, spec: RunSpec) -> list[str]:
 def _replace(cluster: Cluster, spec: RunSpec, kind: str, state: pods.State, confirm: Confirm) -> None:
     standing = {"failed": "has failed", "done": "is done", "stopped": "is stopped"}.get(state, "is there already")
     question = (
-        f"{kind} {spec.name} in namespace {cluster.namespace} {standing}. Replace it? Its pods are stopped (they save "
-        "first); the new ones go on from the newest checkpoint"
+        f"{kind} {spec.name} in namespace {cluster.namespace} {standing}. Its pods are stopped (they save first), and "
+        "new ones go on from the newest checkpoint. Replace it"
     )
     if not confirm(question):
         raise ConfigError(f"{kind} {spec.name} was left as it is. Nothing was changed.")
@@ -243,6 +244,7 @@ def resume(cluster: Cluster, spec: RunSpec) -> None:
     if state != "stopped":
         raise ConfigError(f"{spec.name} is not stopped: {'it is done' if state == 'done' else 'it is running'}")
     _suspend(cluster, spec, suspend=False)
+    keep_words(cluster, spec, Words())
 
 
 def _present(cluster: Cluster, spec: RunSpec) -> Object:
@@ -271,7 +273,9 @@ def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]
     wanted = [obj for obj in reversed(objects) if volumes or obj["kind"] != _VOLUMES]
     # The ConfigMap is what the run is found by: last, so that a broken-off deletion can be taken up again.
     wanted.sort(key=lambda obj: (obj["kind"] in ("ConfigMap", _VOLUMES), obj["metadata"]["name"] == spec.name))
-    return [obj for obj in wanted if _exists(cluster, obj)]
+    # A copy that was broken off may have left one, and a claim stays for as long as a pod has it.
+    readers = cluster.list("Pod", spec.selector(FILES)) if volumes else []
+    return [*readers, *(obj for obj in wanted if _exists(cluster, obj))]
 
 
 def _exists(cluster: Cluster, obj: Manifest) -> bool:

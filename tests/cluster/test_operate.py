@@ -74,7 +74,8 @@ def test_replacing_is_asked_for_once_and_lets_the_pods_save(desk: Desk) -> None:
     desk.cluster.wait_ready("fit", pods=2)
     first = desk.cluster.get("Job", "fit")["metadata"]["uid"]
     refused = desk.quick("submit", "run.yaml", "compute.memory=2Gi", code=2).stderr
-    assert "Replace it? Its pods are stopped (they save first)" in refused
+    assert "Its pods are stopped (they save first), and new ones go on" in refused
+    assert "Replace it? Nobody can be asked here" in refused
     assert desk.cluster.get("Job", "fit")["metadata"]["uid"] == first
     desk.cluster.break_image(".")
     assert "was replaced" in desk.quick("submit", "run.yaml", "compute.memory=2Gi", "--yes").stdout

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from kubetune.cluster.dev import dev_config, pack_tree
 from kubetune.cluster.kinds import KINDS
 from kubetune.cluster.last_words import meaningful, read_words
 from kubetune.cluster.refusals import Question, refusal
-from kubetune.cluster.streams import Position
+from kubetune.cluster.streams import Kept, Position
 from kubetune.config.load import load_resolved
 from kubetune.devices import parse_gpus
 from kubetune.errors import ConfigError
@@ -91,6 +92,15 @@ def test_the_end_of_a_log_tells_numbers_and_cause() -> None:
     assert words.reason == "rank 1 was killed by SIGKILL"
 
 
+def test_a_log_of_a_stop_tells_which_step_was_saved() -> None:
+    step = "2026-11-20 10:15:00 [TRAIN] step {}/300 epoch 0.4 loss 1.9312 lr 0.00019 grad_norm 0.800 tokens/s 5200"
+    stopped = "2026-11-20 10:15:01 [STEP] stopped after step 17; run the same command again to continue from there"
+    words = read_words([step.format(10), stopped])
+    assert (words.step, words.steps, words.saved_step, words.loss) == (17, 300, 17, 1.9312)
+    assert read_words([step.format(10), stopped, step.format(20)]).saved_step is None  # it went on
+    assert (read_words([stopped]).step, read_words([stopped]).steps) == (17, None)
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=40), st.lists(st.integers(0, 40), max_size=4))
 def test_a_log_read_over_broken_connections_is_the_log(times: list[tuple[int, int]], breaks: list[int]) -> None:
     """Whatever whole second the server starts again from, and however many lines share a time."""
@@ -104,6 +114,26 @@ def test_a_log_read_over_broken_connections_is_the_log(times: list[tuple[int, in
             if position.is_new(stamps[n]):
                 seen.append(n)
     assert seen == list(range(len(stamps)))
+
+
+def test_a_copy_of_a_log_has_each_line_once(tmp_path: Path) -> None:
+    """However often it is read from its start, over how many lines of one time, and whoever else keeps it."""
+    lines = [f"2026-11-20T10:15:0{n // 2}Z line {n}\r of {n}" for n in range(9)]
+
+    def follow(kept: Kept, *texts: str) -> None:
+        for line in texts:
+            kept.write(line.partition(" ")[0], line)
+
+    path = tmp_path / "pods" / "fit-0.log"
+    follow(Kept(path), *lines[:4])
+    with path.open("a") as file:
+        file.write(lines[4][:30])  # cut off
+    follow(Kept(path), *lines[:6])
+    first, second = Kept(path), Kept(path)
+    for line in lines:
+        follow(first, line)
+        follow(second, line)
+    assert path.read_bytes().decode() == "".join(f"{line}\n" for line in lines)
 
 
 def test_times_of_different_length_compare_right() -> None:

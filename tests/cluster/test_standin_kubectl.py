@@ -40,6 +40,7 @@ def test_apply_get_describe_diff_delete(cluster: Cluster) -> None:
     name, status, completions, _ = cluster.kubectl("get", "jobs", "--no-headers").stdout.split()
     assert (name, status, completions) == ("fit", "Complete", "1/1")
     assert "Job completed" in cluster.kubectl("describe", "job", "fit").stdout
+    assert "job.batch/fit" in cluster.kubectl("get", "all", "-o", "name").stdout.splitlines()
     assert cluster.kubectl("logs", "job/fit").stdout == "done\n"
     cluster.kubectl("delete", "job/fit", "configmap/settings")
     assert cluster.kubectl("get", "jobs,pods,configmaps").stdout == ""

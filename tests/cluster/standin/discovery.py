@@ -71,6 +71,7 @@ def _aggregated_entry(resource: Resource) -> Object:
         "singularResource": resource.kind.lower(),
         "verbs": VERBS,
         "shortNames": list(resource.short_names),
+        "categories": resource.categories,
         "subresources": [
             {
                 "subresource": name,
@@ -108,6 +109,7 @@ def _group(name: str, versions: list[str]) -> Object:
 def _plain_entries(resource: Resource) -> list[Object]:
     own: Object = {"name": resource.plural, "singularName": resource.kind.lower(), "kind": resource.kind}
     own |= {"verbs": VERBS, "namespaced": resource.namespaced, "shortNames": list(resource.short_names)}
+    own |= {"categories": resource.categories}
     below = [
         {
             "name": f"{resource.plural}/{name}",

@@ -29,6 +29,11 @@ class Resource:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
+    def categories(self) -> list[str]:
+        """What else names it: `kubectl get all` asks for those of this category."""
+        return ["all"] if self.kind in ("Pod", "Service", "Job", "StatefulSet", "Deployment") else []
+
+    @property
     def custom(self) -> bool:
         """Defined by a CustomResourceDefinition on a real cluster: no strategic merge patch."""
         return self.group in ("jobset.x-k8s.io", "kubeflow.org", "trainer.kubeflow.org")

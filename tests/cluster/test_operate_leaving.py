@@ -1,0 +1,106 @@
+"""Whoever looks on sees things when they happen, and may leave: Ctrl-C ends the looking, and says what goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import Cluster
+from tests.cluster.operation import Desk
+from tests.cluster.standin.objects import name_of
+
+WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
+TRAINING = """
+step() { echo "2026-11-20 10:15:00 [TRAIN] step $1/20 epoch 0.4 loss 2.5000 lr 0.0001 grad_norm 0.800 tokens/s 1234"; }
+trap 'echo "[STEP] stopped after step 7; run the same command again to continue from there"; exit 143' TERM
+step 5; while :; do sleep 0.02; done
+"""
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path) -> Desk:
+    return Desk(cluster, tmp_path)
+
+
+def popen(desk: Desk, *argv: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        desk.command(*argv), cwd=desk.folder, env=desk.environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def interrupted(process: subprocess.Popen[str]) -> str:
+    """What a process says on standard error after Ctrl-C, at which it has to end."""
+    process.send_signal(signal.SIGINT)
+    try:
+        said = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    return said
+
+
+def test_who_follows_may_leave_and_the_run_goes_on(desk: Desk) -> None:
+    desk.cluster.never_schedule("fit-[01]-")
+    with popen(desk, "submit", "run.yaml", "--follow") as process:
+        assert process.stderr is not None
+        assert any("no node fits" in line for line in process.stderr)
+        assert f"fit goes on; kubetune stop fit -n {desk.cluster.namespace} would stop it" in interrupted(process)
+    assert json.loads(desk.quick("status", "fit", "--json").stdout)["state"] == "waiting"
+
+
+def test_a_command_in_all_pods_can_be_left(desk: Desk) -> None:
+    desk.submit_script(WAIT)
+    desk.cluster.wait_ready("fit", pods=2)
+    with popen(desk, "exec", "fit", "--all", "--", "sh", "-c", "echo here; exec sleep 600") as process:
+        assert process.stdout is not None
+        assert sorted(process.stdout.readline() for _ in range(2)) == ["[node 0] here\n", "[node 1] here\n"]
+        interrupted(process)
+
+
+def test_what_a_command_prints_is_shown_at_once(desk: Desk) -> None:
+    desk.submit_script(WAIT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    script = "echo first; until test -e /outputs/seen; do sleep 0.02; done; echo second"
+    with popen(desk, "exec", "fit", "--", "sh", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first\n"
+        (desk.cluster.claim_folder("fit-outputs") / "seen").touch()
+        assert process.stdout.readline() == "second\n"
+    assert process.returncode == 0
+
+
+def test_who_follows_one_node_learns_why_the_other_does_not_come(desk: Desk) -> None:
+    desk.cluster.never_schedule("fit-1-")
+    desk.submit_script(WAIT)
+    desk.cluster.wait_event("0/2 nodes are available")
+    desk.cluster.wait_ready("fit")
+    with popen(desk, "logs", "-f", "fit") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "[node 0] up\n"
+        assert any("fit-1-" in line and "no node fits" in line for line in process.stderr)
+        interrupted(process)
+
+
+def test_a_stopped_run_tells_how_far_it_was(desk: Desk) -> None:
+    desk.submit_script(TRAINING)
+    for pod in desk.cluster.wait_ready("fit", pods=2):
+        desk.cluster.wait_log(name_of(pod), "step 5/20")
+    desk.quick("stop", "fit")
+    headline, numbers = desk.quick("status", "fit").stdout.splitlines()
+    assert headline == f"fit: Job in {desk.cluster.namespace}, stopped"
+    assert numbers == "step 7/20 · loss 2.5000 · 1,234 tokens/s · saved step 7"
+    assert "stopped  step 7/20" in desk.quick("watch", "fit").stdout
+    desk.quick("stop", "fit")  # twice is once
+    assert json.loads(desk.quick("status", "fit", "--json").stdout)["saved_step"] == 7
+    assert "which is stopped" in desk.quick("submit", "run.yaml").stdout
+    assert "step 7/20" in desk.quick("status", "fit").stdout
+    desk.quick("resume", "fit")
+    noted = desk.cluster.get("ConfigMap", "fit")["metadata"].get("annotations") or {}
+    assert "kubetune/last-words" not in noted
