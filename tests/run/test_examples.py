@@ -15,7 +15,8 @@ import pytest
 from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.metrics import read_metrics
-from tests import hub, reviews
+from kubetune.plan import make_plan
+from tests import hub, reviews, toy
 from tests.architectures import save_model
 from tests.pictures import save_seeing_model, write_questions
 
@@ -36,8 +37,14 @@ def models(tmp_path_factory):
     return {"causal_lm": save_model(folder / "qwen3", "qwen3"), **classifiers, **seeing, "folder": folder}
 
 
-def offline(example, models):
-    """Overrides that take the place of what an example has from the hub, and of GPUs and nodes."""
+def offline(example, models, folder):
+    """Overrides for two steps in a folder, on this machine alone."""
+    short = ["training.max_steps=2", "training.save_steps=2"]
+    return [f"output={folder / 'out'}", f"data.cache={folder / 'cache'}", *short, *substitutes(example, models)]
+
+
+def substitutes(example, models):
+    """What takes the place of what an example has from the hub, and of GPUs and nodes."""
     config = load_config(example)
     if config.task == "causal_lm":
         return [f"model={models['causal_lm']}"]
@@ -56,13 +63,22 @@ def offline(example, models):
     "example", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in SLOW else []) for p in EXAMPLES]
 )
 def test_the_example_trains(example, models, tmp_path):
-    output, cache = tmp_path / "out", tmp_path / "cache"
-    overrides = [*offline(example, models), f"output={output}", f"data.cache={cache}", "training.max_steps=2"]
-    assert cli.main(["train", str(example), *overrides, "training.save_steps=2"]) == 0
-    lines = read_metrics(output)
+    config = load_config(example, overrides=offline(example, models, tmp_path))
+    require_trained(toy.finished(tmp_path / "out", config, make_plan(config).world_size), config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", [pytest.param(p, id=p.stem) for p in EXAMPLES])
+def test_the_example_trains_by_the_command(example, models, tmp_path):
+    assert cli.main(["train", str(example), *offline(example, models, tmp_path)]) == 0
+    require_trained(tmp_path / "out", load_config(example))
+
+
+def require_trained(run_dir, config):
+    lines = read_metrics(run_dir)
     assert [line["step"] for line in lines if "loss" in line] == [1, 2]
-    assert (output / "checkpoints" / "last" / "manifest.json").is_file()
-    if load_config(example).task == "sequence_classification":
+    assert (run_dir / "checkpoints" / "last" / "manifest.json").is_file()
+    if config.task == "sequence_classification":
         assert 0 <= lines[-1]["eval_accuracy"] <= 1
 
 
