@@ -59,6 +59,7 @@ def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
             write(partial)
             (partial / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
             faults.reach("commit.written")
+            files.share_like(partial, partial / STATE)
             _seal(partial)
             faults.reach("commit.sealed")
             if final.exists():

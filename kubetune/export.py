@@ -128,6 +128,7 @@ def export_run(
             files.write_atomic(partial / CURVES, picture)
         card = write_card(job.config, kind, facts, lines, pictured=picture is not None)
         files.write_atomic(partial / "README.md", scrub(card))
+        files.share_like(partial, partial / "README.md")
         facts["files"] = checksums(partial)
         text = json.dumps(facts, indent=1, ensure_ascii=False).replace(str(Path.home()), "~")
         files.write_atomic(partial / PROVENANCE, scrub(text + "\n"))

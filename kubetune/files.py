@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,19 @@ def fsync_tree(folder: StrPath) -> None:
         else:
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
+
+
+def share_like(folder: StrPath, example: StrPath) -> None:
+    """Give every file below a folder the mode of one that was made the usual way.
+
+    safetensors makes its files for their owner alone, so that another user of a shared disk could not read the weights.
+    Disks that know no modes are left as they are.
+    """
+    mode = os.stat(example).st_mode
+    for path in Path(folder).rglob("*"):
+        if path.is_file() and path.stat().st_mode != mode:
+            with contextlib.suppress(OSError):
+                path.chmod(stat.S_IMODE(mode))
 
 
 @contextlib.contextmanager

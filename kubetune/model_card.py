@@ -137,6 +137,8 @@ def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
     if config.task == "vision_language":
         found["image tokens"] = f"at most {config.vision.image_max_tokens:,}, as the image processor here makes them"
     found |= {name: value for name in _SETTINGS if (value := getattr(training, name)) is not None}
+    if training.max_steps is not None:
+        del found["num_train_epochs"]  # not what it ended by
     return found
 
 

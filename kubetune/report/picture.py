@@ -48,8 +48,10 @@ def _titled(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line]]]:
     evaluations = [dict(line) for line in lines if "eval_loss" in line]
     losses: list[Line] = []
     if (raw := column(steps, "loss", POINTS)) is not None:
-        losses.append(Line("training loss", raw, 0, "faint"))
-        losses.append(Line("smoothed", Series(raw.steps, smooth(raw.values, max(1.0, len(raw.steps) / 80))), 0))
+        width = len(raw.steps) / 80
+        losses.append(Line("training loss", raw, 0, "faint" if width > 1 else "line"))
+        if width > 1:  # few points need none, and would lie under it
+            losses.append(Line("smoothed", Series(raw.steps, smooth(raw.values, width)), 0))
     if (evaluated := column(evaluations, "eval_loss", POINTS)) is not None:
         losses.append(Line("evaluation loss", evaluated, 1, "points"))
     scores: list[Line] = []

@@ -196,6 +196,9 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     assert AutoTokenizer.from_pretrained(found.path).chat_template == CHATML
     assert GenerationConfig.from_pretrained(found.path).eos_token_id == 2
     facts = json.loads((found.path / "provenance.json").read_text())
+    modes = {path.name: path.stat().st_mode for path in (*found.path.iterdir(), *checkpoint.choose(lora_run).iterdir())}
+    (tmp_path / "usual").touch()
+    assert set(modes.values()) == {(tmp_path / "usual").stat().st_mode}, "who may read the folder may read the weights"
     for name, file in facts["files"].items():
         assert hashlib.sha256((found.path / name).read_bytes()).hexdigest() == file["sha256"]
     assert facts["files"].keys() == {path.name for path in found.path.iterdir()} - {"provenance.json"}
@@ -206,7 +209,7 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     assert "training loss" in card
     assert "![Curves over steps](curves.svg)" in card
     drawn = ElementTree.parse(found.path / "curves.svg")
-    assert len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")) == 2  # of one evaluation there is no line
+    assert len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")) == 1  # of one evaluation there is no line
     assert "Licence\n\nTo be filled in" in card
     assert is_whole(found.path)
 
