@@ -31,6 +31,12 @@ FINISH_SECONDS = 1800.0
 STARTING = "KUBETUNE_STARTING"
 """Environment variable with the resolved config of the run that begins, as JSON: another one's copy is refused."""
 RESTORE_SECONDS = 120.0
+SECONDS_IF_REFUSED = 5.0
+REFUSALS = {
+    *("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"),
+    *("ClientAuthenticationError", "ResourceNotFoundError"),
+}
+"""Errors of boto, google.auth and azure.core by their names: none of them need be installed."""
 
 _log = logs.family_logger("MIRROR")
 
@@ -38,8 +44,11 @@ _log = logs.family_logger("MIRROR")
 def persistently(
     attempt: Callable[[], Any], seconds: float, *, wait: Callable[[float], Any] = time.sleep, what: str
 ) -> Any:
-    """`attempt()`, again and again with longer waits while it fails. Raises EnvironmentFault after `seconds`."""
-    deadline, pause = time.monotonic() + seconds, 1.0
+    """`attempt()`, again and again with longer waits while it fails. Raises EnvironmentFault after `seconds`.
+
+    After a few, where waiting helps little: a bucket that is not there, or credentials.
+    """
+    began, pause = time.monotonic(), 1.0
     while True:
         try:
             return attempt()
@@ -47,15 +56,26 @@ def persistently(
             raise
         except Exception as error:  # every store has errors of its own
             reason = _reason(error)
-            if time.monotonic() + pause > deadline:
+            patience = min(seconds, SECONDS_IF_REFUSED) if _is_refused(error) else seconds
+            if time.monotonic() + pause > began + patience:
                 raise errors.EnvironmentFault(f"{what}: {reason}") from error
             _log.warning("%s: %s; again in %.0f s", what, reason, pause)
             wait(pause)
             pause = min(pause * 2, LONGEST_WAIT_SECONDS)
 
 
+def _is_refused(error: Exception) -> bool:
+    """Whether the store answers, and says no; its libraries have classes of their own for that."""
+    if isinstance(error, FileNotFoundError | PermissionError):
+        return True
+    status = getattr(error, "status_code", getattr(error, "code", None))
+    return status in (401, 403) or bool(REFUSALS & {kind.__name__ for kind in type(error).__mro__})
+
+
 def _reason(error: Exception) -> str:
-    return logs.scrub(" ".join(str(error).split())) or type(error).__name__
+    said = " ".join(str(error).split()).partition(" RequestId:")[0]  # Azure goes on with its answer as XML
+    what = "there is no " if isinstance(error, FileNotFoundError) and "://" in said else ""
+    return logs.scrub(what + said) or type(error).__name__
 
 
 def follow(mirror: Mirror, stop: threading.Event) -> None:

@@ -8,6 +8,7 @@ mirror.py's; whose copy it is, mirror_owner.py's.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -35,10 +36,13 @@ _log = logs.family_logger("MIRROR")
 
 
 def check_installed(address: str) -> None:
-    """Raise ConfigError when the library for an address is not there, or none is known. Imports none."""
-    library = LIBRARIES.get(address.split("://")[0])
-    if library is None:
-        raise errors.ConfigError(f"{address}: expected an address that begins with {', '.join(LIBRARIES)}, and ://")
+    """Raise ConfigError when the library for an address is not there, or it is none. Imports none."""
+    scheme, _, place = address.partition("://")
+    library = LIBRARIES.get(scheme)
+    if library is None or not place.partition("/")[2].strip("/"):
+        raise errors.ConfigError(
+            f"{address}: expected SCHEME://BUCKET/PATH with one of {', '.join(LIBRARIES)}. Nothing was sent."
+        )
     if find_spec(library) is None:
         package = "'kubetune[s3]'" if library == "s3fs" else library
         raise errors.ConfigError(f"{address} needs {library}, which is not installed: pip install {package}")
@@ -64,8 +68,16 @@ class Mirror:
         from fsspec.core import url_to_fs
 
         self.run_dir, self.address = run_dir, address
-        # Another process may write there too; what was listed a minute ago is not what is there.
-        self._fs, root = url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # tracebacks of what is told here in a line
+        try:
+            # Another process may write there too; what was listed a minute ago is not what is there.
+            self._fs, root = url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
+        except (ValueError, OSError) as error:
+            library = LIBRARIES[address.partition("://")[0]]
+            raise errors.ConfigError(
+                f"{address} cannot be opened: {error}. Credentials are looked for where {library} does so. "
+                "Nothing was sent."
+            ) from error
         self._root = root.rstrip("/")
         self.title = Title(self._fs, self._root, address, run_dir)
         self._sent: dict[str, tuple[int, int]] = {}
