@@ -197,7 +197,7 @@ def _show(doomed: Sequence[tuple[str, Record, str]]) -> None:
     from kubetune.cluster.nebius import KINDS
 
     for _, record, fate in doomed:
-        print(f"  {KINDS[record.kind].title} {record.name} ({record.id or 'no id'}): {fate}")
+        print(f"  {f'{KINDS[record.kind].title} {record.name}'.strip()} ({record.id or 'no id'}): {fate}")
 
 
 def _bill(config: NebiusCluster, there: Collection[str] | None = None) -> Iterator[str]:
