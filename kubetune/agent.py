@@ -218,6 +218,7 @@ def _push(run_dir: Path, relay: Relay) -> None:
 
 def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> Ending:
     deaths: list[Death] = []
+    began = time.time()
     if place.nodes * place.processes > 1:
         # Before any rank exists, because a rank that waits for the data of another in a collective would time out.
         status = relay.run(_module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])})
@@ -227,10 +228,16 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
             deaths = [Death(place.ranks[0], status, time.time())]
     elif status := relay.run(_module(worker, run_dir), _environment(place) | _ONLY_RANK):
         deaths = [Death(0, status, time.time())]
-    ending = endings.judge(place.ranks, endings.read_rank_endings(run_dir), deaths, stopping=relay.stopping)
+    frozen = watchdog.find_frozen(run_dir, deaths, began)
+
+    def judge() -> Ending:
+        said = endings.read_rank_endings(run_dir)
+        return endings.judge(place.ranks, said, deaths, stopping=relay.stopping, frozen=frozen)
+
+    ending = judge()
     if ending.code == errors.LOST_PEER and place.nodes > 1:
         time.sleep(_PEER_REPORT_SECONDS)
-        ending = endings.judge(place.ranks, endings.read_rank_endings(run_dir), deaths, stopping=relay.stopping)
+        ending = judge()
     return ending
 
 

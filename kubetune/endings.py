@@ -88,16 +88,23 @@ def clear_endings(run_dir: Path, ranks: Collection[int] | None = None) -> None:
 
 
 def judge(
-    local_ranks: Collection[int], endings: Mapping[int, Ending], deaths: Sequence[Death], *, stopping: str | None = None
+    local_ranks: Collection[int],
+    endings: Mapping[int, Ending],
+    deaths: Sequence[Death],
+    *,
+    stopping: str | None = None,
+    frozen: Mapping[int, Ending] | None = None,
 ) -> Ending:
     """The cause of how this node's ranks ended.
 
     `endings` are the last words of all ranks, other nodes' included where their files are seen; `deaths` are in the
-    order in which they were observed; `stopping` says why the ranks were asked to stop, if they were.
+    order in which they were observed; `stopping` says why the ranks were asked to stop, if they were; `frozen` speaks
+    for ranks whose process had long stood still when somebody killed it.
     """
     if all(rank in endings and endings[rank].code == errors.OK for rank in local_ranks):
         return endings[min(local_ranks)]
-    told = {**{death.rank: _from_status(death) for death in deaths}, **endings}
+    frozen = frozen or {}
+    told = {**{death.rank: _from_status(death) for death in deaths}, **endings, **frozen}
     # What no other rank's death can bring about is a cause wherever it shows up.
     for code in (errors.USER, errors.ENVIRONMENT, errors.DIVERGED):
         if causes := {rank: ending for rank, ending in told.items() if ending.code == code}:
@@ -106,6 +113,8 @@ def judge(
     if stopping:
         saved = [ending for ending in endings.values() if ending.code == errors.PREEMPTED]
         return saved[0] if saved else Ending(errors.PREEMPTED, stopping, step)
+    if frozen:
+        return frozen[min(frozen)]
     for death in deaths:
         if death.was_killed and death.seen - deaths[0].seen <= _SAME_CAUSE_SECONDS:
             return _from_status(death)

@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ WAITING_SECONDS = 2.0
 
 _BEAT_SECONDS = 2.0
 """Time between two notes of where this rank is, which `kubetune watch` reads."""
+
+_FROZEN_FOR_SECONDS = 10.0
+"""Silence of a killed rank after which its death is no surprise: others note where they are every two seconds."""
 
 _FROZEN_SECONDS = 2.0
 """Patience added before a rank whose interpreter does not even let this thread run is ended from outside of it."""
@@ -95,6 +98,28 @@ def read_beats(run_dir: Path) -> list[dict[str, Any]]:
         except (OSError, ValueError):
             continue  # it has ended just now, or writes in this moment
     return sorted(found, key=lambda beat: int(beat["rank"]))
+
+
+def find_frozen(run_dir: Path, deaths: Sequence[endings.Death], since: float) -> dict[int, endings.Ending]:
+    """What is to be said of ranks that were killed when they had not been heard of for long; hang.json tells of them.
+
+    A process that the kernel has stopped cannot even run its own watchdog, so its last note must do. `since`: when this
+    start began, in seconds since the epoch; an older note is that of an earlier one.
+    """
+    killed = {death.rank: death.seen for death in deaths if death.was_killed}
+    found = {}
+    for last in read_beats(run_dir):
+        silent = killed.get(last["rank"], 0.0) - last["time"]
+        if last["time"] < since or silent < _FROZEN_FOR_SECONDS:
+            continue
+        still = f"rank {last['rank']} was killed when its process had stood still for {silent:.0f} s"
+        reason = f"{still}, last seen in {last['phase']} after step {last['step']}"
+        found[last["rank"]] = endings.Ending(errors.LOST_PEER, f"{reason}; see {HANG}", last["step"])
+        facts = {name: last[name] for name in ("rank", "phase", "waiting", "step")}
+        told = {**facts, "seconds": silent, "time": metrics.now(), "stack": f"none: {reason}\n", "threads": {}}
+        with suppress(errors.EnvironmentFault):
+            files.write_atomic(run_dir / HANG, json.dumps(told, indent=2) + "\n")
+    return found
 
 
 def _note_beat(run_dir: Path, rank: int) -> None:

@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
         print()
         width = shutil.get_terminal_size().columns
         for label, text in describe(verdict):
-            indent = {"initial_indent": f"{label:<14} ", "subsequent_indent": " " * 15}
-            print(textwrap.fill(text, max(width, 40), break_on_hyphens=False, **indent))
+            lines = textwrap.wrap(text, max(width - 15, 40), break_on_hyphens=False)
+            print(f"{label:<14} " + f"\n{'':15}".join(lines))
     return errors.OK if verdict.is_exact else errors.DIVERGED
 
 

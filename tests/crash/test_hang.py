@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,7 +66,7 @@ def test_a_thread_that_hangs_while_it_writes_is_shown(toy_inputs: Path, tmp_path
     run_dir = toy.make_run(tmp_path / "run", config)
     assert break_at(run_dir, 1, "hang:commit.sealed:1") == [errors.LOST_PEER]
     hang = json.loads((run_dir / HANG).read_text())
-    assert (hang["rank"], hang["phase"], hang["step"]) == (0, "save", 3)
+    assert (hang["rank"], hang["phase"], hang["step"]) == (0, "save", 6)
     (writing,) = (stack for name, stack in hang["threads"].items() if name.startswith("checkpoint"))
     assert 'faults.reach("commit.sealed")' in writing
     assert "in finish" in hang["stack"]
@@ -74,6 +77,27 @@ def test_a_rank_that_holds_the_interpreter_is_ended_with_its_stack(run_dir: Path
     """Also one that does so before the watchdog had a turn."""
     assert break_at(run_dir, 2, f"freeze:step:{step}:1") == [errors.LOST_PEER, errors.BUG]
     assert "in loop" in (run_dir / "logs" / "rank-1.frozen.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_run_any_more_is_named_by_the_agent(toy_inputs: Path, tmp_path: Path) -> None:
+    """Stopped by the kernel, it cannot say anything itself; the other rank gives up, and torchrun kills both."""
+    patience = 4 * TIMEOUT  # these ranks import everything themselves
+    config = toy.make_config(toy_inputs, {"timeout_seconds": patience}, compute={"processes": 2})
+    run_dir = toy.make_run(tmp_path / "run", config, 2)
+    environ = {**os.environ, "KUBETUNE_FAULT": "signal 19:step:4:1"}
+    done = subprocess.run([sys.executable, "-m", "kubetune.agent", str(run_dir)], env=environ, capture_output=True)
+    assert done.returncode == errors.LOST_PEER
+    ending = endings.read_ending(run_dir)
+    assert ending is not None
+    assert ending.code == errors.LOST_PEER
+    assert ending.reason.startswith("rank 1 was killed when its process had stood still for ")
+    hang = json.loads((run_dir / HANG).read_text())
+    assert hang["rank"] == 1
+    assert hang["step"] == ending.step <= 3  # ranks note it every two seconds only
+    assert f"s, last seen in {hang['phase']} after step {hang['step']}; see hang.json" in ending.reason
+    assert patience <= hang["seconds"] <= patience + 60
+    assert toy.train(run_dir, 2) == [0, 0]
 
 
 @pytest.mark.parametrize("code", [0, 7])

@@ -60,6 +60,14 @@ def test_the_cause_is_named(endings: dict[int, Ending], deaths: list[Death], cod
     assert reason in verdict.reason
 
 
+def test_a_rank_that_stood_still_was_not_killed_by_chance() -> None:
+    deaths = [Death(0, 145, 0), Death(1, KILLED, 0)]
+    still = Ending(145, "rank 1 stood still", 7)
+    assert judge(range(2), said(r0=145), deaths, frozen={1: still}) == still
+    assert judge(range(2), said(r0=4), deaths, frozen={1: still}).code == 4
+    assert judge(range(2), {}, deaths, stopping="asked", frozen={1: still}) == Ending(143, "asked", 7)
+
+
 def test_a_report_from_another_node_tells_the_cause() -> None:
     verdict = judge(range(2), {**said(r0=145, r1=145), **said(r3=2)}, [Death(0, 145, 0), Death(1, 145, 0)])
     assert verdict == Ending(2, "rank 3: said 2", 5)
