@@ -182,7 +182,8 @@ def answer_both(speaker: Speaker, conversation: Conversation, text: str, samplin
     columns = {"base": "", "tuned": ""}
 
     def table() -> Table:
-        drawn = Table(expand=True, show_edge=False)
+        # The terminal writes ^C after it, which must not begin a line: what is drawn anew would not cover the old.
+        drawn = Table(width=console.width - 3, show_edge=False)
         for name in columns:
             drawn.add_column(name, ratio=1)
         drawn.add_row(*(Text(said) for said in columns.values()))
