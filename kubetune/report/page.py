@@ -56,7 +56,7 @@ def render(template: str, **facts: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({"number": number, "size": size, "duration": duration, "share": share, "place": place})
+    environment.filters |= {function.__name__: function for function in (counted, duration, number, place, share, size)}
     parts = {
         "style": Markup((HERE / "templates" / "style.css").read_text("utf-8")),
         "chart_style": Markup((HERE / "vendor" / "uPlot.min.css").read_text("utf-8")),

@@ -58,6 +58,7 @@ def test_the_page_shows_what_is_learnt_and_what_is_left_out(
     assert "1 row of train (4.3%) left out: longer than 128 tokens" in page
     assert "2 repetitions among the rows of train" in page
     assert "appears 3 times" in page
+    assert "<p>23 records, all of them conversations." in page
     assert '<mark class="piece trained">Answer 0 &lt;b&gt;&amp;</mark>' in page
     assert '<span class="piece special">&lt;|im_start|&gt;</span><span class="piece">user' in page
     assert '<tr class="limit">' in page
