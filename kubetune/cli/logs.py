@@ -125,14 +125,15 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
     """
     from kubetune.cluster.pods import state_of
     from kubetune.cluster.refusals import Unreachable
-    from kubetune.cluster.runs import read_progress, reader, trainer_pods, workload_kind
+    from kubetune.cluster.runs import ending_of, read_progress, reader, trainer_pods, workload_kind
 
     path, shown = f"{spec.run_dir}/logs/rank-{rank}.log", _Counter()
     while True:
         found = trainer_pods(cluster, spec)
-        state, _ = state_of(cluster.get(workload_kind(spec), spec.name), found)
+        workload = cluster.get(workload_kind(spec), spec.name)
+        state, _ = state_of(workload, found)
         if follow and state == "running" and spec.kubernetes.kind == "statefulset":  # whose pods stay after the end
-            state = "done" if (read_progress(cluster, spec, found) or {}).get("ending") else state
+            state = "done" if ending_of(workload, read_progress(cluster, spec, found)) else state
         goes_on = follow and state in ("waiting", "running")
         try:
             if state != "waiting" or not follow:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from kubetune.cluster.client import Cluster, Sink
+from kubetune.cluster.pods import IDLE
 from kubetune.cluster.refusals import Unreachable
 from kubetune.cluster.runs import Target, on_all, running
 from kubetune.config.schema import Config
@@ -42,7 +43,7 @@ def idling(objects: list[Manifest]) -> list[Manifest]:
     """The same objects, but their trainers do nothing until somebody starts something in them."""
     for obj in objects:
         if obj["kind"] == "StatefulSet":
-            obj["spec"]["template"]["spec"]["containers"][0]["command"] = [*_INSIDE, "idle"]
+            obj["spec"]["template"]["spec"]["containers"][0]["command"] = [*_INSIDE, IDLE]
     return objects
 
 

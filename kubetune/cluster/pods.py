@@ -18,6 +18,9 @@ State = Literal["absent", "waiting", "running", "stopped", "done", "failed"]
 TRAINER_NAMES = ("trainer", "pytorch", "node")
 """Names of the trainer's container; operators look for some of them."""
 
+IDLE = "idle"
+"""What the trainers of `kubetune dev` do, as the last word of their command."""
+
 COMPONENT = "app.kubernetes.io/component"
 
 _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
@@ -177,6 +180,12 @@ def is_suspended(workload: Object) -> bool:
     if workload["kind"] == "PyTorchJob":
         return bool((spec.get("runPolicy") or {}).get("suspend"))
     return bool(spec.get("suspend"))
+
+
+def is_idling(workload: Object) -> bool:
+    """Whether its pods do nothing until `kubetune dev run` starts something in them."""
+    containers = workload["spec"].get("template", {}).get("spec", {}).get("containers") or [{}]
+    return bool((containers[0].get("command") or [""])[-1] == IDLE)
 
 
 def suspension(kind: str, nodes: int, *, suspend: bool) -> dict[str, Any]:

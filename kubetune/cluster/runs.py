@@ -24,7 +24,7 @@ from kubetune.cluster.last_words import Words, read_words
 from kubetune.cluster.pods import State
 from kubetune.cluster.refusals import Refused, Unreachable
 from kubetune.config.load import load_resolved
-from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.errors import DIVERGED, OK, PREEMPTED, USER, ConfigError, EnvironmentFault
 from kubetune.manifests.pod import container, pod_basics
 from kubetune.manifests.spec import MANAGED_BY, OUTPUTS, TRAINER, RunSpec
 from kubetune.manifests.storage import outputs_volume
@@ -39,6 +39,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 _LAST_WORDS = "kubetune/last-words"
+_STATES: dict[int, State] = {OK: "done", PREEMPTED: "stopped"}
+_FINAL = (OK, USER, DIVERGED)
 _POD_SECONDS = 300
 _TAIL_LINES = 100
 # A pod that reads the outputs volume ends by itself, should whoever started it lose the connection.
@@ -177,13 +179,22 @@ def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
         state, cause = preparation.standing(cluster, spec, state, preparing)
         reason = cause or reason
     progress = read_progress(cluster, spec, found)
-    if state == "running" and progress and progress["ending"]:
-        # A StatefulSet goes on after the run has ended; so does, for a moment, everything else.
-        state, reason = ("done" if progress["ending"]["code"] == 0 else "failed"), progress["ending"]["reason"]
-    words = Words() if progress else _last_words(cluster, found)
-    if state == "stopped":
-        words = recall_words(cluster, spec)
+    if state == "running" and (ending := ending_of(workload, progress)):
+        state, reason = _STATES.get(ending["code"], "failed"), ending["reason"]
+    words = Words()
+    if progress is None:
+        words = recall_words(cluster, spec) if state == "stopped" else _last_words(cluster, found)
     return Snapshot(spec, workload, found, events_of(cluster, spec), state, reason, progress, words, preparing)
+
+
+def ending_of(workload: Object | None, progress: dict[str, Any] | None) -> dict[str, Any] | None:
+    """How a run has ended whose pods go on: those of a StatefulSet, for a moment all, and those of `dev`, which idle.
+
+    None also after an end that another start follows.
+    """
+    ending: dict[str, Any] | None = (progress or {}).get("ending")
+    is_over = ending is not None and (ending["code"] in _FINAL or (workload is not None and pods.is_idling(workload)))
+    return ending if is_over else None
 
 
 def read_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from typing import Literal
 from kubetune.cluster import pods, preparation
 from kubetune.cluster.client import Cluster, Object
 from kubetune.cluster.refusals import Refused, Unreachable
-from kubetune.cluster.runs import read_progress, workload_kind
+from kubetune.cluster.runs import ending_of, read_progress, workload_kind
 from kubetune.errors import KubetuneError
 from kubetune.files import explained_writes
 from kubetune.manifests.initialisers import PREPROCESS
@@ -207,15 +207,15 @@ class Streams:
 
     def _is_over(self) -> bool:
         found = [pod for pod in self._cluster.list("Pod", self._labels) if self._wanted(pod)]
-        state, _ = pods.state_of(self._cluster.get(*self._workload), found)
+        workload = self._cluster.get(*self._workload)
+        state, _ = pods.state_of(workload, found)
         going = [pod for pod in found if not pods.has_ended(pod)]
         if state == "absent" and self._workload[1] == self._spec.name:
             state, _ = preparation.standing(self._cluster, self._spec, state, found)
-        if state == "running" and self._spec.kubernetes.kind == "statefulset":
-            progress = read_progress(self._cluster, self._spec, found)
-            if progress and progress["ending"]:
-                self._stop.set()  # its containers stay, silent
-                return True
+        never_ends = state == "running" and self._spec.kubernetes.kind == "statefulset"
+        if never_ends and ending_of(workload, read_progress(self._cluster, self._spec, found)):
+            self._stop.set()  # its containers stay, silent
+            return True
         return state in ("done", "failed") or (state in ("absent", "stopped") and not going)
 
     def _read(self, source: Source, *, follow: bool) -> None:

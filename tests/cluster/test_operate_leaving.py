@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kubetune.endings import Ending, write_ending
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 from tests.cluster.standin.objects import name_of
@@ -104,3 +105,14 @@ def test_a_stopped_run_tells_how_far_it_was(desk: Desk) -> None:
     desk.quick("resume", "fit")
     noted = desk.cluster.get("ConfigMap", "fit")["metadata"].get("annotations") or {}
     assert "kubetune/last-words" not in noted
+
+
+def test_an_end_that_another_start_follows_is_none(desk: Desk) -> None:
+    desk.submit_script(WAIT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    folder = desk.run_folder()
+    folder.mkdir(parents=True)
+    for code, state in {145: "running", 143: "running", 2: "failed", 0: "done"}.items():
+        write_ending(folder, Ending(code, "said so", 3))
+        told = json.loads(desk.quick("status", "fit", "--json").stdout)
+        assert (told["state"], told["why"]) == (state, "said so" if state == "failed" else "")
