@@ -15,6 +15,7 @@ from kubetune.cli.export import stoppable
 from kubetune.files import write_atomic, written_whole
 
 if TYPE_CHECKING:
+    from kubetune.config.schema import Config
     from kubetune.generate import Asked, Sampling, Speaker
 
 
@@ -22,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="prompts; none: one a line from standard input")
     parser.add_argument(
-        "--file", type=Path, help="JSONL of prompts instead: `prompt` or `messages`, and `images`, in each line"
+        "--file",
+        type=Path,
+        help="JSONL of prompts instead: `prompt` or `messages`, and `images`, in each line. For a classifier, records "
+        "as it was trained on, in any of its formats",
     )
     parser.add_argument(
         "--image",
@@ -40,11 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Options of every verb that lets a model speak."""
-    parser.add_argument("--checkpoint", default="best", help="best, last or a step (default best)")
-    parser.add_argument("--max-new-tokens", type=int, default=256)
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 (the default) takes the likeliest token")
-    parser.add_argument("--top-p", type=float, default=1.0, help="draw from the likeliest tokens of this share")
-    parser.add_argument("--seed", type=int, default=0)
+    add = parser.add_argument
+    add(
+        "--step", "--checkpoint", dest="checkpoint", default="best", metavar="best|last|N",
+        help="which checkpoint (default best)",
+    )  # fmt: skip
+    add("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (default 256)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0 (the default) takes the likeliest token")
+    add("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this share")
+    add("--seed", type=int, default=0, metavar="N", help="of what is drawn (default 0)")
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
@@ -138,9 +146,16 @@ def is_classifier(run_dir: Path) -> bool:
 
 def classify(args: argparse.Namespace) -> int:
     """Print the label of every text and its probability; the two texts of a pair are given with a tab between."""
-    foreign = [option for option, value in (("--compare", args.compare), ("--image", args.image)) if value]
+    foreign = [
+        f"--{name.replace('_', '-')}"
+        for name in ("compare", "image", "max_new_tokens", "temperature", "top_p", "seed")
+        if getattr(args, name) != args.parser.get_default(name)
+    ]
     if foreign:
-        raise errors.ConfigError(f"{' and '.join(foreign)}: {args.run_dir} is a classifier; it is told texts only")
+        raise errors.ConfigError(
+            f"{' and '.join(foreign)}: {args.run_dir} is a classifier, which is told texts and writes none; leave "
+            f"{'it' if len(foreign) == 1 else 'them'} out"
+        )
     texts = read_texts(args)
     from kubetune.classify import classify_texts
 
@@ -167,12 +182,14 @@ def shown(verdict: dict[str, Any]) -> list[str]:
 
 
 def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
-    """Texts to classify, from the command line, a JSONL file or standard input. Raises DataError naming bad lines."""
+    """Texts to classify, from the command line, a file or standard input. Raises DataError naming bad lines."""
+    from kubetune.config.load import read_config
     from kubetune.data.formats import texts_of
     from kubetune.data.problems import Problems
     from kubetune.data.readers import READERS
 
-    problems, texts = Problems(), []
+    config, problems = read_config(args.run_dir), Problems()
+    texts: list[tuple[str, str | None]] = []
     if args.file is None:
         name = "prompt" if args.prompts else "standard input"
         for number, line in enumerate(args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()], 1):
@@ -181,14 +198,45 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
             if not first.strip() or (tab and not second.strip()):
                 problems.add(f"{name}:{number}", f"holds an empty text, {line!r}; expected one text, or two and a tab")
         problems.raise_if_any()
+        _note_other_form(texts, takes_pairs(config))
         return texts
-    for record in READERS[".jsonl"](args.file, problems):
+    columns = {ours: theirs for source in config.data.train for ours, theirs in source.columns.items()}
+    for record in READERS.get(args.file.suffix.lower(), READERS[".jsonl"])(args.file, problems):
+        named = {ours: record.value[theirs] for ours, theirs in columns.items() if theirs in record.value}
         try:
-            texts.append(texts_of(record.value))
+            texts.append(texts_of(record.value | named))
         except ValueError as error:
             problems.add(record.where, str(error))
     problems.raise_if_any()
     return texts
+
+
+def _note_other_form(texts: Sequence[tuple[str, str | None]], pairs: bool | None) -> None:
+    """Say so where texts do not look as in training, which no answer would show: a table's tab is easily left in."""
+    others = sum((second is not None) != pairs for _, second in texts)
+    if pairs is None or not others:
+        return
+    found = "have a tab, which makes pairs of them; the run was trained on single ones, and a table is given as --file"
+    if pairs:
+        found = "have no tab; the run was trained on pairs"
+    print(f"kubetune: note: {others:,} of {len(texts):,} texts {found}", file=sys.stderr)
+
+
+def takes_pairs(config: Config) -> bool | None:
+    """Whether a classifier was trained on pairs, going by its first record; None where that is not on this machine."""
+    from kubetune.data.formats import Labelled, convert
+    from kubetune.data.problems import Problems
+    from kubetune.data.sources import locate, read_source
+
+    source = config.data.train[0]
+    try:
+        if not locate(source).files:
+            return None
+        record = next(read_source(source, Problems()))
+        example = convert(record.value, source.format, source.columns, labelled=True)
+    except (errors.DataError, ValueError, StopIteration):
+        return None
+    return isinstance(example, Labelled) and example.second is not None
 
 
 def read_questions(args: argparse.Namespace) -> list[Question]:

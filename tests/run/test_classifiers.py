@@ -207,6 +207,38 @@ def test_predictions_lie_in_the_run_unless_told_otherwise(full_run: Path, capsys
     assert found["eval_accuracy"] == sum(row["label"] == row["predicted"] for row in said) / len(said)
 
 
+def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_them(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [line.split("\t") for line in (inputs / "eval.tsv").read_text().splitlines()[1:]]
+    table, plain = tmp_path / "table.csv", tmp_path / "plain.tsv"
+    table.write_text("review,stars\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    plain.write_text((inputs / "eval.tsv").read_text())
+    source = {"path": str(table), "columns": {"text": "review", "label": "stars"}}
+    run_dir = toy.finished(
+        tmp_path / "run", reviews.make_config(inputs, {"max_steps": 1}, data={"train": source, "eval": None})
+    )
+    assert cli.main(["evaluate", str(run_dir)]) == errors.USER
+    assert "has no evaluation data; give some with --data" in capsys.readouterr().err
+    found = []
+    for data in (str(table), f"{{path: {plain}, columns: {{}}}}", f"[{{path: {plain}, columns: {{}}}}]"):
+        assert cli.main(["evaluate", str(run_dir), "--data", data, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1] == found[2]
+    for data, told in (
+        (str(plain), "plain.tsv:2: has no column 'review', which data.columns gives for 'text'"),
+        (f"{{path: {plain}, spilt: test}}", "data.train.spilt: unknown key; did you mean split?"),
+        (str(tmp_path / "none.tsv"), "none.tsv does not exist; expected a file"),
+    ):
+        assert cli.main(["evaluate", str(run_dir), "--data", data]) == errors.USER
+        assert told in capsys.readouterr().err
+    (tmp_path / "empty.csv").write_text("review,stars\n")
+    assert cli.main(["evaluate", str(run_dir), "--data", str(tmp_path / "empty.csv")]) == errors.USER
+    assert "--data holds no records" in capsys.readouterr().err
+    assert cli.main(["generate", str(run_dir), "--file", str(table)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(rows)
+
+
 @contextmanager
 def counted_positions(model: Any) -> Iterator[list[int]]:
     """How many positions go into the model each time it is called, padding or not."""
@@ -291,3 +323,17 @@ def test_generate_prints_label_and_probability(
 def test_a_classifier_is_asked_about_texts_alone(full_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", str(full_run), "fine", "--compare", "--image", "cat.png"]) == errors.USER
     assert "--compare and --image" in capsys.readouterr().err
+    for option in (["--temperature", "0.7"], ["--top-p", "0.9"], ["--max-new-tokens", "5"], ["--seed", "1"]):
+        assert cli.main(["generate", str(full_run), "fine", *option]) == errors.USER
+        assert f"{option[0]}: {full_run} is a classifier, which is told texts and writes none; leave it out" in (
+            capsys.readouterr().err
+        )
+
+
+def test_texts_that_look_unlike_those_of_training_are_noted(full_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", str(full_run), "fine", "the film was great\t1"]) == 0
+    told = capsys.readouterr()
+    assert "note: 1 of 2 texts have a tab, which makes pairs of them; the run was trained on single ones" in told.err
+    assert len(told.out.splitlines()) == 2
+    assert cli.main(["generate", str(full_run), "fine"]) == 0
+    assert "note" not in capsys.readouterr().err
