@@ -31,9 +31,9 @@ class Shape:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Shape | None:
         """Read them from a Hugging Face text config; None when it does not name them (old or unusual models)."""
-        hidden = config.get("hidden_size") or config.get("n_embd")
-        layers = config.get("num_hidden_layers") or config.get("n_layer")
-        heads = config.get("num_attention_heads") or config.get("n_head")
+        hidden = config.get("hidden_size") or config.get("n_embd") or config.get("dim")
+        layers = config.get("num_hidden_layers") or config.get("n_layer") or config.get("n_layers")
+        heads = config.get("num_attention_heads") or config.get("n_head") or config.get("n_heads")
         if not (hidden and layers and heads):
             return None
         head_dim = config.get("head_dim") or hidden // heads
@@ -43,6 +43,7 @@ class Shape:
             # Of a mixture a token passes through some experts only.
             intermediate=(config.get("moe_intermediate_size") or 0) * (config.get("num_experts_per_tok") or 1)
             or config.get("intermediate_size")
+            or config.get("hidden_dim")
             or 4 * hidden,
             attention=heads * head_dim,
             keys=(config.get("num_key_value_heads") or heads) * head_dim,

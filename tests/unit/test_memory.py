@@ -37,6 +37,7 @@ def decide(tokens: int, device_gib: int, **changes: int) -> int:
 def test_shape_reads_both_vocabularies():
     assert Shape.of(QWEN3_8B) == Shape(4096, 36, 12288, 4096, 1024)
     assert Shape.of({"n_embd": 64, "n_layer": 3, "n_head": 4}) == Shape(64, 3, 256, 64, 64)
+    assert Shape.of({"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96}) == Shape(64, 3, 96, 64, 64)
     assert Shape.of({"d_model": 64}) is None
 
 
