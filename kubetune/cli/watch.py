@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune.errors import OK, ConfigError, KubetuneError
+from kubetune.errors import OK, ConfigError, EnvironmentFault, KubetuneError
 
 if TYPE_CHECKING:
     from kubetune.cli.watch_screen import Sight
@@ -132,7 +132,12 @@ def _looker(args: argparse.Namespace, place: Path | None) -> tuple[Look, float]:
     if place is None:
         from kubetune.cli.run_on_cluster import find
 
-        cluster, spec = find(args)
+        try:
+            cluster, spec = find(args)
+        except EnvironmentFault as error:
+            raise EnvironmentFault(
+                f"there is no folder {args.run_name} here, so a cluster was asked: {error}"
+            ) from None
         return lambda: look_there(cluster, spec), _CLUSTER_SECONDS
     if not place.is_dir():
         raise ConfigError(f"{place}: no such run directory; expected one, or the name of a run on a cluster")

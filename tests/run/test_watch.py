@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import select
 import shutil
 import signal
 import subprocess
@@ -51,11 +52,16 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
     assert (facts["state"], facts["progress"]["step"], len(facts["losses"])) == ("done", 14, 14)
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cli.main(["watch", str(tmp_path)]) == 2
     assert "is no run directory" in capsys.readouterr().err
     assert cli.main(["watch", str(tmp_path / "none")]) == 2
     assert "no such run directory" in capsys.readouterr().err
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    assert cli.main(["watch", "none"]) == 3
+    assert "there is no folder none here, so a cluster was asked" in capsys.readouterr().err
 
 
 @contextmanager
@@ -77,6 +83,7 @@ def read_until(terminal: int, words: str | None = None) -> str:
     """What is written to a terminal, until certain words come, or to its end."""
     text = b""
     while words is None or words.encode() not in text:
+        assert select.select([terminal], [], [], 60)[0], f"{words!r} did not come; last: {text[-2000:].decode()}"
         try:
             text += os.read(terminal, 4096)
         except OSError:  # nobody writes there any more
