@@ -17,10 +17,21 @@ _SMALLEST = 2**12
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """`F.dropout` in training: each number is zero with probability `p`, and the others grow by 1 / (1 - p)."""
-    dropped = round(p * _STEPS)
-    if x.device.type != "cpu" or x.numel() < _SMALLEST or not 0 < dropped < _STEPS:
+    if not _is_drawn_by_bits(x, p):
         return F.dropout(x, p)
+    kept, growth = draw(x, p)
+    return x * kept.to(x.dtype).mul_(growth)
+
+
+def draw(x: Tensor, p: float) -> tuple[Tensor, float]:
+    """Which numbers of `x` dropout keeps, as a bool tensor of its shape, and by what factor these grow."""
+    if not _is_drawn_by_bits(x, p):
+        return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p), 1 / (1 - p)
     # The whole range of int64: without bounds torch leaves out the sign bit.
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    kept = bits[: x.numel()].view(x.shape) >= dropped - _STEPS // 2
-    return x * kept.to(x.dtype).mul_(_STEPS / (_STEPS - dropped))
+    dropped = round(p * _STEPS)
+    return bits[: x.numel()].view(x.shape) >= dropped - _STEPS // 2, _STEPS / (_STEPS - dropped)
+
+
+def _is_drawn_by_bits(x: Tensor, p: float) -> bool:
+    return x.device.type == "cpu" and x.numel() >= _SMALLEST and 0 < round(p * _STEPS) < _STEPS

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+
+from kubetune.dropout import draw
 
 
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> tuple[Tensor, Tensor]:
@@ -166,31 +168,49 @@ class _Rotary(Function):
         return *FUSED["rotary_backward"](d_q, d_k, *ctx.saved_tensors), None, None
 
 
+class Adapter(NamedTuple):
+    """What a LoRA adapter is besides its weights. `transposed`: the frozen weight is stored `[in, out]` (Conv1D);
+    `dropout`: the probability, of its input."""
+
+    scaling: float
+    transposed: bool = False
+    dropout: float = 0.0
+
+
 class _LoraLinear(Function):
-    """`x Wᵀ + b + s (x Aᵀ) Bᵀ`: adapters are kept in fp32, the arithmetic is in x's dtype; keeps x and x Aᵀ."""
+    """`x Wᵀ + b + s (x Aᵀ) Bᵀ`: adapters are kept in fp32, the arithmetic is in x's dtype; keeps x, x Aᵀ and what
+    dropout has kept of the x before Aᵀ, in a byte each."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, transposed: bool
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, adapter: Adapter
     ) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        w = weight if transposed else weight.t()
+        w = weight if adapter.transposed else weight.t()
         a, b = a.to(x.dtype), b.to(x.dtype)
         y = flat @ w if bias is None else torch.addmm(bias, flat, w)
-        low = flat @ a.t()
-        y.addmm_(low, b.t(), alpha=scaling)
-        ctx.save_for_backward(flat, low, w, a, b)
-        ctx.scaling, ctx.shape = scaling, x.shape
+        kept, scale = None, adapter.scaling
+        if adapter.dropout:
+            kept, growth = draw(flat, adapter.dropout)
+            scale *= growth
+        low = (flat if kept is None else flat * kept) @ a.t()
+        y.addmm_(low, b.t(), alpha=scale)
+        ctx.save_for_backward(flat, low, w, a, b, kept)
+        ctx.scale, ctx.shape = scale, x.shape
         return y.view(*x.shape[:-1], y.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, low, w, a, b = ctx.saved_tensors
+        x, low, w, a, b, kept = ctx.saved_tensors
         d_y = grad.reshape(-1, grad.shape[-1])
-        d_low = (d_y @ b).mul_(ctx.scaling)
-        d_x = torch.mm(d_y, w.t()).addmm_(d_low, a).view(ctx.shape) if ctx.needs_input_grad[0] else None
-        d_a, d_b = (d_low.t() @ x).float(), (d_y.t() @ low).float().mul_(ctx.scaling)
-        return d_x, None, None, d_a, d_b, None, None
+        d_low = (d_y @ b).mul_(ctx.scale)
+        d_x = None
+        if ctx.needs_input_grad[0]:
+            d_x = torch.mm(d_y, w.t())
+            d_x = (d_x.addmm_(d_low, a) if kept is None else d_x.add_((d_low @ a).mul_(kept))).view(ctx.shape)
+        d_a = (d_low.t() @ (x if kept is None else x * kept)).float()
+        d_b = (d_y.t() @ low).float().mul_(ctx.scale)
+        return d_x, None, None, d_a, d_b, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
@@ -208,9 +228,6 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     return cast(tuple[Tensor, Tensor], _Rotary.apply(q, k, cos, sin))  # type: ignore[no-untyped-call]
 
 
-def lora_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, transposed: bool
-) -> Tensor:
-    """A frozen linear layer with its adapter; `transposed`: the weight is stored `[in, out]` (Conv1D)."""
-    out = _LoraLinear.apply(x, weight, bias, a, b, scaling, transposed)  # type: ignore[no-untyped-call]
-    return cast(Tensor, out)
+def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, adapter: Adapter) -> Tensor:
+    """A frozen linear layer with its adapter, of weights `a` `[r, in]` and `b` `[out, r]`."""
+    return cast(Tensor, _LoraLinear.apply(x, weight, bias, a, b, adapter))  # type: ignore[no-untyped-call]

@@ -68,18 +68,15 @@ def is_plain_lora(module: Any) -> bool:
 
 def _lora_forward(module: Any, x: Tensor) -> Tensor:
     name, base = module.active_adapters[0], module.base_layer
-    dropping = module.training and getattr(module.lora_dropout[name], "p", 0.0)
-    if module.disable_adapters or module.merged or dropping:
+    if module.disable_adapters or module.merged:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
-    return kernels.lora_linear(
-        x,
-        base.weight,
-        base.bias,
-        module.lora_A[name].weight,
-        module.lora_B[name].weight,
+    adapter = kernels.Adapter(
         module.scaling[name],
         module.is_target_conv_1d_layer or module.fan_in_fan_out,
+        getattr(module.lora_dropout[name], "p", 0.0) if module.training else 0.0,
     )
+    weights = (module.lora_A[name].weight, module.lora_B[name].weight)
+    return kernels.lora_linear(x, base.weight, base.bias, *weights, adapter)
 
 
 def _dropout_forward(module: Any, x: Tensor) -> Tensor:

@@ -1,15 +1,19 @@
-"""Dropout by sixteen random bits: its share, its expectation, its gradient, and what decides its numbers."""
+"""Dropout by sixteen random bits, of layers and in adapters: its share, expectation and gradient, and what seeds it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from kubetune.dropout import dropout
-from kubetune.lean import make_lean
+from kubetune import kernels
+from kubetune.adapters import add_lora
+from kubetune.config.schema import LoraConfig
+from kubetune.dropout import draw, dropout
+from kubetune.lean import is_plain_lora, make_lean
+from tests.architectures import PROMISED, build_model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -56,3 +60,44 @@ def test_modules_drop_only_while_they_train() -> None:
     x = torch.ones(128, 64)
     assert 0 < float((stock[0].train()(x) == 0).float().mean()) < 0.2
     assert torch.equal(stock[0].eval()(x), x)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_an_adapters_input_is_dropped_and_its_gradient_follows(bias: bool) -> None:
+    torch.manual_seed(0)
+    p, scaling = 0.3, 0.7
+    x, weight, a, b = (torch.randn(*shape) for shape in ((2, 90, 64), (48, 64), (4, 64), (48, 4)))
+    offset = torch.randn(48) if bias else None
+    goal = torch.randn(2, 90, 48)
+
+    def plain(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        kept, growth = draw(x.reshape(-1, 64), p)
+        return F.linear(x, weight, offset) + scaling * F.linear(F.linear(x * kept.view(x.shape) * growth, a), b)
+
+    def lean(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return kernels.lora_linear(x, weight, offset, a, b, kernels.Adapter(scaling, dropout=p))
+
+    found = []
+    for forward in (plain, lean):
+        inputs = [t.clone().requires_grad_() for t in (x, a, b)]
+        torch.manual_seed(1)
+        out = forward(*inputs)
+        found.append([out, *torch.autograd.grad((out * goal).sum(), inputs)])
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluating"])
+def test_a_cheaper_adapter_drops_what_pefts_own_does(training: bool) -> None:
+    base = build_model("llama", PROMISED["llama"], lora=False)
+    model = add_lora(base, LoraConfig(r=4, dropout=0.25), task_type="CAUSAL_LM", seed=0).train(training)
+    assert make_lean(model, fused=False)["lora"]
+    layer = next(module for module in model.modules() if is_plain_lora(module))
+    nn.init.normal_(layer.lora_B["default"].weight)
+    x = torch.randn(1, 90, layer.in_features)
+    torch.manual_seed(1)
+    ours = layer(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(ours, type(layer).forward(layer, x), rtol=1e-5, atol=1e-5)
+    torch.manual_seed(2)
+    assert torch.equal(layer(x), ours) is not training

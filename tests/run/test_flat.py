@@ -215,7 +215,7 @@ def test_lean_forwards_change_nothing(name, fused):
     assert relative_error(flat, gradients) <= EXACT
 
 
-def test_dora_and_dropout_keep_pefts_own_forward():
+def test_dora_keeps_pefts_own_forward():
     base = build_model("llama", PROMISED["llama"], lora=False)
     model = add_lora(base, LoraConfig(r=4, use_dora=True), task_type="CAUSAL_LM", seed=0)
     assert not make_lean(model, fused=False)["lora"]
