@@ -27,6 +27,7 @@ from kubetune.meeting import Meeting, meet
 from kubetune.optim import AdamSettings, FlatAdamW
 from kubetune.parallel import World
 from kubetune.smoke import Settings
+from kubetune.writing import counted
 
 _HIDDEN = 64
 
@@ -301,8 +302,8 @@ def _judge_training(training: Training, settings: Settings) -> list[str]:
     # Not ">": a loss that is not a number is no improvement either.
     if not training.loss_after < training.loss_before:
         problems.append(
-            f"training did not improve: loss {training.loss_before:.4f} before, {training.loss_after:.4f} after "
-            f"{settings.epochs} epochs at --lr {settings.lr:g}"
+            f"training did not improve: loss {training.loss_before:.4g} before, {training.loss_after:.4g} after "
+            f"{counted(settings.epochs, 'epoch')} at --lr {settings.lr:g}"
         )
     if not training.ranks_agree:
         problems.append("the ranks ended with different weights")

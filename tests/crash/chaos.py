@@ -218,17 +218,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     began, done, interrupted = time.monotonic(), list[Kill](), False
     os.environ.update({"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
-    table = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the runs themselves print
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stop from outside tidies up too
-    print(f"{'':>4} {HEADER}", file=table)
     folder = Path(tempfile.mkdtemp(prefix="kubetune-chaos-"))
+    # What the runs themselves print is of use only beside one that came out different.
+    table, mistakes = os.fdopen(os.dup(1), "w", buffering=1), os.dup(2)
+    printed = os.open(folder / "printed.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(printed, number)
+    print(f"{'':>4} {HEADER}", file=table)
     try:
         for kill in Chaos(folder, args.seed).kills(args.kills):
             done.append(kill)
             print(f"{len(done):>4} {kill.row()}", file=table)
     except KeyboardInterrupt:
         interrupted = True
+    finally:
+        os.dup2(mistakes, 2)
     missed = [number for number, kill in enumerate(done, 1) if not kill.identical]
     torn, late = sum(kill.leftovers > 0 for kill in done), sum(kill.safe_step > 0 for kill in done)
     print(
@@ -238,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if missed:
         kept = ", ".join(str(folder / f"run-{number}") for number in missed)
-        print(f"kept: {kept}; beside them undisturbed runs of each kind", file=table)
+        print(f"kept: {kept}; beside them undisturbed runs of each kind, and what all printed", file=table)
     else:
         shutil.rmtree(folder, ignore_errors=True)
     return 130 if interrupted else 1 if missed else 0
