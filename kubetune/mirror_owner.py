@@ -143,8 +143,11 @@ class Title:
     def _create(self, owner: Owner) -> None:
         try:
             self._store.pipe_file(self._place, owner.text().encode(), mode="create")
-        except FileExistsError:  # another one came first, a moment ago
-            self.recognise(claims=False)
+        except FileExistsError:
+            if self._there() == owner:  # an answer that was lost, and a library that asked again
+                self._keep(owner)
+            else:  # another one came first, a moment ago
+                self.recognise(claims=False)
         except NotImplementedError:  # not every store can refuse to overwrite
             self._store.pipe_file(self._place, owner.text().encode())
             self._keep(owner)

@@ -282,7 +282,8 @@ def test_two_that_claim_an_empty_store_at_once_do_not_both_get_it(store: Store, 
         made = tmp_path / name
         shutil.copytree(run_dir, made, symlinks=True, ignore=shutil.ignore_patterns(mirror_owner.LOCAL))
         copies.append(Mirror(made, "s3://runs/raced"))
-    copies[0].title._create(mirror_owner.Owner("first"))
+    for _ in range(2):  # the second time as when the answer to the first was lost
+        copies[0].title._create(mirror_owner.Owner("first"))
     with pytest.raises(errors.ConfigError, match="holds another run"):
         copies[1].title._create(mirror_owner.Owner("second"))
     copies[0].send()
@@ -316,8 +317,9 @@ def test_an_address_is_an_output_and_a_missing_library_is_named(
         load_config(tmp_path / "run.yaml", overrides=["mirror=s3://other/run"])
     with pytest.raises(errors.ConfigError, match=r"pip install gcsfs"):
         mirror_copy.check_installed("gs://bucket/some/run")
-    with pytest.raises(errors.ConfigError, match=r"ftp://bucket/run: expected an address that begins with s3, gs"):
-        mirror_copy.check_installed("ftp://bucket/run")
+    for wrong in ("ftp://bucket/run", "s3://bucket", "s3://bucket/"):
+        with pytest.raises(errors.ConfigError, match=r"expected SCHEME://BUCKET/PATH with one of s3, gs"):
+            mirror_copy.check_installed(wrong)
 
 
 def test_ctrl_c_while_the_store_is_frozen_ends_within_the_grace_time(
