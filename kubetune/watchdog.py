@@ -113,7 +113,8 @@ def find_frozen(run_dir: Path, deaths: Sequence[endings.Death], since: float) ->
         if last["time"] < since or silent < _FROZEN_FOR_SECONDS:
             continue
         still = f"rank {last['rank']} was killed when its process had stood still for {silent:.0f} s"
-        reason = f"{still}, last seen in {last['phase']} after step {last['step']} (was it stopped, or short of memory?)"
+        where = f"{last['phase']} after step {last['step']}"
+        reason = f"{still}, last seen in {where} (was it stopped, or short of memory?)"
         found[last["rank"]] = endings.Ending(errors.LOST_PEER, f"{reason}; see {HANG}", last["step"])
         facts = {name: last[name] for name in ("rank", "phase", "waiting", "step")}
         told = {**facts, "seconds": silent, "time": metrics.now(), "stack": f"none: {reason}\n", "threads": {}}
