@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if there := [*snapshot.preparing, *snapshot.pods]:
         print()
         print_table(("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY"), [_row(snapshot, p) for p in there])
-    for event in [event for event in snapshot.events if event.get("type") == "Warning"][-_SHOWN_EVENTS:]:
+    for event in _news(snapshot)[-_SHOWN_EVENTS:]:
         age = brief(age_seconds(event_time(event)))
         print(f"! {age} ago, {event['involvedObject']['name']}: {event['reason']}: {event['message']}")
     return OK
@@ -165,6 +165,15 @@ def _events_of(snapshot: Snapshot, pod: Object) -> list[Object]:
     return [event for event in snapshot.events if event["involvedObject"].get("name") == name]
 
 
+def _news(snapshot: Snapshot) -> list[Object]:
+    """Warnings that say more than the pods themselves."""
+    from kubetune.cluster import pods
+
+    told = [pods.why(pod) for pod in (*snapshot.preparing, *snapshot.pods)]
+    warnings = [event for event in snapshot.events if event.get("type") == "Warning"]
+    return [event for event in warnings if not any(str(event["message"]) in reason for reason in told)]
+
+
 def _row(snapshot: Snapshot, pod: Object) -> tuple[object, ...]:
     from kubetune.cluster import pods
 
@@ -177,5 +186,5 @@ def _row(snapshot: Snapshot, pod: Object) -> tuple[object, ...]:
         pods.phase_of(pod),
         status.get("restartCount", 0),
         age,
-        pods.why(pod, _events_of(snapshot, pod)),
+        pods.why(pod, _events_of(snapshot, pod), advise=False),  # the headline advises
     )

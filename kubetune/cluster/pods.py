@@ -140,8 +140,11 @@ def age_seconds(stamp: str | None) -> float | None:
     return (datetime.now(UTC) - datetime.fromisoformat(stamp.replace("Z", "+00:00"))).total_seconds()
 
 
-def why(pod: Object, events: Sequence[Object] = ()) -> str:
-    """Why a pod does not run, or how it ended; empty while all is well. `events` are those of the pod."""
+def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> str:
+    """Why a pod does not run, or how it ended; empty while all is well. `events` are those of the pod.
+
+    `advise`: with what to do about it, where that is known.
+    """
     status = pod.get("status") or {}
     unschedulable = condition(pod, "PodScheduled", "False")
     if unschedulable is not None and unschedulable.get("reason") == "SchedulingGated":
@@ -151,7 +154,7 @@ def why(pod: Object, events: Sequence[Object] = ()) -> str:
     for found in ((entry.get("state") or {}).get("waiting") for entry in container_statuses(pod)):
         if found and found.get("reason") not in ("PodInitializing", "ContainerCreating"):
             reason = str(found.get("reason"))
-            advice = _ADVICE.get(reason)
+            advice = _ADVICE.get(reason) if advise else None
             return f"{reason}: {found.get('message', '')}".strip(": ") + (f"; {advice}" if advice else "")
     code = exit_code(pod)
     if code:
