@@ -218,6 +218,6 @@ def trial(spec: RunSpec, serving: Serving) -> str:
     return (
         f"kubectl -n {namespace} rollout status deployment/{spec.name} --timeout={START_SECONDS}s\n"
         f"kubectl -n {namespace} port-forward service/{spec.name} {PORT}:80 &\n"
-        f"curl http://localhost:{PORT}/v1/chat/completions -H 'Content-Type: application/json'{key} "
-        f"-d '{json.dumps(body)}'\n"
+        f"curl --retry 5 --retry-connrefused http://localhost:{PORT}/v1/chat/completions "
+        f"-H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'\n"
     )
