@@ -14,7 +14,7 @@ from kubetune.cli import plan_forecast
 from kubetune.config.flags import add_run_arguments, config_from_args
 from kubetune.config.schema import Config
 from kubetune.devices import visible_gpus
-from kubetune.estimate import Lengths, estimate_lengths, estimate_rows
+from kubetune.estimate import Lengths, estimate_lengths, estimate_rows, makes_data
 from kubetune.forecast import quantization_of
 from kubetune.plan import Plan, default_output, make_plan
 from kubetune.writing import counted
@@ -61,7 +61,7 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     yield "world", f"{plan.world_size} = {processes}"
     label, _, text = plan.batch_line().partition(" batch ")
     yield f"{label} batch", text
-    yield "rows", _rows(plan)
+    yield "rows", _rows(config, plan)
     yield "tokens", _tokens(config, plan, lengths)
     yield "steps per epoch", _steps(plan.steps_per_epoch)
     yield "steps", f"{_steps(plan.num_steps)} ({plan.num_epochs:.4g} epochs)"
@@ -75,7 +75,9 @@ def _steps(number: int) -> str:
     return f"{number:,}" if number else "unknown until the data are read"
 
 
-def _rows(plan: Plan) -> str:
+def _rows(config: Config, plan: Plan) -> str:
+    if plan.rows is None and makes_data(config):
+        return "unknown: the data are not on this machine; kubernetes.preprocess makes them on the cluster"
     if plan.rows is None:
         return "unknown: the data are not on this machine; `kubetune data prepare` fetches them"
     evaluated = f", {plan.eval_rows:,} for evaluation" if plan.eval_rows else ""

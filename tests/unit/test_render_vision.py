@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,36 @@ def test_fire_is_prepared_without_gpus_and_trained_with_four(capsys: pytest.Capt
     assert (run["data"]["max_length"], run["lora"]["r"], run["training"]["learning_rate"]) == (8192, 32, 1e-4)
     batch = run["training"]["per_device_train_batch_size"], run["training"]["gradient_accumulation_steps"]
     assert batch == (1, 16)
+
+
+QWEN3_VL_32B = {
+    "model_type": "qwen3_vl",
+    "text_config": {
+        "hidden_size": 5120,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 25600,
+        "vocab_size": 151936,
+    },
+}
+
+
+def test_the_plan_of_fire_says_that_four_bits_fit_and_what_else_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_VL_32B))
+    words = ["plan", str(EXAMPLES / "fire-qwen3vl-32b.yaml"), f"model={tmp_path}", "compute.gpu_memory=80Gi"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "kubernetes.preprocess makes them on the cluster" in told
+    assert "64 = batch × accumulation × world ≈ 1 × 16 × 4" in told
+    assert "fits into 80 GiB" in told
+    assert main([*words, "quantization=none"]) == 0
+    told = capsys.readouterr().out
+    assert "does NOT fit into 80 GiB" in told
+    assert "would fit with    training.parallelism: fsdp" in told
 
 
 def test_volcano_finds_its_images_on_a_volume(capsys: pytest.CaptureFixture[str]) -> None:
