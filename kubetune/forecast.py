@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kubetune.config.schema import Config
 from kubetune.memory import USABLE_SHARE, Shape, activation_bytes_per_token
@@ -36,6 +36,7 @@ LONG_ROW = 1024
 ASSUMED_SHARE_OF_PEAK = 0.4
 HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
 EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
+TOWER = re.compile(r"(^|\.)(visual|vision_tower|vision_model|vision_encoder)\.")
 NOT_TEXT = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector)\.")
 
 
@@ -122,7 +123,9 @@ def forecast(config: Config, plan: Plan, weights: Weights, device_bytes: int | N
     frozen = _weight_bytes(config, plan, weights, element)
     trained = adapter_parameters(config, weights) if config.lora else weights.parameters
     if config.lora:  # adapters stay whole on every rank
-        parts = {"weights": frozen // sharded, **_state_parts(config, "adapters, in fp32", trained)}
+        whole = _tower_bytes(config, plan, weights, element)
+        held = whole + (frozen - whole) // sharded
+        parts = {"weights": held, **_state_parts(config, "adapters, in fp32", trained)}
     else:  # fp32 weights that are trained, and all sharded ones, are the optimizer's own copy
         held = 0 if element == 4 or sharded > 1 else frozen
         parts = {"weights": held, **_state_parts(config, "trained weights, in fp32", trained // sharded)}
@@ -173,6 +176,12 @@ def _weight_bytes(config: Config, plan: Plan, weights: Weights, element: int) ->
     per_linear = {"none": float(element), "8bit": 1.0}.get(quantization_of(config, plan), 4.127 / 8)
     inside = sum(a * b for _, a, b in linears(weights))
     return int(inside * per_linear) + (weights.parameters - inside) * element
+
+
+def _tower_bytes(config: Config, plan: Plan, weights: Weights, element: int) -> int:
+    """Of what sees, which stays whole on every rank."""
+    shapes = {name: shape for name, shape in weights.shapes.items() if TOWER.search(name)}
+    return _weight_bytes(config, plan, replace(weights, shapes=shapes), element)
 
 
 def _sharing_parts(

@@ -10,6 +10,10 @@ import pytest
 import yaml
 
 from kubetune.cli import main
+from kubetune.config.schema import Config
+from kubetune.forecast import forecast
+from kubetune.plan import make_plan
+from kubetune.weights import Weights, shapes_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -41,7 +45,7 @@ def test_fire_is_prepared_without_gpus_and_trained_with_four(capsys: pytest.Capt
     assert batch == (1, 16)
 
 
-QWEN3_VL_32B = {
+QWEN3_VL_32B: dict[str, Any] = {
     "model_type": "qwen3_vl",
     "text_config": {
         "hidden_size": 5120,
@@ -69,6 +73,20 @@ def test_the_plan_of_fire_says_that_four_bits_fit_and_what_else_would(
     told = capsys.readouterr().out
     assert "does NOT fit into 80 GiB" in told
     assert "would fit with    training.parallelism: fsdp" in told
+
+
+def test_what_sees_is_counted_whole_where_what_speaks_is_cut() -> None:
+    text, tower = shapes_of(QWEN3_VL_32B["text_config"]), {"model.visual.blocks.0.mlp.weight": (4096, 1024)}
+    training = {"parallelism": "fsdp", "global_batch_size": 4}
+    config = Config.model_validate({"model": "x", "data": {"train": "x"}, "lora": {}, "training": training})
+    plan = make_plan(config, gpus=4)
+    assert plan.world_size == 4
+    blind, seeing = (
+        forecast(config, plan, Weights(shapes, QWEN3_VL_32B, stated=True)) for shapes in (text, text | tower)
+    )
+    assert blind is not None
+    assert seeing is not None
+    assert seeing.parts["weights"] - blind.parts["weights"] == 2 * 4096 * 1024
 
 
 def test_volcano_finds_its_images_on_a_volume(capsys: pytest.CaptureFixture[str]) -> None:
