@@ -25,6 +25,7 @@ from torch import Tensor
 from kubetune import checkpoint, errors, faults, files, merge, metrics, models, proof, quantization
 from kubetune.config.load import read_config, resolved
 from kubetune.config.schema import DTYPE_NAMES, Config
+from kubetune.data.hub import is_local
 from kubetune.data.image_processor import load_image_processor
 from kubetune.data.tokenizer import Tokenizer, load_tokenizer
 from kubetune.export_folder import PROVENANCE, check_place, checksums, is_whole, written_aside
@@ -212,6 +213,8 @@ def _write_adapter(job: _Job, folder: Path, sample: Sample) -> tuple[list[Compar
     facts = json.loads((job.checkpoint / ADAPTER[1]).read_text())
     facts |= {"base_model_name_or_path": job.config.model.path, "revision": job.config.model.revision}
     files.write_atomic(settings, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    if is_local(job.config.model.path):
+        job.tell("the base is a folder of this machine, which others lack: --merge makes a model that stands alone")
     if (job.checkpoint / "config.json").is_file():
         shutil.copyfile(job.checkpoint / "config.json", folder / "config.json")
     _write_companions(job, folder, unwrap(model))

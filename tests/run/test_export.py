@@ -69,7 +69,9 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def test_an_adapter_loads_with_peft_alone(lora_run: Path, inputs: Path, tmp_path: Path) -> None:
-    found = export(lora_run, tmp_path / "out")
+    told: list[str] = []
+    found = export_run(lora_run, out=tmp_path / "out", tell=told.append)
+    assert any("a folder of this machine" in line for line in told), "nobody else could load it"
     model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(logits(model), trained_logits(lora_run, inputs))
     assert found.kind == "adapter"
