@@ -112,7 +112,7 @@ def check(
         if result.split in report.classes:
             report.classes[result.split].update(name for names in said for name in names)
         if gallery is not None:
-            gallery.add(result, digests)
+            gallery.add(result, digests, said if report.labels is not None else [None] * len(digests))
         if result.split == "train":
             missing = samples - len(report.samples)
             rows = islice(zip(_rows(result.chunk), said, strict=True), missing)

@@ -25,7 +25,7 @@ _MOST_IMAGES = 4
 
 @dataclass(frozen=True)
 class Picked:
-    """A row with where it is from: the index of its source, and of its record in it."""
+    """A row with where it is from: the index of its source, and of its record in it. `labels`: what it is told as."""
 
     split: str
     source: int
@@ -33,6 +33,7 @@ class Picked:
     ids: Sequence[int]
     trained: bytes
     images: Sequence[str] = ()
+    labels: Sequence[str] | None = None
 
     @property
     def trained_share(self) -> float:
@@ -51,8 +52,8 @@ class Gallery:
         self._repeats: dict[int, Picked] = {}
         self._times: Counter[int] = Counter()
 
-    def add(self, result: Result, digests: Sequence[int]) -> None:
-        """Look at the rows of one batch. `digests`: a number for each row that equal rows share."""
+    def add(self, result: Result, digests: Sequence[int], said: Sequence[Sequence[str] | None]) -> None:
+        """Look at the rows of one batch. `digests`: a number for each row that equal rows share; `said`: its labels."""
         end = 0
         for number, length in enumerate(result.chunk.lengths):
             begin, end = end, end + length
@@ -70,7 +71,7 @@ class Gallery:
                 continue
             row = Picked(result.split, result.source, record, result.chunk.tokens[begin:end],
                          bytes(result.chunk.trained[begin:end]),
-                         [image.path for image in result.chunk.images[number]])  # fmt: skip
+                         [image.path for image in result.chunk.images[number]], said[number])  # fmt: skip
             if len(first) < self._per_source:
                 first.append(row)
             self._longest = row if is_longest else self._longest
@@ -110,6 +111,7 @@ def _shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, 
         "record": row.record + 1,
         "tokens": len(row.ids),
         "trained": sum(row.trained),
+        "labels": row.labels,
         "cut": len(tokens) < len(row.ids),
         "pieces": pieces,
         "images": [thumbnail(image) for image in row.images[:_MOST_IMAGES]],

@@ -6,15 +6,16 @@ For the data's page. Reads every record once; languages and images are looked at
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
-from kubetune.data.formats import Chat, Example, Labelled, Pair, Text, convert
+from kubetune.data.formats import Chat, Example, Label, Labelled, Pair, Text, convert
 from kubetune.data.images import UnusableImage, image_of_row, verifier
+from kubetune.data.labels import is_vector
 from kubetune.data.problems import Problems
-from kubetune.data.sources import read_source
+from kubetune.data.sources import class_names, read_source
 from kubetune.data.statistics import bars
 
 _TEXTS_FOR_LANGUAGES = 300
@@ -75,6 +76,7 @@ def survey(config: Config) -> list[dict[str, Any]]:
 def _survey(source: SourceConfig, config: Config, name_language: Callable[[str], str] | None) -> Survey:
     found = Survey(source.path)
     labelled = config.task == "sequence_classification"
+    names = dict(enumerate(class_names(source))) if labelled else {}
     verify = verifier()
     for record in read_source(source, Problems()):
         found.records += 1
@@ -95,7 +97,7 @@ def _survey(source: SourceConfig, config: Config, name_language: Callable[[str],
         if _has_no_answer(example):
             _note_empty(found, record.where)
         if isinstance(example, Labelled):
-            found.labels.update(map(str, example.label if isinstance(example.label, tuple) else (example.label,)))
+            found.labels.update(_classes(example.label, names))
         if isinstance(example, Chat):
             found.turns[sum(message["role"] == "assistant" for message in example.messages)] += 1
             found.systems.update(m["content"] for m in example.messages if m["role"] == "system")
@@ -123,6 +125,13 @@ def _texts(example: Example) -> Iterator[tuple[str, str]]:
             yield "text", example.text
         case Labelled():
             yield "text", " ".join(filter(None, (example.text, example.second)))
+
+
+def _classes(label: Label, names: Mapping[Any, str]) -> Iterator[str]:
+    """What a label says, by the names that its data set has for numbers."""
+    if is_vector(label):
+        label = tuple(index for index, is_set in enumerate(label) if is_set)
+    return (names.get(one, str(one)) for one in (label if isinstance(label, tuple) else (label,)))
 
 
 def _has_no_answer(example: Example) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -356,3 +357,15 @@ def test_check_shows_the_labels_of_a_classifier(
     assert "[CLS] good [SEP] ⟦up⟧" in told
     assert cli.main(["data", "check", str(tmp_path / "run.yaml"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["splits"]["train"]["classes"] == {"up": 2, "down": 1}
+
+
+def test_a_page_on_the_data_of_a_classifier_names_each_rows_label(model: Path, tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / "train.parquet", ["unacceptable", "acceptable"])
+    run = {"task": "sequence_classification", "model": str(model), "data": {"train": str(file)}}
+    (tmp_path / "run.yaml").write_text(json.dumps(run))
+    assert cli.main(["data", "check", str(tmp_path / "run.yaml"), "--html", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    rows = re.findall(r"record (\d) · 3 tokens · <span class=\"piece trained\">(\w+)</span>", page)
+    assert rows[:2] == [("1", "unacceptable"), ("2", "acceptable")]
+    assert ">learnt</th>" not in page
+    assert "2 labels" in page
