@@ -64,15 +64,26 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     yield "rows", _rows(config, plan)
     yield "tokens", _tokens(config, plan, lengths)
     yield "steps per epoch", _steps(plan.steps_per_epoch)
-    yield "steps", f"{_steps(plan.num_steps)} ({plan.num_epochs:.4g} epochs)"
+    yield "steps", f"{_steps(plan.num_steps)} ({_epochs(plan.num_epochs)})"
     yield "learning rate", f"{plan.learning_rate:g}, {plan.lr_scheduler_type}, warm-up {plan.warmup_steps:,} steps"
-    yield "evaluation", f"every {_steps(plan.eval_steps)} steps, and at the end" if config.data.eval else "none"
-    yield "checkpoints", f"every {_steps(plan.save_steps)} steps, and at the end; {training.save_total_limit} kept"
+    yield "evaluation", f"{_every(plan.eval_steps)}, and at the end" if config.data.eval else "none"
+    yield "checkpoints", f"{_every(plan.save_steps)}, and at the end; {training.save_total_limit} kept"
     yield "output", config.output or default_output(config, datetime.now())
 
 
 def _steps(number: int) -> str:
     return f"{number:,}" if number else "unknown until the data are read"
+
+
+def _every(steps: int) -> str:
+    """How often; an interval of an epoch has no number before the data are read."""
+    if steps == 1:
+        return "every step"
+    return f"every {counted(steps, 'step')}" if steps else "every epoch"
+
+
+def _epochs(number: float) -> str:
+    return f"{number:.4g} epoch{'' if number == 1 else 's'}"
 
 
 def _rows(config: Config, plan: Plan) -> str:

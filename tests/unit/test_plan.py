@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubetune.cli.plan import describe
 from kubetune.config.schema import Config
 from kubetune.devices import visible_gpus
 from kubetune.errors import ConfigError
@@ -129,6 +130,18 @@ def test_unread_data_leave_the_steps_open() -> None:
     assert (plan.rows, plan.steps_per_epoch, plan.num_steps, plan.save_steps) == (None, 0, 0, 0)
     assert make_plan(config(training={"max_steps": 9})).num_steps == 9
     assert not plan.is_save_step(5)
+
+
+def test_a_plan_says_how_often_and_what_auto_means() -> None:
+    asked = config(data={"eval": 0.1}, lora=True, quantization="auto", training={"save_steps": 1})
+    said = dict(describe(asked, make_plan(asked), None))
+    assert said["evaluation"] == "every epoch, and at the end"
+    assert said["checkpoints"] == "every step, and at the end; 3 kept"
+    assert said["steps"] == "unknown until the data are read (1 epoch)"
+    assert "(quantization: auto is none here)" in said["method"]
+    said = dict(describe(asked, make_plan(asked, 30, 3, gpus=1), None))
+    assert said["evaluation"] == "every 30 steps, and at the end"
+    assert ", 8bit base (quantization: auto is 8bit here)" in said["method"]
 
 
 @given(st.integers(1, 10_000), st.integers(1, 64), st.floats(0.01, 20))
