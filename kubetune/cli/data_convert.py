@@ -233,15 +233,15 @@ class _Shown:
         now = time.monotonic()
         began, first = self._began.setdefault(what, (now, done))
         if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=total or None, completed=done, rate="")
+            self._tasks[what] = self._bar.add_task(what, completed=done, rate="")
+        total = max(total, done)
         rate = (done - first) / (now - began) if now > began else 0.0
-        self._bar.update(self._tasks[what], total=total or None, completed=done, rate=f"{rate:,.0f}/s" if rate else "")
+        self._bar.update(self._tasks[what], total=total, completed=done, rate=f"{rate:,.0f}/s" if rate else "")
         if self._bar.disable:
             if now - self._shown_at >= LINE_SECONDS:
                 self._shown_at = now
-                left = f", {(total - done) / rate:,.0f} s left" if rate and total else ""
-                of = f" of {total:,}" if total else ""
-                print(f"{what}: {done:,}{of}, {rate:,.0f}/s{left}", file=sys.stderr, flush=True)
+                left = f", {(total - done) / rate:,.0f} s left" if rate else ""
+                print(f"{what}: {done:,} of {total:,}, {rate:,.0f}/s{left}", file=sys.stderr, flush=True)
         elif now - self._shown_at >= 0.2 or done == total:
             self._shown_at = now
             self._bar.refresh()

@@ -23,6 +23,7 @@ import pytest
 from kubetune.cli import main
 from kubetune.config.schema import SourceConfig
 from kubetune.data.check import check_shapes
+from kubetune.data.recipes import origin
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -165,8 +166,7 @@ def test_a_terminal_shows_how_far_it_is_how_fast_and_how_long_it_will_take(sourc
     with patch.dict(os.environ, environ), redirect_stderr(terminal), redirect_stdout(io.StringIO()):
         assert main(["data", "convert", "fire", *words]) == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
-    assert re.search(rf"counting train .* {RECORDS}/{RECORDS} ", shown)
-    assert re.search(rf"\ntrain .* {RECORDS}/{RECORDS} [0-9,]+/s 0:00:00", shown)
+    assert re.search(rf"train .* {RECORDS}/{RECORDS} [0-9,]+/s 0:00:00", shown)
 
 
 def test_ctrl_c_says_how_to_go_on(source: Path, tmp_path: Path) -> None:
@@ -253,6 +253,25 @@ def test_a_download_that_ended_early_is_found_first(source: Path, tmp_path: Path
     assert "The file is damaged, or its download incomplete. Nothing was written." in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["FIRE-test.json"]
     assert convert("fire", *words, "--max-samples", 50)["test"]["samples_processed"] == 50
+
+
+def test_damage_within_a_list_is_found_and_nothing_is_kept(source: Path, tmp_path: Path) -> None:
+    content = (source / "FIRE-test.json").read_bytes()
+    half = len(content) // 2
+    (tmp_path / "FIRE-test.json").write_bytes(content[:half] + b"\0" + content[half:])
+    done = run("fire", "--source", tmp_path / "FIRE-test.json", "--skip-images", "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert "The file is damaged, or its download incomplete. Nothing was written." in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["FIRE-test.json"]
+
+
+@pytest.mark.parametrize("block", [50, 2**20])
+def test_records_are_estimated_without_parsing_them(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(origin, "_BLOCK", block)
+    (tmp_path / "train.jsonl").write_text("{}\n{}\n{}")
+    assert origin.Origin("test", (source / "FIRE-test.json", tmp_path / "train.jsonl")).estimate() == 703
 
 
 def test_lines_that_are_no_json_are_counted(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ _KILLED: Final = (
 )
 
 Progress = Callable[[str, int, int], None]
-"""`progress(what, total, done)`; `what` is a split, that images of a data set are fetched, or that records are counted:
-then the total is 0 until it is known."""
+"""`progress(what, total, done)`; `what` is a split, whose total is a guess until it is done, or that images of a data
+set are fetched."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,9 @@ def _publish(work: Path, output: Path) -> None:
 def _convert(request: Request, work: Path, progress: Progress) -> None:
     journals = {origin.split: Journal.open(work / ".progress" / f"{origin.split}.json") for origin in request.origins}
     pending = [origin for origin in request.origins if not journals[origin.split].done]
-    totals = {origin.split: _count(origin, request.max_samples, progress) for origin in pending}
+    if request.max_samples is None:
+        for origin in pending:
+            origin.require_ends()
     saved = {}
     if request.images.hub:
         needed = {origin.split: _needed_images(request, origin) for origin in pending}
@@ -173,19 +175,14 @@ def _convert(request: Request, work: Path, progress: Progress) -> None:
     for origin in pending:
         journal = journals[origin.split]
         journal.tally.images_saved = saved.get(origin.split, 0)
-        _convert_split(request, origin, journal, work, partial(progress, origin.split, totals[origin.split]))
+        total = request.max_samples or origin.estimate()
+        _convert_split(request, origin, journal, work, partial(progress, origin.split, total))
+        progress(origin.split, journal.read, journal.read)
     stats = {split: journal.tally.summary() for split, journal in journals.items()}
     for split, journal in journals.items():
         if not journal.tally.rows:
             raise DataError(_nothing_left(split, journal.tally))
     write_atomic(work / STATS, json.dumps(stats, indent=1, ensure_ascii=False))
-
-
-def _count(origin: Origin, most: int | None, progress: Progress) -> int:
-    what = f"counting {origin.split}"
-    number = origin.count(most, lambda done: progress(what, 0, done))
-    progress(what, number, number)
-    return number
 
 
 def _nothing_left(split: str, tally: Tally) -> str:

@@ -6,8 +6,9 @@ cannot be streamed by their library without holding all of them.
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,11 @@ from typing import Any
 
 from kubetune.data.hub import explained_hub_errors, hub_token
 from kubetune.data.problems import Problems
-from kubetune.data.readers import READERS, Record
+from kubetune.data.readers import READERS, Record, count_lines, parquet_rows
 from kubetune.data.recipes.tally import MOST_ERRORS
 from kubetune.errors import ConfigError, DataError, EnvironmentFault
 
 HUB = "hub:"
-TELL_EVERY = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +36,47 @@ class Origin:
         return [{"file": str(f.resolve()), "bytes": s.st_size, "modified_ns": s.st_mtime_ns} for f, s in stats]
 
     def records(self, problems: Problems) -> Iterator[Record]:
-        """All records. What is none goes to `problems`."""
+        """All records. What is none goes to `problems`; raises DataError where that is a part of a JSON list."""
         for file in self.files:
+            before = problems.total
             yield from READERS[file.suffix.lower()](file, problems)
+            if problems.total > before and file.suffix.lower() == ".json":
+                raise DataError(f"{problems.first[-1]} {_DAMAGED}")
 
-    def count(self, most: int | None, tell: Callable[[int], None]) -> int:
-        """How many records there are, at most `most`. Raises DataError where a JSON list is damaged or cut off.
+    def require_ends(self) -> None:
+        """Raise DataError where a JSON list has no end: its download ended early, which is seen before all else."""
+        for file in (file for file in self.files if file.suffix.lower() == ".json"):
+            with open(file, "rb") as stream:
+                begin = stream.read(_BLOCK).lstrip(codecs.BOM_UTF8 + b" \t\r\n")
+                stream.seek(max(0, file.stat().st_size - _BLOCK))
+                if begin.startswith(b"[") and not stream.read().rstrip().endswith(b"]"):
+                    raise DataError(f"{file}: is a JSON list without an end. {_DAMAGED}")
 
-        So a download that ended early is found before anything is done with the part that came. `tell` is told now and
-        then how many were found.
-        """
-        number = 0
-        for file in self.files:
-            problems = Problems()
-            for _ in READERS[file.suffix.lower()](file, problems):
-                number += 1
-                if number == most:
-                    return number
-                if number % TELL_EVERY == 0:
-                    tell(number)
-            if problems.total and file.suffix.lower() == ".json":
-                raise DataError(f"{problems.first[0]} The file is damaged, or its download incomplete. {NOTHING}")
-        return number
+    def estimate(self) -> int:
+        """About how many records there are, without parsing them: for the bar."""
+        return sum(map(_estimate, self.files))
 
+
+def _estimate(file: Path) -> int:
+    match file.suffix.lower():
+        case ".parquet":
+            return parquet_rows(file)
+        case ".json":
+            number, rest = 0, b""
+            with open(file, "rb") as stream:
+                while block := stream.read(_BLOCK):
+                    block = rest + block
+                    number += block.count(_KEY)
+                    rest = block[1 - len(_KEY) :]
+            return number
+        case _:
+            return count_lines(file)
+
+
+_BLOCK = 2**20
+_KEY = b'"conversations"'
+"""A key that records of these data sets have once; within their texts its quotes would stand behind backslashes."""
+_DAMAGED = "The file is damaged, or its download incomplete. Nothing was written."
 
 NOTHING = "Nothing was written."
 
