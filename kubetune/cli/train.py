@@ -17,6 +17,7 @@ from kubetune.estimate import estimate_rows
 from kubetune.launch.local import launch
 from kubetune.plan import default_output, make_plan
 from kubetune.relay import Relay
+from kubetune.writing import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +37,10 @@ def run(args: argparse.Namespace) -> int:
         gpus = visible_gpus(os.environ)
         plan = make_plan(config, rows, eval_rows, gpus)
         if plan.device == "cuda" and plan.processes_per_node > gpus:
+            fewer = f"compute.gpus_per_node={gpus}, or " if gpus else ""
             raise EnvironmentFault(
-                f"the run wants {plan.processes_per_node} GPUs on this machine, which has {gpus}; set "
-                "compute.gpus_per_node to that, or compute.gpus_per_node=0 and compute.processes to train on the CPU"
+                f"the run wants {counted(plan.processes_per_node, 'GPU')} on this machine, which has {gpus}; set {fewer}"
+                "compute.gpus_per_node=0 and compute.processes to train on the CPU"
             )
         for label, text in describe(config, plan, None):
             if label != "tokens":
