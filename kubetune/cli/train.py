@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
         if plan.device == "cuda" and plan.processes_per_node > gpus:
             fewer = f"compute.gpus_per_node={gpus}, or " if gpus else ""
             raise EnvironmentFault(
-                f"the run wants {counted(plan.processes_per_node, 'GPU')} on this machine, which has {gpus}; set {fewer}"
-                "compute.gpus_per_node=0 and compute.processes to train on the CPU"
+                f"the run wants {counted(plan.processes_per_node, 'GPU')} on this machine, which has {gpus}; set "
+                f"{fewer}compute.gpus_per_node=0 and compute.processes to train on the CPU"
             )
         for label, text in describe(config, plan, None):
             if label != "tokens":
