@@ -21,13 +21,13 @@ MIB, GIB = 2**20, 2**30
 
 PROCESS_BYTES = {"cpu": 480 * MIB, "cuda": 600 * MIB}
 """Before a model: on CPUs Python with torch and transformers, as measured; on GPUs the CUDA context, an allowance."""
-LOST_SHARE = {"cpu": 0.05, "cuda": 0.06}
+LOST_SHARE = {"cpu": 0.08, "cuda": 0.06}
 """Of everything but the process: blocks that the allocator cannot use again. On CPUs as measured, else an allowance."""
-LOST_SHARE_OF_HALVES = 0.2
+LOST_SHARE_OF_HALVES = 0.28
 """The same on CPUs in 16 bits, where blocks of two widths lie between each other; as measured."""
 
-GLOO_COPIES = 4
-"""Of the largest group of weights, flat, what goes in and out of FSDP and of gloo below it; as measured."""
+GLOO_THREADS = 2
+"""Each gathers into memory of its own before it copies that to where it is wanted, and keeps it for the next time."""
 
 EXACT_ROWS = 256
 LONG_ROW = 1024
@@ -138,7 +138,7 @@ def forecast(config: Config, plan: Plan, weights: Weights, device_bytes: int | N
     chunk = 0 if _classifies(config) else _chunk_bytes(weights, tokens, element)
     before = sum(parts.values()) + chunk + PROCESS_BYTES[plan.device]
     left = None if device_bytes is None else int(USABLE_SHARE * device_bytes) - before
-    parts |= _activation_parts(config, plan, weights, tokens, element, left)
+    parts |= _activation_parts(config, plan, weights, tokens, element, left, chunk)
     parts["logits, a chunk at a time"] = chunk
     lost = LOST_SHARE_OF_HALVES if plan.device == "cpu" and element == 2 else LOST_SHARE[plan.device]
     parts["allocator"] = int(lost * sum(parts.values()))
@@ -187,28 +187,39 @@ def _tower_bytes(config: Config, plan: Plan, weights: Weights, element: int) -> 
 def _sharing_parts(
     config: Config, plan: Plan, weights: Weights, shape: Shape, element: int, device_bytes: int | None
 ) -> dict[str, int]:
-    """What ranks hold of each other's slices while a block runs."""
-    parts = {"weights of two blocks, gathered": _gathered(weights, shape, element)}
-    if config.lora is None:
+    """What ranks hold beside their own slices: what they borrow, and what is on its way between them.
+
+    Blocks are gathered one by one, the next one ahead; embeddings, head and last norm form a group around them that
+    stays gathered from the beginning of the forward to the end of the backward.
+    """
+    block = sum(a * b for _, a, b in linears(weights)) // shape.layers
+    around = weights.parameters - block * shape.layers
+    parts = {"weights, gathered: two blocks and what lies around them": (2 * block + around) * element}
+    if config.lora is not None:
+        parts["a block on its way between the ranks"] = block * element
+    else:
+        # Its weights on their way in, its gradient in fp32 as it goes out, and as it was before.
+        parts["a block on its way between the ranks"] = block * (element + 8)
+        if not _classifies(config):
+            parts["gradient of the head, whole"] = 4 * int(weights.text_config.get("vocab_size") or 0) * shape.hidden
         whole = 4 * weights.parameters
-        keeps_whole = device_bytes is not None and whole <= device_bytes // 8
-        parts["gradients before they are summed"] = whole if keeps_whole else _gathered(weights, shape, 4)
+        if plan.accumulation > 1 and device_bytes is not None and whole <= device_bytes // 8:
+            parts["gradients before they are summed"] = whole
     if plan.device == "cpu":
-        largest = max(math.prod(s) for s in weights.shapes.values())
-        parts["buffers of the collectives"] = GLOO_COPIES * element * largest
+        parts["buffers of the collectives"] = GLOO_THREADS * element * around
+        if config.lora is None:
+            # Resident, but the kernel's to take back: the slices' files, from which a model is put together.
+            parts["files of a checkpoint, mapped"] = 4 * weights.parameters
     return parts
 
 
-def _gathered(weights: Weights, shape: Shape, element: int) -> int:
-    inside = sum(a * b for _, a, b in linears(weights)) // shape.layers
-    largest = max((math.prod(s) for s in weights.shapes.values()), default=0)
-    return max(2 * inside, inside + largest) * element
-
-
 def _activation_parts(
-    config: Config, plan: Plan, weights: Weights, tokens: int, element: int, left: int | None
+    config: Config, plan: Plan, weights: Weights, tokens: int, element: int, left: int | None, logits: int
 ) -> dict[str, int]:
-    """What autograd keeps until the backward, and the gradients of the layer that the backward is in."""
+    """What autograd keeps until the backward, and the gradients of the layer that the backward is in.
+
+    Those come when the `logits` are gone, so only what they need beyond that room counts.
+    """
     shape = Shape.of(weights.text_config)
     assert shape is not None
     fused = plan.device == "cuda"
@@ -224,17 +235,21 @@ def _activation_parts(
     if setting == "auto" and plan.device == "cuda" and left is not None and kept + a_layer > left:
         saved = kept // shape.layers - tokens * shape.hidden * element
         recomputed = min(shape.layers, -(-(kept + a_layer - left) // max(1, saved)))
+    # Of gate, up, what SiLU and their product gave, and of what a layer is handed on.
+    gradients = tokens * element * (4 * shape.intermediate + 3 * shape.hidden)
+    gradients_beside = {"gradients of one layer's activations": max(0, gradients - logits)}
     if not recomputed:
-        return {"activations": kept, "attention": attention, "gradients of one layer's activations": a_layer}
+        return {"activations": kept, "attention": attention, **gradients_beside}
     # What is kept whole, at least the one layer that runs again, and the inputs of the others.
     whole = max(1, shape.layers - recomputed)
+    if whole == 1:
+        # Running a layer again leaves blocks behind that its gradients do not fit into; as measured on a CPU.
+        gradients_beside = {"gradients of one layer's activations": max(0, 2 * a_layer - logits)}
     # Those that run again are the first ones: their turn comes when what the others kept is free.
-    again = a_layer * 3 // 2 if whole == 1 else a_layer
     return {
         f"activations, {recomputed} of {shape.layers} layers recomputed": whole * a_layer,
         "inputs of those layers": recomputed * tokens * shape.hidden * element,
-        # Running a layer again leaves blocks behind that its gradients do not fit into; as measured on a CPU.
-        "gradients of one layer's activations": again,
+        **gradients_beside,
     }
 
 

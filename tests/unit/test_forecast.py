@@ -71,7 +71,7 @@ def test_sharding_divides_what_is_held_and_recomputing_what_is_kept() -> None:
     one, eight = ahead(gpus=8), ahead("training.parallelism=fsdp", gpus=8)
     assert state_of(eight) == [part // 8 for part in state_of(one)]
     assert "weights" not in eight.parts, "slices are fp32, the optimizer's own"
-    assert "weights of two blocks, gathered" in eight.parts
+    assert "weights, gathered: two blocks and what lies around them" in eight.parts
     one, eight = ahead("lora.r=16", gpus=8), ahead("lora.r=16", "training.parallelism=fsdp", gpus=8)
     assert eight.parts["weights"] == one.parts["weights"] // 8
     assert state_of(eight) == state_of(one), "adapters stay whole on every rank"
@@ -93,6 +93,33 @@ def test_the_logits_do_not_grow_with_the_batch() -> None:
     small, large = ahead("lora.r=16"), ahead("lora.r=16", "training.per_device_train_batch_size=16")
     name = "logits, a chunk at a time"
     assert small.parts[name] == large.parts[name] < GIB
+
+
+def test_gradients_of_a_layer_take_the_room_that_the_logits_had() -> None:
+    """4 f + 3 h elements of bf16 for a token, when the chunk of logits is gone."""
+    name, logits = "gradients of one layer's activations", "logits, a chunk at a time"
+    assert name not in ahead("lora.r=16").parts, "they fit into it"
+    large = ahead("lora.r=16", "training.per_device_train_batch_size=16", gib=None)
+    assert large.parts[name] + large.parts[logits] == 16 * 2048 * 2 * (4 * 12288 + 3 * 4096)
+
+
+def test_slices_come_with_what_is_borrowed_and_what_is_on_its_way() -> None:
+    block = sum(a * b for name, (a, *rest) in WEIGHTS.shapes.items() if ".layers.0." in name and rest for b in rest)
+    around = WEIGHTS.parameters - 36 * block
+    full = ahead("training.parallelism=fsdp", gpus=8)
+    assert full.parts["weights, gathered: two blocks and what lies around them"] == 2 * (2 * block + around)
+    assert full.parts["a block on its way between the ranks"] == block * (2 + 8)
+    assert full.parts["gradient of the head, whole"] == 4 * 151_936 * 4096
+    summed = "gradients before they are summed"
+    assert summed not in full.parts, "one micro-batch a step has nothing to wait for"
+    twice = ("training.parallelism=fsdp", "training.global_batch_size=16", "training.per_device_train_batch_size=1")
+    assert ahead(*twice, gpus=8, gib=800).parts[summed] == 4 * WEIGHTS.parameters
+    assert summed not in ahead(*twice, gpus=8, gib=80).parts, "too much of such a device"
+    lora = ahead("lora.r=16", "training.parallelism=fsdp", gpus=8).parts
+    assert "gradient of the head, whole" not in lora
+    cpu = ahead("training.parallelism=fsdp", "compute.processes=2", gpus=0).parts
+    assert cpu["buffers of the collectives"] == 2 * 4 * around
+    assert cpu["files of a checkpoint, mapped"] == 4 * WEIGHTS.parameters
 
 
 def test_a_classifiers_head_counts_for_nothing() -> None:
