@@ -90,7 +90,7 @@ def _rows(config: Config, plan: Plan) -> str:
     if plan.rows is None and makes_data(config):
         return "unknown: the data are not on this machine; kubernetes.preprocess makes them on the cluster"
     if plan.rows is None:
-        return "unknown: the data are not on this machine; `kubetune data prepare` fetches them"
+        return "unknown: the data are no files on this machine; `kubetune data prepare` fetches and counts them"
     evaluated = f", {plan.eval_rows:,} for evaluation" if plan.eval_rows else ""
     return f"{plan.rows:,}{evaluated}, before checks leave any out"
 
