@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,12 @@ def settings(config: Config, compute_dtype: torch.dtype) -> Any:
         bnb_4bit_compute_dtype=compute_dtype,
         llm_int8_skip_modules=list(HEADS),
     )
+
+
+def count(parameter: nn.Parameter) -> int:
+    """How many numbers a parameter stands for: of a 4-bit one each byte holds two."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else math.prod(state.shape)
 
 
 def keep_layout(model: nn.Module) -> None:

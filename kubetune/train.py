@@ -17,7 +17,20 @@ from typing import Any
 
 import torch
 
-from kubetune import errors, fp8, health, logs, metrics, parallel, probe, sharded, throughput, trace, watchdog
+from kubetune import (
+    errors,
+    fp8,
+    health,
+    logs,
+    metrics,
+    parallel,
+    probe,
+    quantization,
+    sharded,
+    throughput,
+    trace,
+    watchdog,
+)
 from kubetune.checkpoint import State
 from kubetune.config.defaults import prefers_greater
 from kubetune.config.schema import Config
@@ -292,7 +305,7 @@ def _is_patience_spent(run: Run, state: State) -> bool:
 
 
 def _log_model(learner: Any, optimizer: FlatAdamW) -> None:
-    total, trained = sum(p.numel() for p in learner.model.parameters()), optimizer.size
+    total, trained = sum(quantization.count(p) for p in learner.model.parameters()), optimizer.size
     logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
     if learner.route.flat:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from kubetune import checkpoint, evaluate, metrics
+from kubetune import quantization as quantizing
 from kubetune.config.schema import Config
 from kubetune.data.feed import Feed, rows_per_epoch
 from kubetune.data.prepare import prepare
@@ -77,6 +78,9 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
     data, world = prepare(config), World()
     learner = module.build(config, world, Workload(1024, 0, data.labels))
     assert learner.route.flat, learner.route.why_not
+    plain = module.build(make(tmp_path, "none"), world, Workload(1024, 0, data.labels))
+    parameters = [sum(map(quantizing.count, each.model.parameters())) for each in (learner, plain)]
+    assert parameters[0] == parameters[1]
     randomize_lora(learner.model)
     batches = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches
     learner.model.eval()
