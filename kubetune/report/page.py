@@ -237,7 +237,8 @@ def _matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
     ]
     right = sum(row[i] for i, row in enumerate(counts))
     total = sum(map(sum, counts))
-    return {"names": names, "rows": rows, "right": right, "total": total, "checkpoint": evaluation.get("checkpoint")}
+    where = {name: evaluation.get(name) for name in ("checkpoint", "data")}
+    return {"names": names, "rows": rows, "right": right, "total": total, **where}
 
 
 def _splits(run: RunRecord) -> list[dict[str, Any]]:

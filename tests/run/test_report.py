@@ -129,14 +129,14 @@ def test_what_data_say_is_shown_and_not_run(run_dir: Path, tmp_path: Path) -> No
     evil = "</script><script>alert(1)</script>"
     sample = {"prompt": evil, "expected": "a", "before": "b", "after": " a "}
     (copy / metrics.SAMPLES).write_text(json.dumps(sample) + "\n")
-    matrix = {"confusion": [[3, 1], [0, 4]], "names": ["<b>good", "bad"], "checkpoint": "best"}
+    matrix = {"confusion": [[3, 1], [0, 4]], "names": ["<b>good", "bad"], "checkpoint": "best", "data": "dev.tsv"}
     (copy / metrics.EVALUATION).write_text(json.dumps(matrix))
     page = Page(write_report([copy], tmp_path / "report.html"))
     assert evil not in page.html
     assert evil in page.text
     assert len(re.findall("<script", page.html)) == 3
     assert "as expected" in page.text
-    assert "7 of 8 rows right (87.5 %)" in page.text
+    assert "7 of 8 rows right (87.5 %), checkpoint best, on dev.tsv." in page.text
 
 
 def test_what_is_no_run_or_is_damaged_is_explained(run_dir: Path, tmp_path: Path) -> None:
