@@ -198,7 +198,8 @@ def _speed(runs: Sequence[RunRecord], points: int) -> Chart | None:
             if found is not None:
                 band = len(runs) == 1 and not colour
                 lines.append(Line(_label(run, what, runs), found, number if len(runs) > 1 else colour, band=band))
-    about = "Tokens of the data, without padding; trained ones are those with a loss."
+    about = "Tokens of the data, without padding"
+    about += "; trained ones are those with a loss." if any("trained" in line.label for line in lines) else "."
     return Chart("speed", "Tokens per second", "short", lines, about) if lines else None
 
 
