@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -17,6 +18,8 @@ from .kubelet import Kubelet
 from .objects import Object
 from .settings import Settings
 from .store import Store
+
+_END_SECONDS = 5.0
 
 
 async def serve(settings: Settings, listener: socket.socket, url: str) -> None:
@@ -36,6 +39,18 @@ async def serve(settings: Settings, listener: socket.socket, url: str) -> None:
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
+    await _end()
+
+
+async def _end() -> None:
+    """Cancel what is left. Should a pod's task hang in that, the process ends all the same, and its pods with it."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    _, stuck = await asyncio.wait(left, timeout=_END_SECONDS) if left else (left, left)
+    if stuck:
+        print(f"ended without waiting for {stuck}", file=sys.stderr, flush=True)
+        os._exit(0)
 
 
 def _first_objects(settings: Settings) -> list[Object]:
