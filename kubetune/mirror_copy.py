@@ -44,8 +44,8 @@ def check_installed(address: str) -> None:
             f"{address}: expected SCHEME://BUCKET/PATH with one of {', '.join(LIBRARIES)}. Nothing was sent."
         )
     if find_spec(library) is None:
-        package = "'kubetune[s3]'" if library == "s3fs" else library
-        raise errors.ConfigError(f"{address} needs {library}, which is not installed: pip install {package}")
+        extra = next(name for name, wanted in LIBRARIES.items() if wanted == library)
+        raise errors.ConfigError(f"{address} needs {library}, which is not installed: pip install 'kubetune[{extra}]'")
 
 
 @contextmanager

@@ -315,7 +315,7 @@ def test_an_address_is_an_output_and_a_missing_library_is_named(
     monkeypatch.setattr(mirror_copy, "find_spec", lambda name: None)
     with pytest.raises(errors.ConfigError, match=r"leave one out, or make them agree"):
         load_config(tmp_path / "run.yaml", overrides=["mirror=s3://other/run"])
-    with pytest.raises(errors.ConfigError, match=r"pip install gcsfs"):
+    with pytest.raises(errors.ConfigError, match=r"pip install 'kubetune\[gs\]'"):
         mirror_copy.check_installed("gs://bucket/some/run")
     for wrong in ("ftp://bucket/run", "s3://bucket", "s3://bucket/"):
         with pytest.raises(errors.ConfigError, match=r"expected SCHEME://BUCKET/PATH with one of s3, gs"):
