@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
     args = parser.parse_args(argv)
-    results = open_results(quick=False, fresh=args.fresh)
+    results = open_results(quick=False, fresh=args.fresh, subject="classification")
     end_on_sigterm()
     model = make_encoder(SHAPE, args.tokenizer, WORK / "models" / f"bert-{SHAPE}")
     for processes in args.processes:

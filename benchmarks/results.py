@@ -44,13 +44,14 @@ class Results:
         write_atomic(self.path, json.dumps(self.data, indent=1) + "\n")
 
 
-def open_results(*, quick: bool, fresh: bool) -> Results:
+def open_results(*, quick: bool, fresh: bool, subject: str = "") -> Results:
     """The newest file of this machine and this code, to go on with, else a new one; `fresh` begins anew.
 
+    `subject`: what has a file of its own, to be measured anew without the rest.
     Raises SystemExit when that would overwrite what was measured today with other code.
     """
     machine, source = describe_machine(), source_digest()
-    ending = f"-{slug(machine)}{'-quick' if quick else ''}.json"
+    ending = "".join(f"-{part}" for part in (slug(machine), subject, "quick" if quick else "") if part) + ".json"
     path = FOLDER / f"{datetime.now(UTC):%Y-%m-%d}{ending}"
     if not fresh:
         for found in sorted(FOLDER.glob(f"????-??-??{ending}"), reverse=True):

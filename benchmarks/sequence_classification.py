@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="results of their own, which the documentation leaves out")
     parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
     args = parser.parse_args(argv)
-    results = open_results(quick=args.quick, fresh=args.fresh)
+    results = open_results(quick=args.quick, fresh=args.fresh, subject="classification")
     end_on_sigterm()
     for name in args.cases:
         case = CASES[name]
