@@ -80,7 +80,7 @@ def explained_writes(path: StrPath) -> Iterator[None]:
             reason += f" ({free_bytes(path):,} bytes free); free some space and run the same command again"
         elif error.errno in _NOT_PERMITTED:
             reason += "; choose a folder you may write to"
-        raise EnvironmentFault(f"cannot write {error.filename or path}: {reason}") from error
+        raise EnvironmentFault(f"cannot write {error.filename2 or error.filename or path}: {reason}") from error
 
 
 def fault_of(error: BaseException) -> EnvironmentFault | None:
@@ -90,7 +90,8 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
     """
     if not isinstance(error, OSError) or error.errno not in _OF_THE_SYSTEM:
         return None
-    where = f"{error.filename}: " if error.filename is not None else ""
+    name = error.filename2 or error.filename  # of two names the second is the one that was to be made
+    where = f"{name}: " if name is not None else ""
     advice = "free some space" if error.errno in DISK_FULL else "see that it can be read and written, or name another"
     return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
 

@@ -171,7 +171,7 @@ def test_ctrl_c_is_no_verdict_and_leaves_nothing(config: Config, tmp_path: Path,
         "verify-resume",
         str(run_file),
         "--steps",
-        "400",
+        "40",
         "compute.processes=1",
     ]
     with subprocess.Popen(
