@@ -86,7 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipe.add_argument(
         "--keep-sources", metavar="SET,…", help="only records whose image is of these source sets, such as coco,gqa"
     )
-    recipe.add_argument("--workers", type=int, metavar="N", help="processes (default: usable cores)")
+    recipe.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes (default: usable cores; with --skip-images one less, for reading)",
+    )
     recipe.add_argument("--json", action="store_true", default=None, help="print the statistics as JSON")
 
 
@@ -158,7 +163,8 @@ def _convert_recipe(args: argparse.Namespace) -> int:
         options=Options(args.style or recipe.styles[0], rounds, _listed(args.keep_sources) or ()),
         output=args.output,
         max_samples=samples,
-        workers=args.workers or usable_cores(),
+        # Without images there is so little to do for a record that reading and writing keep a core busy.
+        workers=args.workers or max(1, usable_cores() - bool(args.skip_images)),
     )
     try:
         with _Shown() as shown:
