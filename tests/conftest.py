@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ OFFLINE = Path(__file__).parent / "offline"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(OFFLINE), os.environ.get("PYTHONPATH"))))
+
+# Shells start what runs in the background deaf to Ctrl-C, and children inherit that: tests send it to some.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A shared machine is slow at times, which says nothing about the code.
 settings.register_profile("kubetune", deadline=None)
