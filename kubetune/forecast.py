@@ -15,7 +15,7 @@ from kubetune.config.schema import Config
 from kubetune.memory import USABLE_SHARE, Shape, activation_bytes_per_token
 from kubetune.peaks import stated_tflops
 from kubetune.plan import Plan
-from kubetune.weights import Weights
+from kubetune.weights import TOWERS, Weights
 
 MIB, GIB = 2**20, 2**30
 
@@ -36,7 +36,7 @@ LONG_ROW = 1024
 ASSUMED_SHARE_OF_PEAK = 0.4
 HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
 EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
-TOWER = re.compile(r"(^|\.)(visual|vision_tower|vision_model|vision_encoder)\.")
+TOWER = re.compile(rf"(^|\.)({'|'.join(TOWERS)})\.")
 NOT_TEXT = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector)\.")
 
 

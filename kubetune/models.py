@@ -26,9 +26,6 @@ warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
-TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
-"""What models that see call the part that sees."""
-
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     """`model.dtype` for a device: auto is bf16 or fp16 on a GPU, fp32 on a CPU."""

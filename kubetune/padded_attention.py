@@ -1,7 +1,7 @@
 """Exact attention over a flat stream of many short sequences, padded for the length of the attention only.
 
-Sequences of like length share a batch, so that no batch is more than half padding, and one batched product does the
-work of many small ones. It knows dropout of probabilities, which other kernels for flat streams do not.
+Sequences of like length share a batch, so that little more than half of it is padding, but for the shortest; one batched
+product does the work of many small ones. It knows dropout of probabilities, which other kernels for flat streams do not.
 Memory is O(length²) on a CPU.
 """
 
@@ -48,9 +48,8 @@ def _group(spans: list[tuple[int, int]], device: torch.device) -> Group:
     lengths = torch.tensor([stop - start for start, stop in spans])
     size, length = len(spans), int(lengths.max())
     if device.type == "cpu":  # oneDNN compiles each product of new sizes, which takes longer than a small one itself
-        size, length = _few_values(size), _few_values(length)
-        if length <= SAME_LENGTH:
-            length = 1 << (max(SHORTEST, length) - 1).bit_length()
+        size = _few_values(size)
+        length = max(SHORTEST, 1 << (length - 1).bit_length()) if length <= SAME_LENGTH else _few_values(length)
     real = torch.zeros(size, length, dtype=torch.bool)
     real[: len(spans)] = torch.arange(length)[None] < lengths[:, None]
     sources = torch.zeros(size, length, dtype=torch.long)

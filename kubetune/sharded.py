@@ -23,6 +23,7 @@ from kubetune.config.schema import Config, TrainingConfig
 from kubetune.optim import AdamSettings, FlatAdamW
 from kubetune.parallel import World
 from kubetune.pieces import Piece
+from kubetune.weights import TOWERS
 
 Result = TypeVar("Result")
 
@@ -88,7 +89,7 @@ def cut(lm: Any, policy: MixedPrecisionPolicy) -> Any:
     waiting for its slices.
     """
     lm.tie_weights()
-    eyes = [module for name, module in lm.named_modules() if name.rpartition(".")[2] in models.TOWERS]
+    eyes = [module for name, module in lm.named_modules() if name.rpartition(".")[2] in TOWERS]
     seeing = {id(module) for eye in eyes for module in eye.modules()}
     blocks = max((m for m in lm.modules() if isinstance(m, nn.ModuleList) and id(m) not in seeing), key=len, default=())
     for block in blocks:

@@ -15,6 +15,9 @@ from typing import Any
 
 MAX_HEADER_BYTES = 100 << 20
 
+TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
+"""What models that see call the part that sees."""
+
 
 @dataclass(frozen=True)
 class Weights:

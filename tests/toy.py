@@ -56,6 +56,14 @@ def make_config(inputs: Path, training: Mapping[str, Any] | None = None, **secti
     return Config.model_validate(settings)
 
 
+def run_file(folder: Path, inputs: Path, address: str, **training: Any) -> Path:
+    """A config as a user writes it, with a store as output."""
+    config = json.loads(make_config(inputs, training).model_dump_json(exclude_unset=True))
+    path = folder / "run.yaml"
+    path.write_text(json.dumps({**config, "output": address, "compute": {"gpus_per_node": 0}}))
+    return path
+
+
 def make_run(run_dir: Path, config: Config, world_size: int = 1) -> Path:
     """The run directory that a launcher would make."""
     create_run_dir(

@@ -25,10 +25,10 @@ from kubetune.data.image_processor import ImageProcessor, Picture, Upright, load
 from kubetune.data.pictures import collate_pictured
 from kubetune.data.tokenizer import load_tokenizer
 from kubetune.flat import Route, backbone, check_flat, choose_attention, logit_rule, unwrap
-from kubetune.models import TOWERS
 from kubetune.parallel import World
 from kubetune.tasks.causal_lm import CausalLM, backward, evaluate, load_settings, metrics
 from kubetune.tuning import Workload, tune
+from kubetune.weights import TOWERS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,7 @@ from kubetune.mirror_copy import Mirror
 from tests import s3, toy
 from tests.ranks import free_port, wait_until
 from tests.s3 import Store
+from tests.toy import run_file
 
 pytestmark = pytest.mark.slow
 
@@ -40,14 +40,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run_dir(inputs: Path) -> Path:
     return toy.finished(inputs / "run", toy.make_config(inputs, {"num_train_epochs": 1}))
-
-
-def run_file(folder: Path, inputs: Path, address: str, **training: Any) -> Path:
-    """A config as a user writes it, with the store as output."""
-    config = json.loads(toy.make_config(inputs, training).model_dump_json(exclude_unset=True))
-    path = folder / "run.yaml"
-    path.write_text(json.dumps({**config, "output": address, "compute": {"gpus_per_node": 0}}))
-    return path
 
 
 def train(folder: Path, config: Path, fault: str | None = None) -> subprocess.CompletedProcess[str]:

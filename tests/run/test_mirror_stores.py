@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import json
 import os
 import shutil
 import subprocess
@@ -128,8 +127,7 @@ def run_dir(inputs: Path) -> Path:
 def train(folder: Path, inputs: Path, address: str, fault: str | None = None) -> subprocess.CompletedProcess[str]:
     """`kubetune train` in a folder, as on a machine of its own."""
     folder.mkdir()
-    config = json.loads(toy.make_config(inputs, {"num_train_epochs": 1}).model_dump_json(exclude_unset=True))
-    (folder / "run.yaml").write_text(json.dumps({**config, "output": address, "compute": {"gpus_per_node": 0}}))
+    toy.run_file(folder, inputs, address, num_train_epochs=1)
     environ = {**os.environ, **({faults.FAULT: fault} if fault else {})}
     command = [sys.executable, "-m", "kubetune", "train", "run.yaml"]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)

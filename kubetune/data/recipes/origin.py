@@ -76,9 +76,9 @@ def _estimate(file: Path) -> int:
 _BLOCK = 2**20
 _KEY = b'"conversations"'
 """A key that records of these data sets have once; within their texts its quotes would stand behind backslashes."""
-_DAMAGED = "The file is damaged, or its download incomplete. Nothing was written."
 
 NOTHING = "Nothing was written."
+_DAMAGED = f"The file is damaged, or its download incomplete. {NOTHING}"
 
 
 def no_records() -> Problems:
