@@ -1,7 +1,8 @@
 """Exact attention over a flat stream of many short sequences, padded for the length of the attention only.
 
-Sequences of like length share a batch, so that little more than half of it is padding, but for the shortest; one batched
-product does the work of many small ones. It knows dropout of probabilities, which other kernels for flat streams do not.
+Sequences of like length share a batch, so that little more than half of it is padding, but for the shortest; one
+batched product does the work of many small ones. It knows dropout of probabilities, which other kernels for flat
+streams do not.
 Memory is O(length²) on a CPU.
 """
 
