@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
-from kubetune import errors, logs, quantization
+from kubetune import errors, imports, logs, quantization
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.hub import check_model_folder, explained_hub_errors, hub_token
 
@@ -50,7 +50,8 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
     # Told to ignore them, transformers hands over which shapes differ, instead of pointing to a table that it prints.
     settings = {"dtype": arithmetic, **settings, "ignore_mismatched_sizes": True}
     transformers_logging.disable_progress_bar()
-    with explain(model), _without_table():
+    asleep = imports.compiler_asleep(unless=config.training.compile == "blocks")
+    with explain(model), _without_table(), asleep:
         loaded, found = auto_class.from_pretrained(
             model.path,
             revision=model.revision,

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kubetune import checkpoint, endings, errors, faults, files, logs, malloc, metrics, processes, watchdog
+from kubetune import checkpoint, endings, errors, faults, files, imports, logs, malloc, metrics, processes, watchdog
 from kubetune.config.schema import Config
 from kubetune.health import StopRequest
 from kubetune.plan import Plan, make_plan
@@ -110,14 +110,17 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     logs.STEP.info("preparing data" if alone else "opening the prepared data")
-    with preparing(config) as prepared:
-        from kubetune import parallel
-        from kubetune.data.statistics import describe
-        from kubetune.tasks import task_module
-        from kubetune.train import train
+    with preparing(config) as prepared, imports.in_haste():
+        with without_needless_imports(config):
+            from kubetune import parallel
+            from kubetune.data.statistics import describe
+            from kubetune.tasks import task_module
+            from kubetune.train import train
 
-        task = task_module(config)
+            task = task_module(config)
         data = prepared()
+        if config.lora is not None:
+            import_peft(config, data)
     if not alone:
         stop.leave_to_kernel()
     logs.STEP.info("joining the other ranks")
@@ -136,6 +139,26 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
             watchdog.beat("report")
             report(config, plan, run_dir, world, data, state)
     return state
+
+
+@contextmanager
+def without_needless_imports(config: Config) -> Iterator[None]:
+    """Keep transformers from taking along what it has for detecting objects, and for compiling what we do not."""
+    with imports.without("scipy", "sklearn"), imports.compiler_asleep(unless=config.training.compile == "blocks"):
+        import transformers.modeling_utils  # noqa: F401
+
+        yield
+
+
+def import_peft(config: Config, data: Prepared) -> None:
+    """Import PEFT without bitsandbytes, which it takes along wherever that is installed, unless the base needs it."""
+    from kubetune.data.tokenizer_files import read_json
+
+    is_quantised = "quantization_config" in read_json(data.tokenizer.files.get("config.json"))
+    with nullcontext() if is_quantised or config.quantization != "none" else imports.without("bitsandbytes"):
+        from peft.import_utils import is_bnb_4bit_available, is_bnb_available
+
+        is_bnb_available(), is_bnb_4bit_available()  # PEFT remembers the answers
 
 
 @contextmanager

@@ -24,6 +24,20 @@ from tests.tiny import train_tokenizer
 
 STEPS = 24
 
+FIRST_STEP = """
+import sys
+from kubetune import imports, train_worker
+assert train_worker.main(sys.argv[1:]) == 0
+names = ("torch._dynamo", "bitsandbytes", "scipy", "sklearn")
+print("imported:", *(name for name in names if name in sys.modules))
+import torch
+with imports.compiler_asleep():
+    print("marked:", torch.compiler.disable(len)("four"), "torch._dynamo.config" in sys.modules)
+    print("awake:", torch._dynamo.config.disable, sys.modules["torch._dynamo"].__file__ == torch._dynamo.__file__)
+print("compiled:", torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
+"""
+"""Trains, and tells which libraries that took; then uses the one of them that had been kept out."""
+
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -77,6 +91,14 @@ def test_a_run_says_what_it_does(finished: tuple[Path, subprocess.CompletedProce
     assert "\x1b" not in done.stdout
     log = (run_dir / "logs" / "rank-0.log").read_text()
     assert all(line in done.stdout for line in log.splitlines())
+
+
+def test_a_first_step_takes_no_library_that_it_has_no_use_for(inputs: Path, tmp_path: Path) -> None:
+    train_py, *flags = command(inputs, tmp_path / "run", "--max-steps", "1")[3:]
+    done = subprocess.run([sys.executable, "-c", FIRST_STEP, *flags], cwd=inputs, capture_output=True, text=True)
+    assert (train_py, done.returncode) == ("train", 0), done.stderr
+    expected = ["imported:", "marked: 4 False", "awake: False True", "compiled: 2.0"]
+    assert done.stdout.splitlines()[-4:] == expected
 
 
 def test_a_run_leaves_its_numbers(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
