@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from kubetune import logs
 from kubetune.dropout import draw
 
 
@@ -107,6 +108,7 @@ POINTWISE: tuple[Callable[..., Any], ...] = (
     round_rows,
 )
 FUSED: dict[str, Callable[..., Any]] = {f.__name__: f for f in POINTWISE}
+_is_planned = False
 
 
 def can_compile(device: torch.device) -> str | None:
@@ -118,13 +120,75 @@ def can_compile(device: torch.device) -> str | None:
     return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler (g++)"
 
 
+def plan_compile(wanted: bool) -> None:
+    """Use the plain form of every pointwise function, and if `wanted` the compiled one from `compile_planned` on.
+
+    That is called after a run's first step: what is wrong with a run shows in it, and should show before compiling.
+    """
+    global _is_planned
+    compile_pointwise(False)
+    _is_planned = wanted
+
+
+def compile_planned() -> None:
+    """Do what `plan_compile` was asked for, once."""
+    global _is_planned
+    if _is_planned:
+        compile_pointwise()
+    _is_planned = False
+
+
 def compile_pointwise(on: bool = True) -> None:
     """Use the compiled form of every pointwise function from now on, or (`on=False`) the plain one again.
 
     Compilation happens on first use; inductor keeps its results in its cache folder.
     """
     for function in POINTWISE:
-        FUSED[function.__name__] = torch.compile(function, dynamic=True) if on else function
+        FUSED[function.__name__] = _Untried(function) if on else function
+
+
+class _Untried:
+    """The compiled form of a pointwise function, which has to give what the plain one gives when it is first used."""
+
+    def __init__(self, plain: Callable[..., Any]) -> None:
+        self.plain = plain
+
+    def __call__(self, *args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.plain(*args)
+        # Copied, because some overwrite what they are given.
+        expected = self.plain(*(a.clone() if isinstance(a, Tensor) else a for a in args))
+        compiled = torch.compile(self.plain, dynamic=True)
+        try:
+            found = compiled(*args)
+        except _compiler_errors() as error:
+            return self._give_up(expected, " ".join(str(error).split())[:300])
+        if not _agree(found, expected):
+            return self._give_up(expected, "its result differs")
+        FUSED[self.plain.__name__] = compiled
+        return found
+
+    def _give_up(self, expected: Any, reason: str) -> Any:
+        logs.MODEL.warning("%s runs without torch.compile: %s", self.plain.__name__, reason)
+        FUSED[self.plain.__name__] = self.plain
+        return expected
+
+
+def _compiler_errors() -> tuple[type[Exception], ...]:
+    from torch._dynamo import exc
+
+    return (exc.TorchDynamoException,)
+
+
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float8_e4m3fn: 2e-2}
+
+
+def _agree(found: Any, expected: Any) -> bool:
+    """Whether two results of a pointwise function, tensors or tuples of them, differ by no more than rounding."""
+    if not isinstance(found, Tensor):
+        return all(_agree(*pair) for pair in zip(found, expected, strict=True))
+    difference = (found.float() - expected.float()).norm()
+    return bool(difference <= _TOLERANCE[found.dtype] * expected.float().norm())
 
 
 class _RmsNorm(Function):

@@ -21,6 +21,7 @@ from kubetune import (
     errors,
     fp8,
     health,
+    kernels,
     logs,
     metrics,
     parallel,
@@ -156,6 +157,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
     """From `state.step` to the last step, or until early stopping."""
     plan, world, optimizer = run.plan, run.world, run.optimizer
     if state.step:
+        kernels.compile_planned()
         state = _finish_step(run, state, journal)  # a stop may have come between a step and its evaluation
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
         watchdog.beat("step", state.step)
@@ -182,6 +184,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
             seconds=state.seconds + seconds,
         )
         journal.step(state, work, loss=loss, rate=rate, norm=norm, seconds=seconds, ranks=ranks)
+        kernels.compile_planned()
         if failing:
             run.snapshots.finish()
         if stopping:

@@ -53,13 +53,13 @@ def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Wor
         recompute_activations(model, layers)
     if not (training.lean and route.flat):
         return
-    kernels.compile_pointwise(fused)
+    kernels.plan_compile(fused)
     swapped = lean.make_lean(model, fused=fused)
     logs.MODEL.debug(
         "cheaper forwards: %s", ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none"
     )
     if fused:
-        logs.MODEL.info("pointwise kernels are compiled; the first steps wait for it")
+        logs.MODEL.info("pointwise kernels are compiled after the first step, which waits for none")
 
 
 def wants_compile(setting: bool | str, model: nn.Module, workload: Workload, device: torch.device) -> bool:

@@ -1,0 +1,90 @@
+"""Compiled pointwise functions: taken from the second step on, and only where they give what the plain ones give."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kubetune import errors, kernels
+from tests import toy
+
+
+@pytest.fixture
+def planned() -> Iterator[None]:
+    kernels.plan_compile(True)
+    yield
+    kernels.compile_pointwise(False)
+
+
+def given() -> tuple[Tensor, Tensor, float, float, float]:
+    """What a cross-entropy over 5 rows and 11 words gets."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(5, 11, generator=generator), torch.arange(5), 0.5, 1.0, 0.0
+
+
+def compile_to(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
+    monkeypatch.setattr(torch, "compile", lambda plain, dynamic: function)
+
+
+@pytest.mark.usefixtures("planned")
+def test_a_compiled_function_takes_over_where_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_to(monkeypatch, compiled := lambda *args: kernels.cross_entropy(*args))
+    expected = kernels.cross_entropy(*given())
+    assert kernels.FUSED["cross_entropy"] is kernels.cross_entropy
+    kernels.compile_planned()
+    for ours, plain in zip(kernels.FUSED["cross_entropy"](*given()), expected, strict=True):
+        assert torch.equal(ours, plain)
+    assert kernels.FUSED["cross_entropy"] is compiled
+    kernels.compile_planned()
+    assert kernels.FUSED["cross_entropy"] is compiled
+
+
+def wrong(*args: Any) -> Any:
+    loss, gradient = kernels.cross_entropy(*args)
+    return loss, gradient * 1.001
+
+
+def failing(*args: Any) -> Any:
+    from torch._dynamo.exc import Unsupported
+
+    raise Unsupported("no such loop", case_name="test")
+
+
+@pytest.mark.parametrize(("function", "reason"), [(wrong, "its result differs"), (failing, "no such loop")])
+@pytest.mark.usefixtures("planned")
+def test_one_that_differs_or_cannot_be_compiled_stays_plain(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: Callable[..., Any], reason: str
+) -> None:
+    compile_to(monkeypatch, function)
+    kernels.compile_planned()
+    expected = kernels.cross_entropy(*given())
+    for ours, plain in zip(kernels.FUSED["cross_entropy"](*given()), expected, strict=True):
+        assert torch.equal(ours, plain)
+    assert kernels.FUSED["cross_entropy"] is kernels.cross_entropy
+    assert f"cross_entropy runs without torch.compile: {reason}" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("step", [1, 6])
+def test_a_compiled_run_starts_plain_and_goes_on_bit_for_bit(tmp_path: Path, step: int) -> None:
+    inputs = toy.make_inputs(tmp_path / "inputs")
+    plain = toy.losses(toy.finished(tmp_path / "plain", toy.make_config(inputs, {"compile": False})))
+    config = toy.make_config(inputs, {"compile": True})
+    whole = toy.finished(tmp_path / "whole", config)
+    compiled = toy.losses(whole)
+    assert compiled[0] == plain[0]
+    assert compiled != plain
+    assert compiled == pytest.approx(plain, rel=1e-4)
+    assert "pointwise kernels are compiled after the first step" in (whole / "logs" / "rank-0.log").read_text()
+    cut = toy.make_run(tmp_path / "cut", config)
+    assert toy.train(cut, environ={"KUBETUNE_FAULT": f"signal {signal.SIGTERM:d}:step:{step}:0"}) == [errors.PREEMPTED]
+    assert toy.train(cut) == [0]
+    assert toy.digests(cut) == toy.digests(whole)
