@@ -20,6 +20,13 @@ DYNAMO = "torch._dynamo"
 
 
 @contextmanager
+def sparingly(*, compiles_blocks: bool = False) -> Iterator[None]:
+    """Import torch and transformers without anything of theirs that neither training nor answering uses."""
+    with in_haste(), without("scipy", "sklearn"), compiler_asleep(unless=compiles_blocks):
+        yield
+
+
+@contextmanager
 def in_haste() -> Iterator[None]:
     """Import with the garbage collector off: what modules are made of stays, and looking through it takes a second.
 

@@ -110,8 +110,10 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     logs.STEP.info("preparing data" if alone else "opening the prepared data")
-    with preparing(config) as prepared, imports.in_haste():
-        with without_needless_imports(config):
+    with preparing(config) as prepared:
+        with imports.sparingly(compiles_blocks=config.training.compile == "blocks"):
+            import transformers.modeling_utils  # noqa: F401
+
             from kubetune import parallel
             from kubetune.data.statistics import describe
             from kubetune.tasks import task_module
@@ -141,21 +143,13 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     return state
 
 
-@contextmanager
-def without_needless_imports(config: Config) -> Iterator[None]:
-    """Keep transformers from taking along what it has for detecting objects, and for compiling what we do not."""
-    with imports.without("scipy", "sklearn"), imports.compiler_asleep(unless=config.training.compile == "blocks"):
-        import transformers.modeling_utils  # noqa: F401
-
-        yield
-
-
 def import_peft(config: Config, data: Prepared) -> None:
     """Import PEFT without bitsandbytes, which it takes along wherever that is installed, unless the base needs it."""
     from kubetune.data.tokenizer_files import read_json
 
     is_quantised = "quantization_config" in read_json(data.tokenizer.files.get("config.json"))
-    with nullcontext() if is_quantised or config.quantization != "none" else imports.without("bitsandbytes"):
+    needless = () if is_quantised or config.quantization != "none" else ("bitsandbytes",)
+    with imports.in_haste(), imports.without(*needless):
         from peft.import_utils import is_bnb_4bit_available, is_bnb_available
 
         is_bnb_available(), is_bnb_4bit_available()  # PEFT remembers the answers

@@ -35,8 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print every metric of the task."""
-    from kubetune.evaluate import evaluate_run
+    from kubetune import imports
 
+    with imports.sparingly():
+        from kubetune.evaluate import evaluate_run
     found = evaluate_run(args.run_dir, args.checkpoint, args.data, args.predictions)
     if found.predictions is not None:
         print(f"predictions: {found.predictions}", file=sys.stderr)

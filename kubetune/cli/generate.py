@@ -66,8 +66,10 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
         problems.append(f"--top-p is {args.top_p:g}; expected more than 0 and at most 1")
     if problems:
         raise errors.ConfigError(problems)
-    from kubetune.generate import Sampling
+    from kubetune import imports
 
+    with imports.sparingly():
+        from kubetune.generate import Sampling
     return Sampling(args.max_new_tokens, args.temperature, args.top_p, args.seed)
 
 
