@@ -77,7 +77,7 @@ def logit_rule(lm: Any) -> LogitRule:
 def hidden_states(lm: Any, batch: Batch) -> Tensor:
     """Final hidden states `[tokens, hidden]` of one stream. Call inside `attention.stream(...)`."""
     kwargs: dict[str, Any] = {}
-    if len(batch.borders) > 2:
+    if len(batch.borders) > 2 or getattr(lm, "always_packed", False):
         # A lone sequence passes none of these: models with linear attention refuse packed input.
         cu = torch.tensor(batch.borders, dtype=torch.int32, device=batch.input_ids.device)
         length = longest(batch.borders)

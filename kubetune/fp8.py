@@ -76,15 +76,15 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
     base, name = layer.base_layer, layer.active_adapters[0]
     if layer.disable_adapters or layer.merged:
         raise RuntimeError("a base in 8-bit floats works only with its adapter")
-    out = _Fp8LoraLinear.apply(  # type: ignore[no-untyped-call]
-        x, base, base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
-    )
+    rounded = (base.weight, base.row_scales, base.columns, base.column_scales)
+    adapter = (layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name])
+    out = _Fp8LoraLinear.apply(x, *rounded, base.bias, *adapter)  # type: ignore[no-untyped-call]
     return cast(Tensor, out)
 
 
 def _product(x: Tensor, columns: Tensor, scales: Tensor) -> Tensor:
     """`x @ columnsᵀ` of `x` `[rows, inner]` and rounded `columns` `[outer, inner]` with `scales` `[outer, 1]`."""
-    rounded, row_scales = kernels.FUSED["round_rows"](x)
+    rounded, row_scales = kernels.fused("round_rows")(x)
     product = torch._scaled_mm(rounded, columns.t(), row_scales, scales.t(), out_dtype=torch.bfloat16)
     return product.to(x.dtype)
 
@@ -93,25 +93,36 @@ class _Fp8LoraLinear(Function):
     """`x Wᵀ + b + s (x Aᵀ) Bᵀ` with W rounded; keeps x and x Aᵀ, as its bf16 twin in kernels.py does."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, base: Any, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        row_scales: Tensor,
+        columns: Tensor,
+        column_scales: Tensor,
+        bias: Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        scaling: float,
+    ) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         a, b = a.to(x.dtype), b.to(x.dtype)
-        y = _product(flat, base.weight, base.row_scales)
+        y = _product(flat, weight, row_scales)
         if bias is not None:
             y += bias
         low = flat @ a.t()
         y.addmm_(low, b.t(), alpha=scaling)
-        ctx.save_for_backward(flat, low, a, b)
-        ctx.base, ctx.scaling, ctx.shape = base, scaling, x.shape
+        ctx.save_for_backward(flat, low, a, b, columns, column_scales)
+        ctx.scaling, ctx.shape = scaling, x.shape
         return y.view(*x.shape[:-1], y.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, low, a, b = ctx.saved_tensors
+        x, low, a, b, columns, column_scales = ctx.saved_tensors
         d_y = grad.reshape(-1, grad.shape[-1])
         d_low = (d_y @ b).mul_(ctx.scaling)
         d_x = None
         if ctx.needs_input_grad[0]:
-            d_x = _product(d_y, ctx.base.columns, ctx.base.column_scales).addmm_(d_low, a).view(ctx.shape)
+            d_x = _product(d_y, columns, column_scales).addmm_(d_low, a).view(ctx.shape)
         d_a, d_b = (d_low.t() @ x).float(), (d_y.t() @ low).float().mul_(ctx.scaling)
-        return d_x, None, None, d_a, d_b, None
+        return d_x, None, None, None, None, None, d_a, d_b, None

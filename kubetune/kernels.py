@@ -1,7 +1,7 @@
 """Forward and backward of the small operations around the matrix products, written out so that they can be fused.
 
 Autograd keeps every intermediate of a norm or an activation; these keep the inputs and recompute. Each pointwise
-function is looked up in FUSED at call time, where `compile_pointwise` puts its compiled form.
+function is looked up at call time by `fused`, in FUSED, where `compile_pointwise` puts its compiled form.
 """
 
 from __future__ import annotations
@@ -108,7 +108,13 @@ POINTWISE: tuple[Callable[..., Any], ...] = (
     round_rows,
 )
 FUSED: dict[str, Callable[..., Any]] = {f.__name__: f for f in POINTWISE}
+_PLAIN = dict(FUSED)
 _is_planned = False
+
+
+def fused(name: str) -> Callable[..., Any]:
+    """The form of a pointwise function to be used now; within what is compiled as a whole always the plain one."""
+    return _PLAIN[name] if torch.compiler.is_compiling() else FUSED[name]
 
 
 def can_compile(device: torch.device) -> str | None:
@@ -154,8 +160,6 @@ class _Untried:
         self.plain = plain
 
     def __call__(self, *args: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return self.plain(*args)
         # Copied, because some overwrite what they are given.
         expected = self.plain(*(a.clone() if isinstance(a, Tensor) else a for a in args))
         compiled = torch.compile(self.plain, dynamic=True)
@@ -194,7 +198,7 @@ def _agree(found: Any, expected: Any) -> bool:
 class _RmsNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
-        y, scale = FUSED["rms_norm_forward"](x, weight, eps, offset, late_cast)
+        y, scale = fused("rms_norm_forward")(x, weight, eps, offset, late_cast)
         ctx.save_for_backward(x, weight, scale)
         ctx.offset = offset
         return cast(Tensor, y)
@@ -204,9 +208,9 @@ class _RmsNorm(Function):
         x, weight, scale = ctx.saved_tensors
         d_x = d_weight = None
         if ctx.needs_input_grad[0]:
-            d_x = FUSED["rms_norm_backward"](grad, x, weight, scale, ctx.offset)
+            d_x = fused("rms_norm_backward")(grad, x, weight, scale, ctx.offset)
         if ctx.needs_input_grad[1]:
-            d_weight = FUSED["rms_norm_weight_gradient"](grad, x, scale).to(weight.dtype)
+            d_weight = fused("rms_norm_weight_gradient")(grad, x, scale).to(weight.dtype)
         return d_x, d_weight, None, None, None
 
 
@@ -214,22 +218,22 @@ class _SwiGlu(Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return cast(Tensor, FUSED["swiglu_forward"](gate, up))
+        return cast(Tensor, fused("swiglu_forward")(gate, up))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return cast(tuple[Any, ...], FUSED["swiglu_backward"](*ctx.saved_tensors, grad))
+        return cast(tuple[Any, ...], fused("swiglu_backward")(*ctx.saved_tensors, grad))
 
 
 class _Rotary(Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
-        return cast(tuple[Tensor, Tensor], FUSED["rotary_forward"](q, k, cos, sin))
+        return cast(tuple[Tensor, Tensor], fused("rotary_forward")(q, k, cos, sin))
 
     @staticmethod
     def backward(ctx: Any, d_q: Tensor, d_k: Tensor) -> tuple[Any, ...]:
-        return *FUSED["rotary_backward"](d_q, d_k, *ctx.saved_tensors), None, None
+        return *fused("rotary_backward")(d_q, d_k, *ctx.saved_tensors), None, None
 
 
 class Adapter(NamedTuple):

@@ -69,7 +69,7 @@ class FusedLinearCrossEntropy(Function):
             logits = torch.mm(x, weight.t(), out=buffer[: len(x)])
             if bias is not None:
                 logits += bias
-            chunk_loss, d_logits = kernels.FUSED["cross_entropy"](
+            chunk_loss, d_logits = kernels.fused("cross_entropy")(
                 logits, labels[start : start + rows], scale, rule.multiplier, rule.cap
             )
             loss += chunk_loss

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from kubetune import (
+    blocks,
     errors,
     fp8,
     health,
@@ -147,6 +148,17 @@ def _loss_ahead(run: Run, state: State) -> float:
     return float(run.task.metrics(run.learner, parts, run.world)["eval_loss"])
 
 
+def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
+    """Loss and norm of the gradient of the largest micro-batch, which is the same wherever a run goes on."""
+    watchdog.beat("compiling layers")
+    batch, gradient = run.feed.largest().to(run.world.device), run.optimizer.gradient
+    try:
+        loss = run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))
+        return float(loss), float(gradient.norm())
+    finally:
+        gradient.zero_()
+
+
 def _workload(config: Config, plan: Plan, data: Prepared) -> Workload:
     longest = plan.micro_batch_tokens or plan.per_device_train_batch_size * config.data.max_length
     total = int(data.train.lengths.mean() * plan.global_batch_size * plan.num_steps)
@@ -160,6 +172,8 @@ def loop(run: Run, state: State, journal: Journal) -> State:
         kernels.compile_planned()
         state = _finish_step(run, state, journal)  # a stop may have come between a step and its evaluation
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
+        if state.step:
+            blocks.warm_up(run.learner.model, partial(_learn_ahead, run, state))
         watchdog.beat("step", state.step)
         began = time.perf_counter()
         work = run.feed.step(state.step)

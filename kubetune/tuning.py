@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kubetune import errors, kernels, lean, logs, parallel, processes, sharded
+from kubetune import blocks, errors, kernels, lean, logs, parallel, processes, sharded
 from kubetune.config.schema import TrainingConfig
 from kubetune.data.labels import Labels
 from kubetune.flat import Route, speaker, unwrap
@@ -51,15 +51,24 @@ def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Wor
         some = "all" if layers is None else f"the first {layers}"
         logs.MODEL.info("activations of %s layers are recomputed in the backward", some)
         recompute_activations(model, layers)
-    if not (training.lean and route.flat):
-        return
-    kernels.plan_compile(fused)
-    swapped = lean.make_lean(model, fused=fused)
-    logs.MODEL.debug(
-        "cheaper forwards: %s", ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none"
-    )
-    if fused:
-        logs.MODEL.info("pointwise kernels are compiled after the first step, which waits for none")
+    if training.lean and route.flat:
+        kernels.plan_compile(fused)
+        swapped = lean.make_lean(model, fused=fused)
+        logs.MODEL.debug(
+            "cheaper forwards: %s", ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none"
+        )
+        if fused:
+            logs.MODEL.info("pointwise kernels are compiled after the first step, which waits for none")
+    if training.compile == "blocks":
+        _compile_layers(model, route, fused=fused)
+
+
+def _compile_layers(model: nn.Module, route: Route, *, fused: bool) -> None:
+    if not fused:
+        why_not = "it is sharded" if is_sharded(model) else "it takes one sequence at a time"
+        logs.MODEL.warning("training.compile is blocks, but no layer of this model is compiled: %s", why_not)
+    elif not blocks.compile_layers(model):
+        logs.MODEL.warning("training.compile is blocks, but this model has no layers that are known to be its blocks")
 
 
 def wants_compile(setting: bool | str, model: nn.Module, workload: Workload, device: torch.device) -> bool:
@@ -70,7 +79,8 @@ def wants_compile(setting: bool | str, model: nn.Module, workload: Workload, dev
         work = 4.0 * sum(p.numel() for p in model.parameters()) * workload.total_tokens
         return missing is None and work >= WORTH_COMPILING[device.type]
     if setting and missing is not None:
-        raise errors.ConfigError(f"training.compile is true, but {missing}; install one, or leave it at auto")
+        said = f"training.compile is {str(setting).lower()}, but {missing}; install one, or leave it at auto"
+        raise errors.ConfigError(said)
     return bool(setting)
 
 

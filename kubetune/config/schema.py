@@ -266,8 +266,11 @@ class TrainingConfig(Section):
         True,
         description="Cheaper forwards for LoRA layers, norms and the like, each proved equal on the model at hand.",
     )
-    compile: Literal["auto"] | bool = Field(
-        "auto", description="torch.compile of pointwise parts; `auto`: where the planned work is worth it."
+    compile: Literal["auto", "blocks"] | bool = Field(
+        "auto",
+        description="torch.compile of pointwise parts; `auto`: where the planned work is worth it. `blocks`: of whole "
+        "decoder layers as well, but for their attention; `auto` never chooses it, because where it pays could not be "
+        "measured yet, for want of a GPU.",
     )
     fp8: bool = Field(
         False,
@@ -381,6 +384,7 @@ class Config(Section):
             "lora.use_dora": lora.use_dora,
             "lora.modules_to_save": bool(lora.modules_to_save),
             "training.compile: true": self.training.compile is True,
+            "training.compile: blocks": self.training.compile == "blocks",
             "training.optim: adamw_8bit for full fine-tuning": self.lora is None and self.training.optim != "adamw",
         }
         said = "training.parallelism: fsdp does not work with {} yet; leave that out, or use ddp"

@@ -1,0 +1,230 @@
+"""Compiled decoder layers: gradients as without, no graph for other borders, and plain layers where it cannot be."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kubetune import blocks, errors, fp8, kernels, tuning
+from kubetune.adapters import add_lora
+from kubetune.config.schema import LoraConfig
+from kubetune.data.batches import collate
+from kubetune.flat import Route, choose_attention, unwrap
+from kubetune.lean import make_lean
+from kubetune.tasks.causal_lm import CausalLM, backward
+from kubetune.tuning import recompute_activations
+from tests import toy
+from tests.architectures import (
+    FLAT,
+    PROMISED,
+    build_model,
+    random_rows,
+    randomize_lora,
+    relative_error,
+    save_model,
+    take_gradients,
+)
+
+EXACT = 1e-5
+STREAMS = [(37, 5, 64), (21, 100), (50,), (7, 8, 9, 10), (33, 31, 2, 40), (64, 3)]
+"""Lengths of sequences: other borders and other numbers of tokens in each, one sequence alone in the third."""
+
+SHAPES = PROMISED | {"gemma3_text": {**FLAT["gemma3_text"], "layer_types": ["sliding_attention", "full_attention"] * 2}}
+SHAPES["gemma3_text"]["num_hidden_layers"] = 4
+
+compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def _plain_again() -> Iterator[None]:
+    yield
+    kernels.compile_pointwise(False)
+    if "_dynamo" in vars(torch):
+        torch._dynamo.reset()
+
+
+@pytest.fixture
+def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is traced and guarded as ever, but run by PyTorch, which takes a tenth of the time."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+
+def learn(task: CausalLM, number: int) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of a stream."""
+    torch.manual_seed(number)
+    batch = collate(random_rows(STREAMS[number], seed=number))
+    loss = float(backward(task, batch, 1.0 / batch.num_labels))
+    return loss, take_gradients(task.model)
+
+
+def facts(task: CausalLM) -> tuple[float, float]:
+    loss, gradients = learn(task, 0)
+    return loss, float(torch.cat([g.flatten().float() for g in gradients.values()]).norm())
+
+
+def compiled(task: CausalLM) -> blocks.Blocks:
+    """Have the layers of a model compiled, by its first stream."""
+    assert blocks.compile_layers(task.model)
+    blocks.warm_up(task.model, lambda: facts(task))
+    found: blocks.Blocks = unwrap(task.model).blocks
+    return found
+
+
+def compare(model: Any, tolerance: float = EXACT, *, fused: bool = True, recompute: int | None = 0) -> None:
+    """Gradients of all streams, plain and by compiled layers, for which the first stream's graphs are enough."""
+    task = CausalLM(model, choose_attention(model))
+    assert task.route.flat
+    expected = [learn(task, number) for number in range(len(STREAMS))]
+    if fused:
+        kernels.compile_pointwise()
+    make_lean(model, fused=fused)
+    if recompute != 0:
+        recompute_activations(model, recompute)
+    assert compiled(task).is_on
+    learn(task, 1)  # pointwise functions around the layers are tried once before they are compiled
+    graphs = blocks.graphs()
+    found = [learn(task, number) for number in range(len(STREAMS))]
+    assert blocks.graphs() == graphs
+    for (loss, gradients), (expected_loss, expected_gradients) in zip(found, expected, strict=True):
+        assert loss == pytest.approx(expected_loss, rel=tolerance)
+        assert relative_error(gradients, expected_gradients) <= tolerance
+
+
+@pytest.mark.usefixtures("without_inductor")
+def test_other_borders_need_no_other_graph() -> None:
+    compare(build_model("llama", {**PROMISED["llama"], "num_hidden_layers": 2}, lora=False), fused=False)
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text"])
+def test_gradients_are_those_of_plain_layers(name: str, lora: bool) -> None:
+    compare(build_model(name, SHAPES[name], lora=lora))
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("recompute", [None, 1])
+def test_layers_that_recompute_stay_exact(recompute: int | None) -> None:
+    compare(build_model("llama", SHAPES["llama"]), recompute=recompute)
+
+
+@pytest.mark.slow
+@compiles
+def test_dora_stays_exact() -> None:
+    model = add_lora(
+        build_model("llama", SHAPES["llama"], lora=False), LoraConfig(r=4, use_dora=True), task_type="CAUSAL_LM", seed=0
+    )
+    randomize_lora(model)
+    compare(model)
+
+
+@pytest.mark.slow
+@compiles
+def test_layers_in_8_bit_floats_give_what_they_give_without_compiling() -> None:
+    model = build_model("llama", SHAPES["llama"], dtype=torch.bfloat16)
+    assert fp8.round_layers(model)
+    compare(model, 0.05)
+
+
+@pytest.mark.slow
+@compiles
+def test_dropout_draws_by_the_seed_alike_in_layers_that_recompute() -> None:
+    settings = LoraConfig(r=4, dropout=0.2, target_modules="all-linear")
+    found = []
+    for recompute in (0, None):
+        base = build_model("llama", SHAPES["llama"], lora=False)
+        model = add_lora(base, settings, task_type="CAUSAL_LM", seed=0)
+        randomize_lora(model)
+        task = CausalLM(model, choose_attention(model))
+        make_lean(model, fused=False)
+        if recompute is None:
+            recompute_activations(model, None)
+        assert compiled(task).is_on
+        found.append(learn(task, 1))
+        assert learn(task, 1)[0] == found[-1][0]
+        assert learn(task, 2)[0] != found[-1][0]
+    assert found[0][0] == pytest.approx(found[1][0], rel=EXACT)
+    assert relative_error(found[0][1], found[1][1]) <= EXACT
+
+
+def refusing(*_: Any) -> Any:
+    raise NotImplementedError("no such loop")
+
+
+def miscompiling(graph: Any, _: Any) -> Callable[..., Any]:
+    return lambda *args: [
+        t * 1.01 if isinstance(t, Tensor) and t.is_floating_point() else t for t in graph.forward(*args)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "limit", "said"),
+    [(refusing, 8, "no such loop"), (miscompiling, 8, "became"), ("eager", 1, "recompile limit exceeded")],
+    ids=["fails", "differs", "limit"],
+)
+def test_layers_run_as_they_are_where_compiling_them_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, backend: Any, limit: int, said: str
+) -> None:
+    """The last layer leaves out rows, which makes it another graph than the first: one too many for a limit of one."""
+    model = build_model("llama", {**PROMISED["llama"], "num_hidden_layers": 2})
+    task = CausalLM(model, choose_attention(model))
+    make_lean(model, fused=False)
+    expected = learn(task, 1)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    from torch._dynamo import config
+
+    with config.patch(recompile_limit=limit):
+        assert not compiled(task).is_on
+        found = learn(task, 1)
+    assert found[0] == expected[0]
+    assert relative_error(found[1], expected[1]) == 0.0
+    assert caplog.text.count("layers run without torch.compile from now on") == 1
+    assert said in caplog.text
+
+
+def test_where_it_cannot_work_it_is_refused_or_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "train.jsonl").touch()
+    training = toy.make_config(tmp_path, {"compile": "blocks"}).training
+    with pytest.raises(ValueError, match=r"does not work with training\.compile: blocks"):
+        toy.make_config(tmp_path, {"compile": "blocks", "parallelism": "fsdp"})
+    model, workload, cpu = build_model("llama", SHAPES["llama"]), tuning.Workload(1, 1), torch.device("cpu")
+    monkeypatch.setattr(shutil, "which", lambda _: "g++")
+    tuning.tune(model, Route(False), training, workload, cpu)
+    assert "training.compile is blocks, but no layer of this model is compiled: it takes one sequence" in caplog.text
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(errors.ConfigError, match=r"training\.compile is blocks, but there is no C"):
+        tuning.tune(model, Route(True), training, workload, cpu)
+
+
+@pytest.mark.slow
+@compiles
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_killed_run_goes_on_bit_for_bit_with_kernels_compiled_anew(tmp_path: Path, dropout: float) -> None:
+    inputs = toy.make_inputs(tmp_path)
+    save_model(tmp_path / "model", "qwen3")
+    lora = {"r": 4, "dropout": dropout}
+    config = toy.make_config(inputs, {"compile": "blocks", "num_train_epochs": 1}, lora=lora)
+    whole = toy.finished(tmp_path / "whole", config)
+    log = (whole / "logs" / "rank-0.log").read_text()
+    assert "2 layers compiled: " in log
+    assert "without torch.compile" not in log
+    cut = toy.make_run(tmp_path / "cut", config)
+    assert toy.train(cut, environ={"KUBETUNE_FAULT": f"signal {signal.SIGKILL:d}:commit.written:2"}) == [-9]
+    assert toy.train(cut, environ={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty")}) == [0]
+    assert toy.digests(cut) == toy.digests(whole)
+    if not dropout:
+        plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, {"compile": False, "num_train_epochs": 1}))
+        assert toy.losses(whole) == pytest.approx(toy.losses(plain), rel=1e-4)
