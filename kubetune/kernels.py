@@ -136,12 +136,14 @@ def plan_compile(wanted: bool) -> None:
     _is_planned = wanted
 
 
-def compile_planned() -> None:
-    """Do what `plan_compile` was asked for, once."""
+def compile_planned() -> bool:
+    """Do what `plan_compile` was asked for, once; returns whether it was done now."""
     global _is_planned
-    if _is_planned:
-        compile_pointwise()
+    if not _is_planned:
+        return False
+    compile_pointwise()
     _is_planned = False
+    return True
 
 
 def compile_pointwise(on: bool = True) -> None:

@@ -148,9 +148,20 @@ def _loss_ahead(run: Run, state: State) -> float:
     return float(run.task.metrics(run.learner, parts, run.world)["eval_loss"])
 
 
+def _compile_planned(run: Run, state: State) -> None:
+    """Once, after the first step: use the compiled form of what is to be compiled.
+
+    Kernels are laid out for the sizes they first meet, so these must be the same wherever a run goes on.
+    """
+    learn = partial(_learn_ahead, run, state)
+    if kernels.compile_planned():
+        learn()
+    blocks.warm_up(run.learner.model, learn)
+
+
 def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
     """Loss and norm of the gradient of the largest micro-batch, which is the same wherever a run goes on."""
-    watchdog.beat("compiling layers")
+    watchdog.beat("compiling")
     batch, gradient = run.feed.largest().to(run.world.device), run.optimizer.gradient
     try:
         loss = run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))
@@ -168,12 +179,13 @@ def _workload(config: Config, plan: Plan, data: Prepared) -> Workload:
 def loop(run: Run, state: State, journal: Journal) -> State:
     """From `state.step` to the last step, or until early stopping."""
     plan, world, optimizer = run.plan, run.world, run.optimizer
+    if state.step > 1:
+        _compile_planned(run, state)
     if state.step:
-        kernels.compile_planned()
         state = _finish_step(run, state, journal)  # a stop may have come between a step and its evaluation
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
         if state.step:
-            blocks.warm_up(run.learner.model, partial(_learn_ahead, run, state))
+            _compile_planned(run, state)
         watchdog.beat("step", state.step)
         began = time.perf_counter()
         work = run.feed.step(state.step)
@@ -198,7 +210,6 @@ def loop(run: Run, state: State, journal: Journal) -> State:
             seconds=state.seconds + seconds,
         )
         journal.step(state, work, loss=loss, rate=rate, norm=norm, seconds=seconds, ranks=ranks)
-        kernels.compile_planned()
         if failing:
             run.snapshots.finish()
         if stopping:
