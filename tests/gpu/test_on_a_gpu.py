@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kubetune import attention, fp8, kernels
+from kubetune import attention, blocks, fp8, kernels
 from kubetune.block_attention import Rule, block_attention
 from kubetune.data.batches import collate
 from kubetune.data.order import pack
@@ -84,6 +84,32 @@ def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(name: 
     assert relative_error(gradients_on_gpu(model, rows), exact) <= HALF
 
 
+@pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\.")
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2"])
+def test_compiled_layers_are_exact_and_need_no_graph_for_other_borders(name: str, recompute: bool, fused: None) -> None:
+    """Recomputed layers run in a thread of autograd's own there, under what that thread takes for the settings."""
+    model, streams = build_model(name, PROMISED[name]), [random_rows(), random_rows((50, 90, 7), seed=1)]
+    exact = [reference_gradients(model, rows)[1] for rows in streams]
+    model = model.to(DEVICE)
+    make_lean(model, fused=True)
+    if recompute:
+        recompute_activations(model)
+
+    def learn() -> tuple[float, float]:
+        norm = float(torch.cat([g.flatten() for g in gradients_on_gpu(model, streams[0]).values()]).norm())
+        return norm, norm
+
+    assert blocks.compile_layers(model)
+    blocks.warm_up(model, learn)
+    assert model.get_base_model().blocks.is_on
+    learn()  # pointwise functions around the layers are tried once before they are compiled
+    graphs = blocks.graphs()
+    found = [gradients_on_gpu(model, rows) for rows in streams]
+    assert blocks.graphs() == graphs
+    assert max(map(relative_error, found, exact)) <= EXACT
+
+
 @pytest.mark.parametrize("rule", [Rule(0.2), Rule(0.2, window=7), Rule(0.2, causal=False)])
 def test_varlen_attention_equals_the_exact_one(rule: Rule) -> None:
     torch.manual_seed(0)
@@ -124,8 +150,15 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "training",
-    [{}, {"compile": True}, {"gradient_checkpointing": True}, {"async_save": True}, {"parallelism": "fsdp"}],
-    ids=["plain", "compiled", "recomputed", "async_save", "fsdp"],
+    [
+        {},
+        {"compile": True},
+        {"compile": "blocks"},
+        {"gradient_checkpointing": True},
+        {"async_save": True},
+        {"parallelism": "fsdp"},
+    ],
+    ids=["plain", "compiled", "compiled layers", "recomputed", "async_save", "fsdp"],
 )
 def test_a_killed_run_goes_on_as_if_nothing_had_been(inputs: Path, tmp_path: Path, training: dict[str, Any]) -> None:
     """On the same GPU, bit by bit. Where this fails, `kubetune verify-resume` says the same of a user's own run."""
