@@ -54,10 +54,16 @@ def _candidates(module: Any, norms: dict[type, Forward | None], fused: bool) -> 
 
 
 def is_plain_lora(module: Any) -> bool:
-    """Whether a module is PEFT's LoRA around one frozen linear layer, without variants, biases or second adapters."""
+    """Whether a module is PEFT's LoRA around one frozen linear layer, without variants, biases or second adapters.
+
+    Classes made from `nn.Linear` may round their factors first, as those of quantised models do: these are not it.
+    """
     from peft.tuners.lora.layer import Linear
+    from transformers.pytorch_utils import Conv1D
 
     if type(module) is not Linear or len(module.active_adapters) != 1:
+        return False
+    if type(module.base_layer).forward not in (nn.Linear.forward, Conv1D.forward):
         return False
     name = module.active_adapters[0]
     weight = cast(Tensor, module.base_layer.weight)

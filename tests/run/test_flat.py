@@ -7,6 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from kubetune import attention
 from kubetune.adapters import add_lora
@@ -219,3 +221,18 @@ def test_dora_keeps_pefts_own_forward():
     base = build_model("llama", PROMISED["llama"], lora=False)
     model = add_lora(base, LoraConfig(r=4, use_dora=True), task_type="CAUSAL_LM", seed=0)
     assert not make_lean(model, fused=False)["lora"]
+
+
+class RoundingLinear(nn.Linear):
+    """As those of models whose own quantisation transformers applies to what are still weights in bf16."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight.sign(), self.bias)
+
+
+def test_a_frozen_layer_with_a_forward_of_its_own_keeps_it():
+    base = build_model("llama", PROMISED["llama"], lora=False)
+    for layer in base.model.layers:
+        layer.mlp.up_proj.__class__ = RoundingLinear
+    model = add_lora(base, LoraConfig(r=4, target_modules=["up_proj", "down_proj"]), task_type="CAUSAL_LM", seed=0)
+    assert make_lean(model, fused=False)["lora"] == len(base.model.layers)  # down_proj alone
