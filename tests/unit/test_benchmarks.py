@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -242,3 +244,33 @@ def test_a_missing_library_is_a_result(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     order = harness.Order("m", "d", "attention", 16, 1, 1, 1, 8, 8, {}, 0.0)
     assert harness.execute("llamafactory", "ours", order) == {"missing": "llamafactory"}
+
+
+STANDS_FOR_PYTHON = """#!/bin/sh
+echo "$@" >> "$CALLS"
+if [ "$1 $2" = "-m venv" ]; then mkdir -p "$4/bin" && cp "$0" "$4/bin/python"; fi
+"""
+
+
+def test_one_command_makes_the_environments_and_measures_every_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scripts themselves, in a checkout elsewhere, with an interpreter that only notes what it is asked for."""
+    peers = ("venv", "requirements.txt", "requirements-llamafactory.txt")
+    for name in ("scripts/benchmark", *(f"benchmarks/peers/{name}" for name in peers)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(harness.ROOT / name, tmp_path / name)
+    made = {".venv/bin/python": STANDS_FOR_PYTHON, "scripts/venv": "#!/bin/sh\n"}
+    for name, text in made.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.delenv("PYTHON", raising=False)
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    done = subprocess.run([tmp_path / "scripts" / "benchmark"], cwd="/", capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    suites = [call for call in calls if call.startswith("-m benchmarks.")]
+    assert suites == [f"-m benchmarks.{name}" for name in ("sft", "scaling", "startup", "tokenize", "table --write")]
+    environments = [call.split()[-1] for call in calls if call.startswith("-m venv")]
+    assert environments == ["../.venv-peers", "../.venv-llamafactory"]
