@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.models import BPE, WordLevel
@@ -96,11 +96,14 @@ def test_an_unknown_model_is_left_alone() -> None:
     assert Words.of(Tokenizer(WordLevel({"a": 0}, unk_token="a"))) is None
 
 
+@example("a", "À")
 @given(TEXTS, TEXTS)
 def test_a_text_cut_where_no_token_crosses_has_the_same_ids(before: str, after: str) -> None:
     """But for white space at the cut, which is split by what follows it; a prompt is tokenised before anything does."""
     for backend, known in KNOWN:
         encoding = backend.encode(before + after, add_special_tokens=False)
         borders = {0, len(before + after), *(start for start, _ in encoding.offsets)}
-        if len(before) in borders and before.isascii() and not before[-1:].isspace():
+        # A token of some bytes of a character may have the rest of it after itself, where another begins.
+        crossed = any(start < len(before) < end for start, end in encoding.offsets)
+        if len(before) in borders and not crossed and before.isascii() and not before[-1:].isspace():
             assert known.ids(before) + known.ids(after) == encoding.ids
