@@ -252,9 +252,9 @@ def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> lis
         meeting += ["--master-port", str(place.master_port)]
         where = f"{place.master_addr}:{place.master_port}"
         print(f"kubetune: node {place.node} of {place.nodes} meets the others at {where}", flush=True)
-    command = [*_module("kubetune.torchrun", note), *meeting]
+    command = [*_module("kubetune.torchrun", note), str(int(relay.grace_seconds)), *meeting]
     command += ["--nnodes", str(place.nodes), "--nproc-per-node", str(place.processes), "--max-restarts", "0"]
-    command += ["--shutdown-timeout", str(int(relay.grace_seconds)), "--module", worker, str(run_dir)]
+    command += ["--module", worker, str(run_dir)]
     # torchrun kills what outlives the grace time; the relay's own limit is for a torchrun that hangs itself.
     relay.grace_seconds += _TORCHRUN_MARGIN_SECONDS
     status = relay.run(command, _environment(place), has_workers_below=True)

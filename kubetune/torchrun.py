@@ -1,9 +1,10 @@
 """torchrun as the agent needs it: the same launcher, which leaves a note of what became of each rank.
 
-    python -m kubetune.torchrun NOTE [torchrun's own arguments]
+    python -m kubetune.torchrun NOTE SECONDS [torchrun's own arguments]
 
-NOTE receives one JSON line `[rank, status, seconds since the epoch]` for each rank that failed, the first one seen
-first. torchrun itself would only return 1, and end with tracebacks of its own after every stop and many a success.
+At a stop ranks have SECONDS to save and end. NOTE receives one JSON line `[rank, status, seconds since the epoch]` for
+each rank that failed, the first one seen first. torchrun itself would only return 1, and end with tracebacks of its own
+after every stop and many a success.
 """
 
 from __future__ import annotations
@@ -13,23 +14,24 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from signal import Signals
 
 from torch.distributed import DistNetworkError, DistStoreError
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
-from torch.distributed.run import parse_args, run
+from torch.distributed.run import get_args_parser, parse_args, run
 
 from kubetune import errors, processes
 
 
 def main(argv: Sequence[str]) -> int:
     """Run torchrun and return an exit code of errors.py; 1 means: see the note."""
-    note, arguments = Path(argv[0]), list(argv[1:])
+    note, patience, arguments = Path(argv[0]), _patience(int(argv[1])), argv[2:]
     # Its warnings and errors tell of signals we sent and of ranks that explain themselves.
     logging.disable(logging.ERROR)
     try:
-        run(parse_args(arguments))
+        run(parse_args([*patience, *arguments]))
     except ChildFailedError as error:
         lines = [json.dumps([rank, one.exitcode, one.timestamp]) + "\n" for rank, one in error.failures.items()]
         note.write_text("".join(lines))
@@ -40,6 +42,19 @@ def main(argv: Sequence[str]) -> int:
         print(f"kubetune: the nodes did not find each other: {error}", file=sys.stderr, flush=True)
         return errors.LOST_PEER
     return errors.OK
+
+
+def _patience(seconds: int) -> list[str]:
+    """torchrun's argument for how long ranks may take to end; older ones have none, and kill after half a minute."""
+    if "--shutdown-timeout" in get_args_parser().format_help():
+        return ["--shutdown-timeout", str(seconds)]
+    close = PContext.close
+
+    def close_patiently(self: PContext, death_sig: Signals | None = None, timeout: int = seconds) -> None:
+        close(self, death_sig, timeout)
+
+    PContext.close = close_patiently  # type: ignore[method-assign]
+    return []
 
 
 if __name__ == "__main__":

@@ -112,6 +112,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     logs.STEP.info("preparing data" if alone else "opening the prepared data")
     with preparing(config) as prepared:
         with imports.sparingly(compiles_blocks=config.training.compile == "blocks"):
+            import transformers.generation.utils
             import transformers.modeling_utils  # noqa: F401
 
             from kubetune import parallel
