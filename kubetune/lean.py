@@ -58,10 +58,11 @@ def is_plain_lora(module: Any) -> bool:
 
     Classes made from `nn.Linear` may round their factors first, as those of quantised models do: these are not it.
     """
-    from peft.tuners.lora.layer import Linear
     from transformers.pytorch_utils import Conv1D
 
-    if type(module) is not Linear or len(module.active_adapters) != 1:
+    # Not imported for this: where nobody has, there are no adapters, and it takes seconds, bitsandbytes and more along.
+    peft_layers = sys.modules.get("peft.tuners.lora.layer")
+    if peft_layers is None or type(module) is not peft_layers.Linear or len(module.active_adapters) != 1:
         return False
     if type(module.base_layer).forward not in (nn.Linear.forward, Conv1D.forward):
         return False
