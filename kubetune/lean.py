@@ -1,8 +1,9 @@
 """Cheaper forwards for modules of an unmodified Hugging Face + PEFT model. Names, parameters and saving stay.
 
-A module is recognised by its structure, and its new forward is proved equal on the module at hand before it is used;
-anything else stays as it is. LoRA layers and dropped rows pay everywhere, dropout on a CPU; norms, SwiGLU and rotary
-embeddings pay when their kernels are compiled.
+LoRA layers and dropout are known by their class, and tests hold them to PEFT's and torch's own; norms, SwiGLU and
+rotary embeddings are recognised by their structure and proved equal on the model at hand before they are swapped.
+Anything else stays as it is. LoRA layers and dropped rows pay everywhere, dropout on a CPU; the others pay when their
+kernels are compiled.
 """
 
 from __future__ import annotations

@@ -264,13 +264,12 @@ class TrainingConfig(Section):
     )
     lean: bool = Field(
         True,
-        description="Cheaper forwards for LoRA layers, norms and the like, each proved equal on the model at hand.",
+        description="Cheaper forwards: LoRA and dropout by their class; norms and the like proved equal at the start.",
     )
     compile: Literal["auto", "blocks"] | bool = Field(
         "auto",
         description="torch.compile of pointwise parts; `auto`: where the planned work is worth it. `blocks`: of whole "
-        "decoder layers as well, but for their attention; `auto` never chooses it, because where it pays could not be "
-        "measured yet, for want of a GPU.",
+        "decoder layers too, but for attention; `auto` never takes it, since no GPU has shown yet where it pays.",
     )
     fp8: bool = Field(
         False,
