@@ -162,7 +162,7 @@ class Cluster:
 
     def wait_pods(self, labels: str, count: int, seconds: float = 30) -> list[Object]:
         """The pods with these labels, once there are so many."""
-        self._wait("Pod", "", lambda _: len(self.find("Pod", labels)) == count, seconds)
+        self._wait("Pod", "", lambda _: len(self.find("Pod", labels)) == count, seconds, when_gone=True)
         return self.find("Pod", labels)
 
     def wait_ready(self, job: str, pods: int = 1, seconds: float = 30) -> list[Object]:
@@ -277,13 +277,16 @@ class Cluster:
         namespace = f"/namespaces/{self.namespace}" if resource.namespaced else ""
         return f"{root}{namespace}/{resource.plural}" + (f"/{name}" if name else "")
 
-    def _wait(self, kind: str, fields: str, test: Callable[[Object], object], seconds: float) -> Object:
+    def _wait(
+        self, kind: str, fields: str, test: Callable[[Object], object], seconds: float, *, when_gone: bool = False
+    ) -> Object:
+        """`when_gone`: ask `test` too when there is no such object, or one goes, about which it is told nothing."""
         deadline, last = time.monotonic() + seconds, None
         while (left := deadline - time.monotonic()) > 0:
             try:
                 for obj in self._watch(kind, fields, left):
                     last = obj
-                    if obj is not None and test(obj):
+                    if (when_gone or obj is not None) and test(obj):
                         return obj
             except (OSError, http.client.HTTPException):  # an outage, or time is up
                 time.sleep(_RECONNECT_SECONDS)

@@ -5,6 +5,7 @@ And verbs that have nothing to show say why.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from tests.cluster.standin.objects import name_of
 
 TRAINERS = "app.kubernetes.io/component=trainer"
 
-# As Python does while it starts, process 1 begins without a handler for SIGTERM, which is then thrown away.
+# As Python does while it starts, process 1 begins without a handler for SIGTERM, which is then thrown away. Nor does it
+# start others meanwhile: while it did, all signals would be blocked for a moment, which looks like listening.
 STARTS_SLOWLY = """
-until test -e /outputs/go; do sleep 0.02; done
+read _ < /outputs/go
 trap 'touch /outputs/heard-$HOSTNAME; exit 143' TERM
 while :; do sleep 0.02; done
 """
@@ -30,14 +32,19 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
 
 
 def test_a_pod_that_only_starts_hears_that_it_is_to_stop(desk: Desk) -> None:
+    outputs = desk.cluster.claim_folder("fit-outputs")
+    outputs.mkdir(parents=True)
+    outputs.chmod(0o777)
+    os.mkfifo(outputs / "go")
+    (outputs / "go").chmod(0o666)
     desk.submit_script(STARTS_SLOWLY, kubernetes__grace_seconds=60)
     desk.cluster.wait_ready("fit", pods=2)
     desk.quick("stop", "fit", "--no-wait")
     for pod in desk.cluster.find("Pod", TRAINERS):
         desk.cluster.wait("Pod", name_of(pod), lambda found: found["metadata"].get("deletionTimestamp"))
-    outputs = desk.cluster.claim_folder("fit-outputs")
-    (outputs / "go").touch()
-    desk.cluster.wait_pods(TRAINERS, 0)
+    with (outputs / "go").open("r+b", buffering=0) as go:
+        go.write(b"\n\n")
+        desk.cluster.wait_pods(TRAINERS, 0)
     assert sorted(path.name for path in outputs.glob("heard-*")) == ["heard-fit-0", "heard-fit-1"]
 
 
