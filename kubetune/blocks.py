@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kubetune import logs
+from kubetune import kernels, logs
 from kubetune.attention import flat_attention
 from kubetune.flat import TOLERANCE, speaker, unwrap
 
@@ -45,7 +45,7 @@ class Blocks:
             try:
                 with _failing_at_the_limit():
                     return compiled(layer, *args, **kwargs)
-            except compiler_errors() as error:
+            except kernels.compiler_errors() as error:
                 self.give_up(error)
                 return _forward_itself(type(layer))(layer, *args, **kwargs)
 
@@ -99,7 +99,7 @@ def warm_up(model: nn.Module, learn: Callable[[], tuple[float, float]]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what the tracer itself looks at and makes
             found = _with_seed(0, learn)
-    except compiler_errors() as error:
+    except kernels.compiler_errors() as error:
         blocks.give_up(error)
     else:
         # What is computed with, where the first weights are integers or 8-bit floats.
@@ -135,13 +135,6 @@ def graphs() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
-
-
-def compiler_errors() -> tuple[type[Exception], ...]:
-    """What torch.compile raises when it fails, and at its limit of variants."""
-    from torch._dynamo import exc
-
-    return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
 
 
 @contextmanager

@@ -167,7 +167,7 @@ class _Untried:
         compiled = torch.compile(self.plain, dynamic=True)
         try:
             found = compiled(*args)
-        except _compiler_errors() as error:
+        except compiler_errors() as error:
             return self._give_up(expected, " ".join(str(error).split())[:300])
         if not _agree(found, expected):
             return self._give_up(expected, "its result differs")
@@ -180,10 +180,11 @@ class _Untried:
         return expected
 
 
-def _compiler_errors() -> tuple[type[Exception], ...]:
+def compiler_errors() -> tuple[type[Exception], ...]:
+    """What torch.compile raises when it fails, and at its limit of variants."""
     from torch._dynamo import exc
 
-    return (exc.TorchDynamoException,)
+    return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
 
 
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float8_e4m3fn: 2e-2}

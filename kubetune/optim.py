@@ -144,10 +144,11 @@ class FlatAdamW:
                     amsgrad=False,
                     maximize=False,
                 )
-        self._zero_gradient()
+        self.clear_gradient()
         self._refresh()
 
-    def _zero_gradient(self) -> None:
+    def clear_gradient(self) -> None:
+        """Forget what was added up, so that the next gradient is the first."""
         self.gradient.zero_()
         for collected in self._collected:
             collected.is_zero = True

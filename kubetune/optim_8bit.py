@@ -74,7 +74,7 @@ class FlatAdamW8bit(FlatAdamW):
                     self.scale_sq[blocks],
                     weight_decay=decay,
                 )
-        self._zero_gradient()
+        self.clear_gradient()
         self._refresh()
 
     def state(self) -> dict[str, Tensor]:

@@ -80,7 +80,7 @@ def probe(run: Run, state: State) -> None:
     with _timed(seconds, "batch"), _noticing_shortage(run, room, f"the longest batch ({content})"):
         _learn(run, state, batch)
     run.optimizer.reduce_gradient(world)  # what ranks talk through takes memory from its first use on
-    run.optimizer.gradient.zero_()
+    run.optimizer.clear_gradient()
     if run.data.eval is not None:
         with _timed(seconds, "evaluation"), _noticing_shortage(run, room, "the longest batch of an evaluation"):
             values = evaluate.rehearse(run.task, run.learner, run.data.eval, run.plan, world)

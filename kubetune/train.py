@@ -162,12 +162,12 @@ def _compile_planned(run: Run, state: State) -> None:
 def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
     """Loss and norm of the gradient of the largest micro-batch, which is the same wherever a run goes on."""
     watchdog.beat("compiling")
-    batch, gradient = run.feed.largest().to(run.world.device), run.optimizer.gradient
+    batch = run.feed.largest().to(run.world.device)
     try:
         loss = run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))
-        return float(loss), float(gradient.norm())
+        return float(loss), float(run.optimizer.gradient.norm())
     finally:
-        gradient.zero_()
+        run.optimizer.clear_gradient()
 
 
 def _workload(config: Config, plan: Plan, data: Prepared) -> Workload:
@@ -179,8 +179,6 @@ def _workload(config: Config, plan: Plan, data: Prepared) -> Workload:
 def loop(run: Run, state: State, journal: Journal) -> State:
     """From `state.step` to the last step, or until early stopping."""
     plan, world, optimizer = run.plan, run.world, run.optimizer
-    if state.step > 1:
-        _compile_planned(run, state)
     if state.step:
         state = _finish_step(run, state, journal)  # a stop may have come between a step and its evaluation
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
@@ -242,7 +240,7 @@ def _backward(run: Run, state: State, micro: int, batch: Batch, work: Work) -> t
 
 def _lower_loss_scale(optimizer: FlatAdamW, state: State) -> State:
     """fp16 overflowed: try the same step again with a smaller factor before the loss."""
-    optimizer.gradient.zero_()
+    optimizer.clear_gradient()
     logs.TRAIN.info(
         "step %d: fp16 overflow, loss scale %g -> %g", state.step + 1, state.loss_scale, state.loss_scale / 2
     )
@@ -294,6 +292,8 @@ def _finish_step(run: Run, state: State, journal: Journal) -> State:
     watchdog.beat("end of step", state.step)
     plan, last = run.plan, state.step == run.plan.num_steps
     if run.data.eval is not None and state.evaluated_step < state.step and (last or plan.is_eval_step(state.step)):
+        if state.step > 1:
+            _compile_planned(run, state)  # a resumed run evaluates with what the uninterrupted one did
         values = evaluate(run.task, run.learner, run.data.eval, plan, run.world, run.stop)
         if values is None:
             _stop(run, state, journal)
