@@ -81,7 +81,8 @@ class ImageFolders:
         if len(found) > 1:
             raise UnusableImage("image_ambiguous", f"image {path!r} is in {found[0].parent} and {found[1].parent}")
         if not found:
-            raise UnusableImage("image_missing", f"image {path!r} is not at {' nor '.join(map(str, candidates))}")
+            looked = " nor ".join(map(str, candidates)) or f"any place known: no folder was given for {parts[0]!r}"
+            raise UnusableImage("image_missing", f"image {path!r} is not at {looked}")
         return found[0]
 
     def _exact(self, parts: list[str]) -> list[Path]:

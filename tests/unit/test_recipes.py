@@ -100,11 +100,46 @@ def test_turns_out_of_order() -> None:
     question = "u: <image>\nWhat colour?"
     assert [texts(row["prompt"]) for row in found] == [[question], [question], [question, "a: B", "u: no\nreally"]]
     assert [texts(row["completion"]) for row in found] == [["a: A"], ["a: B"], ["a: C"]]
-    assert tally.notes == {
-        "feedback_before_any_attempt": 1, "attempts_without_feedback": 1, "empty_turns": 1, "states_cut": 0
+    assert +tally.notes == {
+        "feedback_before_any_attempt": 1, "attempts_without_feedback": 1, "empty_turns": 1,
+        "prompts_that_repeat_the_one_before": 1,
     }  # fmt: skip
     (row,), _ = rows(trajectory(conversations=turns), style="sharegpt")
     assert texts(row["messages"]) == [question, "a: B", "u: no\nreally", "a: C"]
+
+
+@pytest.mark.parametrize("lost", [student(" "), student(7), student(None), {"role": "examiner", "value": "B"}, 7, None])
+def test_feedback_on_an_attempt_that_is_left_out_is_left_out_too(lost: Any) -> None:
+    turns = [student("A"), teacher("Score: 3."), lost, teacher("Score: 9."), student("C"), teacher("Score: 10.")]
+    found, tally = rows(trajectory(conversations=turns))
+    assert [texts(row["completion"]) for row in found] == [["a: A"], ["a: C"]]
+    assert texts(found[1]["prompt"])[1:] == ["a: A", "u: Score: 3."]
+    assert tally.notes["feedback_on_attempts_left_out"] == 1
+    assert tally.notes["empty_turns"] + sum(n for note, n in tally.notes.items() if "turns_left_out" in note) == 1
+
+
+@pytest.mark.parametrize("odd", [teacher(4), {"role": "examiner", "value": "hm"}, "x", {"role": "teacher", "type": 1}])
+def test_an_odd_turn_costs_no_more_than_itself(odd: Any) -> None:
+    turns = [student("A"), odd, teacher("Score: 3."), student("B")]
+    found, tally = rows(trajectory(conversations=turns))
+    assert texts(found[1]["prompt"])[1:] == ["a: A", "u: Score: 3."]
+    assert sum(number for note, number in tally.notes.items() if note.startswith("turns_left_out")) == 1
+
+
+def test_rows_that_share_a_prompt_are_counted() -> None:
+    turns = [student("A"), student("B"), student("C"), teacher("no"), student("D")]
+    found, tally = rows(trajectory(conversations=turns))
+    prompts = [json.dumps(row["prompt"]) for row in found]
+    assert tally.notes["prompts_that_repeat_the_one_before"] == len(prompts) - len(set(prompts)) == 2
+
+
+def test_the_first_line_keeps_its_indentation() -> None:
+    turns = [student("\n  \n    return x\n  \n"), teacher("  no\n"), student("Thought: so\nAnswer:\n    return y\n")]
+    found, _ = rows(trajectory(conversations=turns))
+    assert texts(found[0]["completion"]) == ["a:     return x"]
+    assert texts(found[1]["prompt"])[1:] == ["a:     return x", "u:   no"]
+    (row,), _ = rows(trajectory(conversations=turns), style="sharegpt")
+    assert texts(row["messages"])[-1] == "a:     return y"
 
 
 @pytest.mark.parametrize(
@@ -177,6 +212,9 @@ def test_volcano_keeps_the_place_of_the_tag_and_text_without_images() -> None:
     assert (tally.notes["text_only"], tally.sets) == (1, {"text": 1})
     (row,), _ = rows(spoken("What is it?", "A pot."), recipe=volcano)
     assert texts(row["messages"])[0] == "u: <image>\nWhat is it?"
+    (row,), tally = rows(spoken("Hello <b>", "Hi <image>.", "And this?<image>", "A pot."), recipe=volcano)
+    assert texts(row["messages"]) == ["u: Hello <b>", "a: Hi .", "u: And this?<image>", "a: A pot."]
+    assert +tally.notes == {"images_in_later_questions": 1, "image_tags_removed": 1}
 
 
 def test_volcano_conversations_that_begin_or_end_in_their_middle() -> None:

@@ -34,7 +34,7 @@ from kubetune.data.workers import map_in_processes
 from kubetune.errors import ConfigError, DataError
 from kubetune.files import explained_writes, fsync_folder, lock, write_atomic
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Changes when the same input would give other rows."""
 
 BATCH_RECORDS: Final = 64

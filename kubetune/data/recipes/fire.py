@@ -22,6 +22,7 @@ from kubetune.data.recipes.recipe import (
     plain_text,
     quote,
     require_source,
+    trimmed,
     with_one_tag,
     without_tags,
 )
@@ -69,38 +70,70 @@ def _question(record: Mapping[str, Any], tally: Tally) -> str:
 
 
 def _rounds(record: Mapping[str, Any], tally: Tally) -> list[Round]:
+    """The attempts that can be read, each with its own feedback. Raises Skipped where there are none.
+
+    A turn that is empty or odd is left out and counted, and with one of the student what the teacher said of it.
+    """
     turns = record.get("conversations")
     if not isinstance(turns, list) or not turns:
         raise Skipped("no_conversations", "has no conversations")
     rounds: list[Round] = []
+    odd: Skipped | None = None
+    is_lost = False  # whether the attempt that feedback would now be on is one that was left out
     for i, turn in enumerate(turns):
-        speaker = (turn.get("role"), turn.get("type")) if isinstance(turn, dict) else (None, None)
-        if speaker not in _SPEAKERS:
-            raise Skipped("bad_turn", f"conversations[{i}] is by {speaker}; expected a student or a teacher")
-        text = without_tags(plain_text(turn.get("value"), f"conversations[{i}].value"), tally)
+        speaker = _speaker(turn)
+        try:
+            text = _said(turn, f"conversations[{i}]", tally)
+        except Skipped as error:
+            odd = odd or error
+            tally.notes[f"turns_left_out_{error.reason}"] += 1
+            text = ""
         if not text:
-            tally.notes["empty_turns"] += 1
-        elif speaker[0] == "student":
+            # A turn by nobody known stands in an attempt's place where the attempt before it has its feedback.
+            is_lost |= speaker == "student" or (speaker is None and bool(rounds) and rounds[-1].feedback is not None)
+        elif speaker == "student":
             rounds.append(Round(text))
+            is_lost = False
+        elif is_lost:
+            tally.notes["feedback_on_attempts_left_out"] += 1
         elif not rounds:
             tally.notes["feedback_before_any_attempt"] += 1
         else:
             before = rounds[-1].feedback
             rounds[-1].feedback = text if before is None else f"{before}\n{text}"
     if not rounds:
-        raise Skipped("no_student_turn", "has no attempt of the student")
+        raise odd or Skipped("no_student_turn", "has no attempt of the student")
     tally.notes["attempts_without_feedback"] += sum(r.feedback is None for r in rounds[:-1])
     return rounds
+
+
+def _said(turn: Any, where: str, tally: Tally) -> str:
+    """The text of a turn; empty where nothing is said. Raises Skipped for a turn that is odd."""
+    speaker = _speaker(turn)
+    if speaker is None or (speaker, turn.get("type")) not in _SPEAKERS:
+        found = (turn.get("role"), turn.get("type")) if isinstance(turn, dict) else type(turn).__name__
+        raise Skipped("bad_turn", f"{where} is by {found}; expected a student or a teacher")
+    text = without_tags(plain_text(turn.get("value"), f"{where}.value"), tally)
+    tally.notes["empty_turns"] += not text
+    return text
+
+
+def _speaker(turn: Any) -> str | None:
+    role = turn.get("role") if isinstance(turn, dict) else None
+    return role if role in ("student", "teacher") else None
 
 
 def _behaviour(name: str, question: str, rounds: list[Round], image: str, most: int, tally: Tally) -> list[str]:
     """One row for each attempt. An attempt that nothing was said of is no part of later states."""
     start, rows = ("user", quote(question)), []
     history: list[tuple[str, str]] = []
+    before: list[tuple[str, str]] | None = None
     for number, round_ in enumerate(rounds, 1):
         attempt = quote(round_.attempt)
         state = history[max(0, len(history) - 2 * most) :]
         tally.notes["states_cut"] += len(state) < len(history)
+        tally.notes["prompts_that_repeat_the_one_before"] += state == before
+        before = state
         rows.append(
             f'{{"id": {quote(name)}, "round": {number}, "prompt": [{messages_json([start, *state])}], '
             f'"completion": [{messages_json([("assistant", attempt)])}], "images": [{image}]}}'
@@ -126,7 +159,7 @@ def _conversation(name: str, question: str, rounds: list[Round], image: str, tal
 def answer_of(attempt: str) -> str:
     """What follows `Answer:` in an attempt; the whole of it where there is no such mark, or nothing after it."""
     mark = _ANSWER.search(attempt)
-    return (attempt[mark.end() :].strip() if mark else "") or attempt
+    return (trimmed(attempt[mark.end() :]) if mark else "") or attempt
 
 
 def _feedback(text: str, tally: Tally) -> str:

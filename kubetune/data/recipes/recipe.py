@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from json.encoder import encode_basestring
@@ -80,7 +81,7 @@ def require_source(path: str | None, options: Options) -> str:
 
 
 def plain_text(value: Any, where: str) -> str:
-    """A text without white space round it. Raises Skipped when it is no text, or none that UTF-8 can hold."""
+    """A text as `trimmed` leaves it. Raises Skipped when it is no text, or none that UTF-8 can hold."""
     if not isinstance(value, str):
         raise Skipped("bad_text", f"{where} is {type(value).__name__}; expected a text")
     if "\0" in value:
@@ -90,12 +91,21 @@ def plain_text(value: Any, where: str) -> str:
             value.encode()
         except UnicodeEncodeError:
             raise Skipped("bad_text", f"{where} holds half a surrogate pair") from None
-    return value.strip()
+    return trimmed(value)
+
+
+def trimmed(text: str) -> str:
+    """A text without empty lines before it and white space after it; its first line keeps its indentation."""
+    text = text.rstrip()
+    return _EMPTY_LINES.sub("", text, count=1) if text[:1].isspace() else text
+
+
+_EMPTY_LINES: Final = re.compile(r"\A\s*\n")
 
 
 def without_tags(text: str, tally: Tally) -> str:
     """A text without image tags, which no image is there for."""
-    return _untagged(text, tally).strip()
+    return trimmed(_untagged(text, tally))
 
 
 def _untagged(text: str, tally: Tally) -> str:
@@ -108,7 +118,9 @@ def _untagged(text: str, tally: Tally) -> str:
 def with_one_tag(text: str, tally: Tally) -> str:
     """A question with exactly one image tag: the first it has, where it stands, or else one before it."""
     before, tag, after = text.partition(IMAGE_TAG)
-    return before + tag + _untagged(after, tally) if tag else f"{IMAGE_TAG}\n{text}"
+    if not tag:
+        return f"{IMAGE_TAG}\n{text}"
+    return (before if before.strip() else "") + tag + _untagged(after, tally)
 
 
 def messages_json(turns: list[tuple[str, str]]) -> str:

@@ -75,9 +75,14 @@ def _turns(record: Mapping[str, Any], tally: Tally) -> tuple[list[Turn], list[Tu
 
 
 def _with_tag(turns: list[Turn], tally: Tally) -> list[Turn]:
-    """One tag in the first question, where it stood; in other turns none."""
-    first, *rest = turns
-    turns = [("user", with_one_tag(first[1], tally)), *((role, without_tags(text, tally)) for role, text in rest)]
+    """One tag in all: the first that a question has, where it stands, or else one before the first question."""
+    asks = (i for i, (role, text) in enumerate(turns) if role == "user" and IMAGE_TAG in text)
+    place = next(asks, 0)
+    tally.notes["images_in_later_questions"] += place > 0
+    turns = [
+        (role, with_one_tag(text, tally) if i == place else without_tags(text, tally))
+        for i, (role, text) in enumerate(turns)
+    ]
     if any(not text.replace(IMAGE_TAG, "").strip() for role, text in turns if role == "assistant"):
         raise Skipped("empty_turn", f"an answer is nothing but {IMAGE_TAG}")
     if any(not text for _, text in turns):
