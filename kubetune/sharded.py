@@ -20,15 +20,12 @@ from torch.distributed.tensor import DTensor
 
 from kubetune import errors, models, optim_8bit, parallel
 from kubetune.config.schema import Config, TrainingConfig
-from kubetune.optim import AdamSettings, FlatAdamW
+from kubetune.optim import AdamSettings, FlatAdamW, sum_of_squares
 from kubetune.parallel import World
 from kubetune.pieces import Piece
 from kubetune.weights import TOWERS
 
 Result = TypeVar("Result")
-
-STRETCH = 2**22
-"""Numbers of a gradient that are squared and summed in fp64 at once."""
 
 
 def is_wanted(config: Config, world: World) -> bool:
@@ -187,9 +184,8 @@ class ShardedAdamW(FlatAdamW):
         return pieces
 
     def reduce_gradient(self, world: World) -> float:
-        """The norm over the slices of all ranks, by stretches: all squares at once would take thrice the memory."""
-        squares = [part.square().sum(dtype=torch.float64) for part in self.gradient.split(STRETCH)]
-        return math.sqrt(parallel.sum_numbers([float(torch.stack(squares).sum())], world)[0])
+        """The norm over the slices of all ranks."""
+        return math.sqrt(parallel.sum_numbers([sum_of_squares(self.gradient)], world)[0])
 
 
 def _renew(module: FSDPModule) -> None:

@@ -165,7 +165,7 @@ def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
     batch = run.feed.largest().to(run.world.device)
     try:
         loss = run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))
-        return float(loss), float(run.optimizer.gradient.norm())
+        return float(loss), run.optimizer.gradient_norm()
     finally:
         run.optimizer.clear_gradient()
 

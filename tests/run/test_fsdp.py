@@ -93,15 +93,6 @@ def test_tied_heads_and_other_architectures(tmp_path: Path, inputs: Path, name: 
     require_equal(ours, theirs)
 
 
-def test_the_norm_is_summed_by_stretches_whose_length_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimizer = object.__new__(sharded.ShardedAdamW)
-    optimizer.gradient = torch.linspace(-3, 5, 1000)
-    whole = optimizer.reduce_gradient(World())
-    assert whole == pytest.approx(float(optimizer.gradient.double().norm()), rel=1e-6)
-    monkeypatch.setattr(sharded, "STRETCH", 64)
-    assert optimizer.reduce_gradient(World()) == pytest.approx(whole, rel=1e-14)
-
-
 def first_losses(world: World, config: Config) -> list[float]:
     """Losses of three steps on this rank."""
     from kubetune.tuning import Workload

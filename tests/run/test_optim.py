@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +12,10 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from kubetune.lean import make_lean
-from kubetune.optim import AdamSettings, FlatAdamW, decays
+from kubetune.optim import STRETCH, AdamSettings, FlatAdamW, decays, sum_of_squares
 from kubetune.parallel import World
+from kubetune.sharded import ShardedAdamW
+from tests.ranks import run_ranks
 
 WORDS, WIDTH, LABELS = 40, 24, 3
 RATE, DECAY = 1e-2, 0.1
@@ -99,3 +104,62 @@ def test_a_trained_table_of_words_leaves_out_those_that_do_not_occur(dtype: torc
     assert optimizer.gradient.count_nonzero() > 0
     collected = table.weight.collected.gradient
     assert collected.abs().sum(1).nonzero().flatten().tolist() == [5, 6]
+
+
+def drawn(size: int, rank: int = 0) -> Tensor:
+    """A gradient as large models have them: most of it small, some of it a thousand times larger."""
+    draw = torch.Generator().manual_seed(rank)
+    gradient = torch.randn(size, generator=draw) * 1e-3
+    gradient[:: size // 50 + 1] *= 1e3
+    return gradient
+
+
+def norm_in_fp64(*gradients: Tensor) -> float:
+    return math.sqrt(math.fsum(float(np.square(g.numpy(), dtype=np.float64).sum()) for g in gradients))
+
+
+def holding(kind: type[FlatAdamW], gradient: Tensor) -> FlatAdamW:
+    optimizer = object.__new__(kind)
+    optimizer.gradient = gradient
+    return optimizer
+
+
+@pytest.mark.parametrize("kind", [FlatAdamW, ShardedAdamW])
+def test_the_norm_of_many_millions_is_that_of_fp64_and_copies_nothing(kind: type[FlatAdamW]) -> None:
+    gradient = drawn(20_000_003)
+    optimizer, wanted = holding(kind, gradient), norm_in_fp64(gradient)
+    assert abs(float(gradient.norm()) / wanted - 1) > 1e-4  # what a single sum in fp32 makes of it
+    with torch.profiler.profile(profile_memory=True) as profile:
+        norm = optimizer.reduce_gradient(World())
+    assert norm == pytest.approx(wanted, rel=1e-6)
+    allocated = sum(max(0, event.self_cpu_memory_usage) for event in profile.events() or ())
+    assert 0 < allocated < gradient.nbytes / 100
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, STRETCH - 1, STRETCH, STRETCH + 1, 5 * STRETCH + 7])
+def test_the_norm_of_any_length(size: int) -> None:
+    gradient = drawn(size)
+    norm = math.sqrt(sum_of_squares(gradient))
+    assert norm == pytest.approx(norm_in_fp64(gradient), rel=1e-6)
+    if size < STRETCH:
+        assert norm == float(gradient.norm())
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_norm_of_what_is_not_finite_is_not_finite(value: float) -> None:
+    gradient = drawn(3 * STRETCH)
+    gradient[STRETCH + 5] = value
+    assert not math.isfinite(holding(FlatAdamW, gradient).reduce_gradient(World()))
+
+
+def norms(world: World) -> list[float]:
+    kinds = (FlatAdamW, ShardedAdamW)
+    return [holding(kind, drawn(3_000_000, world.rank)).reduce_gradient(world) for kind in kinds]
+
+
+def test_the_norm_over_two_ranks_is_that_of_fp64() -> None:
+    first, second = run_ranks(norms, 2)
+    assert first == second
+    parts = [drawn(3_000_000, rank) for rank in (0, 1)]
+    assert first[0] == pytest.approx(norm_in_fp64(parts[0] + parts[1]), rel=1e-6)  # copies: gradients are summed
+    assert first[1] == pytest.approx(norm_in_fp64(*parts), rel=1e-6)  # slices: the whole is both
