@@ -4,10 +4,16 @@ The functions below are the Python interface; each is imported when it is first 
 light.
 """
 
-from __future__ import annotations
+import sys
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+_IS_PROGRAM = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").split(".")[0] == "kubetune"
+if _IS_PROGRAM and not sys.flags.safe_path:
+    # `python -m kubetune…`: Python would look for whatever is imported from here on, the standard library included, in
+    # the current folder first, where files may be anybody's.
+    del sys.path[0]
+
+from importlib import import_module  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from kubetune.config.load import load_config

@@ -197,7 +197,7 @@ def _sample(run_dir: Path, relay: Relay) -> None:
     wanted = json.loads((run_dir / "resolved.json").read_text()).get("logging", {}).get("samples")
     if relay.stopping or not wanted:
         return
-    if relay.run(_module(SAMPLES, run_dir), os.environ) != errors.OK:
+    if relay.run(processes.module(SAMPLES, run_dir), os.environ) != errors.OK:
         again = f"python -m {SAMPLES} {run_dir}"
         print(f"kubetune: no samples; the run is done all the same. Again: {again}", file=sys.stderr)
 
@@ -209,7 +209,7 @@ def _push(run_dir: Path, relay: Relay) -> None:
     """
     if relay.stopping or not json.loads((run_dir / "resolved.json").read_text()).get("push"):
         return
-    command = [sys.executable, "-m", "kubetune", "push", str(run_dir)]
+    command = processes.module("kubetune", "push", run_dir)
     # Pods train offline from what was fetched before; this is what the network is for.
     environ = {name: value for name, value in os.environ.items() if name not in _OFFLINE}
     if relay.run(command, environ) != errors.OK:
@@ -221,12 +221,12 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
     began = time.time()
     if place.nodes * place.processes > 1:
         # Before any rank exists, because a rank that waits for the data of another in a collective would time out.
-        status = relay.run(_module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])})
+        status = relay.run(processes.module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])})
         if status == 0:
             deaths = _run_torchrun(run_dir, place, relay, worker)
         else:
             deaths = [Death(place.ranks[0], status, time.time())]
-    elif status := relay.run(_module(worker, run_dir), _environment(place) | _ONLY_RANK):
+    elif status := relay.run(processes.module(worker, run_dir), _environment(place) | _ONLY_RANK):
         deaths = [Death(0, status, time.time())]
     frozen = watchdog.find_frozen(run_dir, deaths, began)
 
@@ -252,7 +252,7 @@ def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> lis
         meeting += ["--master-port", str(place.master_port)]
         where = f"{place.master_addr}:{place.master_port}"
         print(f"kubetune: node {place.node} of {place.nodes} meets the others at {where}", flush=True)
-    command = [*_module("kubetune.torchrun", note), str(int(relay.grace_seconds)), *meeting]
+    command = processes.module("kubetune.torchrun", note, int(relay.grace_seconds), *meeting)
     command += ["--nnodes", str(place.nodes), "--nproc-per-node", str(place.processes), "--max-restarts", "0"]
     command += ["--module", worker, str(run_dir)]
     # torchrun kills what outlives the grace time; the relay's own limit is for a torchrun that hangs itself.
@@ -261,10 +261,6 @@ def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> lis
     if note.exists():
         return [Death(*json.loads(line)) for line in note.read_text().splitlines()]
     return [Death(rank, status, time.time()) for rank in place.ranks if status != 0]
-
-
-def _module(name: str, path: Path) -> list[str]:
-    return [sys.executable, "-m", name, str(path)]
 
 
 _ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}

@@ -126,8 +126,8 @@ def following(run_dir: Path, address: str, relay: Relay) -> Iterator[None]:
 
     A run that was asked to stop waits no longer than its grace time.
     """
-    command = [sys.executable, "-m", "kubetune.mirror", "follow", str(run_dir), address]
-    environ = {**os.environ, processes.AGENT_PID: str(os.getpid())}
+    command = processes.module("kubetune.mirror", "follow", run_dir, address)
+    environ = processes.shielded({**os.environ, processes.AGENT_PID: str(os.getpid())})
     # A session of its own: Ctrl-C is for the run, whose end is still to be sent.
     process = subprocess.Popen(
         command, env=environ, stdin=subprocess.PIPE, start_new_session=True, preexec_fn=processes.die_with_parent

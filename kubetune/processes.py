@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -56,6 +56,16 @@ def leave(code: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def module(name: str, *arguments: object) -> list[str]:
+    """The command that runs one of our modules. -P: without it files of the current folder stand in for libraries."""
+    return [sys.executable, "-P", "-m", name, *map(str, arguments)]
+
+
+def shielded(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for processes that start others of their own, which leave the current folder out too."""
+    return {**environ, "PYTHONSAFEPATH": "1"}
 
 
 def adopt_orphans() -> None:

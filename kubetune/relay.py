@@ -67,7 +67,7 @@ class Relay:
         # A session of its own: Ctrl-C in a terminal must reach this process only, which then passes it on once.
         self._child = subprocess.Popen(
             list(command),
-            env={**environ, processes.AGENT_PID: str(os.getpid())},
+            env=processes.shielded({**environ, processes.AGENT_PID: str(os.getpid())}),
             start_new_session=True,
             preexec_fn=processes.die_with_parent,
         )

@@ -182,11 +182,11 @@ def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
         "WORLD_SIZE": str(place.nodes * place.processes),
         "LOCAL_WORLD_SIZE": str(place.processes),
     }
-    command = [sys.executable, "-m", "kubetune.smoke", *settings.flags()]
+    command = processes.module("kubetune.smoke", *settings.flags())
     children = {
         rank: subprocess.Popen(
             command,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(local_rank)},
+            env=processes.shielded({**common, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}),
             start_new_session=True,  # Ctrl-C must reach this process only: ranks would tell where it found them
             preexec_fn=processes.die_with_parent,
         )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from safetensors import safe_open
 
-from kubetune import endings, errors, faults, metrics, trace
+from kubetune import endings, errors, faults, metrics, processes, trace
 from kubetune.config.outlets import TrackingConfig
 from kubetune.config.schema import Config
 from kubetune.launch.local import create_run_dir
@@ -102,7 +102,7 @@ def by_agent(relay: Relay) -> Start:
         elif (run_dir / "checkpoints").exists():
             heading += " goes on"
         print(f"\nkubetune: {heading}", flush=True)
-        status = relay.run([sys.executable, "-m", "kubetune.agent", str(run_dir)], {**os.environ, **environ})
+        status = relay.run(processes.module("kubetune.agent", run_dir), {**os.environ, **environ})
         if relay.stopping:  # else it would look like the stop that is tried here, or like a run that failed
             stopped = errors.KubetuneError(f"{relay.stopping}: there is no verdict, and nothing is left of the runs")
             stopped.exit_code = errors.PREEMPTED

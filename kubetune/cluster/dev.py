@@ -27,7 +27,7 @@ BENCH = "/tmp/kubetune-dev"
 MAX_TREE_BYTES = 64 * 1024 * 1024
 
 _SUFFIX = "-dev"
-_INSIDE = ["python", "-m", "kubetune.cluster.inside"]
+_INSIDE = ["python", "-P", "-m", "kubetune.cluster.inside"]
 _NOT_CODE = {"__pycache__", "node_modules", "outputs", "mlruns", "venv"}
 
 
@@ -93,7 +93,7 @@ def _is_hidden(path: Path) -> bool:
 def start_training(cluster: Cluster, spec: RunSpec, targets: Sequence[Target], tree: Path) -> None:
     """Copy code and config into all pods, then start the agent in each. Raises EnvironmentFault naming a pod."""
     archive = pack_tree(tree, dump([pod_config(spec)]))
-    command = ["python", "-m", "kubetune.agent", spec.run_dir, "--config", f"{BENCH}/run.yaml"]
+    command = ["python", "-P", "-m", "kubetune.agent", spec.run_dir, "--config", f"{BENCH}/run.yaml"]
 
     def copy(target: Target) -> None:
         _must(cluster, target, [*_INSIDE, "unpack", BENCH], stdin=io.BytesIO(archive))

@@ -143,7 +143,7 @@ def event_time(event: Object) -> str:
 def ask(cluster: Cluster, target: Target, *question: str) -> list[Any]:
     """Put a question of inside.py to a pod; the lines of JSON it answers. EnvironmentFault when it cannot answer."""
     answer, errors = io.BytesIO(), io.BytesIO()
-    argv = ["python", "-m", "kubetune.cluster.inside", *question]
+    argv = ["python", "-P", "-m", "kubetune.cluster.inside", *question]
     code = cluster.exec(target.pod, target.container, argv, stdout=answer, stderr=errors)
     if code != 0:
         said = errors.getvalue().decode(errors="replace").strip().rpartition("\n")[2]
@@ -262,7 +262,7 @@ def reader_pod(spec: RunSpec) -> Object:
     server = container(
         spec,
         FILES,
-        ["python", "-m", "kubetune.cluster.inside", "idle"],
+        ["python", "-P", "-m", "kubetune.cluster.inside", "idle"],
         resources={"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
         volumeMounts=[{"name": "outputs", "mountPath": OUTPUTS, "readOnly": True}],
     )

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from kubetune import agent, errors, files, mirror, mirror_copy, tracking
+from kubetune import agent, errors, files, mirror, mirror_copy, processes, tracking
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
@@ -53,7 +53,7 @@ def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Rel
         training = config.training.model_copy(update={"resume": "auto"})
         check_run_dir(config.model_copy(update={"training": training}), run_dir, plan)
     with agent.hold(run_dir, 0):
-        command = [sys.executable, "-m", "kubetune.mirror", "restore", str(run_dir), address]
+        command = processes.module("kubetune.mirror", "restore", run_dir, address)
         return relay.run(command, {**os.environ, mirror.STARTING: json.dumps(resolved(config))})
 
 

@@ -14,8 +14,8 @@ from kubetune.manifests.spec import CONFIG_FILE, Manifest, RunSpec
 from kubetune.manifests.storage import volume_mounts, volumes
 
 PREPROCESS = "preprocess"
-FETCH_MODEL = ("python", "-m", "kubetune.fetch_worker", CONFIG_FILE)
-PREPARE_DATA = ("python", "-m", "kubetune", "data", "prepare", CONFIG_FILE)
+FETCH_MODEL = ("python", "-P", "-m", "kubetune.fetch_worker", CONFIG_FILE)
+PREPARE_DATA = ("python", "-P", "-m", "kubetune", "data", "prepare", CONFIG_FILE)
 RETRIES = 2
 
 

@@ -36,7 +36,8 @@ def smoke_config(config: Config) -> Config:
 
 def testing(objects: list[Manifest], plan: Plan) -> list[Manifest]:
     """The same objects, but their trainers run the smoke test."""
-    command = ["python", "-m", "kubetune", "smoke", f"--nodes={plan.nodes}", f"--processes={plan.processes_per_node}"]
+    command = ["python", "-P", "-m", "kubetune", "smoke"]
+    command += [f"--nodes={plan.nodes}", f"--processes={plan.processes_per_node}"]
     command += [f"--volume={CACHE}", f"--volume={OUTPUTS}", f"--timeout={TIMEOUT_SECONDS}"]
     for obj in objects:
         for _, template in pod_templates(obj):

@@ -18,7 +18,7 @@ LISTENS = "until grep -Eq '^Sig(Blk|Cgt):.*[4-7c-f].{3}$' /proc/1/status; do sle
 
 def agent_command(spec: RunSpec) -> list[str]:
     """What the container of every kind runs: the agent that also starts a run on a laptop."""
-    return ["python", "-m", "kubetune.agent", spec.run_dir, "--config", CONFIG_FILE]
+    return ["python", "-P", "-m", "kubetune.agent", spec.run_dir, "--config", CONFIG_FILE]
 
 
 def resources(spec: RunSpec) -> Manifest:

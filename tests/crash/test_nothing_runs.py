@@ -17,8 +17,22 @@ import pytest
 from kubetune import checkpoint, errors, files
 from kubetune.checkpoint import folder_of
 from tests import toy
+from tests.bombs import plant_modules
 
 slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["kubetune plan missing.yaml", "kubetune.agent run --config missing.yaml", "kubetune.train_worker missing.yaml"],
+)
+def test_modules_of_the_current_folder(tmp_path: Path, words: str) -> None:
+    """Started by hand with `python -m`, which by itself looks there first; so much Python has imported before."""
+    given = subprocess.run([sys.executable, "-c", "import runpy, sys; print(*sys.modules)"], capture_output=True)
+    canary = plant_modules(tmp_path, but={"kubetune", *given.stdout.decode().split()})
+    done = subprocess.run([sys.executable, "-m", *words.split()], cwd=tmp_path, capture_output=True, text=True)
+    assert not canary.exists(), canary.read_text()
+    assert done.returncode == errors.USER, done.stderr
 
 
 class Bomb:

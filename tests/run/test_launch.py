@@ -20,6 +20,7 @@ from kubetune import endings, errors, metrics
 from kubetune.config.load import load_resolved
 from kubetune.launch.local import check_run_dir
 from tests import toy
+from tests.bombs import plant_modules
 from tests.tiny import train_tokenizer
 
 STEPS = 24
@@ -192,9 +193,18 @@ def test_ctrl_c_on_a_terminal_saves_below_the_progress_bar(inputs: Path, tmp_pat
     assert list((run_dir / "checkpoints").glob("step-*/manifest.json"))
 
 
-def test_two_processes_leave_a_log_each(inputs: Path, tmp_path: Path) -> None:
-    done = train(inputs, tmp_path / "run", "compute.processes=2", "training.max_steps=2")
+def test_two_processes_leave_a_log_each_and_run_nothing_of_the_current_folder(inputs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    canary = plant_modules(folder)
+    paths = [f"model={inputs / 'model'}", f"data.train={inputs / 'train.jsonl'}"]
+    words = command(inputs, tmp_path / "run", "compute.processes=2", "training.max_steps=2", *paths)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("kubetune"), *words[words.index("train") :]],
+        cwd=folder, env=environ(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    assert not canary.exists(), canary.read_text()
     assert "WORLD_SIZE=2" in done.stdout
     for rank in range(2):
         assert "[STEP]" in (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()

@@ -68,7 +68,7 @@ def test_every_kind_runs_the_agent_with_its_config(kind: str) -> None:
     for pod in pods:
         (container,) = pod["containers"]
         assert container["command"] == [
-            *("python", "-m", "kubetune.agent", "/outputs/support-bot"),
+            *("python", "-P", "-m", "kubetune.agent", "/outputs/support-bot"),
             *("--config", "/etc/kubetune/run.yaml"),
         ]
         mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
@@ -286,7 +286,7 @@ def test_what_prepares_comes_before_the_trainer_and_holds_no_gpu(kind: str) -> N
     pods = [template for obj in objects for _, template in pod_templates(obj)]
     preparing = [t for t in pods if t["metadata"]["labels"]["app.kubernetes.io/component"] == "preprocess"]
     containers = [c for t in preparing for c in (*t["spec"].get("initContainers", ()), *t["spec"]["containers"])]
-    assert [c["command"][2:] for c in containers] == [
+    assert [c["command"][3:] for c in containers] == [
         ["kubetune.fetch_worker", "/etc/kubetune/run.yaml"],
         ["kubetune", "data", "prepare", "/etc/kubetune/run.yaml"],
     ]
