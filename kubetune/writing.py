@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_ACTED_UPON: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal does not show but obeys: control characters, changes of direction; and what it cannot be sent."""
 
 
 def number(value: Any) -> str:
@@ -80,3 +84,20 @@ def share(value: float | None) -> str:
 def place(path: Any) -> str:
     """A path as short as it can be said from here."""
     return str(path).removeprefix(f"{Path.cwd()}/")
+
+
+def visible(text: str, keep: str = "\n\t") -> str:
+    r"""A text of unknown origin as a terminal may be given it: what would be obeyed is spelt out, as in `\x1b[31m`.
+
+    The characters in `keep` stay as they are; give none where a text must not leave its line.
+    """
+    return _ACTED_UPON.sub(lambda found: found[0] if found[0] in keep else _spelt(found[0]), text)
+
+
+def visible_json(text: str) -> str:
+    r"""JSON whose strings hold nothing that a terminal would obey; what it says is the same, as `\u001b` is."""
+    return _ACTED_UPON.sub(lambda found: found[0] if found[0] in "\n" else f"\\u{ord(found[0]):04x}", text)
+
+
+def _spelt(char: str) -> str:
+    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"

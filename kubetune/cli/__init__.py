@@ -20,6 +20,7 @@ from kubetune.config.flags import parse
 
 # Not `logs` itself: that name is the verb's as soon as its module is imported.
 from kubetune.logs import scrub, scrub_tracebacks
+from kubetune.writing import visible
 
 VERBS: dict[str, str] = {
     "init": "write a commented starter file",
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except errors.KubetuneError as error:
-        print(scrub(f"kubetune: {error}"), file=sys.stderr)
+        print(visible(scrub(f"kubetune: {error}")), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return _interrupted()
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if (fault := fault_of(error)) is None:
             raise
-        print(scrub(f"kubetune: {fault}"), file=sys.stderr)
+        print(visible(scrub(f"kubetune: {fault}")), file=sys.stderr)
         return fault.exit_code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -68,3 +69,18 @@ def test_numbers(value: Any, text: str) -> None:
 def test_units_agree_with_their_counts() -> None:
     said = [writing.counted(*words) for words in ((1, "row"), (2_000, "row"), (1, "process"), (2, "process"))]
     assert said == ["1 row", "2,000 rows", "1 process", "2 processes"]
+
+
+def test_what_a_terminal_would_obey_is_spelt_out() -> None:
+    assert writing.visible("a\x1b[31mred\x9b0m\x7f\r\tb\nc") == "a\\x1b[31mred\\x9b0m\\x7f\\x0d\tb\nc"
+    assert writing.visible("one\nline", keep="") == "one\\x0aline"
+    assert writing.visible("\u202eabc\u2066 \ud800 \u2028") == "\\u202eabc\\u2066 \\ud800 \\u2028"
+    plain = "Grüße, 你好 🙂 e\u0301 \u200d \xa0"
+    assert writing.visible(plain) == plain
+
+
+def test_json_stays_the_same_json_when_it_is_made_visible() -> None:
+    value = {"key\x9b": ["\u202e", "\ud800", "plain ü\n"]}
+    text = writing.visible_json(json.dumps(value, ensure_ascii=False, indent=1))
+    assert json.loads(text) == value
+    assert writing.visible(text) == text
