@@ -120,7 +120,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
             sampled += 1
             with contextlib.suppress(ValueError):  # a bad record: counted by its absence
                 example = convert(record.value, source.format, source.columns, labelled=labelled)
-                examples.append(located(example, record.file))
+                examples.append(located(example, record.file, config.data.cache))
     if labelled:
         lengths = count_tokens(tokenizer, [example for example in examples if isinstance(example, Labelled)])
     else:

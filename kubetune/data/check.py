@@ -19,14 +19,14 @@ from kubetune.data.encode_labelled import within_positions
 from kubetune.data.formats import Chat, convert
 from kubetune.data.gallery import Gallery, brief
 from kubetune.data.image_processor import load_image_processor
-from kubetune.data.images import image_of_row
+from kubetune.data.images import ADDRESS, image_of_row
 from kubetune.data.labels import Labels, find_labels
 from kubetune.data.pipeline import Split, Tally, Worker, encode_batches
 from kubetune.data.problems import SHOWN, Problems
 from kubetune.data.profile import LIMITS, Profile
 from kubetune.data.row_writer import Chunk
 from kubetune.data.sources import read_source
-from kubetune.data.splits import plan_batches, require_rows, split_sources, summarise
+from kubetune.data.splits import changes, plan_batches, require_rows, split_sources, summarise
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.errors import DataError
 
@@ -62,6 +62,7 @@ class Report:
         splits = {
             split: stats
             | {"duplicates": self.duplicates[split], "length_histogram": dict(histogram(self.lengths[split]))}
+            | {"changes": changes(stats)}
             | ({"classes": dict(self.classes[split])} if split in self.classes else {})
             for split, stats in self.stats.items()
         }
@@ -151,7 +152,7 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> tuple[Pro
             continue
         kind = type(example).__name__
         if isinstance(example, Chat) and example.images:
-            found = all(there(image_of_row(record.file, path)) for path in example.images)
+            found = all(path.startswith(ADDRESS) or there(image_of_row(record.file, path)) for path in example.images)
             kind += " with images" if found else " with images that are not there"
         kinds[kind] += 1
     return problems, kinds

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kubetune.config.schema import SourceConfig
 from kubetune.data.formats import IMAGE_TAG, Chat, Example, Labelled, Pair, Text, convert
-from kubetune.data.images import image_of_row
+from kubetune.data.images import ADDRESS, image_of_row
 from kubetune.data.problems import Problems
 from kubetune.data.readers import Record
 from kubetune.data.selection import decide_fates
@@ -64,10 +64,14 @@ def _taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[Reco
 
 
 def _placed(example: Example, data_file: str, output: Path) -> Example:
-    """The example with paths of images that hold from where it is written to."""
+    """The example with paths of images that hold from where it is written to; images that it holds stay in it."""
     if not isinstance(example, Chat) or Path(data_file).absolute().parent == output.absolute().parent:
         return example
-    return replace(example, images=tuple(str(image_of_row(data_file, path).absolute()) for path in example.images))
+    images = (
+        image if image.startswith(ADDRESS) else str(image_of_row(data_file, image).absolute())
+        for image in example.images
+    )
+    return replace(example, images=tuple(images))
 
 
 def _to_messages(example: Example) -> dict[str, Any] | None:

@@ -39,6 +39,8 @@ class Encoded:
     """Whether the chat template left reasoning out, as Qwen3's does before the last question."""
     images: tuple[ImageRef, ...] = ()
     """In the order of their tokens."""
+    image_notes: tuple[str, ...] = ()
+    """What is to be counted of them, as `image_processor.Seen` has it."""
 
 
 class Encoder:

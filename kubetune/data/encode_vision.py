@@ -111,4 +111,5 @@ class VisionEncoder:
             ids += [id] * number
             trained += [is_label and id != token] * number
         refs = tuple(ImageRef(path, image.crc) for path, image in zip(images, seen, strict=True))
-        return replace(row, ids=ids, trained=trained, images=refs)
+        notes = tuple(note for image in seen for note in image.notes)
+        return replace(row, ids=ids, trained=trained, images=refs, image_notes=notes)

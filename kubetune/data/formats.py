@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kubetune.data.images import data_address
+
 Value = Mapping[str, Any]
 
 
@@ -19,8 +21,8 @@ Value = Mapping[str, Any]
 class Chat:
     """A conversation: messages with `role` and `content` and, where the answer calls tools, `tool_calls`.
 
-    The first `context` messages are never trained, whoever speaks them. `images` are paths (images.py finds them);
-    where there are any, the contents hold one `<image>` for each, in their order.
+    The first `context` messages are never trained, whoever speaks them. `images` are paths, or addresses of data, which
+    images.py makes files of; where there are any, the contents hold one `<image>` for each, in their order.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -255,15 +257,25 @@ def _chat(value: Value, messages: list[dict[str, Any]], context: int = 0) -> Cha
 
 
 def _images(value: Value) -> tuple[str, ...] | None:
-    """The paths of a record's images; None for a record that has no place for any."""
+    """The images of a record, each a path or an address of data; None for a record that has no place for any."""
     key = "images" if value.get("images") is not None else "image"
     images = value.get(key)
     if images is None:
         return None
-    images = [images] if isinstance(images, str) else images
+    images = [images] if isinstance(images, str | dict) else images
     if not isinstance(images, list):
         raise ValueError(f"{key} is {_show(images)}; expected a list of paths")
-    return tuple(_text(path, f"{key}[{i}]") for i, path in enumerate(images))
+    return tuple(_image(image, f"{key}[{i}]") for i, image in enumerate(images))
+
+
+def _image(image: Any, where: str) -> str:
+    """The path of an image, or its bytes as an address of data; `datasets` gives both, and means the bytes."""
+    if not isinstance(image, dict):
+        return _text(image, where)
+    path, content = image.get("path"), image.get("bytes")
+    if not image.keys() <= {"path", "bytes"} or not isinstance(content, bytes | None):
+        raise ValueError(f"{where} is {_show(image)}; expected a path, an address `data:image/…;base64,…`, or `path`")
+    return data_address(content) if content is not None else _text(path, f"{where}.path")
 
 
 def _place_tags(messages: list[dict[str, Any]], images: int) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kubetune.config.schema import Config, VisionConfig
 from kubetune.data import hub
-from kubetune.data.images import FORMATS, pillow, verify_image
+from kubetune.data.images import FORMATS, ImageFacts, pillow, verify_image
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.data.tokenizer_files import read_json
 from kubetune.data.whole_processor import WholeProcessor
@@ -56,12 +56,13 @@ class Upright(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What an image is in a text: `text`, whose runs of the image token are one each, the lengths of these `runs`, and
-    the CRC-32 of its file."""
+    """What an image is in a text: `text`, whose runs of the image token are one each, the lengths of these `runs`, the
+    CRC-32 of its file, and what else there is to be counted of it: names of fields of `pipeline.Tally`."""
 
     text: str
     runs: tuple[int, ...]
     crc: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,28 +144,34 @@ class ImageProcessor:
         """Patches on each side of what becomes one token."""
         return int(self.theirs.merge_size)
 
-    def measure(self, file: Path) -> tuple[int, int]:
-        """Tokens of an image, and the CRC-32 of its file. Raises UnusableImage for what cannot be learnt from."""
-        facts = verify_image(file)
+    def measure(self, facts: ImageFacts) -> int:
+        """Tokens of an image that `verify_image` has found good."""
         patches = self.theirs.get_number_of_image_patches(facts.height, facts.width)
-        return int(patches) // self.merge_size**2, zlib.crc32(file.read_bytes())
+        return int(patches) // self.merge_size**2
 
     def see(self, files: Sequence[Path]) -> list[Seen]:
-        """What the images of one row become in its text. Raises UnusableImage as `measure` does.
+        """What the images of one row become in its text. Raises UnusableImage for what cannot be learnt from.
 
         All at once: some models lay out an image otherwise where it is not alone.
         """
-        if self.is_grid:
-            measured = map(self.measure, files)
-            return [Seen(self.placeholder.text, (tokens,), crc) for tokens, crc in measured]
-        for file in files:
-            verify_image(file)
+        facts = [verify_image(file) for file in files]
         contents = [file.read_bytes() for file in files]
-        written = self.whole.see([_upright(content) for content in contents])
-        return [Seen(*one, zlib.crc32(content)) for one, content in zip(written, contents, strict=True)]
+        written: list[tuple[str, tuple[int, ...]]]
+        if self.is_grid:
+            written = [(self.placeholder.text, (self.measure(one),)) for one in facts]
+        else:
+            written = self.whole.see([_upright(content) for content in contents])
+        crcs = map(zlib.crc32, contents)
+        notes = (self._notes(one, sum(runs)) for one, (_, runs) in zip(facts, written, strict=True))
+        return [Seen(*one, crc, note) for one, crc, note in zip(written, crcs, notes, strict=True)]
+
+    def _notes(self, facts: ImageFacts, tokens: int) -> tuple[str, ...]:
+        above = self.is_grid and tokens > self._vision.image_max_tokens
+        notes = {"images_above_budget": above, "images_animated": facts.is_animated, "images_deep": facts.is_deep}
+        return tuple(note for note, holds in notes.items() if holds)
 
     def read(self, image: ImageRef) -> Picture | Upright:
-        """An image that `measure` has found good. Raises DataError where the file is another one now."""
+        """An image that `see` has found good. Raises DataError where the file is another one now."""
         try:
             content = Path(image.path).read_bytes()
         except OSError as error:

@@ -7,17 +7,19 @@ formats.py's; where tags go, too.
 
 from __future__ import annotations
 
+import hashlib
+import re
 import warnings
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
 from kubetune.errors import EnvironmentFault
-from kubetune.files import join_inside
+from kubetune.files import explained_writes, join_inside, write_atomic
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """What is opened at all; Pillow's parsers of rarer formats stay out of reach of data."""
@@ -40,17 +42,64 @@ class UnusableImage(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What a whole image is: `format` as Pillow names it, width and height in pixels, size of the file in bytes."""
+    """What a whole image is: `format` as Pillow names it, width and height in pixels, size of the file in bytes.
+
+    `is_animated`: there are frames behind the first, which nothing here looks at; `is_deep`: it has more than 8 bits of
+    grey, and what 8 bits cannot hold becomes white.
+    """
 
     format: str
     width: int
     height: int
     bytes: int
+    is_animated: bool = False
+    is_deep: bool = False
 
 
 def image_of_row(data_file: str, path: str) -> Path:
     """The file that a row of `data_file` means by `path`: absolute, or relative to the folder of the data file."""
     return Path(path) if Path(path).is_absolute() else Path(data_file).parent / path
+
+
+def image_file(data_file: str, image: str, cache: Path) -> Path:
+    """The file of an image that a row of `data_file` names, or holds.
+
+    One that it holds, as an address of data, is kept in the `cache`, by its content. Raises UnusableImage where it is
+    no such address.
+    """
+    if not image.startswith(ADDRESS):
+        return image_of_row(data_file, image)
+    return _kept(_content(image), cache / "images")
+
+
+ADDRESS: Final = "data:"
+"""How addresses of data begin."""
+
+_BASE64: Final = re.compile(r"data:(?:image/[\w.+-]+)?;base64,")
+
+
+def data_address(content: bytes, kind: str = "") -> str:
+    """The bytes of an image as an address of data (RFC 2397)."""
+    return f"{ADDRESS}{kind};base64,{b64encode(content).decode()}"
+
+
+def _content(address: str) -> bytes:
+    if (start := _BASE64.match(address)) is None:
+        raise UnusableImage("image_unknown", f"image {address[:40]!r}… begins with no `data:image/…;base64,`")
+    try:
+        return b64decode(address[start.end() :], validate=True)
+    except ValueError as error:
+        raise UnusableImage("image_damaged", f"image {address[:40]!r}… is not base64: {error}") from error
+
+
+def _kept(content: bytes, folder: Path) -> Path:
+    name = hashlib.sha256(content).hexdigest()
+    file = folder / name[:2] / name
+    if not (file.is_file() and file.stat().st_size == len(content)):
+        with explained_writes(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(file, content)
+    return file
 
 
 @dataclass(frozen=True)
@@ -132,6 +181,8 @@ def _decode(file: Path, number: int) -> ImageFacts:
                 _require_sane_size(file, facts)
                 image.draft("RGB", (max(1, image.width // 8), max(1, image.height // 8)))
                 image.load()
+                is_deep = image.mode[0] in "IF"
+                facts = replace(facts, is_deep=is_deep, is_animated=getattr(image, "is_animated", False))
         except UnusableImage:
             raise
         except image_module.DecompressionBombError as error:
@@ -163,7 +214,7 @@ def thumbnail(file: str | Path, longest: int = 200) -> str:
     small.thumbnail((longest, longest))
     content = BytesIO()
     small.save(content, "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{b64encode(content.getvalue()).decode()}"
+    return data_address(content.getvalue(), "image/jpeg")
 
 
 @lru_cache(maxsize=1)

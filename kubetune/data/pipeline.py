@@ -18,13 +18,13 @@ from kubetune.data.encode_labelled import LabelledEncoder
 from kubetune.data.encode_vision import VisionEncoder
 from kubetune.data.formats import Chat, Example, convert
 from kubetune.data.image_processor import ImageProcessor
-from kubetune.data.images import image_of_row
+from kubetune.data.images import image_file
 from kubetune.data.labels import Labels
 from kubetune.data.problems import Problems
 from kubetune.data.profile import Profile
 from kubetune.data.readers import Record
 from kubetune.data.row_writer import Chunk
-from kubetune.data.tokenizer import Tokenizer
+from kubetune.data.tokenizer import Tokenizer, cache_folder
 from kubetune.data.workers import map_in_processes
 
 BATCH_RECORDS: Final = 256
@@ -52,7 +52,9 @@ class Batch:
 class Tally:
     """What became of records. `overlong` and `no_label` were left out, `truncated` were cut to `max_length`.
 
-    Of `reasoning_dropped` the chat template left out reasoning that the record holds.
+    Of `reasoning_dropped` the chat template left out reasoning that the record holds. Of the images of all records,
+    `images_above_budget` have more tokens than `vision.image_max_tokens`, `images_animated` lose all frames but the
+    first, and `images_deep` lose what 8 bits of grey cannot hold.
     """
 
     records: int = 0
@@ -62,6 +64,9 @@ class Tally:
     no_label: int = 0
     reasoning_dropped: int = 0
     images: int = 0
+    images_above_budget: int = 0
+    images_animated: int = 0
+    images_deep: int = 0
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
@@ -131,7 +136,7 @@ class Worker:
         for index, record in batch.records:
             try:
                 example = convert(record.value, source.format, source.columns, labelled=self._labelled)
-                examples.append(located(example, record.file))
+                examples.append(located(example, record.file, self._data.cache))
                 good.append((index, record.where))
             except ValueError as error:
                 result.problems.append((record.where, str(error)))
@@ -149,6 +154,8 @@ class Worker:
         ids = encoded.ids
         tally.records += 1
         tally.longest = max(tally.longest, len(ids))
+        for note in encoded.image_notes:
+            setattr(tally, note, getattr(tally, note) + 1)
         result.lengths.append(len(ids))
         if result.profile is not None:
             result.profile.add_row(encoded)
@@ -173,11 +180,15 @@ class Worker:
         result.chunk.add(index, encoded.ids, encoded.trained, encoded.target, encoded.segments, encoded.images)
 
 
-def located(example: Example, data_file: str) -> Example:
-    """The example with absolute paths of its images, which a file gives as seen from its own folder."""
+def located(example: Example, data_file: str, cache: str | None) -> Example:
+    """The example with absolute paths of its images, which a file gives as seen from its own folder.
+
+    `cache`: where those are kept that the record itself holds. Raises UnusableImage as `image_file` does.
+    """
     if not isinstance(example, Chat) or not example.images:
         return example
-    paths = (os.path.abspath(image_of_row(data_file, path)) for path in example.images)
+    folder = cache_folder(cache)
+    paths = (os.path.abspath(image_file(data_file, image, folder)) for image in example.images)
     return replace(example, images=tuple(paths))
 
 

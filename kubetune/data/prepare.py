@@ -26,7 +26,7 @@ from kubetune.data.row_writer import RowWriter
 from kubetune.data.rows import Rows
 from kubetune.data.sources import input_digests, locate
 from kubetune.data.splits import plan_batches, require_rows, split_sources, summarise
-from kubetune.data.tokenizer import Tokenizer, default_cache, load_tokenizer
+from kubetune.data.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.files import (
     explained_writes,
     fsync_folder,
@@ -67,7 +67,7 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     `progress` is called with the number of records done. Any number of processes may call this at once: one works,
     the others wait for it. Raises DataError when records are bad or too many would be left out; nothing is kept then.
     """
-    cache = Path(config.data.cache).expanduser() if config.data.cache else default_cache()
+    cache = cache_folder(config.data.cache)
     tokenizer = load_tokenizer(config.model, cache)
     key = fingerprint(config, tokenizer)
     folder = cache / "prepared" / key[:32]

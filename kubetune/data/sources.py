@@ -70,8 +70,17 @@ def read_source(source: SourceConfig, problems: Problems) -> Iterator[Record]:
             yield from READERS[file.suffix.lower()](file, problems)
     else:
         dataset = load_dataset(located.path, source.subset, source.split)
-        for number, value in enumerate(dataset, 1):
+        for number, value in enumerate(_undecoded(dataset), 1):
             yield Record(located.path, number, value)
+
+
+def _undecoded(dataset: Dataset) -> Iterator[dict[str, Any]]:
+    """The rows of a data set, its images as the path or the bytes that it has, not as pixels."""
+    if "'_type': 'Image'" not in str(dataset.features.to_dict()):
+        yield from dataset
+        return
+    for batch in dataset.with_format("arrow").iter(batch_size=100):
+        yield from batch.to_pylist()
 
 
 def count_rows(source: SourceConfig) -> int:

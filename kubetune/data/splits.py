@@ -59,13 +59,24 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict
 
 def remarks(stats: dict[str, Any]) -> list[str]:
     """What else became of a split's records than rows as they were: `7 left out as too long`."""
-    meanings = {
+    fates = {
         "overlong": "left out as too long",
         "truncated": "truncated",
         "no_label": "left out with nothing to learn",
-        "reasoning_dropped": "with reasoning that the chat template leaves out",
     }
-    return [f"{stats[name]:,} {meaning}" for name, meaning in meanings.items() if stats[name]]
+    found = (f"{stats[name]:,} {fate}" for name, fate in fates.items() if stats[name])
+    return [*found, *changes(stats)]
+
+
+def changes(stats: dict[str, Any]) -> list[str]:
+    """What rows of a split lack or have that their records do not say."""
+    meanings = {
+        "reasoning_dropped": "with reasoning that the chat template leaves out",
+        "images_above_budget": "images of more tokens than vision.image_max_tokens, since they are so narrow",
+        "images_animated": "animated images, of which only the first frame is seen",
+        "images_deep": "images with more than 8 bits of grey, whose brighter parts become white",
+    }
+    return [f"{stats[name]:,} {meaning}" for name, meaning in meanings.items() if stats.get(name)]
 
 
 def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.formats import Chat, Example, Label, Labelled, Pair, Text, convert
-from kubetune.data.images import UnusableImage, image_of_row, verifier
+from kubetune.data.images import UnusableImage, image_file, verifier
 from kubetune.data.labels import is_vector
 from kubetune.data.problems import Problems
 from kubetune.data.sources import class_names, read_source
 from kubetune.data.statistics import bars
+from kubetune.data.tokenizer import cache_folder
 
 _TEXTS_FOR_LANGUAGES = 300
 _SHORTEST_TEXT = 20
@@ -77,7 +80,7 @@ def _survey(source: SourceConfig, config: Config, name_language: Callable[[str],
     found = Survey(source.path)
     labelled = config.task == "sequence_classification"
     names = dict(enumerate(class_names(source))) if labelled else {}
-    verify = verifier()
+    verify, cache = verifier(), cache_folder(config.data.cache)
     for record in read_source(source, Problems()):
         found.records += 1
         try:
@@ -101,7 +104,7 @@ def _survey(source: SourceConfig, config: Config, name_language: Callable[[str],
         if isinstance(example, Chat):
             found.turns[sum(message["role"] == "assistant" for message in example.messages)] += 1
             found.systems.update(m["content"] for m in example.messages if m["role"] == "system")
-            _look_at_images(found, example, record.file, verify)
+            _look_at_images(found, example, partial(image_file, record.file, cache=cache), verify)
     return found
 
 
@@ -144,13 +147,13 @@ def _note_empty(found: Survey, where: str) -> None:
         found.empty.append(where)
 
 
-def _look_at_images(found: Survey, example: Chat, file: str, verify: Callable[[Any], Any]) -> None:
+def _look_at_images(found: Survey, example: Chat, find: Callable[[str], Path], verify: Callable[[Any], Any]) -> None:
     for path in example.images:
         found.images += 1
         if len(found.image_sizes) + found.unusable.total() >= _IMAGES:
             continue
         try:
-            facts = verify(image_of_row(file, path))
+            facts = verify(find(path))
             found.image_sizes.append((facts.width, facts.height))
         except UnusableImage as error:
             found.unusable[error.reason] += 1

@@ -23,8 +23,10 @@ from kubetune.data.tokenizer_files import FILES, MODEL_FILES, PROCESSOR_FILES, l
 from kubetune.errors import ModelError
 
 
-def default_cache() -> Path:
-    """Where prepared data and what was found out about tokenizers are kept unless `data.cache` says otherwise."""
+def cache_folder(given: str | None = None) -> Path:
+    """Where prepared data and what was found out about tokenizers are kept; `given` is `data.cache`, if it is set."""
+    if given:
+        return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kubetune"
 
 
@@ -43,7 +45,7 @@ class Tokenizer:
         self._config = read_json(self.files.get("tokenizer_config.json"))
         self.special = special_tokens(self.files, self._config)
         self._given_template = template
-        self._cache = cache or default_cache()
+        self._cache = cache or cache_folder()
 
     @cached_property
     def _loaded(self) -> tuple[tokenizers.Tokenizer, list[int], Any]:

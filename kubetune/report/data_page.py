@@ -84,6 +84,7 @@ def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], sett
             )
         if stats["no_label"]:
             said.append(f"{counted(stats['no_label'], 'row')} of {name} left out: nothing in them is learnt.")
+        said += [f"In {name}: {change}." for change in stats["changes"]]
         if stats["duplicates"]:
             said.append(f"{counted(stats['duplicates'], 'repetition')} among the rows of {name}, word for word.")
         share = stats["trained_tokens"] / stats["tokens"] if stats["tokens"] else 0

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.data.images import ImageFolders, UnusableImage, image_of_row, verify_image
+from kubetune.data.images import (
+    ImageFolders,
+    UnusableImage,
+    data_address,
+    image_file,
+    image_of_row,
+    verify_image,
+)
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -70,6 +77,34 @@ def test_whole_images_are_known_by_their_bytes(name: str, tmp_path: Path) -> Non
     file = file.rename(tmp_path / "without-suffix")
     facts = verify_image(file)
     assert (facts.width, facts.height, facts.bytes) == (40, 30, file.stat().st_size)
+
+
+@pytest.mark.parametrize("kind", ["", "image/png"])
+def test_images_that_rows_hold_are_kept_by_their_content(kind: str, tmp_path: Path) -> None:
+    content = draw(tmp_path / "a.png").read_bytes()
+    file = image_file("/data/rows.jsonl", data_address(content, kind), tmp_path / "cache")
+    assert file.read_bytes() == content
+    file.write_bytes(content[:-1])  # as a full disk might have left it
+    assert image_file("x", data_address(content), tmp_path / "cache").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "address", ["data:image/png;base64,a", "data:image/png,a", "data:;base64,é", "data:", "data:a/b"]
+)
+def test_addresses_that_hold_no_image(address: str, tmp_path: Path) -> None:
+    with pytest.raises(UnusableImage):
+        image_file("/data/rows.jsonl", address, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_frames_and_shades_that_are_not_seen_are_known(tmp_path: Path) -> None:
+    plain, moving, deep = (tmp_path / name for name in ("a.gif", "b.gif", "c.png"))
+    frames = [Image.new("RGB", (40, 30), colour) for colour in ("red", "blue")]
+    frames[0].save(plain)
+    frames[0].save(moving, save_all=True, append_images=frames[1:])
+    Image.new("I;16", (40, 30), 40_000).save(deep)
+    found = [(facts.is_animated, facts.is_deep) for facts in map(verify_image, (plain, moving, deep))]
+    assert found == [(False, False), (True, False), (False, True)]
 
 
 def png(width: int, height: int) -> bytes:

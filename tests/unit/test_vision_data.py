@@ -22,6 +22,7 @@ from kubetune.data.encode_vision import VisionEncoder
 from kubetune.data.feed import evaluation_batch
 from kubetune.data.formats import Chat, convert
 from kubetune.data.image_processor import ImageProcessor, load_image_processor
+from kubetune.data.images import data_address, verify_image
 from kubetune.data.prepare import fingerprint, prepare
 from kubetune.data.tokenizer import load_tokenizer
 from kubetune.errors import ConfigError, DataError, ModelError
@@ -74,7 +75,7 @@ def test_an_image_has_as_many_tokens_as_the_tower_makes_features(
     for number in range(12):
         file = tmp_path / f"{number}.png"
         Image.new("RGB", (draw.randint(3, 700), draw.randint(4, 500)), (number, 9, 9)).save(file)
-        tokens, _ = processor.measure(file)
+        tokens = processor.measure(verify_image(file))
         picture = processor.process(file.read_bytes())
         assert len(picture.pixel_values) == np.prod(picture.grid) == tokens * 4
         assert vision.get("image_min_tokens", 4) <= tokens <= vision.get("image_max_tokens", 1024)
@@ -96,7 +97,7 @@ def test_the_image_processor_of_an_export_has_the_limits_of_the_run(
         file = tmp_path / f"{number}.png"
         Image.new("RGB", size, (number, 9, 9)).save(file)
         grid = theirs(images=[Image.open(file)], return_tensors="np")["image_grid_thw"][0]
-        assert int(grid.prod()) // 4 == processor_of(config).measure(file)[0]
+        assert int(grid.prod()) // 4 == processor_of(config).measure(verify_image(file))
 
 
 def test_a_photograph_held_sideways_is_turned(model: Path, tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_photograph_held_sideways_is_turned(model: Path, tmp_path: Path) -> No
     exif[0x0112] = 6
     Image.new("RGB", (320, 160)).save(tmp_path / "sideways.jpg", exif=exif)
     assert processor.process((tmp_path / "sideways.jpg").read_bytes()).grid == (1, 20, 10)
-    assert processor.measure(tmp_path / "sideways.jpg")[0] == 50
+    assert processor.measure(verify_image(tmp_path / "sideways.jpg")) == 50
 
 
 @pytest.mark.parametrize("train_on", ["assistant", "all"])
@@ -114,7 +115,7 @@ def test_tokens_of_images_are_never_labels(model: Path, tmp_path: Path, train_on
     token = processor_of(config).placeholder.token
     files = [paint(tmp_path / f"{colour}.png", colour, seed) for seed, colour in enumerate(COLOURS)]
     row = encode(encoder_of(config, train_on=train_on), chat("<image> and <image>?", "no", images=files[:2]))
-    tokens = [processor_of(config).measure(file)[0] for file in files[:2]]
+    tokens = [processor_of(config).measure(verify_image(file)) for file in files[:2]]
     assert row.ids.count(token) == sum(tokens)
     assert not any(trained for id, trained in zip(row.ids, row.trained, strict=True) if id == token)
     assert any(row.trained)
@@ -136,7 +137,7 @@ def test_a_row_is_never_cut_through_an_image(model: Path, tmp_path: Path) -> Non
     images = [paint(tmp_path / "a.png", "red", 1), paint(tmp_path / "b.png", "blue", 2)]
     example = chat("<image>what", "red", "<image>and", "blue", images=images)
     row = encode(encoder, example)
-    counts = [processor_of(config).measure(image)[0] for image in images]
+    counts = [processor_of(config).measure(verify_image(image)) for image in images]
     for limit in range(1, len(row.ids)):
         short = encoder.cut(example, row, limit)
         assert len(short.ids) == len(short.trained) <= limit
@@ -250,6 +251,52 @@ def test_the_page_shows_images_and_what_they_cost(
     assert "&lt;|image_pad|&gt;&lt;|image_pad|&gt;" not in page
     assert "Tokens of a row that are images, train" in page
     assert "Longer side of images, in pixels" in page
+
+
+def _question(image: Any) -> dict[str, Any]:
+    turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "a pot"}]
+    return {"messages": turns, "images": [image]}
+
+
+def test_images_may_lie_inside_of_the_data(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As datasets writes them: in a Parquet file, in a folder saved by it; and as OpenAI writes them, in JSON."""
+    datasets = pytest.importorskip("datasets")
+    paint(tmp_path / "a.png", "red", 1)
+    content = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "json.jsonl").write_text(
+        "".join(json.dumps(_question(image)) + "\n" for image in (data_address(content), {"path": "a.png"}, "a.png"))
+    )
+    features = datasets.Features(
+        messages=[{"role": datasets.Value("string"), "content": datasets.Value("string")}],
+        images=[datasets.Image()],
+    )
+    saved = datasets.Dataset.from_list([_question({"bytes": content, "path": None})], features=features)
+    saved.to_parquet(tmp_path / "rows.parquet")
+    saved.save_to_disk(tmp_path / "saved")
+    found = {}
+    for place in ("json.jsonl", "rows.parquet", "saved"):
+        prepared = prepare(make_config(model, tmp_path, data={"train": str(tmp_path / place)}))
+        found |= {(place, row): prepared.train.images(row) for row in range(len(prepared.train))}
+        assert main(["data", "convert", str(tmp_path / place), "-o", str(tmp_path / f"{place}.out.jsonl")]) == 0
+        again = prepare(make_config(model, tmp_path, data={"train": str(tmp_path / f"{place}.out.jsonl")}))
+        assert again.train.images(0)[0].crc == prepared.train.images(0)[0].crc
+    assert len(found) == 5
+    assert {Path(ref.path).read_bytes() for refs in found.values() for ref in refs} == {content}
+    capsys.readouterr()
+
+
+def test_what_is_not_seen_of_images_is_counted(model: Path, tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (60, 60), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    Image.new("I;16", (60, 60), 40_000).save(tmp_path / "deep.png")
+    Image.new("RGB", (1900, 10), "red").save(tmp_path / "narrow.png")
+    rows = [_question(name) for name in ("moving.gif", "deep.png", "narrow.png")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = make_config(model, tmp_path, data={"train": str(tmp_path / "rows.jsonl")}, vision={"image_max_tokens": 16})
+    report = check(config, load_tokenizer(config.model)).to_json()
+    said = report["splits"]["train"]["changes"]
+    assert [change.split(" ")[0:2] for change in said] == [["1", "images"], ["1", "animated"], ["1", "images"]]
+    assert "image_max_tokens" in said[0]
 
 
 def test_models_that_do_not_see_are_refused(tmp_path: Path, model: Path) -> None:
