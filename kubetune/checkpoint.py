@@ -39,6 +39,7 @@ class State:
     steps_since_overflow: int = 0
     data_fingerprint: str = ""
     global_batch_size: int = 0
+    global_batch_tokens: int | None = None
 
 
 def folder_of(run_dir: Path, step: int) -> Path:

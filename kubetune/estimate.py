@@ -39,6 +39,10 @@ class Lengths:
     bad_share: float
     kept_share: float
 
+    def tokens(self, rows: int | None) -> int | None:
+        """Of so many rows, those that are not kept counted as nothing."""
+        return None if rows is None else round(rows * self.kept_share * self.tokens_per_row)
+
 
 def estimate_rows(config: Config) -> tuple[int | None, int | None]:
     """Rows of a training epoch and of an evaluation; None for data that are not on this machine as files.
@@ -64,6 +68,13 @@ def estimate_rows(config: Config) -> tuple[int | None, int | None]:
 
 def _total(counts: Sequence[int | None]) -> int | None:
     return None if None in counts else sum(filter(None, counts))
+
+
+def is_upper_bound(config: Config) -> bool:
+    """Whether the rows of a source are no more than its `#N` says, since how many it has is not known here."""
+    sources = [*config.data.train, *(config.data.eval if isinstance(config.data.eval, tuple) else ())]
+    located = [_located(config, source) for source in sources]
+    return any(found is not None and not found.files and found.sample is not None for found in located)
 
 
 def makes_data(config: Config) -> bool:

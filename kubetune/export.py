@@ -338,7 +338,10 @@ def _facts(
         "checkpoint": {
             "name": job.checkpoint.name,
             "manifest_sha256": files.sha256_file(job.checkpoint / checkpoint.MANIFEST),
-            **{k: state[k] for k in ("step", "tokens", "trained_tokens", "data_fingerprint", "global_batch_size")},
+            **{
+                key: state[key]
+                for key in "step tokens trained_tokens data_fingerprint global_batch_size global_batch_tokens".split()
+            },
         },
         "base": {
             "name": base_name(job.config.model.path),

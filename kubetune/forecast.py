@@ -203,7 +203,7 @@ def _sharing_parts(
         if not _classifies(config):
             parts["gradient of the head, whole"] = 4 * int(weights.text_config.get("vocab_size") or 0) * shape.hidden
         whole = 4 * weights.parameters
-        if plan.accumulation > 1 and device_bytes is not None and whole <= device_bytes // 8:
+        if plan.may_accumulate and device_bytes is not None and whole <= device_bytes // 8:
             parts["gradients before they are summed"] = whole
     if plan.device == "cpu":
         parts["buffers of the collectives"] = GLOO_THREADS * element * around

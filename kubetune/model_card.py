@@ -13,6 +13,7 @@ from typing import Any
 
 from kubetune.config.schema import Config
 from kubetune.plan import method_label, model_short_name
+from kubetune.writing import counted
 
 PIPELINES = {
     "causal_lm": "text-generation",
@@ -118,13 +119,18 @@ def _snippet(config: Config, kind: str, base: str) -> str:
     return "\n".join(lines)
 
 
+def _global_batch(checkpoint: Mapping[str, Any]) -> str:
+    samples, tokens = checkpoint["global_batch_size"], checkpoint.get("global_batch_tokens")
+    return f"about {tokens:,} tokens, {counted(samples, 'sample')}" if tokens else counted(samples, "sample")
+
+
 def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
     training, lora = config.training, config.lora
     found: dict[str, Any] = {
         "task": config.task,
         "method": method_label(config),
         "learning rate": f"{config.learning_rate:g}",
-        "global batch": facts["checkpoint"]["global_batch_size"],
+        "global batch": _global_batch(facts["checkpoint"]),
         "longest sequence": f"{config.data.max_length:,} tokens",
         "tokens seen": f"{facts['checkpoint']['tokens']:,}",
         "data fingerprint": f"`{facts['checkpoint']['data_fingerprint'][:16]}`",

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
+from kubetune.writing import counted
 
 GRACE_SECONDS = 60
 """Time to save after being asked to stop, where no cluster config says otherwise."""
@@ -24,9 +25,11 @@ GRACE_SECONDS = 60
 class Plan(BaseModel):
     """What a config comes to on given processes and data. Steps are optimizer steps.
 
-    `rows` and `eval_rows` are samples per epoch and per evaluation, None while the data are unread; the counts of steps
-    that follow from them are 0 until then. Without packing `accumulation` is exact; with it, it is what full-length
-    sequences would need, and shorter ones need fewer micro-batches of at most `micro_batch_tokens`.
+    `rows`, `eval_rows` and `tokens_per_epoch` are samples per epoch and per evaluation and tokens, None while the data
+    are unread; the counts of steps that follow from them are 0 until then. With `global_batch_tokens` a step takes
+    about so many tokens, and `global_batch_size` is how many samples that is on average, 0 while the data are unread.
+    Without packing `accumulation` is exact. With it, it is how many micro-batches of at most `micro_batch_tokens` the
+    mean step needs; while the lengths are unread, how many full-length sequences would need.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,7 +41,9 @@ class Plan(BaseModel):
     backend: Literal["nccl", "gloo"]
     rows: int | None
     eval_rows: int | None
+    tokens_per_epoch: int | None = None
     global_batch_size: int
+    global_batch_tokens: int | None = None
     per_device_train_batch_size: int
     per_device_eval_batch_size: int
     accumulation: int
@@ -74,15 +79,40 @@ class Plan(BaseModel):
         """Whether a checkpoint is due once `step` steps are completed."""
         return step == self.num_steps or bool(self.save_steps and step and step % self.save_steps == 0)
 
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens of the mean step that is whole; None while the lengths are unread."""
+        if not self.tokens_per_epoch or not self.rows:
+            return None
+        if self.global_batch_tokens is not None:
+            return round(self.tokens_per_epoch / self.steps_per_epoch)
+        return round(self.tokens_per_epoch / self.rows * min(self.global_batch_size, self.rows))
+
+    @property
+    def may_accumulate(self) -> bool:
+        """Whether any step may need several micro-batches on a rank, be it only one whose sequences are long."""
+        if self.global_batch_tokens is not None:
+            return True
+        return self.global_batch_size > self.per_device_train_batch_size * self.world_size
+
     def batch_line(self) -> str:
         """How the global batch comes about, in one line."""
-        parts = f"{self.per_device_train_batch_size} × {self.accumulation} × {self.world_size}"
+        samples, tokens = self.global_batch_size, self.tokens_per_step
+        if self.micro_batch_tokens is None and self.global_batch_tokens is None:
+            parts = f"{self.per_device_train_batch_size} × {self.accumulation} × {self.world_size}"
+            return f"effective batch {samples} = batch × accumulation × world = {parts}"
+        if self.global_batch_tokens is None:
+            size = counted(samples, "sample") + (f", about {tokens:,} tokens" if tokens else "")
+        elif tokens:
+            size = f"about {tokens:,} tokens, {counted(samples, 'sample')}"
+        else:
+            size = f"about {self.global_batch_tokens:,} tokens"
+        number = f"{'about' if tokens else 'at most'} {counted(self.accumulation, 'micro-batch')}"
         if self.micro_batch_tokens is None:
-            return f"effective batch {self.global_batch_size} = batch × accumulation × world = {parts}"
-        return (
-            f"effective batch {self.global_batch_size} = batch × accumulation × world ≈ {parts}, "
-            f"packed into micro-batches of at most {self.micro_batch_tokens:,} tokens"
-        )
+            most = counted(self.per_device_train_batch_size, "sample")
+        else:
+            most = f"{self.micro_batch_tokens:,} tokens"
+        return f"effective batch {size}; {number} of at most {most} on each of {counted(self.world_size, 'process')}"
 
 
 def make_plan(
@@ -93,8 +123,9 @@ def make_plan(
     *,
     world_size: int | None = None,
     device: Literal["cuda", "cpu"] | None = None,
+    tokens: int | None = None,
 ) -> Plan:
-    """The plan of a run over `rows` training samples an epoch, on nodes where `gpus` GPUs are visible.
+    """The plan of a run over `rows` training samples of `tokens` an epoch, on nodes where `gpus` GPUs are visible.
 
     `compute.gpus_per_node` takes precedence over `gpus`. A rank that already runs gives the `world_size` and `device`
     it found itself in, which take precedence over both. Raises ConfigError naming the splits that are possible.
@@ -108,14 +139,18 @@ def make_plan(
         nodes = nodes if world_size % nodes == 0 else 1
         processes, on_gpu = world_size // nodes, bool(config.compute.gpus_per_node or gpus)
     device = device or ("cuda" if on_gpu else "cpu")
-    global_batch_size, accumulation = _batches(config, world_size)
-    steps_per_epoch = math.ceil(rows / global_batch_size) if rows else 0
+    global_batch_size, batch_tokens, accumulation = _batches(config, world_size)
+    if batch_tokens is None:
+        steps_per_epoch = math.ceil(rows / global_batch_size) if rows else 0
+    else:
+        steps_per_epoch = min(rows, math.ceil(tokens / batch_tokens)) if rows and tokens else 0
+        global_batch_size = math.ceil(rows / steps_per_epoch) if rows and steps_per_epoch else 0
     num_steps = training.max_steps or math.ceil(training.num_train_epochs * steps_per_epoch)
     warmup = (
         training.warmup_steps if training.warmup_steps is not None else math.ceil(training.warmup_ratio * num_steps)
     )
     batch = training.per_device_train_batch_size
-    return Plan(
+    plan = Plan(
         nodes=nodes,
         processes_per_node=processes,
         world_size=world_size,
@@ -123,7 +158,9 @@ def make_plan(
         backend="nccl" if device == "cuda" else "gloo",
         rows=rows,
         eval_rows=eval_rows,
+        tokens_per_epoch=tokens,
         global_batch_size=global_batch_size,
+        global_batch_tokens=batch_tokens,
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=training.per_device_eval_batch_size or batch,
         accumulation=accumulation,
@@ -139,6 +176,17 @@ def make_plan(
         method=method_label(config),
         grace_seconds=config.kubernetes.grace_seconds if config.kubernetes else GRACE_SECONDS,
     )
+    needed = _micro_batches(plan)
+    return plan if needed is None else plan.model_copy(update={"accumulation": needed})
+
+
+def _micro_batches(plan: Plan) -> int | None:
+    """Micro-batches that the mean step takes on a rank; None where it is not the lengths that decide."""
+    if plan.micro_batch_tokens is not None and (tokens := plan.tokens_per_step) is not None:
+        return math.ceil(tokens / (plan.world_size * plan.micro_batch_tokens))
+    if plan.global_batch_tokens is not None and plan.global_batch_size:
+        return math.ceil(plan.global_batch_size / (plan.world_size * plan.per_device_train_batch_size))
+    return None
 
 
 def _interval(steps: int | Literal["epoch"], steps_per_epoch: int) -> int:
@@ -158,13 +206,15 @@ def _processes(config: Config, gpus: int) -> tuple[int, bool]:
     return processes, available > 0
 
 
-def _batches(config: Config, world_size: int) -> tuple[int, int]:
-    """Samples per optimizer step, and micro-batches per step and rank."""
+def _batches(config: Config, world_size: int) -> tuple[int, int | None, int]:
+    """Samples per optimizer step, or tokens instead, and micro-batches per step and rank."""
     training, batch = config.training, config.training.per_device_train_batch_size
     wanted, accumulation = training.global_batch_size, training.gradient_accumulation_steps
+    if training.global_batch_tokens is not None:
+        return 0, *_token_batches(config, world_size)
     if wanted is None:
         accumulation = accumulation or 1
-        return batch * accumulation * world_size, accumulation
+        return batch * accumulation * world_size, None, accumulation
     if accumulation is not None and (found := batch * accumulation * world_size) != wanted:
         raise ConfigError(
             f"training.global_batch_size: found {wanted}, but per_device_train_batch_size {batch} × "
@@ -179,7 +229,32 @@ def _batches(config: Config, world_size: int) -> tuple[int, int]:
             )
     elif wanted % (batch * world_size):
         raise ConfigError(_impossible_split(wanted, batch, world_size))
-    return wanted, math.ceil(wanted / (batch * world_size))
+    return wanted, None, math.ceil(wanted / (batch * world_size))
+
+
+def _token_batches(config: Config, world_size: int) -> tuple[int, int]:
+    """Tokens per optimizer step, and full-length micro-batches per step and rank."""
+    training = config.training
+    wanted, accumulation = training.global_batch_tokens, training.gradient_accumulation_steps
+    whole = training.per_device_train_batch_size * config.data.max_length * world_size
+    if training.global_batch_size is not None:
+        raise ConfigError(
+            f"training.global_batch_tokens: found {wanted} beside global_batch_size {training.global_batch_size}; "
+            "expected one of them: a step takes a number of tokens or of samples"
+        )
+    if wanted == "packed":
+        if not config.data.packing:
+            raise ConfigError(
+                "training.global_batch_tokens: found packed with data.packing: false; expected a number of tokens, "
+                "or data.packing: true"
+            )
+        return whole * (accumulation or 1), accumulation or 1
+    if accumulation is not None:
+        raise ConfigError(
+            f"training.global_batch_tokens: found {wanted} beside gradient_accumulation_steps {accumulation}; leave "
+            "that out, it follows from the tokens; or set global_batch_tokens: packed"
+        )
+    return int(wanted or 0), math.ceil(int(wanted or 0) / whole)
 
 
 def _impossible_split(wanted: int, batch: int, world_size: int) -> str:

@@ -115,7 +115,7 @@ def _learn(run: Run, state: State, batch: Any) -> None:
     """The gradient of a batch, twice where a step has several: the second finds the first one's still there."""
     watchdog.beat("probe of a batch")
     batch = batch.to(run.world.device)
-    times = min(2, run.plan.accumulation)
+    times = 2 if run.plan.may_accumulate else 1
     for micro in range(times):
         sharded.expect_backward(run.learner.model, is_last=micro == times - 1)
         run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))

@@ -279,8 +279,8 @@ class Snapshots:
         self.tokenizer.save(folder)
         faults.reach("commit.weights")
 
-    def restore(self, mode: str, data_fingerprint: str, global_batch_size: int) -> State:
-        """Go on from the newest whole checkpoint, or start at step 0.
+    def restore(self, mode: str, first: State) -> State:
+        """Go on from the newest whole checkpoint, or start with `first`, which tells the data and the global batch.
 
         `mode` is training.resume. Raises ConfigError when a checkpoint must or must not be there, or was made from
         other data.
@@ -291,18 +291,22 @@ class Snapshots:
         if found is None:
             if mode == "must":
                 raise errors.ConfigError(f"training.resume is must, but {self.run_dir} has no checkpoint")
-            return State(data_fingerprint=data_fingerprint, global_batch_size=global_batch_size)
+            return first
         if mode == "never":
             raise errors.ConfigError(
                 f"training.resume is never, but {self.run_dir} has {found.name}; choose another `output`"
             )
         state = checkpoint.load_state(found)
-        then, now = (state.data_fingerprint, state.global_batch_size), (data_fingerprint, global_batch_size)
+        then, now = (
+            f"data {s.data_fingerprint} with "
+            + (f"global_batch_tokens {s.global_batch_tokens}, " if s.global_batch_tokens else "")
+            + f"global_batch_size {s.global_batch_size}"
+            for s in (state, first)
+        )
         if then != now:
             raise errors.ConfigError(
-                f"{found} was made from data {then[0]} with global_batch_size {then[1]}, this run has data {now[0]} "
-                f"with {now[1]}: going on would repeat or skip samples. Choose another `output`, or put back what "
-                "changed"
+                f"{found} was made from {then}, this run has {now}: going on would repeat or skip samples. Choose "
+                "another `output`, or put back what changed"
             )
         try:
             with pieces.Buffers(found) as buffers:

@@ -124,7 +124,12 @@ def _train(
         ),
     )
     run.snapshots.require_room()
-    state = run.snapshots.restore(config.training.resume, data.fingerprint, plan.global_batch_size)
+    first = State(
+        data_fingerprint=data.fingerprint,
+        global_batch_size=plan.global_batch_size,
+        global_batch_tokens=plan.global_batch_tokens,
+    )
+    state = run.snapshots.restore(config.training.resume, first)
     if state.step == 0 and choose_dtype(config.model.dtype, world.device) == torch.float16:
         state = replace(state, loss_scale=FIRST_LOSS_SCALE)
     if world.is_main:

@@ -187,9 +187,13 @@ def _open_prepared(folder: Path, config: Config) -> Prepared:
 
 def sizes(data: Prepared) -> dict[str, Any]:
     """What the plan needs to know of the prepared data."""
-    from kubetune.data.feed import rows_per_epoch
+    from kubetune.data.feed import rows_per_epoch, tokens_per_epoch
 
-    return {"rows": rows_per_epoch(data.train), "eval_rows": len(data.eval) if data.eval is not None else 0}
+    return {
+        "rows": rows_per_epoch(data.train),
+        "eval_rows": len(data.eval) if data.eval is not None else 0,
+        "tokens": tokens_per_epoch(data.train),
+    }
 
 
 def log_start(plan: Plan, world: World, data: Prepared) -> None:

@@ -24,7 +24,7 @@ def number(value: Any) -> str:
 
 def counted(count: int, unit: str) -> str:
     """`1 row`, `1,234 rows`, `2 processes`."""
-    plural = f"{unit}es" if unit.endswith("s") else f"{unit}s"
+    plural = f"{unit}es" if unit.endswith(("s", "ch")) else f"{unit}s"
     return f"{count:,} {unit if count == 1 else plural}"
 
 

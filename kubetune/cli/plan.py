@@ -14,7 +14,7 @@ from kubetune.cli import plan_forecast
 from kubetune.config.flags import add_run_arguments, config_from_args
 from kubetune.config.schema import Config
 from kubetune.devices import visible_gpus
-from kubetune.estimate import Lengths, estimate_lengths, estimate_rows, makes_data
+from kubetune.estimate import Lengths, estimate_lengths, estimate_rows, is_upper_bound, makes_data
 from kubetune.forecast import quantization_of
 from kubetune.plan import Plan, default_output, make_plan
 from kubetune.writing import counted
@@ -30,12 +30,12 @@ def run(args: argparse.Namespace) -> int:
     show_notes()
     config = config_from_args(args, os.environ)
     rows, eval_rows = estimate_rows(config)
-    plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ))
     lengths = estimate_lengths(config, os.environ)
-    tokens = _tokens_per_epoch(plan, lengths)
+    tokens = lengths.tokens(rows) if lengths is not None else None
+    plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ), tokens=tokens)
     ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ)
     if args.json:
-        facts = {"tokens_per_epoch": tokens, **plan_forecast.as_json(ahead)}
+        facts = {"rows_at_most": is_upper_bound(config), **plan_forecast.as_json(ahead)}
         print(json.dumps(plan.model_dump(mode="json") | facts, indent=2))
         return 0
     for label, text in (*describe(config, plan, lengths), *plan_forecast.describe(config, plan, ahead)):
@@ -52,10 +52,10 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     """The facts of a plan as labelled lines."""
     training = config.training
     yield "model", config.model.path
-    decided = quantization_of(config, plan)
-    quantised = f", {decided} base" if decided != "none" else ""
+    base = quantization_of(config, plan)
+    quantised = f", {base} base" if base != "none" else ""
     if config.quantization == "auto":
-        quantised += f" (quantization: auto is {decided} here)"
+        quantised += f" (quantization: auto is {base} here)"
     yield "method", f"{plan.method}{quantised}, {training.parallelism} on {plan.device} ({plan.backend})"
     processes = f"{counted(plan.nodes, 'node')} × {counted(plan.processes_per_node, 'process')}"
     yield "world", f"{plan.world_size} = {processes}"
@@ -63,16 +63,17 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     yield f"{label} batch", text
     yield "rows", _rows(config, plan)
     yield "tokens", _tokens(config, plan, lengths)
-    yield "steps per epoch", _steps(plan.steps_per_epoch)
-    yield "steps", f"{_steps(plan.num_steps)} ({_epochs(plan.num_epochs)})"
+    about = "at most " if is_upper_bound(config) else "about " if plan.global_batch_tokens else ""
+    yield "steps per epoch", _steps(plan.steps_per_epoch, about)
+    yield "steps", f"{_steps(plan.num_steps, '' if config.training.max_steps else about)} ({_epochs(plan.num_epochs)})"
     yield "learning rate", f"{plan.learning_rate:g}, {plan.lr_scheduler_type}, warm-up {plan.warmup_steps:,} steps"
     yield "evaluation", f"{_every(plan.eval_steps)}, and at the end" if config.data.eval else "none"
     yield "checkpoints", f"{_every(plan.save_steps)}, and at the end; {training.save_total_limit} kept"
     yield "output", config.output or default_output(config, datetime.now())
 
 
-def _steps(number: int) -> str:
-    return f"{number:,}" if number else "unknown until the data are read"
+def _steps(number: int, about: str) -> str:
+    return f"{about}{number:,}" if number else "unknown until the data are read"
 
 
 def _every(steps: int) -> str:
@@ -92,17 +93,14 @@ def _rows(config: Config, plan: Plan) -> str:
     if plan.rows is None:
         return "unknown: the data are no files on this machine; `kubetune data prepare` fetches and counts them"
     evaluated = f", {plan.eval_rows:,} for evaluation" if plan.eval_rows else ""
+    if is_upper_bound(config):
+        why = "data that are not on this machine have no more than their #N; `kubetune data prepare` counts them"
+        return f"at most {plan.rows:,}{evaluated}: {why}"
     return f"{plan.rows:,}{evaluated}, before checks leave any out"
 
 
-def _tokens_per_epoch(plan: Plan, lengths: Lengths | None) -> int | None:
-    if plan.rows is None or lengths is None:
-        return None
-    return round(plan.rows * lengths.kept_share * lengths.tokens_per_row)
-
-
 def _tokens(config: Config, plan: Plan, lengths: Lengths | None) -> str:
-    tokens = _tokens_per_epoch(plan, lengths)
+    tokens = plan.tokens_per_epoch
     if tokens is None or lengths is None:
         return "unknown: the tokenizer is not on this machine, or none of the first rows can be read"
     text = f"about {tokens:,} an epoch, {lengths.tokens_per_row:,.0f} a row (from {lengths.sampled} rows)"

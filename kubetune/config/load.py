@@ -113,9 +113,12 @@ def _split_output(tree: Tree, problems: list[Problem]) -> None:
 def _displace_global_batch(tree: Tree, given: set[KeyPath]) -> None:
     """Accumulation that is typed or set in the environment decides over the global batch of the file."""
     training = tree.data.get("training")
-    above = ("training", "gradient_accumulation_steps") in given and ("training", "global_batch_size") not in given
-    if above and isinstance(training, dict) and training.pop("global_batch_size", None) is not None:
-        log.info("gradient_accumulation_steps decides the global batch; the file's global_batch_size is left out")
+    if ("training", "gradient_accumulation_steps") not in given or not isinstance(training, dict):
+        return
+    for key in ("global_batch_size", "global_batch_tokens"):
+        if ("training", key) not in given and training.get(key) not in (None, "packed"):
+            log.info("gradient_accumulation_steps decides the global batch; the file's %s is left out", key)
+            del training[key]
 
 
 def resolved(config: Config) -> dict[str, Any]:

@@ -226,11 +226,17 @@ class TrainingConfig(Section):
         description="Samples per optimizer step over all ranks, whatever their number. Left out: "
         "`per_device_train_batch_size × gradient_accumulation_steps × world`.",
     )
+    global_batch_tokens: Annotated[int, Field(ge=1)] | Literal["packed"] | None = Field(
+        None,
+        description="Instead of `global_batch_size`: about so many tokens per optimizer step, however many samples "
+        "that is. `packed`: `per_device_train_batch_size × max_length × gradient_accumulation_steps × world`, as where "
+        "packed rows are counted.",
+    )
     per_device_train_batch_size: int = Field(
         1, ge=1, description="Samples per micro-batch; with packing, full-length sequences' worth of tokens."
     )
     gradient_accumulation_steps: int | None = Field(
-        None, ge=1, description="Micro-batches per step and rank. Derived when `global_batch_size` is given."
+        None, ge=1, description="Micro-batches per step and rank. Derived when the global batch is given."
     )
     per_device_eval_batch_size: int | None = Field(None, ge=1, description="Left out: as in training.")
     learning_rate: float | None = Field(None, gt=0, lt=10, description="Left out: 2e-4 for LoRA, 1e-5 for full.")

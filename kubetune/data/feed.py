@@ -8,7 +8,18 @@ from functools import lru_cache
 import numpy as np
 
 from kubetune.data.batches import Batch, collate, collate_labelled
-from kubetune.data.order import Ids, deal, epoch_order, epoch_size, fill, global_batch, hash_ids, pack, split_batch
+from kubetune.data.order import (
+    Ids,
+    deal,
+    epoch_order,
+    epoch_size,
+    fill,
+    global_batch,
+    hash_ids,
+    pack,
+    split_batch,
+    step_borders,
+)
 from kubetune.data.pictures import collate_pictured
 from kubetune.data.prepare import Rows
 from kubetune.parallel import World
@@ -45,14 +56,22 @@ class Feed:
         self._lengths = rows.lengths
         self._order = lru_cache(maxsize=2)(self._epoch_order)
         self._mine = lru_cache(maxsize=2)(self._split)  # a step's share is asked for again when images look ahead
-        self.steps_per_epoch = -(-rows_per_epoch(rows) // plan.global_batch_size)
+        in_tokens = plan.global_batch_tokens is not None
+        self.steps_per_epoch = plan.steps_per_epoch if in_tokens else -(-rows_per_epoch(rows) // plan.global_batch_size)
+        self._borders = lru_cache(maxsize=2)(self._epoch_borders) if in_tokens else None
 
     def _epoch_order(self, epoch: int) -> Ids:
         return epoch_order(self._seed, epoch, self._rows.source, self._rows.weights)
 
+    def _epoch_borders(self, epoch: int) -> Ids:
+        return step_borders(self._lengths[self._order(epoch)], self.steps_per_epoch)
+
     def samples(self, step: int) -> Ids:
         """Row ids of the global batch of a step, the same on every rank and at every world size."""
         epoch, index = divmod(step, self.steps_per_epoch)
+        if self._borders is not None:
+            first, end = self._borders(epoch)[index : index + 2]
+            return self._order(epoch)[first:end]
         return global_batch(self._order(epoch), index, self._plan.global_batch_size)
 
     def step(self, step: int) -> Work:
@@ -71,7 +90,8 @@ class Feed:
 
     def largest(self) -> Batch:
         """A micro-batch about as large as the run's largest: the longest rows, as many as one can hold."""
-        most = -(-self._plan.global_batch_size // self._world.size)
+        # A step of so many tokens may hold any number of rows.
+        most = len(self._lengths) if self._borders else -(-self._plan.global_batch_size // self._world.size)
         if self._token_budget is None:
             ids = np.argsort(-self._lengths, kind="stable")[: min(most, self._sequences)]
         else:
@@ -93,6 +113,14 @@ class Feed:
 def rows_per_epoch(rows: Rows) -> int:
     """Samples in an epoch: every row of every source, as often as its weight says."""
     return epoch_size(np.bincount(rows.source, minlength=len(rows.weights)).tolist(), rows.weights)
+
+
+def tokens_per_epoch(rows: Rows) -> int:
+    """Tokens of those samples; of a source that appears in part, as many as the mean row makes it."""
+    tokens = np.bincount(rows.source, weights=rows.lengths, minlength=len(rows.weights))
+    counts = np.bincount(rows.source, minlength=len(rows.weights)).tolist()
+    sizes = [epoch_size([count], [weight]) for count, weight in zip(counts, rows.weights, strict=True)]
+    return sum(int(all_ * size) // count for all_, size, count in zip(tokens, sizes, counts, strict=True) if count)
 
 
 def evaluation_batches(

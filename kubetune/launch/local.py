@@ -105,7 +105,7 @@ def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple
     new = dict(dotted_values(resolved(config)))
     # The global batch may follow from compute.*, which by itself is free to change.
     if plan is not None and (run_dir / PLAN).exists():
-        key = "training.global_batch_size"
-        old[key] = json.loads((run_dir / PLAN).read_text())["global_batch_size"]
-        new[key] = plan.global_batch_size
+        before = json.loads((run_dir / PLAN).read_text())
+        name = "global_batch_size" if plan.global_batch_tokens is None else "global_batch_tokens"
+        old[f"training.{name}"], new[f"training.{name}"] = before.get(name), getattr(plan, name)
     return moved_numbers(old, new)

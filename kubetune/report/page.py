@@ -203,7 +203,8 @@ def _sentence(run: RunRecord) -> str:
     if plan is not None:
         device = "GPU" if plan.device == "cuda" else "CPU"
         processes = counted(plan.world_size, "process")
-        where = f" {processes} on {device}, {plan.global_batch_size} samples a step."
+        about = "about " if plan.global_batch_tokens else ""
+        where = f" {processes} on {device}, {about}{counted(plan.global_batch_size, 'sample')} a step."
     return f"{run.model}, {how}, on {sources}.{where}"
 
 

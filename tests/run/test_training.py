@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from kubetune import checkpoint, errors, metrics, parallel
 from kubetune.adapters import add_lora
 from kubetune.config.schema import Config
-from kubetune.data.feed import Feed, rows_per_epoch
+from kubetune.data.feed import Feed, rows_per_epoch, tokens_per_epoch
 from kubetune.data.prepare import prepare
 from kubetune.data.rows import Rows
 from kubetune.evaluate import evaluate
@@ -87,6 +87,30 @@ def test_the_gradient_does_not_depend_on_packing(
 ) -> None:
     for gradient, _ in run_ranks(first_gradient, world_size, split(inputs, 1, packing=True)):
         assert np.linalg.norm(gradient - whole_batch_gradient) <= 1e-6 * np.linalg.norm(whole_batch_gradient)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_steps_of_so_many_tokens_are_the_same_at_every_world_size(inputs: Path, packing: bool) -> None:
+    sizes = {"global_batch_size": None, "global_batch_tokens": 200, "per_device_train_batch_size": 2}
+    config = toy.make_config(inputs, sizes, data={"packing": packing, "max_length": 64})
+    rows = prepare(config).train
+    tokens = tokens_per_epoch(rows)
+    assert tokens == rows.lengths.sum()
+    plan = make_plan(config, rows_per_epoch(rows), world_size=1, tokens=tokens)
+    assert plan.steps_per_epoch == -(-tokens // 200) > 2
+    for step in range(2 * plan.steps_per_epoch):
+        whole = Feed(rows, plan, 0, World()).step(step)
+        assert abs(whole.tokens - tokens / plan.steps_per_epoch) <= rows.lengths.max()
+        shares = [Feed(rows, plan, 0, World(rank, rank, 3)).step(step) for rank in range(3)]
+        held = [
+            sorted(s for batch in batches for s in batch.samples)
+            for batches in (whole.batches, [batch for share in shares for batch in share.batches])
+        ]
+        assert held[0] == held[1]
+        assert {(share.labels, share.tokens) for share in shares} == {(whole.labels, whole.tokens)}
+    seen = [s for step in range(plan.steps_per_epoch) for s in Feed(rows, plan, 0, World()).samples(step).tolist()]
+    assert sorted(seen) == list(range(len(rows)))
+    assert Feed(rows, plan, 0, World()).largest().num_tokens >= rows.lengths.max()
 
 
 def row_copy(rows: Rows, index: int) -> tuple[np.ndarray, np.ndarray]:

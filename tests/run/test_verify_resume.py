@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import errors, train, train_worker, verify
+from kubetune import errors, metrics, train, train_worker, verify
 from kubetune.cli.verify_resume import describe
 from kubetune.config.load import as_yaml
 from kubetune.config.schema import Config
@@ -88,6 +88,16 @@ def test_a_sound_resume_is_exact(config: Config, tmp_path: Path, world_size: int
     assert {fact.step for fact in facts if fact.what == "eval_loss"} == {3, STEPS}
     assert any("adapter_model.safetensors" in fact.what for fact in facts)
     assert ("exact", "the resumed run is bit by bit the uninterrupted one") in describe(verdict)
+
+
+def test_a_resume_is_exact_where_steps_are_counted_in_tokens(inputs: Path, tmp_path: Path) -> None:
+    """Five steps of three an epoch: the second epoch's borders are others, and found again."""
+    verdict = verdict_of(toy.make_config(inputs, {"global_batch_size": None, "global_batch_tokens": 320}), tmp_path)
+    assert verdict.is_exact
+    whole = [line for line in metrics.read_metrics(tmp_path / "uninterrupted") if "loss" in line]
+    assert len({line["samples"] for line in whole}) > 1
+    assert sum(line["samples"] for line in whole[:3]) == toy.ROWS
+    assert max(line["tokens"] for line in whole) - min(line["tokens"] for line in whole) < 60
 
 
 def test_chance_is_found_and_not_blamed_on_the_resume(config: Config, tmp_path: Path) -> None:

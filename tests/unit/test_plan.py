@@ -38,6 +38,60 @@ def test_the_global_batch_follows_from_accumulation() -> None:
     assert make_plan(config(packing=False), 100).micro_batch_tokens is None
 
 
+PACKED = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "global_batch_tokens": "packed"}
+
+
+def test_packed_rows_are_counted_as_tools_do_that_pack_before_they_batch() -> None:
+    """1,000 rows of 200 tokens in rows of 4,096, two at a time, four times: 49 rows there, seven steps."""
+    plan = make_plan(config(training=PACKED, data={"max_length": 4096}), 1000, tokens=200_000)
+    assert (plan.global_batch_tokens, plan.steps_per_epoch, plan.accumulation) == (32_768, 7, 4)
+    assert (plan.global_batch_size, plan.tokens_per_step) == (143, 28_571)
+    assert plan.batch_line() == (
+        "effective batch about 28,571 tokens, 143 samples; about 4 micro-batches of at most 8,192 tokens on each of "
+        "1 process"
+    )
+    assert make_plan(config(training=PACKED, data={"max_length": 4096}), 1000, gpus=2).global_batch_tokens == 65_536
+
+
+def test_a_step_of_so_many_tokens_stays_the_same_on_more_processes() -> None:
+    asked = config(training={"global_batch_tokens": 10_000}, data={"max_length": 512})
+    plans = [make_plan(asked, 1000, gpus=gpus, tokens=95_000) for gpus in (1, 2, 4)]
+    assert {(plan.steps_per_epoch, plan.global_batch_size) for plan in plans} == {(10, 100)}
+    assert [plan.accumulation for plan in plans] == [19, 10, 5]
+    unread = make_plan(asked)
+    assert (unread.steps_per_epoch, unread.num_steps, unread.global_batch_size) == (0, 0, 0)
+    assert unread.batch_line() == (
+        "effective batch about 10,000 tokens; at most 20 micro-batches of at most 512 tokens on each of 1 process"
+    )
+    # Rows longer than a step: each is a step of its own.
+    assert make_plan(asked, 3, tokens=95_000).steps_per_epoch == 3
+
+
+def test_short_rows_need_fewer_micro_batches_than_full_ones() -> None:
+    """32 samples of 60 tokens fit into one micro-batch of 2,048; full-length ones would take 32."""
+    asked = config(training={"global_batch_size": 32})
+    plan = make_plan(asked, 320, tokens=320 * 60)
+    assert (plan.accumulation, plan.tokens_per_step, plan.may_accumulate) == (1, 1920, True)
+    assert plan.batch_line() == (
+        "effective batch 32 samples, about 1,920 tokens; about 1 micro-batch of at most 2,048 tokens on each of "
+        "1 process"
+    )
+    assert make_plan(asked, 320).accumulation == 32
+
+
+@pytest.mark.parametrize(
+    ("training", "packing", "message"),
+    [
+        ({"global_batch_tokens": 900, "global_batch_size": 3}, True, "beside global_batch_size 3; expected one"),
+        ({"global_batch_tokens": 900, "gradient_accumulation_steps": 2}, True, "leave that out"),
+        ({"global_batch_tokens": "packed"}, False, "found packed with data.packing: false; expected a number"),
+    ],
+)
+def test_two_words_on_the_batch_are_refused(training: dict[str, Any], packing: bool, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_plan(config(training=training, packing=packing), 100)
+
+
 @pytest.mark.parametrize(
     ("compute", "gpus", "expected"),
     [
