@@ -87,7 +87,20 @@ def _image(spec: RunSpec) -> Iterator[Finding]:
     registry = image.partition("/")[0] if "/" in image else ""
     host, _, port = registry.partition(":")
     if host in ("localhost", "127.0.0.1") or port in HTTP_PORTS:
-        yield error(key, f"{registry} is a registry over plain HTTP, or one of this machine; nodes refuse it")
+        policy = spec.kubernetes.image_pull_policy
+        if policy in ("Never", "IfNotPresent"):
+            yield advice(
+                key,
+                f"{registry} is no registry that a node can pull from; with image_pull_policy {policy} the run works "
+                "where each node holds the image already, such as after kind load, minikube image load or k3d image "
+                "import",
+            )
+        else:
+            yield error(
+                key,
+                f"{registry} is a registry over plain HTTP, or one of this machine; nodes refuse it. If the image was "
+                "loaded into the nodes, set kubernetes.image_pull_policy: IfNotPresent",
+            )
     tag = image.rpartition("/")[2].partition(":")[2]
     if "@sha256:" not in image and tag in ("", "latest"):
         yield advice(key, "without a version it may be another image tomorrow; pin a tag or a digest")

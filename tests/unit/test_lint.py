@@ -85,6 +85,15 @@ def test_advice(override: str, key: str) -> None:
     assert not any(f.fatal for f in found)
 
 
+@pytest.mark.parametrize("image", ["localhost/kubetune:0.1.0-cpu", "localhost:5001/kubetune:1.0", "10.0.0.1:5000/x:1"])
+@pytest.mark.parametrize(("policy", "fatal"), [("IfNotPresent", False), ("Never", False), ("Always", True)])
+def test_an_image_that_nodes_hold_need_not_be_pulled(image: str, policy: str, fatal: bool) -> None:
+    """What podman built and `kind load` loaded is called localhost/…; only what must be pulled is refused."""
+    (found,) = findings(f"kubernetes.image={image}", f"kubernetes.image_pull_policy={policy}")
+    assert (found.key, found.fatal) == ("kubernetes.image", fatal)
+    assert ("IfNotPresent" if fatal else f"image_pull_policy {policy}") in found.text
+
+
 @pytest.mark.parametrize(
     "override",
     [
