@@ -12,6 +12,15 @@ from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
 from kubetune.manifests.trainer import pod_template
 
 
+def _restarts(most: int) -> Manifest:
+    """How often each index may start again before the Job fails.
+
+    A failure of the gang costs one pod of each node. Counted by index that is one restart, and the delay before the
+    next start doubles with the gang's failures; one count for the whole Job would double it with every pod's.
+    """
+    return {"backoffLimitPerIndex": most, "maxFailedIndexes": 0}
+
+
 def indexed_job(spec: RunSpec, template: Manifest, *, gang: bool) -> Manifest:
     """The spec of a Job with one index per node. With `gang` its owner restarts it whole, so it never retries."""
     k = spec.kubernetes
@@ -19,8 +28,7 @@ def indexed_job(spec: RunSpec, template: Manifest, *, gang: bool) -> Manifest:
         "completionMode": "Indexed",
         "completions": spec.nodes,
         "parallelism": spec.nodes,
-        # The Job controller counts pods, not gangs: one failure can cost a pod of every node.
-        "backoffLimit": 0 if gang else k.max_restarts * spec.nodes,
+        **({"backoffLimit": 0} if gang else _restarts(k.max_restarts)),
         # Never two pods of one index: both would believe to be the same rank and write the same files.
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": pod_failure_policy(gang=gang),

@@ -67,6 +67,28 @@ def test_an_exit_code_of_the_failure_policy_fails_the_job_at_once(cluster: Clust
     assert found["message"].endswith("failed with exit code 2 matching FailJob rule at index 0")
 
 
+def test_failures_are_counted_by_index(cluster: Cluster) -> None:
+    """A gang whose members fail together spends one restart a failure, and waits once for it."""
+    limits = {"backoffLimitPerIndex": 2, "maxFailedIndexes": 0}
+    cluster.apply(job("fit", pod_spec("exit 1"), completions=3, parallelism=3, **limits))
+    failed = cluster.wait_condition("Job", "fit", "Failed")
+    assert condition(failed, "Failed")["reason"] == "MaxFailedIndexesExceeded"
+    starts = [pod["metadata"]["annotations"] for pod in cluster.find("Pod")]
+    for index in "012":
+        own = [found for found in starts if found["batch.kubernetes.io/job-completion-index"] == index]
+        counted = sorted(int(found["batch.kubernetes.io/job-index-failure-count"]) for found in own)
+        assert counted in ([0, 1, 2], [0, 1])  # two where another index had failed for good before it started again
+    assert failed["status"]["failedIndexes"]
+
+
+def test_a_limit_by_index_needs_indexes(cluster: Cluster) -> None:
+    wrong = job("fit", pod_spec("exit 1"), backoffLimitPerIndex=1, completionMode="NonIndexed")
+    with pytest.raises(Exception, match="requires indexed completion mode"):
+        cluster.apply(wrong)
+    with pytest.raises(Exception, match="Required value: when maxFailedIndexes is specified"):
+        cluster.apply(job("fit", pod_spec("exit 1"), maxFailedIndexes=0))
+
+
 def test_suspending_a_job_stops_its_pods_until_it_is_resumed(cluster: Cluster) -> None:
     cluster.apply(job("fit", pod_spec("exec sleep 600", terminationGracePeriodSeconds=0)))
     cluster.wait_ready("fit")

@@ -209,7 +209,9 @@ def test_exit_codes_decide_what_happens_next() -> None:
         3: "Count",
         145: "Count",
     }
-    assert job["backoffLimit"] == 3 * 4
+    assert (job["backoffLimitPerIndex"], job["maxFailedIndexes"]) == (3, 0)
+    # By itself it would be 6 pods of all indexes together; Kubernetes leaves it unlimited beside a limit by index.
+    assert "backoffLimit" not in job
     jobset = the(made("jobset"), "JobSet")["spec"]
     inner = jobset["replicatedJobs"][-1]["template"]["spec"]
     assert inner["backoffLimit"] == 0

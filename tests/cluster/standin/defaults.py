@@ -30,6 +30,8 @@ def fill_defaults(obj: Object) -> None:
     if kind == "Job" and spec:
         if spec.get("completions") is None and spec.get("parallelism") is None:
             spec["completions"] = 1
+        if spec.get("backoffLimitPerIndex") is not None:
+            spec.setdefault("backoffLimit", 2**31 - 1)
         spec.setdefault("podReplacementPolicy", "Failed" if spec.get("podFailurePolicy") else "TerminatingOrFailed")
     if spec is not None:
         for key, value in _DEFAULTS.get(kind, {}).items():

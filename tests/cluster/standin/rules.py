@@ -90,10 +90,30 @@ def _job(spec: Object, old: Object | None) -> Iterator[Cause]:
         yield Cause("spec.podFailurePolicy", message)
     if spec.get("completionMode") == "Indexed" and spec.get("completions") is None:
         yield Cause("spec.completions", "Required value: when completion mode is Indexed", REQUIRED)
-    frozen: tuple[str, ...] = ("completionMode", "selector")
+    yield from _backoff_by_index(spec)
+    frozen: tuple[str, ...] = ("completionMode", "selector", "backoffLimitPerIndex")
     if old and not old["spec"].get("suspend"):
         frozen += ("template", "podFailurePolicy")
     yield from _immutable(spec, old, frozen)
+
+
+def _backoff_by_index(spec: Object) -> Iterator[Cause]:
+    limit, most = spec.get("backoffLimitPerIndex"), spec.get("maxFailedIndexes")
+    if limit is not None:
+        if spec.get("completionMode") != "Indexed":
+            yield Cause("spec.backoffLimitPerIndex", "requires indexed completion mode")
+        if (spec["template"].get("spec") or {}).get("restartPolicy") != "Never":
+            message = 'only "Never" is supported when `backoffLimitPerIndex` is specified'
+            yield Cause("spec.template.spec.restartPolicy", message)
+        if most is not None and most > spec.get("completions", 1):
+            yield Cause("spec.maxFailedIndexes", "must be less than or equal to completions")
+        return
+    if most is not None:
+        yield Cause("spec.backoffLimitPerIndex", "Required value: when maxFailedIndexes is specified", REQUIRED)
+    for i, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules", [])):
+        if rule["action"] == "FailIndex":
+            message = "requires the backoffLimitPerIndex to be set"
+            yield Cause(f"spec.podFailurePolicy.rules[{i}].action", message)
 
 
 def _immutable(spec: Object, old: Object | None, fields: tuple[str, ...]) -> Iterator[Cause]:

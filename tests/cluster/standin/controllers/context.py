@@ -20,7 +20,10 @@ class Context:
     store: Store
     settings: Settings
     faults: Faults
-    not_before: dict[str, float] = field(default_factory=dict)  # Job uid → loop time of its next new pod
+    not_before: dict[tuple[str, int | None], float] = field(default_factory=dict)
+    """Loop time of the next new pod by Job uid and, with a limit by index, index."""
+    index_failures: dict[tuple[str, int], Object] = field(default_factory=dict)
+    """Annotations of the next pod of a Job's index: how often it has failed."""
 
     def owned(self, owner: Object, kind: str) -> list[Object]:
         return self.store.list(kind, namespace_of(owner), owner)

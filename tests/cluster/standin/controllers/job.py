@@ -1,6 +1,6 @@
-"""batch/v1 Job: completions, parallelism, Indexed mode, podFailurePolicy, backoffLimit, deadline, suspend, TTL.
+"""batch/v1 Job: completions, parallelism, Indexed mode, podFailurePolicy, limits of failures, deadline, suspend, TTL.
 
-Reasons and messages are those of pkg/controller/job. Not built: FailIndex, backoffLimitPerIndex, successPolicy.
+Reasons and messages are those of pkg/controller/job. Not built: successPolicy.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from .context import Context
 
 _JOB_NAME, _CONTROLLER_UID = "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid"
 _TRACKING = "batch.kubernetes.io/job-tracking"  # the finalizer that keeps a pod until it is counted
+_INDEX_FAILURES = "batch.kubernetes.io/job-index-failure-count"
+_INDEX_IGNORED_FAILURES = "batch.kubernetes.io/job-index-ignored-failure-count"
 _LARGEST_BACKOFF_EXPONENT = 5
 
 
@@ -110,22 +112,49 @@ def _count_ended_pods(context: Context, job: Object) -> tuple[str, str] | None:
         if phase(pod) == "Succeeded":
             status["succeeded"] = status.get("succeeded", 0) + 1
             if spec.get("completionMode") == "Indexed":
-                _add_completed_index(status, int(pod["metadata"]["annotations"][COMPLETION_INDEX]))
+                _add_index(status, "completedIndexes", _index(pod))
         elif not _ended(job) and not spec.get("suspend"):
             action, message = failure_action(spec.get("podFailurePolicy"), pod)
             if action == "FailJob":
                 verdict = verdict or ("PodFailurePolicy", message)
             if action != "Ignore":
                 status["failed"] = status.get("failed", 0) + 1
-                _back_off(context, job)
+            if _by_index(job):
+                _count_index(context, job, pod, action)
+            elif action != "Ignore":
+                _back_off(context, job, None, status["failed"])
         _untrack(context, pod)
     return verdict
 
 
-def _back_off(context: Context, job: Object) -> None:
-    factor = 2 ** min(job["status"]["failed"] - 1, _LARGEST_BACKOFF_EXPONENT)
-    delay = context.settings.job_backoff_seconds * factor
-    context.not_before[uid_of(job)] = asyncio.get_running_loop().time() + delay
+def _by_index(job: Object) -> bool:
+    return job["spec"].get("backoffLimitPerIndex") is not None
+
+
+def _index(pod: Object) -> int:
+    return int(pod["metadata"]["annotations"][COMPLETION_INDEX])
+
+
+def _count_index(context: Context, job: Object, pod: Object, action: str) -> None:
+    """Account for a failed pod of an index, which fails when it has failed too often."""
+    counts = {
+        name: int(pod["metadata"]["annotations"].get(name, 0)) for name in (_INDEX_FAILURES, _INDEX_IGNORED_FAILURES)
+    }
+    spent = counts[_INDEX_FAILURES] >= job["spec"]["backoffLimitPerIndex"]
+    if action == "FailIndex" or (action == "Count" and spent):
+        _add_index(job["status"], "failedIndexes", _index(pod))
+    counts[_INDEX_IGNORED_FAILURES if action == "Ignore" else _INDEX_FAILURES] += 1
+    context.index_failures[uid_of(job), _index(pod)] = {name: str(count) for name, count in counts.items()}
+    _back_off(context, job, _index(pod), sum(counts.values()))
+
+
+def _back_off(context: Context, job: Object, index: int | None, failures: int) -> None:
+    delay = context.settings.job_backoff_seconds * 2 ** min(failures - 1, _LARGEST_BACKOFF_EXPONENT)
+    context.not_before[uid_of(job), index] = asyncio.get_running_loop().time() + delay
+
+
+def _may_start(context: Context, job: Object, index: int | None) -> bool:
+    return asyncio.get_running_loop().time() >= context.not_before.get((uid_of(job), index), 0)
 
 
 def failure_action(policy: Object | None, pod: Object) -> tuple[str, str]:
@@ -155,6 +184,12 @@ def _exceeded_limit(context: Context, job: Object) -> tuple[str, str] | None:
         failures += sum(entry["restartCount"] for pod in active for entry in container_statuses(pod))
     if failures > spec.get("backoffLimit", 6):
         return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+    most = spec.get("maxFailedIndexes")
+    failed, completed = _indexes(status, "failedIndexes"), _indexes(status, "completedIndexes")
+    if most is not None and len(failed) > most:
+        return "MaxFailedIndexesExceeded", "Job has exceeded the specified maximal number of failed indexes"
+    if failed and len(failed | completed) >= spec["completions"]:
+        return "FailedIndexes", "Job has failed indexes"
     limit = spec.get("activeDeadlineSeconds")
     if limit and "startTime" in status and seconds_since(status["startTime"]) >= limit:
         return "DeadlineExceeded", "Job was active longer than specified deadline"
@@ -181,7 +216,7 @@ def _complete_or_continue(context: Context, job: Object) -> None:
             set_condition(status, kind, "True", "CompletionsReached", message)
         status["completionTime"] = now()
         context.store.event(job, "Normal", "Completed", "Job completed")
-    elif asyncio.get_running_loop().time() >= context.not_before.get(uid_of(job), 0):
+    elif _may_start(context, job, None):
         only_failed = spec.get("podReplacementPolicy", "Failed" if spec.get("podFailurePolicy") else "") == "Failed"
         blocking = [pod for pod in pods if not finished(pod)] if only_failed else _active(pods)
         _start_pods(context, job, blocking)
@@ -197,10 +232,11 @@ def _start_pods(context: Context, job: Object, blocking: list[Object]) -> None:
         for _ in range(missing):
             _start_pod(context, job, None)
         return
-    taken = {int(pod["metadata"]["annotations"][COMPLETION_INDEX]) for pod in blocking}
-    taken |= _completed_indexes(status)
+    taken = {_index(pod) for pod in blocking}
+    taken |= _indexes(status, "completedIndexes") | _indexes(status, "failedIndexes")
     for index in [index for index in range(wanted) if index not in taken][:missing]:
-        _start_pod(context, job, index)
+        if _may_start(context, job, index):
+            _start_pod(context, job, index)
 
 
 def _start_pod(context: Context, job: Object, index: int | None) -> None:
@@ -210,7 +246,8 @@ def _start_pod(context: Context, job: Object, index: int | None) -> None:
     extra = {}
     if index is not None:
         metadata["generateName"] = f"{name}-{index}-"
-        metadata["annotations"] = {COMPLETION_INDEX: str(index)}
+        failures = context.index_failures.get((uid_of(job), index), {_INDEX_FAILURES: "0"}) if _by_index(job) else {}
+        metadata["annotations"] = {COMPLETION_INDEX: str(index), **failures}
         labels[COMPLETION_INDEX] = str(index)
         extra["hostname"] = f"{name}-{index}"
         source = {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}
@@ -221,21 +258,21 @@ def _start_pod(context: Context, job: Object, index: int | None) -> None:
         context.store.event(job, "Normal", "SuccessfulCreate", f"Created pod: {name_of(pod)}")
 
 
-# -- completedIndexes, the text form `0,2-4`
-def _completed_indexes(status: Object) -> set[int]:
+# -- completedIndexes and failedIndexes, the text form `0,2-4`
+def _indexes(status: Object, field: str) -> set[int]:
     out: set[int] = set()
-    for part in filter(None, status.get("completedIndexes", "").split(",")):
+    for part in filter(None, status.get(field, "").split(",")):
         first, _, last = part.partition("-")
         out |= set(range(int(first), int(last or first) + 1))
     return out
 
 
-def _add_completed_index(status: Object, index: int) -> None:
+def _add_index(status: Object, field: str, index: int) -> None:
     spans: list[list[int]] = []
-    for number in sorted(_completed_indexes(status) | {index}):
+    for number in sorted(_indexes(status, field) | {index}):
         if spans and number == spans[-1][1] + 1:
             spans[-1][1] = number
         else:
             spans.append([number, number])
     texts = [str(a) if a == b else f"{a}{',' if b == a + 1 else '-'}{b}" for a, b in spans]
-    status["completedIndexes"] = ",".join(texts)
+    status[field] = ",".join(texts)
