@@ -27,6 +27,6 @@ def run(args: argparse.Namespace) -> int:
             load = f"{gpu['utilization_percent']}%"
             rows.append((node.node, node.pod, gpu["index"], gpu["name"], load, memory, f"{heat}°C", f"{power} W"))
         if node.problem:
-            rows.append((node.node, node.pod, "", node.problem.splitlines()[0], "", "", "", ""))
+            rows.append((node.node, node.pod, "", node.problem.splitlines()[0]))
     head = ("NODE", "POD", "GPU", "NAME", "LOAD", "MEMORY", "HEAT", "POWER")
     return show([asdict(node) for node in found], head, rows, as_json=args.json)

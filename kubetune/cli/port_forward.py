@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kubetune.cli.run_on_cluster import add_run, find, kubectl
-from kubetune.errors import ConfigError
+from kubetune.errors import ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
     from kubetune.cluster.client import Cluster
@@ -46,5 +46,9 @@ def _jupyter_token(cluster: Cluster, pod: str) -> str:
     if not sys.stdout.isatty():
         return ""
     token = io.BytesIO()
-    cluster.exec(pod, "jupyter", ["printenv", "JUPYTER_TOKEN"], stdout=token)
+    try:
+        cluster.exec(pod, "jupyter", ["printenv", "JUPYTER_TOKEN"], stdout=token)
+    except EnvironmentFault as error:
+        print(f"kubetune: the address without its token, which is not known: {error}", file=sys.stderr)
+        return ""
     return f"?token={token.getvalue().decode().strip()}"

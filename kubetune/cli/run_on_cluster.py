@@ -118,9 +118,11 @@ def told_on_interrupt(text: str) -> Iterator[None]:
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Columns as wide as they need to be; nothing is cut off, so that everything can be searched and copied."""
     lines = [list(head), *([("" if cell is None else str(cell)) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    # A row that is shorter ends with a sentence, which may be as long as it likes.
+    cells = [line if len(line) == len(head) else line[:-1] for line in lines]
+    widths = [max(len(line[column]) for line in cells if column < len(line)) for column in range(len(head))]
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip())
 
 
 def prefix(node: int, nodes: int, more: str = "") -> str:

@@ -93,6 +93,7 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
         "evaluation": progress.get("evaluation"),
         "saved_step": progress.get("saved_step", words.saved_step),
         "last_exit": progress.get("last_exit"),
+        "not_asked": snapshot.silence or None,
         "pods": [
             {
                 "name": pods.name_of(pod),
@@ -154,6 +155,8 @@ def headline(snapshot: Snapshot) -> Iterator[str]:
     if told["last_exit"] and told["restarts"]:
         last = told["last_exit"]
         yield f"last stop {last['time']}: exit code {last['code']}, {last['reason']}"
+    if snapshot.silence:
+        yield f"! its pods could not be asked how far they are: {snapshot.silence.splitlines()[0]}"
 
 
 def _number(value: float | None, form: str, unknown: str = "?") -> str:

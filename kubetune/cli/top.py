@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from kubetune.cli.run_on_cluster import add_run, find_running, show
+from kubetune.errors import EnvironmentFault
 from kubetune.writing import size
 
 
@@ -22,12 +23,18 @@ def run(args: argparse.Namespace) -> int:
     cluster, targets = find_running(args)
 
     def usage(target: Target) -> dict[str, Any]:
-        (answer,) = ask(cluster, target, "usage")
-        return {"node": target.node, "pod": target.pod, **answer}
+        asked = {"node": target.node, "pod": target.pod}
+        try:
+            (answer,) = ask(cluster, target, "usage")
+        except EnvironmentFault as error:
+            return {**asked, "problem": str(error)}
+        return {**asked, **answer}
 
     found = on_all(usage, targets)
     rows = [
-        (
+        (use["node"], use["pod"], use["problem"].splitlines()[0])
+        if "problem" in use
+        else (
             use["node"],
             use["pod"],
             f"{use['cpu_cores']:.2f}",

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,11 +174,13 @@ def look_there(cluster: Any, spec: Any) -> Sight:
     told, targets = facts(snapshot), running(cluster, spec)
     # without a pod to ask, what is known from logs and notes
     vitals: dict[str, Any] = {"progress": told}
-    if targets:
-        (vitals,) = ask(cluster, targets[0], "vitals", spec.run_dir)
-        if len(targets) > 1 and vitals["gpus"]:
+    if targets and not snapshot.silence:
+        with suppress(EnvironmentFault):  # it has gone since it was asked for progress
+            (vitals,) = ask(cluster, targets[0], "vitals", spec.run_dir)
+        if len(targets) > 1 and vitals.get("gpus"):
             found = query_gpus(cluster, targets)
             vitals["gpus"] = [{"node": node.node, **gpu} for node in found for gpu in node.rows]
+    why = told["why"] or (snapshot.silence and f"its pods cannot be asked: {snapshot.silence.splitlines()[0]}")
     pods = f"{sum(pod['phase'] == 'Running' for pod in told['pods'])} of {told['nodes']} pods running"
     is_over = snapshot.state in ("done", "failed", "stopped", "absent")
-    return Sight(spec.name, snapshot.state, told["why"], vitals, is_over=is_over, where=f"{told['namespace']}, {pods}")
+    return Sight(spec.name, snapshot.state, why, vitals, is_over=is_over, where=f"{told['namespace']}, {pods}")

@@ -36,6 +36,9 @@ Object = dict[str, Any]
 MANAGER = "kubetune"
 """Field manager of everything we apply."""
 
+PATIENCE_SECONDS = 60.0
+"""How long requests are repeated while nothing answers."""
+
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _TRY_AGAIN = (429, 502, 503, 504)
@@ -43,6 +46,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
 # A connection that died without a word is noticed after this time; nothing is lost by following a log anew.
 _SILENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
+_SHOWN_CHARACTERS = 500
 
 
 class Sink(Protocol):
@@ -64,17 +68,20 @@ class Cluster:
     """
 
     def __init__(
-        self, namespace: str | None = None, *, patience_seconds: float = 60.0, tell: Callable[[str], None] = say
+        self, namespace: str | None = None, *, patience_seconds: float | None = None, tell: Callable[[str], None] = say
     ) -> None:
         config = _kubeconfig()
         self.namespace = namespace or config.namespace
         self.address = config.cluster.server
-        self._patience_seconds, self._tell = patience_seconds, tell
+        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        self._tell = tell
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         timeout = httpx2.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS)
         with _explained_login():
             self._http = connected(config, ConnectionParams(timeout=timeout))
+        # A refusal is read while its connection is still open: later, exec's is closed, and what it said is lost.
+        self._http.event_hooks = {"response": [_read_refusal]}
         weakref.finalize(self, self._http.close)
 
     # -- objects
@@ -124,7 +131,10 @@ class Cluster:
         params = {"watch": "true", "timeoutSeconds": str(seconds), **_selector(labels)}
         with self._stream(question, params) as response:
             for line in _lines(response.iter_bytes()):
-                event = json.loads(line)
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    raise Unreachable(f"{question}: the connection broke off within a line") from None
                 if event["type"] == "ERROR":
                     raise refusal(question, event["object"].get("code", 500), event["object"])
                 yield event["type"], event["object"]
@@ -165,8 +175,13 @@ class Cluster:
         stdin: BinaryIO | None = None,
         stdout: Sink | None = None,
         stderr: Sink | None = None,
+        seconds: float | None = None,
     ) -> int:
-        """Run a command in a running container; its exit code. Unreachable when the connection breaks off."""
+        """Run a command in a running container; its exit code.
+
+        Unreachable when the connection breaks off, or `seconds` are over; Refused when it may not be, or its node is
+        down.
+        """
         question = Question("exec", KINDS["Pod"], self.namespace, pod, "exec")
         outputs = {name: "true" for name, sink in (("stdout", stdout), ("stderr", stderr)) if sink is not None}
         params: Any = {"container": container, "command": list(argv), **outputs}
@@ -175,14 +190,16 @@ class Cluster:
         request = BasicRequest("GET", KINDS["Pod"].path(self.namespace, pod, "exec"), params=params)
         sinks: Any = {"stdout": stdout or False, "stderr": stderr or False}
         try:
-            driver = _Channel(self._http, request)
-            return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
+            with _explained_login():
+                driver = _Channel(self._http, request, seconds)
+                return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
         except WebSocketUpgradeError as error:
-            error.response.read()
-            raise refusal(question, error.response.status_code, _status(error.response)) from None
+            raise _declined(question, error.response) from None
         except lightkube.ApiError as error:
             raise refusal(question, error.status.code or 500, {"message": error.status.message}) from None
-        except (HTTPXWSException, httpx2.TransportError) as error:
+        except TimeoutError:
+            raise Unreachable(f"{question}: no answer within {seconds:.0f} s") from None
+        except (HTTPXWSException, httpx2.HTTPError, ValueError) as error:  # ValueError: what came is none of exec's
             raise Unreachable(f"{question}: the connection broke off ({error or type(error).__name__})") from None
 
     # -- inside
@@ -218,7 +235,7 @@ class Cluster:
             try:
                 with _explained_login():
                     response = self._http.request(method, path, params=params, content=content, headers=headers)
-            except httpx2.TransportError as error:
+            except httpx2.HTTPError as error:
                 if last:
                     raise Unreachable(self._silence(error)) from None
                 continue
@@ -256,12 +273,9 @@ class Cluster:
         try:
             with _explained_login(), self._http.stream("GET", path, params=params) as response:
                 if response.status_code >= 400:
-                    response.read()
-                    if response.status_code in _TRY_AGAIN:
-                        raise Unreachable(f"{question}: the API server is not ready ({response.status_code})")
-                    raise refusal(question, response.status_code, _status(response))
+                    raise _declined(question, response)
                 yield response
-        except httpx2.TransportError as error:
+        except httpx2.HTTPError as error:
             raise Unreachable(self._silence(error)) from None
 
     def _show_warnings(self, response: httpx2.Response) -> None:
@@ -285,10 +299,14 @@ class _Channel(WebsocketDriver):
     a connection that died is noticed by `_SILENCE_SECONDS` all the same.
     """
 
-    def __init__(self, client: httpx2.Client, request: BasicRequest) -> None:
-        self._timeout = None
+    def __init__(self, client: httpx2.Client, request: BasicRequest, seconds: float | None) -> None:
+        self._timeout = seconds
         self._ws = client.websocket(
-            request.url, subprotocols=self.PROTOCOLS, params=request.params, keepalive_ping_timeout_seconds=None
+            request.url,
+            subprotocols=self.PROTOCOLS,
+            params=request.params,
+            keepalive_ping_timeout_seconds=None,
+            timeout=httpx2.Timeout(seconds or _SILENCE_SECONDS, connect=_CONNECT_SECONDS),
         )
 
 
@@ -327,8 +345,30 @@ def _selector(labels: Mapping[str, str] | None) -> dict[str, str]:
     return {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
 
 
+def _read_refusal(response: httpx2.Response) -> None:
+    if response.status_code >= 400:
+        response.read()
+
+
+def _declined(question: Question, response: httpx2.Response) -> EnvironmentFault:
+    """The error for a refused stream: Refused, or Unreachable where another try may do."""
+    if response.status_code in _TRY_AGAIN:
+        said = str(_status(response).get("message") or "")[:_SHOWN_CHARACTERS]
+        return Unreachable(f"{question}: the API server is not ready ({response.status_code}): {said}")
+    return refusal(question, response.status_code, _status(response))
+
+
 def _object(response: httpx2.Response) -> Object:
-    answer: Object = response.json()
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        said = response.text[:_SHOWN_CHARACTERS]
+        raise EnvironmentFault(
+            f"{response.url.copy_with(query=None)} answered with what is no object of Kubernetes ({said!r}); does the "
+            "kubeconfig's `server` lead to an API server, and no login page stand in between?"
+        )
     return answer
 
 
@@ -337,7 +377,7 @@ def _status(response: httpx2.Response) -> Object:
     try:
         found = response.json()
     except ValueError:
-        found = response.text[:500]
+        found = response.text[:_SHOWN_CHARACTERS]
     return found if isinstance(found, dict) else {"message": str(found).strip() or response.reason_phrase}
 
 

@@ -69,7 +69,7 @@ def _sentence(question: Question, code: int, message: str, status: dict[str, Any
         return "the cluster does not know who you are; log in again (your credentials may have expired)"
     if code == 403:
         return _forbidden(question, message)
-    if code == 404 and not (status.get("details") or {}).get("name"):
+    if code == 404 and not question.subresource and not (status.get("details") or {}).get("name"):
         how = question.kind.install or "ask whoever runs the cluster"
         return f"the cluster has no kind {question.kind.name} in {question.kind.api_version}; {how}"
     if code == 404:
@@ -80,6 +80,9 @@ def _sentence(question: Question, code: int, message: str, status: dict[str, Any
         causes = (status.get("details") or {}).get("causes") or []
         listed = [f"{cause.get('field')}: {cause.get('message')}" for cause in causes]
         return "the cluster refuses it as invalid: " + ("; ".join(listed) or message)
+    if question.subresource and code >= 500:
+        # Only these go on from the API server to the node.
+        return f"its node cannot be asked ({code}): {message}; see kubectl get nodes"
     if code == 429 or code >= 500:
         return f"the API server has a problem ({code}): {message}; try again later"
     return f"{message} ({code})"

@@ -43,6 +43,9 @@ _STATES: dict[int, State] = {OK: "done", PREEMPTED: "stopped"}
 _FINAL = (OK, USER, DIVERGED)
 _POD_SECONDS = 300
 _TAIL_LINES = 100
+# A node that is down answers to nothing, and the API server itself waits for it for half a minute.
+_ASK_SECONDS = 15.0
+_ASKED_PODS = 2
 # A pod that reads the outputs volume ends by itself, should whoever started it lose the connection.
 _READER_SECONDS = 6 * 3600
 
@@ -60,7 +63,8 @@ class Target:
 class Snapshot:
     """A run at one moment. `pods` are the trainer's, by node and age; `progress` is inside.progress's answer.
 
-    `preparing` are the pods that fetch and prepare, while there is no trainer, or where they are why there is none.
+    `preparing` are the pods that fetch and prepare, while there is no trainer, or where they are why there is none;
+    `silence` says why pods that run could not be asked how far they are.
     """
 
     spec: RunSpec
@@ -72,6 +76,7 @@ class Snapshot:
     progress: dict[str, Any] | None
     words: Words
     preparing: list[Object] = field(default_factory=list)
+    silence: str = ""
 
 
 def workload_kind(spec: RunSpec) -> str:
@@ -140,15 +145,19 @@ def event_time(event: Object) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
 
 
-def ask(cluster: Cluster, target: Target, *question: str) -> list[Any]:
+def ask(cluster: Cluster, target: Target, *question: str, seconds: float | None = None) -> list[Any]:
     """Put a question of inside.py to a pod; the lines of JSON it answers. EnvironmentFault when it cannot answer."""
     answer, errors = io.BytesIO(), io.BytesIO()
     argv = ["python", "-P", "-m", "kubetune.cluster.inside", *question]
-    code = cluster.exec(target.pod, target.container, argv, stdout=answer, stderr=errors)
+    code = cluster.exec(target.pod, target.container, argv, stdout=answer, stderr=errors, seconds=seconds)
     if code != 0:
         said = errors.getvalue().decode(errors="replace").strip().rpartition("\n")[2]
         raise EnvironmentFault(f"pod {target.pod} could not answer ({question[0]}, exit code {code}): {said}")
-    return [json.loads(line) for line in answer.getvalue().splitlines()]
+    try:
+        return [json.loads(line) for line in answer.getvalue().splitlines()]
+    except ValueError:
+        said = answer.getvalue()[:200].decode(errors="replace")
+        raise EnvironmentFault(f"pod {target.pod} answered {question[0]} with {said!r}; expected JSON") from None
 
 
 def on_all(question: Callable[[S], T], asked: Sequence[S]) -> list[T]:
@@ -178,13 +187,13 @@ def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
         preparing = preparation.find_pods(cluster, spec)
         state, cause = preparation.standing(cluster, spec, state, preparing)
         reason = cause or reason
-    progress = read_progress(cluster, spec, found)
+    progress, silence = ask_progress(cluster, spec, found)
     if state == "running" and (ending := ending_of(workload, progress)):
         state, reason = _STATES.get(ending["code"], "failed"), ending["reason"]
     words = Words()
     if progress is None:
         words = recall_words(cluster, spec) if state == "stopped" else _last_words(cluster, found)
-    return Snapshot(spec, workload, found, events_of(cluster, spec), state, reason, progress, words, preparing)
+    return Snapshot(spec, workload, found, events_of(cluster, spec), state, reason, progress, words, preparing, silence)
 
 
 def ending_of(workload: Object | None, progress: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -198,29 +207,41 @@ def ending_of(workload: Object | None, progress: dict[str, Any] | None) -> dict[
 
 
 def read_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> dict[str, Any] | None:
-    """What the run directory says, through the first pod that runs; None when none does or may be asked."""
-    for pod in found:
-        if pods.is_running(pod):
-            target = Target(pods.name_of(pod), pods.trainer_container(pod))
-            try:
-                (answer,) = ask(cluster, target, "progress", spec.run_dir)
-            except (EnvironmentFault, ValueError):
-                continue  # it has ended meanwhile, or exec is not allowed: status shows what is known without it
-            return dict(answer)
-    return None
+    """What the run directory says, through a pod that runs; None when none does, or none can be asked."""
+    return ask_progress(cluster, spec, found)[0]
+
+
+def ask_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> tuple[dict[str, Any] | None, str]:
+    """What the run directory says, and why the pods that run did not tell where they did not."""
+    silence = ""
+    for pod in [pod for pod in found if pods.is_running(pod)][:_ASKED_PODS]:
+        target = Target(pods.name_of(pod), pods.trainer_container(pod))
+        try:
+            (answer,) = ask(cluster, target, "progress", spec.run_dir, seconds=_ASK_SECONDS)
+            return dict(answer), ""
+        except (EnvironmentFault, ValueError) as error:
+            # It has ended meanwhile, its node is down, or exec is not allowed: what is known without it is shown.
+            silence = silence or str(error)
+            if isinstance(error, Refused) and error.code == 403:
+                break
+    return None, silence
 
 
 def _last_words(cluster: Cluster, found: Sequence[Object]) -> Words:
-    """What the log of an ended node 0 says at its end; of the last pod where it has had several."""
-    ended = [pod for pod in found if pods.exit_code(pod) is not None and pods.node_number(pod) == 0]
-    if not ended:
+    """What the log of node 0 says at its end; of the last pod where it has had several."""
+    began = [pod for pod in found if pods.node_number(pod) == 0 and _has_log(pod)]
+    if not began:
         return Words()
     try:
-        pod = ended[-1]
+        pod = began[-1]
         lines = cluster.log(pods.name_of(pod), pods.trainer_container(pod), tail=_TAIL_LINES)
         return read_words([line.partition(" ")[2] for line in lines])
     except (Refused, Unreachable):
         return Words()
+
+
+def _has_log(pod: Object) -> bool:
+    return pods.exit_code(pod) is not None or pods.is_running(pod)
 
 
 def keep_words(cluster: Cluster, spec: RunSpec, words: Words) -> None:
@@ -245,11 +266,13 @@ def recall_words(cluster: Cluster, spec: RunSpec) -> Words:
 @contextmanager
 def reader(cluster: Cluster, spec: RunSpec) -> Iterator[Target]:
     """A container that sees the outputs volume: of the run where it runs, else of a small pod that is made for it."""
-    if there := running(cluster, spec):
-        yield there[0]
+    there = running(cluster, spec)
+    if answering := _answering(cluster, there):
+        yield answering
         return
     pod = reader_pod(spec)
-    say(f"no pod of {spec.name} runs; {pods.name_of(pod)} reads its volume meanwhile")
+    none = "no pod that runs answers" if there else f"no pod of {spec.name} runs"
+    say(f"{none}; {pods.name_of(pod)} reads its volume meanwhile")
     cluster.apply(pod)
     try:
         wait_until_running(cluster, pods.name_of(pod), spec)
@@ -258,7 +281,21 @@ def reader(cluster: Cluster, spec: RunSpec) -> Iterator[Target]:
         cluster.delete("Pod", pods.name_of(pod), grace_seconds=1)
 
 
+def _answering(cluster: Cluster, there: Sequence[Target]) -> Target | None:
+    """The first of these that commands can be run in; None where none is. Refused where exec is not permitted."""
+    for target in there[:_ASKED_PODS]:
+        try:
+            cluster.exec(target.pod, target.container, ["true"], seconds=_ASK_SECONDS)
+            return target
+        except (Refused, Unreachable) as error:
+            if isinstance(error, Refused) and error.code == 403:
+                raise
+            say(str(error))
+    return None
+
+
 def reader_pod(spec: RunSpec) -> Object:
+    """A small pod that sees the outputs volume, for whoever reads it."""
     server = container(
         spec,
         FILES,

@@ -236,6 +236,15 @@ class Cluster:
         """Refuse to create objects of a kind, as a quota does: `exceeded quota: gpus, requested: …`."""
         self._fault("refuse", kind=kind, message=message)
 
+    def trouble(self, request: str, **facts: object) -> None:
+        """Users' requests that match, such as `get pods/exec`, fail: see standin.faults.Trouble."""
+        self._fault("trouble", request=request, **facts)
+
+    def asked(self) -> list[str]:
+        """What users have asked the API server for since the last `clear_faults`: `list pods`, `get pods/exec` …"""
+        found: list[str] = self.request("GET", "/standin/asked")["asked"]
+        return found
+
     @contextmanager
     def outage(self) -> Iterator[None]:
         """Drop all connections to the API server and refuse new ones; pods go on."""

@@ -79,6 +79,8 @@ class Api:
                 return json_response(discovery.openapi(self._faults.served(), rest, self._version))
             case ["standin", "faults", name]:
                 return await self._inject(request, name)
+            case ["standin", "asked"]:
+                return json_response({"asked": self._faults.asked})
             case ["api"] | ["apis"] if version := discovery.aggregated_version(request.headers.get("Accept", "")):
                 body = discovery.aggregated(self._faults.served(), version, core=parts == ["api"])
                 return json_response(body, content_type=discovery.AGGREGATED_TYPE.format(version=version))
@@ -101,6 +103,10 @@ class Api:
         if resource not in self._faults.served():
             raise no_such_path()
         verb = _verb(request, target)
+        # only users bring a token: what the tests themselves ask is asked of a healthy server
+        plural = f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
+        if _token(request) and (met := await self._faults.meet(request, f"{verb} {plural}")) is not None:
+            return met
         access.check(store, _token(request), verb, target)
         if target.subresource not in (None, "status"):
             if target.subresource not in resource.subresources:

@@ -6,10 +6,14 @@ the API server itself are in server.py.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .errors import forbidden
+from aiohttp import web
+
+from .errors import ApiError, forbidden
 from .objects import Object, finished, set_condition, terminating
 from .resources import BY_KIND, RESOURCES, Resource
 
@@ -18,10 +22,29 @@ if TYPE_CHECKING:
     from .store import Store
 
 
+@dataclass
+class Trouble:
+    """What becomes of a user's requests, `get pods/exec` say, that match a regular expression.
+
+    `code`: refused with it, and `message`, as a Status (`html`: as a page of some proxy). `cut`: the connection is
+    closed, `before` the answer or `within` it. `seconds`: it takes so long first. `times`: of so many.
+    """
+
+    request: str
+    code: int = 0
+    message: str = "internal error"
+    html: bool = False
+    cut: str = ""
+    seconds: float = 0.0
+    times: int = -1
+
+
 class Faults:
-    """The faults in force now."""
+    """The faults in force now, and what users have asked for since the last `clear`."""
 
     def __init__(self) -> None:
+        self._troubles: list[Trouble] = []
+        self.asked: list[str] = []
         self._unschedulable: list[str] = []
         self._broken_images: list[str] = []
         self._uninstalled: set[str] = set()
@@ -43,9 +66,31 @@ class Faults:
         """Nobody, controllers included, may create objects of this kind: a quota or a webhook says no."""
         self._refusals[kind] = message
 
+    def trouble(self, **facts: object) -> None:
+        """Users' requests of a kind fail: see Trouble."""
+        self._troubles.append(Trouble(**facts))  # type: ignore[arg-type]
+
+    async def meet(self, request: web.Request, asked: str) -> web.StreamResponse | None:
+        """What a user's request meets before it is served: ApiError, or an answer in the place of the true one."""
+        self.asked.append(asked)
+        for trouble in self._troubles:
+            if trouble.times and re.fullmatch(trouble.request, asked):
+                trouble.times -= 1
+                await asyncio.sleep(trouble.seconds)
+                if trouble.cut:
+                    return await _cut(request, within=trouble.cut == "within")
+                if trouble.code and trouble.html:
+                    page = f"<html><h1>{trouble.message}</h1></html>"
+                    return web.Response(text=page, status=trouble.code, content_type="text/html")
+                if trouble.code:
+                    raise ApiError(trouble.code, "InternalError", trouble.message)
+        return None
+
     def clear(self) -> None:
         for faults in (self._unschedulable, self._broken_images, self._uninstalled, self._refusals):
             faults.clear()
+        self._troubles.clear()
+        self.asked.clear()
 
     def served(self) -> list[Resource]:
         """The kinds that are installed."""
@@ -62,6 +107,21 @@ class Faults:
 
     def image_is_broken(self, image: str) -> bool:
         return any(re.search(pattern, image) for pattern in self._broken_images)
+
+
+async def _cut(request: web.Request, *, within: bool) -> web.StreamResponse:
+    """Close a connection, as a proxy that is restarted does; `within`: when the answer has begun."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    if within and "websocket" in request.headers.get("Upgrade", "").lower():
+        response = web.WebSocketResponse(protocols=("v5.channel.k8s.io", "v4.channel.k8s.io"))
+        await response.prepare(request)
+    elif within:
+        await response.prepare(request)
+        await response.write(b'{"kind": "Sta')
+    assert request.transport is not None
+    # after what was written has left
+    request.transport.close()
+    return response
 
 
 def evict(store: Store, pod: Object, grace_seconds: int | None = None) -> None:
@@ -102,6 +162,8 @@ def inject(faults: Faults, store: Store, kubelet: Kubelet, name: str, body: Obje
             faults.uninstall(**body)
         case "refuse":
             faults.refuse(**body)
+        case "trouble":
+            faults.trouble(**body)
         case "clear":
             faults.clear()
             for node in store.list("Node"):

@@ -1,0 +1,81 @@
+"""Pods that run and cannot be asked: exec that is forbidden, refused by a node that is down, or broken off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.cluster import runs
+from tests.cluster.harness import Cluster
+from tests.cluster.operation import Desk, write_progress
+
+EXEC = ".* pods/exec"
+TRAINING = """
+echo "2026-11-20 10:15:00 [TRAIN] step 5/20 epoch 0.4 loss 2.5000 lr 0.0001 grad_norm 0.800 tokens/s 1234"
+trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done
+"""
+DIAL = "error dialing backend: dial tcp 10.0.0.5:10250: connect: connection refused"
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "forbidden": {"code": 403, "message": 'User "ann" cannot get resource "pods/exec" in API group ""'},
+    "gone": {"code": 404, "message": 'pods "fit-0" not found'},
+    "node down": {"code": 500, "message": DIAL},
+    "proxy": {"code": 502, "message": "Bad Gateway", "html": True},
+    "cut before": {"cut": "before"},
+    "cut within": {"cut": "within"},
+}
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path) -> Desk:
+    desk = Desk(cluster, tmp_path)
+    desk.submit_script(TRAINING, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    write_progress(desk)
+    return desk
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_pods_that_cannot_be_asked_end_no_verb(desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr("kubetune.cluster.copies._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("kubetune.cluster.copies._PAUSE_SECONDS", 0.05)
+    desk.cluster.wait_log(desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")[0]["metadata"]["name"], "up")
+    desk.cluster.trouble(EXEC, **FAULTS[fault])
+    shown = desk.quick("status", "fit").stdout.splitlines()
+    assert shown[0] == f"fit: Job in {desk.cluster.namespace}, running, 1 of 1 pods running"
+    assert shown[1] == "step 5/20 · loss 2.5000 · 1,234 tokens/s"  # as its log says
+    assert shown[2].startswith("! its pods could not be asked how far they are: exec in Pod fit-0-")
+    told = json.loads(desk.quick("status", "fit", "--json").stdout)
+    assert (told["state"], told["step"]) == ("running", 5)
+    assert "exec in Pod fit-0-" in told["not_asked"]
+    assert desk.quick("status").stdout.splitlines()[1].split()[:4] == ["fit", "Job", "running", "1/1"]
+    assert "step 5/20" in desk.quick("watch", "fit").stdout
+    assert "exec in Pod fit-0-" in desk.quick("exec", "fit", "--", "true", code=3).stderr
+    assert "exec in Pod fit-0-" in desk.quick("exec", "fit", "--all", "--", "true", code=3).stderr
+    assert "exec in Pod fit-0-" in desk.quick("gpus", "fit").stdout
+    assert "exec in Pod fit-0-" in desk.quick("top", "fit").stdout
+    if fault == "forbidden":
+        assert "ann may not get pods/exec" in desk.quick("cp", "fit", code=3).stderr
+    desk.quick("stop", "fit")
+    assert desk.cluster.get("Job", "fit")["spec"]["suspend"] is True
+    assert desk.cluster.find("Pod", "app.kubernetes.io/component=trainer") == []
+
+
+def test_results_come_home_past_a_pod_whose_node_is_down(desk: Desk) -> None:
+    """The next that runs is asked, and else a pod is made that reads the volume."""
+    desk.cluster.trouble(EXEC, code=500, message=DIAL, times=1)
+    told = desk.quick("cp", "fit")
+    assert "its node cannot be asked (500): error dialing backend" in told.stderr
+    assert "no pod that runs answers; fit-files-" in told.stderr
+    assert (desk.folder / "outputs" / "fit" / "logs" / "rank-0.log").read_text() == "one\ntwo\n"
+
+
+def test_a_pod_that_does_not_answer_is_not_waited_for_for_ever(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_ASK_SECONDS", 0.2)
+    desk.cluster.trouble(EXEC, seconds=5.0)
+    shown = desk.quick("status", "fit").stdout
+    assert "running, 1 of 1 pods running" in shown
+    assert "exec in Pod fit-0-" in shown
