@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 PREPARE = "kubetune.prepare_worker"
 WORKER = "kubetune.train_worker"
+RESOLVED = "resolved.json"
 SAMPLES = "kubetune.samples"
 
 # After losing a peer on another node: time for that node's own, telling report to arrive on a shared disk.
@@ -167,7 +168,7 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
 
 def _mirrored(run_dir: Path, place: Place, relay: Relay) -> AbstractContextManager[None]:
     """Within, the run directory is copied to the object store that the config names, if it names one."""
-    address = json.loads((run_dir / "resolved.json").read_text()).get("mirror")
+    address = files.read_object(run_dir / RESOLVED).get("mirror")
     return mirror.following(run_dir, address, relay) if address and place.node == 0 else nullcontext()
 
 
@@ -194,7 +195,7 @@ def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worke
 
 def _sample(run_dir: Path, relay: Relay) -> None:
     """Answers before and after training, where the config asks for some; when the ranks' memory is free again."""
-    wanted = json.loads((run_dir / "resolved.json").read_text()).get("logging", {}).get("samples")
+    wanted = files.read_object(run_dir / RESOLVED).get("logging", {}).get("samples")
     if relay.stopping or not wanted:
         return
     if relay.run(processes.module(SAMPLES, run_dir), os.environ) != errors.OK:
@@ -207,7 +208,7 @@ def _push(run_dir: Path, relay: Relay) -> None:
 
     A process of its own, when the ranks have gone and their memory with them.
     """
-    if relay.stopping or not json.loads((run_dir / "resolved.json").read_text()).get("push"):
+    if relay.stopping or not files.read_object(run_dir / RESOLVED).get("push"):
         return
     command = processes.module("kubetune", "push", run_dir)
     # Pods train offline from what was fetched before; this is what the network is for.
@@ -280,7 +281,7 @@ def _read_plan(run_dir: Path) -> Plan:
     from kubetune.plan import Plan  # takes long enough that the signal handlers must come first
 
     try:
-        return Plan.from_json((run_dir / "plan.json").read_text())
+        return Plan.read(run_dir / "plan.json")
     except FileNotFoundError as error:
         raise errors.ConfigError(f"{error.filename} is missing; expected a run directory made by kubetune") from None
 

@@ -27,6 +27,7 @@ class State:
     """Everything the loop cannot recompute. `step` counts completed optimizer steps."""
 
     step: int = 0
+    samples: int = 0
     tokens: int = 0
     trained_tokens: int = 0
     seconds: float = 0.0
@@ -101,7 +102,7 @@ def verify(folder: Path, *, thorough: bool = True) -> str | None:
         is_ours = text == _manifest_text(listed) and all(set(facts) == {"sha256", "bytes"} for facts in listed.values())
     except FileNotFoundError:
         return "has no manifest"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_ours = False
     if not is_ours:
         return "has an unreadable manifest"

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kubetune import errors
-from kubetune.files import write_atomic
+from kubetune.files import read_object, write_atomic
+from kubetune.jsonl import warn
 from kubetune.logs import scrub
 from kubetune.metrics import now
 
@@ -63,7 +64,8 @@ def read_rank_endings(run_dir: Path) -> dict[int, Ending]:
     """The last words of all ranks that left one since `clear_endings`."""
     endings = {}
     for path in (run_dir / "logs").glob("rank-*.exit.json"):
-        endings[int(path.name.split(".")[0].removeprefix("rank-"))] = _read(path)
+        if (ending := _read(path)) is not None:
+            endings[int(path.name.split(".")[0].removeprefix("rank-"))] = ending
     return dict(sorted(endings.items()))
 
 
@@ -74,8 +76,7 @@ def write_ending(run_dir: Path, ending: Ending) -> None:
 
 def read_ending(run_dir: Path) -> Ending | None:
     """The verdict of exit.json; None while the run goes on or when it was cut off without one."""
-    path = run_dir / EXIT
-    return _read(path) if path.exists() else None
+    return _read(run_dir / EXIT)
 
 
 def clear_endings(run_dir: Path, ranks: Collection[int] | None = None) -> None:
@@ -153,6 +154,16 @@ def _write(path: Path, ending: Ending) -> None:
     write_atomic(path, scrub(json.dumps({**asdict(ending), "time": now()}, indent=2) + "\n"))
 
 
-def _read(path: Path) -> Ending:
-    values = json.loads(path.read_text())
-    return Ending(values["code"], values["reason"], values["step"])
+def _read(path: Path) -> Ending | None:
+    """The ending in a file; None where there is none, or the file is damaged, which is told."""
+    try:
+        values = read_object(path)
+        code, reason, step = (values[key] for key in ("code", "reason", "step"))
+        if isinstance(code, int) and isinstance(reason, str) and isinstance(step, int | None):
+            return Ending(code, reason, step)
+        warn(f"{path} is damaged: it says nothing of how the run ended")
+    except FileNotFoundError:
+        pass
+    except (errors.EnvironmentFault, KeyError) as error:
+        warn(f"{path} is damaged, so it says nothing of how the run ended: {error}")
+    return None

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -17,7 +18,7 @@ import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from kubetune import faults
 from kubetune.errors import EnvironmentFault
@@ -132,6 +133,21 @@ def write_atomic(path: StrPath, content: bytes | str) -> None:
     """Write a file in one go, as `written_whole` does."""
     with written_whole(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def read_object(path: StrPath) -> dict[str, Any]:
+    """The JSON object in a file that kubetune wrote. Raises EnvironmentFault for one that is damaged."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+        if isinstance(found, dict):
+            return found
+        reason = f"it holds a {type(found).__name__}"
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+    raise EnvironmentFault(
+        f"{path} is damaged ({reason}); expected a JSON object that kubetune wrote. Put it back from a copy, such as a "
+        "mirror's"
+    )
 
 
 def sha256_file(path: StrPath) -> str:

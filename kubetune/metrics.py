@@ -7,21 +7,22 @@ from the numbers (report/) and not for TensorBoard or MLflow (tracking.py).
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
-import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kubetune.files import explained_writes, write_atomic
+from kubetune import jsonl
+from kubetune.errors import EnvironmentFault
+from kubetune.files import read_object, write_atomic, written_whole
+from kubetune.jsonl import Appender
 from kubetune.logs import scrub
 
 METRICS = "metrics.jsonl"
@@ -45,17 +46,19 @@ class MetricsLog:
     """Rank 0's open metrics.jsonl and timings.jsonl.
 
     Opening cuts off what an earlier start wrote beyond the checkpoint that is gone on from, so that nothing is there
-    twice: steps after `resume_step` and evaluations after `evaluated_step` (0 and 0: a start from the beginning).
+    twice: steps after `resume_step` and evaluations after `evaluated_step` (0 and 0: a start from the beginning). Lines
+    that a damaged disk took from what comes before are missed aloud.
     """
 
     def __init__(self, run_dir: Path, resume_step: int = 0, evaluated_step: int = 0) -> None:
         for name in (METRICS, TIMINGS):
             _cut_after(run_dir / name, resume_step, evaluated_step)
-        self._metrics = _Appender(run_dir / METRICS)
-        self._timings = _Appender(run_dir / TIMINGS)
+        self._metrics = Appender(run_dir / METRICS)
+        self._timings = Appender(run_dir / TIMINGS)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append `values` of `step` completed steps to metrics.jsonl. Numbers that are not finite become null."""
+        self._metrics.require_place()
         self._metrics.append({"step": step, **values})
 
     def write_timing(self, step: int, values: Mapping[str, Any]) -> None:
@@ -82,7 +85,7 @@ class MetricsLog:
 
 def record_event(run_dir: Path, event: str, **facts: Any) -> None:
     """Append an event (`start`, `resume`, `save`, `stop`, `error`, …) and its time to events.jsonl; any process may."""
-    with _Appender(run_dir / EVENTS) as events:
+    with Appender(run_dir / EVENTS) as events:
         events.append({"time": now(), "event": event, **facts})
 
 
@@ -101,28 +104,95 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return read_lines(run_dir / METRICS)
 
 
-def read_timings(run_dir: Path) -> list[dict[str, Any]]:
-    """All lines of timings.jsonl."""
-    return read_lines(run_dir / TIMINGS)
-
-
 def read_events(run_dir: Path) -> list[dict[str, Any]]:
     """All lines of events.jsonl."""
     return read_lines(run_dir / EVENTS)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSONL file of ours; none when it is missing. A torn last line is not there yet."""
-    return [json.loads(line) for line in _whole_lines(path)]
+    """The lines of a JSONL file of a run, as `stream_lines` gives them."""
+    return list(stream_lines(path))
 
 
-def step_seconds(run_dir: Path) -> float:
-    """The time that all steps took."""
-    return math.fsum(line.get("seconds", 0.0) for line in read_timings(run_dir))
+def stream_lines(path: Path, damaged: list[int] | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of a JSONL file of a run, one after the other; what is damaged is left out, as in jsonl.py."""
+    return jsonl.read(path, _IS_GOOD.get(path.name, _is_anything), damaged)
+
+
+def last_lines(path: Path) -> list[dict[str, Any]]:
+    """The last lines of a JSONL file of a run, which may be long."""
+    return jsonl.tail(path, _IS_GOOD.get(path.name, _is_anything))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _is_time(value: object) -> bool:
+    try:
+        return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def _is_anything(line: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _is_step(line: Mapping[str, Any]) -> bool:
+    return _is_number(line.get("step"))
+
+
+def _is_timing(line: Mapping[str, Any]) -> bool:
+    return _is_number(line.get("step")) and _is_number(line.get("seconds"))
+
+
+def _is_event(line: Mapping[str, Any]) -> bool:
+    is_dated = _is_time(line.get("time")) and ("last_seen" not in line or _is_time(line["last_seen"]))
+    return is_dated and isinstance(line.get("event"), str)
+
+
+def _is_sample(line: Mapping[str, Any]) -> bool:
+    return all(isinstance(line.get(key), str) for key in ("prompt", "expected", "before", "after"))
+
+
+_IS_GOOD = {METRICS: _is_step, TIMINGS: _is_timing, EVENTS: _is_event, SAMPLES: _is_sample}
+"""What every whole line of a file says, and a damaged one may not."""
+
+
+@dataclass
+class Totals:
+    """Sums over the steps of a run. `first` and `last`: their lines; `evaluation`: the line of the last evaluation."""
+
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    seconds: float = 0.0
+    first: Mapping[str, Any] = field(default_factory=dict)
+    last: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] | None = None
+
+
+def read_totals(run_dir: Path) -> Totals:
+    """The sums of what metrics.jsonl and timings.jsonl hold."""
+    found = Totals(seconds=math.fsum(line["seconds"] for line in stream_lines(run_dir / TIMINGS)))
+    for line in stream_lines(run_dir / METRICS):
+        if "eval_loss" in line:
+            found.evaluation = line
+        if "loss" in line:
+            found.first = found.first or line
+            found.last = line
+            found.steps += 1
+            found.samples += line.get("samples", 0)
+            found.tokens += line.get("tokens", 0)
+            found.trained_tokens += line.get("trained_tokens", 0)
+    return found
 
 
 def write_report_json(
     run_dir: Path,
+    totals: Totals,
     *,
     world_size: int,
     data_fingerprint: str,
@@ -134,25 +204,20 @@ def write_report_json(
 
     `peak_memory_bytes` is the highest of all ranks; `facts` are added as they are.
     """
-    lines = read_metrics(run_dir)
-    steps = [line for line in lines if "loss" in line]
-    evaluations = [line for line in lines if "eval_loss" in line]
-    seconds = step_seconds(run_dir)
-    tokens = sum(line.get("tokens", 0) for line in steps)
-    trained_tokens = sum(line.get("trained_tokens", 0) for line in steps)
+    seconds, tokens = totals.seconds, totals.tokens
     report = {
         "world_size": world_size,
-        "steps": steps[-1]["step"] if steps else 0,
-        "epochs": steps[-1].get("epoch") if steps else 0,
-        "samples": sum(line.get("samples", 0) for line in steps),
+        "steps": totals.last.get("step", 0),
+        "epochs": totals.last.get("epoch", 0),
+        "samples": totals.samples,
         "tokens": tokens,
-        "trained_tokens": trained_tokens,
+        "trained_tokens": totals.trained_tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds if seconds else None,
-        "throughput": throughput(read_events(run_dir), tokens, trained_tokens, seconds, world_size),
-        "loss_first": steps[0]["loss"] if steps else None,
-        "loss_last": steps[-1]["loss"] if steps else None,
-        "eval_last": evaluations[-1] if evaluations else None,
+        "throughput": throughput(read_events(run_dir), tokens, totals.trained_tokens, seconds, world_size),
+        "loss_first": totals.first.get("loss"),
+        "loss_last": totals.last.get("loss"),
+        "eval_last": totals.evaluation,
         "peak_memory_bytes": peak_memory_bytes,
         "data_fingerprint": data_fingerprint,
         "config_sha256": _config_sha256(run_dir),
@@ -169,10 +234,10 @@ def write_report_json(
 def is_reported(run_dir: Path, step: int) -> bool:
     """Whether report.json is there and tells of this many steps, and of the config as it is."""
     try:
-        report = json.loads((run_dir / REPORT).read_text())
-    except FileNotFoundError:
+        report = read_object(run_dir / REPORT)
+    except (FileNotFoundError, EnvironmentFault):
         return False
-    return (report["steps"], report["config_sha256"]) == (step, _config_sha256(run_dir))
+    return (report.get("steps"), report.get("config_sha256")) == (step, _config_sha256(run_dir))
 
 
 def _config_sha256(run_dir: Path) -> str:
@@ -216,45 +281,35 @@ def throughput_line(found: Mapping[str, Any]) -> str:
 
 
 def _cut_after(path: Path, step: int, evaluated_step: int) -> None:
+    """Leave the lines up to these steps, each once, and tell of those that are missing."""
     if not path.exists():
+        if step:
+            jsonl.warn(f"{path} is gone: the curves of this run begin after step {step:,}; its totals still count all")
         return
+    size, seen, evaluated = 0, bytearray(step + 1), not evaluated_step or path.name != METRICS
+    for line, values in _kept(path, step, evaluated_step):
+        size += len(line)
+        if "eval_loss" in values:
+            evaluated = evaluated or values["step"] == evaluated_step
+        elif 0 < values["step"] <= step:
+            seen[int(values["step"])] = 1
+    if missing := [number for number in range(1, step + 1) if not seen[number]]:
+        lost = jsonl.describe(missing, "step")
+        jsonl.warn(f"{path}: {lost} missing ({len(missing):,} of {step:,}); curves have a gap, totals still count all")
+    if not evaluated:
+        jsonl.warn(
+            f"{path}: the evaluation after step {evaluated_step:,} is missing; the best one is known all the same"
+        )
+    if size != path.stat().st_size:
+        with written_whole(path) as file:
+            for line, _ in _kept(path, step, evaluated_step):
+                file.write(line)
 
-    def is_kept(line: bytes) -> bool:
-        values = json.loads(line)
-        return bool(values["step"] <= (evaluated_step if "eval_loss" in values else step))
 
-    kept = b"".join(line for line in _whole_lines(path) if is_kept(line))
-    if len(kept) != path.stat().st_size:
-        write_atomic(path, kept)
-
-
-def _whole_lines(path: Path) -> list[bytes]:
-    if not path.exists():
-        return []
-    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-
-
-class _Appender(FileIO):
-    """A JSONL file that whole lines are appended to, each in one write, which no other process can split."""
-
-    def __init__(self, path: Path) -> None:
-        with explained_writes(path):
-            super().__init__(path, "ab")
-
-    def append(self, values: Mapping[str, Any]) -> None:
-        # JSON has no NaN or infinity; floats are written by repr, so reading gives back the same bits.
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        line = scrub(json.dumps(finite, allow_nan=False) + "\n").encode()
-        with explained_writes(str(self.name)):
-            written = self.write(line)
-            if written < len(line):
-                # The disk filled up half-way through the line; what was written would spoil the next one.
-                self.truncate(os.fstat(self.fileno()).st_size - written)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.name)
-
-    def sync(self) -> None:
-        with explained_writes(str(self.name)):
-            os.fsync(self.fileno())
+def _kept(path: Path, step: int, evaluated_step: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    for line, values in jsonl.read_both(path, _IS_GOOD[path.name]):
+        if values["step"] <= (evaluated_step if "eval_loss" in values else step):
+            yield line, values
 
 
 def versions() -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import datetime
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -64,12 +64,17 @@ class Plan(BaseModel):
         return self.model_dump_json(indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str | bytes) -> Plan:
         """The plan that `to_json` wrote. Raises ConfigError."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise ConfigError(f"not a plan written by this version of kubetune: {error}") from None
+            found = error.errors(include_url=False)[0]
+            where = ".".join(map(str, found["loc"]))
+            raise ConfigError(
+                f"not a plan written by this version of kubetune: {f'{where}: ' if where else ''}{found['msg']}; start "
+                "the run again with its run file, which writes it anew"
+            ) from None
 
     def is_eval_step(self, step: int) -> bool:
         """Whether the weights are evaluated once `step` steps are completed."""
@@ -94,6 +99,14 @@ class Plan(BaseModel):
         if self.global_batch_tokens is not None:
             return True
         return self.global_batch_size > self.per_device_train_batch_size * self.world_size
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """The plan in a file. Raises ConfigError for what is none, FileNotFoundError where there is no file."""
+        try:
+            return cls.from_json(path.read_bytes())
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
     def batch_line(self) -> str:
         """How the global batch comes about, in one line."""

@@ -39,7 +39,7 @@ def as_trained(run_dir: Path, config: Config) -> Config:
     """The config of a run with `quantization: auto` as it was decided in training, whatever this machine has."""
     if config.quantization != "auto":
         return config
-    plan = Plan.from_json((run_dir / "plan.json").read_text())
+    plan = Plan.read(run_dir / "plan.json")
     return decide(config, World(size=plan.world_size, device=torch.device(plan.device)))
 
 

@@ -21,7 +21,7 @@ from kubetune import errors
 from kubetune.config.load import dotted_values, resolved
 from kubetune.config.outlets import MlflowConfig, TrackingConfig
 from kubetune.config.schema import Config
-from kubetune.files import write_atomic
+from kubetune.files import read_object, write_atomic
 from kubetune.logs import family_logger, scrub
 
 IDENTITY = "tracking.json"
@@ -176,8 +176,14 @@ class _Mlflow:
     def _go_on(self, run_dir: Path, uri: str) -> str | None:
         """The MLflow run of an earlier start, set to running again; None when there is none to go on with."""
         path = run_dir / IDENTITY
-        known = json.loads(path.read_text()) if path.exists() else {}
-        if known.get("uri") != uri:
+        try:
+            known = read_object(path)
+        except FileNotFoundError:
+            return None
+        except errors.EnvironmentFault as error:
+            _log.warning("%s; a new run begins in MLflow", error)
+            return None
+        if known.get("uri") != uri or not isinstance(known.get("run_id"), str):
             return None
         run_id: str = known["run_id"]
         self._client.update_run(run_id, status="RUNNING")

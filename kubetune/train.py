@@ -208,6 +208,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
         state = replace(
             _raise_loss_scale(state),
             step=state.step + 1,
+            samples=state.samples + work.samples,
             tokens=state.tokens + work.tokens,
             trained_tokens=state.trained_tokens + work.labels,
             seconds=state.seconds + seconds,

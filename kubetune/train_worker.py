@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -227,17 +228,19 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
         logs.DONE.info("all %d steps were done before; %s tells of them", state.step, run_dir / metrics.REPORT)
         return
     events = metrics.read_events(run_dir)
+    totals = totals_of(run_dir, plan, state)
     found = hindsight.compare(
         config,
         plan,
         tokens=round(float(data.train.lengths.mean()) * (plan.rows or 0) * plan.num_epochs),
         peak_memory_bytes=peak,
-        step_seconds=metrics.step_seconds(run_dir),
+        step_seconds=totals.seconds,
         events=events,
         until=metrics.now(),
     )
     numbers = metrics.write_report_json(
         run_dir,
+        totals,
         world_size=world.size,
         data_fingerprint=data.fingerprint,
         peak_memory_bytes=peak,
@@ -253,6 +256,24 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
         logs.RESULT.info("%s", line)
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)
     logs.DONE.info("%d steps, %s tokens, %.0f s", state.step, f"{numbers['tokens']:,}", numbers["seconds"])
+
+
+def totals_of(run_dir: Path, plan: Plan, state: State) -> metrics.Totals:
+    """The sums of the whole run. Those of its checkpoint hold, where the disk has lost lines of the numbers."""
+    found = metrics.read_totals(run_dir)
+    if found.steps == state.step:
+        return replace(found, seconds=state.seconds)
+    return replace(
+        found,
+        samples=state.samples,
+        tokens=state.tokens,
+        trained_tokens=state.trained_tokens,
+        seconds=state.seconds,
+        first=found.first if found.first.get("step") == 1 else {},
+        last=found.last
+        if found.last.get("step") == state.step
+        else {"step": state.step, "epoch": state.step / plan.steps_per_epoch},
+    )
 
 
 if __name__ == "__main__":

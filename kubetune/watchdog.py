@@ -85,7 +85,7 @@ def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
             done.set()
             thread.join()
             faulthandler.cancel_dump_traceback_later()
-            stacks.unlink()
+            stacks.unlink(missing_ok=True)
             _beat_path(run_dir, rank).unlink(missing_ok=True)
 
 
@@ -94,9 +94,12 @@ def read_beats(run_dir: Path) -> list[dict[str, Any]]:
     found = []
     for path in (run_dir / "logs").glob("rank-*.beat.json"):
         try:
-            found.append(json.loads(path.read_text()))
-        except (OSError, ValueError):
+            beat = files.read_object(path)
+        except (OSError, errors.EnvironmentFault):
             continue  # it has ended just now, or writes in this moment
+        numbers = all(isinstance(beat.get(name), (int, float)) for name in ("rank", "step", "since", "time"))
+        if numbers and isinstance(beat.get("phase"), str) and "waiting" in beat:
+            found.append(beat)
     return sorted(found, key=lambda beat: int(beat["rank"]))
 
 

@@ -32,12 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from kubetune import endings, files, metrics, watchdog
-from kubetune.errors import ENVIRONMENT, OK
+from kubetune.errors import ENVIRONMENT, OK, EnvironmentFault
 from kubetune.processes import is_alive
 from kubetune.relay import STAY, Relay
 
-# Metrics of a long run are many megabytes; its last steps are in the last few kilobytes.
-_TAIL_BYTES = 64 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _STEPS_FOR_SPEED = 20
 _FOLLOW_SECONDS = 0.2
@@ -46,12 +44,12 @@ _USAGE_SECONDS = 0.5
 
 def progress(run_dir: Path) -> dict[str, Any]:
     """How far the run in this directory is. Keys that nothing is known about yet are None."""
-    numbers = tail(run_dir / metrics.METRICS)
+    numbers = metrics.last_lines(run_dir / metrics.METRICS)
     steps = [line for line in numbers if "loss" in line]
     evaluations = [line for line in numbers if "eval_loss" in line]
-    timings = tail(run_dir / metrics.TIMINGS)[-_STEPS_FOR_SPEED:]
-    events = metrics.read_events(run_dir) if (run_dir / metrics.EVENTS).exists() else []
-    plan = json.loads((run_dir / "plan.json").read_text()) if (run_dir / "plan.json").exists() else {}
+    timings = metrics.last_lines(run_dir / metrics.TIMINGS)[-_STEPS_FOR_SPEED:]
+    events = metrics.read_events(run_dir)
+    plan = _plan(run_dir)
     step = steps[-1]["step"] if steps else None
     total = plan.get("num_steps") or None
     seconds = sum(line["seconds"] for line in timings) / len(timings) if timings else None
@@ -62,7 +60,7 @@ def progress(run_dir: Path) -> dict[str, Any]:
         "step": step,
         "steps": total,
         "loss": steps[-1]["loss"] if steps else None,
-        "tokens_per_second": timings[-1]["tokens_per_second"] if timings else None,
+        "tokens_per_second": timings[-1].get("tokens_per_second") if timings else None,
         "seconds_left": (total - step) * seconds if total and step is not None and seconds else None,
         "evaluation": evaluations[-1] if evaluations else None,
         "saved_step": _newest_checkpoint(run_dir),
@@ -72,16 +70,12 @@ def progress(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def tail(path: Path) -> list[dict[str, Any]]:
-    """The last whole lines of a JSONL file."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL_BYTES))
-        lines = file.read().splitlines(keepends=True)
-    whole = lines[1:] if size > _TAIL_BYTES else lines
-    return [json.loads(line) for line in whole if line.endswith(b"\n")]
+def _plan(run_dir: Path) -> dict[str, Any]:
+    """plan.json; nothing where it is missing or damaged, which is no reason to know nothing at all."""
+    try:
+        return files.read_object(run_dir / "plan.json")
+    except (FileNotFoundError, EnvironmentFault):
+        return {}
 
 
 def _newest_checkpoint(run_dir: Path) -> int | None:

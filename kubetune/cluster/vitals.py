@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune import metrics, watchdog
-from kubetune.cluster.inside import progress, tail
+from kubetune.cluster.inside import progress
 from kubetune.devices import gpu_use
 
 _LOG_LINES = 8
@@ -24,8 +24,8 @@ def take_vitals(run_dir: Path) -> dict[str, Any]:
 
     `ranks` tell how many seconds ago each said where it is, by the clock of this machine.
     """
-    steps = [line for line in tail(run_dir / metrics.METRICS) if "loss" in line][-_POINTS:]
-    timings = tail(run_dir / metrics.TIMINGS)[-_POINTS:]
+    steps = [line for line in metrics.last_lines(run_dir / metrics.METRICS) if "loss" in line][-_POINTS:]
+    timings = metrics.last_lines(run_dir / metrics.TIMINGS)[-_POINTS:]
     now = time.time()
     ranks = [
         {
@@ -45,8 +45,8 @@ def take_vitals(run_dir: Path) -> dict[str, Any]:
     return {
         "progress": progress(run_dir),
         "losses": [line["loss"] for line in steps],
-        "speeds": [line["tokens_per_second"] for line in timings],
-        "rank_seconds": timings[-1].get("rank_seconds", []) if timings else [],
+        "speeds": [line["tokens_per_second"] for line in timings if "tokens_per_second" in line],
+        "rank_seconds": timings[-1].get("rank_seconds") or [] if timings else [],
         "peak_memory_bytes": timings[-1].get("peak_memory_bytes") if timings else None,
         "flops_per_token": start.get("flops_per_token"),
         "peak_tflops": start.get("peak_tflops"),

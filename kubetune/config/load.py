@@ -140,7 +140,7 @@ def load_resolved(source: Mapping[str, Any] | Path) -> Config:
     try:
         text = source.read_text("utf-8") if isinstance(source, Path) else json.dumps(source)
         return Config.model_validate_json(text, strict=True)
-    except (OSError, ValidationError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:  # among them what is no UTF-8, and what pydantic finds
         name = source if isinstance(source, Path) else "resolved config"
         raise ConfigError(f"{name}: not a config written by this version of kubetune: {error}") from None
 

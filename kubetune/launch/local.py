@@ -101,11 +101,21 @@ def _has_begun(run_dir: Path) -> bool:
 
 def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple[str, str, str]]:
     """(key, old value, new value) of everything that changed and moves numbers."""
-    old = dict(dotted_values(json.loads((run_dir / RESOLVED).read_text())))
+    old = dict(dotted_values(files.read_object(run_dir / RESOLVED)))
     new = dict(dotted_values(resolved(config)))
     # The global batch may follow from compute.*, which by itself is free to change.
-    if plan is not None and (run_dir / PLAN).exists():
-        before = json.loads((run_dir / PLAN).read_text())
+    if plan is not None and (before := _plan_before(run_dir)) is not None:
         name = "global_batch_size" if plan.global_batch_tokens is None else "global_batch_tokens"
-        old[f"training.{name}"], new[f"training.{name}"] = before.get(name), getattr(plan, name)
+        old[f"training.{name}"], new[f"training.{name}"] = getattr(before, name), getattr(plan, name)
     return moved_numbers(old, new)
+
+
+def _plan_before(run_dir: Path) -> Plan | None:
+    """The plan of an earlier start. A damaged one decides nothing: the newest checkpoint has its batch."""
+    try:
+        return Plan.read(run_dir / PLAN)
+    except FileNotFoundError:
+        return None
+    except errors.ConfigError as error:
+        print(f"kubetune: warning: {error}", file=sys.stderr)
+        return None

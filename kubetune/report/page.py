@@ -17,7 +17,7 @@ from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.files import write_atomic
 from kubetune.forecast import quantization_of
 from kubetune.logs import scrub
-from kubetune.metrics import now, versions
+from kubetune.metrics import METRICS, now, versions
 from kubetune.report.charts import Chart, charts_of, labels
 from kubetune.report.reading import RunRecord, read_run
 from kubetune.writing import counted, duration, number, place, share, short, size
@@ -113,11 +113,14 @@ def _cards(run: RunRecord) -> list[tuple[str, str, str]]:
     """What a reader wants to know first: label, value, and a word on it."""
     report, last = run.report, run.steps[-1] if run.steps else {}
     best = _best(run)
-    seconds = math.fsum(line.get("seconds", 0.0) for line in run.timings) if run.timings else report.get("seconds")
-    tokens = sum(line.get("tokens", 0) for line in run.steps)
+    if report and report.get("steps") == _last_step(run):  # it counts what the disk has lost of the lines, too
+        seconds, tokens, trained = (report.get(key) or 0 for key in ("seconds", "tokens", "trained_tokens"))
+    else:
+        seconds = math.fsum(line["seconds"] for line in run.timings)
+        tokens, trained = (sum(line.get(key, 0) for line in run.steps) for key in ("tokens", "trained_tokens"))
     planned = run.plan.num_steps if run.plan else 0
     cards = [
-        ("Steps", number(last.get("step", 0)), f"of {planned:,} planned" if planned else ""),
+        ("Steps", number(_last_step(run)), f"of {planned:,} planned" if planned else ""),
         (
             "Training loss",
             number(last.get("loss")),
@@ -134,7 +137,6 @@ def _cards(run: RunRecord) -> list[tuple[str, str, str]]:
             )
         )
     classifies = run.config.task == "sequence_classification"
-    trained = sum(line.get("trained_tokens", 0) for line in run.steps)
     cards += [
         ("Tokens", short(tokens), f"{share(trained / tokens)} of them trained" if tokens and not classifies else ""),
         ("Time in steps", duration(seconds), ""),
@@ -156,6 +158,20 @@ def _cards(run: RunRecord) -> list[tuple[str, str, str]]:
     return cards
 
 
+def _last_step(run: RunRecord) -> int:
+    """The last step that is known of, though its numbers may be lost."""
+    known = [run.report.get("steps") or 0, *(found.step for found in run.checkpoints)]
+    return max(*known, int(run.steps[-1]["step"]) if run.steps else 0)
+
+
+def _damage(run: RunRecord) -> list[str]:
+    """What of the run is not on the page, because a disk lost it."""
+    last = _last_step(run)
+    lost = last - len(run.steps)
+    gap = f"{METRICS} lacks {lost:,} of {last:,} steps, and so do the curves"
+    return [*run.damage, *([gap] if lost > 0 else [])]
+
+
 def _best(run: RunRecord) -> dict[str, Any] | None:
     name = run.config.training.metric_for_best_model
     known = [line for line in run.evaluations if isinstance(line.get(name), (int, float))]
@@ -172,6 +188,7 @@ def _run_facts(run: RunRecord) -> dict[str, Any]:
         "title": f"{run.name}: {run.model}, {run.plan.method if run.plan else 'fine-tuning'}",
         "state": state,
         "reason": reason,
+        "damage": _damage(run),
         "cards": _cards(run),
         "sentence": _sentence(run),
         "evaluation": _evaluations(run),

@@ -5,16 +5,17 @@ Everything but resolved.json may be missing: a run that has just begun, or was c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kubetune import endings, errors, metrics
+from kubetune import endings, errors, jsonl, metrics
+from kubetune.checkpoint import MANIFEST, folder_of, steps, verify
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
-from kubetune.errors import EnvironmentFault
+from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.files import read_object
 from kubetune.plan import Plan, model_short_name
 
 Lines = list[dict[str, Any]]
@@ -42,7 +43,10 @@ class Incident:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All that is known of one run. `steps` and `timings` are lines of metrics.jsonl and timings.jsonl."""
+    """All that is known of one run. `steps` and `timings` are lines of metrics.jsonl and timings.jsonl.
+
+    `damage`: what a disk has lost or spoilt, and is not shown.
+    """
 
     path: Path
     config: Config
@@ -58,6 +62,7 @@ class RunRecord:
     checkpoints: Sequence[Checkpoint]
     incidents: Sequence[Incident]
     ending: endings.Ending | None
+    damage: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -71,59 +76,75 @@ class RunRecord:
 
 
 def read_run(run_dir: Path) -> RunRecord:
-    """The record of a run. Raises ConfigError where there is none, EnvironmentFault for files that are damaged."""
-    config = read_config(run_dir)
-    numbers = _lines(run_dir / metrics.METRICS)
-    events = _lines(run_dir / metrics.EVENTS)
-    plan = run_dir / "plan.json"
+    """The record of a run. Raises ConfigError where there is none; what is damaged is left out, and named."""
+    config, damage = read_config(run_dir), list[str]()
+    numbers = _lines(run_dir / metrics.METRICS, damage)
+    events = _lines(run_dir / metrics.EVENTS, damage)
     return RunRecord(
         path=run_dir,
         config=config,
-        plan=Plan.from_json(plan.read_text("utf-8")) if plan.is_file() else None,
+        plan=_plan(run_dir / "plan.json", damage),
         steps=[line for line in numbers if "loss" in line],
         evaluations=[line for line in numbers if "eval_loss" in line],
-        timings=_lines(run_dir / metrics.TIMINGS),
+        timings=_lines(run_dir / metrics.TIMINGS, damage),
         events=events,
-        report=_json(run_dir / metrics.REPORT),
-        data=_json(run_dir / metrics.DATA),
-        evaluation=_json(run_dir / metrics.EVALUATION),
-        samples=_lines(run_dir / metrics.SAMPLES),
-        checkpoints=_checkpoints(run_dir / "checkpoints"),
-        incidents=_incidents(run_dir, events),
+        report=_object(run_dir / metrics.REPORT, damage),
+        data=_object(run_dir / metrics.DATA, damage),
+        evaluation=_object(run_dir / metrics.EVALUATION, damage),
+        samples=_lines(run_dir / metrics.SAMPLES, damage),
+        checkpoints=_checkpoints(run_dir / "checkpoints", damage),
+        incidents=_incidents(run_dir, events, damage),
         ending=endings.read_ending(run_dir),
+        damage=damage,
     )
 
 
-def _lines(path: Path) -> Lines:
+def _lines(path: Path, damage: list[str]) -> Lines:
+    wrong: list[int] = []
+    lines = list(metrics.stream_lines(path, wrong))
+    if wrong:
+        damage.append(f"{path.name}: {jsonl.describe(wrong)} damaged and left out")
+    return lines
+
+
+def _object(path: Path, damage: list[str]) -> dict[str, Any]:
     try:
-        return metrics.read_lines(path)
-    except ValueError as error:
-        raise EnvironmentFault(f"{path} is damaged: {error}; no page was written") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+        return read_object(path)
+    except FileNotFoundError:
         return {}
+    except EnvironmentFault as error:
+        damage.append(str(error))
+        return {}
+
+
+def _plan(path: Path, damage: list[str]) -> Plan | None:
     try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except ValueError as error:
-        raise EnvironmentFault(f"{path} is damaged: {error}; no page was written") from None
+        return Plan.read(path)
+    except FileNotFoundError:
+        return None
+    except ConfigError as error:
+        damage.append(str(error))
+        return None
 
 
-def _checkpoints(root: Path) -> list[Checkpoint]:
+def _checkpoints(root: Path, damage: list[str]) -> list[Checkpoint]:
     links: dict[str, list[str]] = {}
     for name in ("best", "last"):
         if (root / name).is_symlink():
             links.setdefault((root / name).resolve().name, []).append(name)
     found = []
-    for manifest in sorted(root.glob("step-*/manifest.json")):
-        folder = manifest.parent
-        size = sum(facts["bytes"] for facts in json.loads(manifest.read_text("utf-8"))["files"].values())
-        found.append(Checkpoint(int(folder.name.removeprefix("step-")), size, tuple(links.get(folder.name, ()))))
+    for step in steps(root.parent):
+        folder = folder_of(root.parent, step)
+        problem = verify(folder, thorough=False)
+        if problem is None:
+            size = sum(facts["bytes"] for facts in read_object(folder / MANIFEST)["files"].values())
+            found.append(Checkpoint(step, size, tuple(links.get(folder.name, ()))))
+        elif (folder / MANIFEST).exists():
+            damage.append(f"checkpoint {folder.name} {problem}")
     return found
 
 
-def _incidents(run_dir: Path, events: Lines) -> list[Incident]:
+def _incidents(run_dir: Path, events: Lines, damage: list[str]) -> list[Incident]:
     """Every stop and every new start, with what is known of its cause."""
     found: list[Incident] = []
     is_running = has_failed = False
@@ -135,8 +156,8 @@ def _incidents(run_dir: Path, events: Lines) -> list[Incident]:
                 has_failed = True
             is_running = True
         elif kind == "resume":
-            text = f"from the checkpoint of step {event['step']:,}"
-            found.append(Incident(time, "went on", text, event["step"], has_failed))
+            text = f"from the checkpoint of step {event.get('step', 0):,}"
+            found.append(Incident(time, "went on", text, event.get("step"), has_failed))
             has_failed = False
         elif kind == "exit" and event.get("node", 0) == 0:
             is_running = False
@@ -144,8 +165,8 @@ def _incidents(run_dir: Path, events: Lines) -> list[Incident]:
                 has_failed = code != errors.PREEMPTED
                 what = f"ended with exit code {code}" if has_failed else "stopped"
                 found.append(Incident(time, what, event.get("reason", ""), event.get("step"), has_failed))
-    hang = _json(run_dir / "hang.json")
-    if hang:
+    hang = _object(run_dir / "hang.json", damage)
+    if hang.keys() >= {"rank", "phase", "seconds", "time", "step"}:
         detail = f"rank {hang['rank']} in {hang['phase']} for {hang['seconds']:.0f} s"
         found.append(Incident(hang["time"], "hung", detail, hang["step"], True))
     return sorted(found, key=lambda incident: incident.time)

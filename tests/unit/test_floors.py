@@ -9,7 +9,20 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "kubetune"
 
 FLOORS: tuple[set[str], ...] = (
-    {"errors", "faults", "files", "logs", "metrics", "processes", "relay", "endings", "malloc", "progress", "watchdog"},
+    {
+        "errors",
+        "faults",
+        "files",
+        "jsonl",
+        "logs",
+        "metrics",
+        "processes",
+        "relay",
+        "endings",
+        "malloc",
+        "progress",
+        "watchdog",
+    },
     {"config", "devices", "checkpoint", "mirror", "mirror_copy", "mirror_owner", "peaks", "writing"},
     {"plan", "memory", "weights", "forecast", "hindsight", "tracking"},
     {"agent", "cluster", "launch", "manifests", "report"},

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kubetune import metrics
 from kubetune.errors import EnvironmentFault
-from kubetune.metrics import MetricsLog, read_events, read_lines, read_metrics, read_timings, record_event
+from kubetune.metrics import MetricsLog, Totals, read_events, read_lines, read_metrics, read_totals, record_event
 
 STEP = {"epoch": 0.5, "loss": 1.9312345678901234, "samples": 4, "tokens": 600, "trained_tokens": 200}
 
@@ -43,7 +43,7 @@ def test_a_resume_cuts_off_what_came_after_its_step(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole
     with MetricsLog(tmp_path, resume_step=2) as log:
         assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
-        assert [line["step"] for line in read_timings(tmp_path)] == [1, 2]
+        assert [line["step"] for line in read_lines(tmp_path / "timings.jsonl")] == [1, 2]
         log.write(3, STEP)
         log.write(3, {"eval_loss": 1.8})
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole
@@ -135,6 +135,7 @@ def test_the_report_sums_up_the_run(tmp_path: Path) -> None:
         log.write(2, {"epoch": 1.0, "eval_loss": 1.4})
     report = metrics.write_report_json(
         tmp_path,
+        read_totals(tmp_path),
         world_size=2,
         data_fingerprint="abc",
         peak_memory_bytes=10,
@@ -155,6 +156,81 @@ def test_the_report_sums_up_the_run(tmp_path: Path) -> None:
 
 def test_the_report_of_a_run_without_steps(tmp_path: Path) -> None:
     (tmp_path / "resolved.json").write_text("{}")
-    report = metrics.write_report_json(tmp_path, world_size=1, data_fingerprint="", peak_memory_bytes=0)
+    report = metrics.write_report_json(tmp_path, Totals(), world_size=1, data_fingerprint="", peak_memory_bytes=0)
     assert report["steps"] == 0
     assert report["tokens_per_second"] is None
+
+
+def test_a_torn_line_costs_itself_and_not_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    record_event(tmp_path, "start")
+    path = tmp_path / "events.jsonl"
+    with path.open("ab") as file:
+        file.write(b'{"time": "2026')
+    record_event(tmp_path, "stop")
+    record_event(tmp_path, "exit")
+    assert [event["event"] for event in read_events(tmp_path)] == ["start", "stop", "exit"]
+    assert f"{path}: line 2 is damaged and left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\0" * 300,
+        b"garbage",
+        b"[" * 20_000,
+        b"5",
+        b'{"a": "\xff"}',
+        b'{"step": null}',
+        b'{"time": "2026-x", "event": "x"}',
+    ],
+    ids=["NULs", "garbage", "nested deeply", "a number", "no UTF-8", "no step", "no time"],
+)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "events.jsonl"])
+def test_damaged_lines_are_stepped_over_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, line: bytes
+) -> None:
+    with MetricsLog(tmp_path) as log:
+        for step in (1, 2):
+            log.write(step, STEP)
+            log.write_timing(step, {"seconds": 0.5})
+            record_event(tmp_path, "save", step=step)
+    path = tmp_path / name
+    first, second = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([first, line, second, line, b""]))
+    assert [found["step"] for found in read_lines(path)] == [1, 2]
+    assert "lines 2, 4 are damaged" in caplog.text
+    assert [found["step"] for found in metrics.last_lines(path)] == [1, 2]
+
+
+def test_a_resume_misses_the_lines_that_a_disk_has_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with MetricsLog(tmp_path) as log:
+        for step in range(1, 21):
+            log.write(step, STEP)
+            log.write_timing(step, {"seconds": 0.5})
+        log.write(20, {"eval_loss": 1.5})
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:4], b"\0" * 50, b"\n", *lines[5:13], b'{"st']))
+    with MetricsLog(tmp_path, resume_step=20, evaluated_step=20) as log:
+        log.write(21, STEP)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, *range(6, 14), 21]
+    assert f"{path}: steps 5, 14-20 are missing (8 of 20)" in caplog.text
+    assert "the evaluation after step 20 is missing" in caplog.text
+    assert b"\0" not in path.read_bytes()
+    assert "timings" not in caplog.text
+
+
+def test_a_file_that_is_deleted_or_moved_away_is_noticed_at_the_next_step(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    with MetricsLog(run_dir) as log:
+        log.write(1, STEP)
+        run_dir.rename(tmp_path / "elsewhere")
+        with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl was deleted or moved away"):
+            log.write(2, STEP)
+        (tmp_path / "elsewhere").rename(run_dir)
+        log.write(2, STEP)
+        (run_dir / "metrics.jsonl").unlink()
+        (run_dir / "metrics.jsonl").touch()
+        with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl was deleted or moved away"):
+            log.write(3, STEP)

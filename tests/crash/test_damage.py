@@ -1,0 +1,187 @@
+"""Files of a run that a disk has spoilt: the run goes on, or ends with 2 or 3 and says why; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kubetune import agent, endings, errors, metrics
+from kubetune.cli import main
+from kubetune.cluster.inside import progress
+from kubetune.config.load import load_resolved
+from kubetune.launch.local import check_run_dir, create_run_dir
+from kubetune.plan import make_plan
+from tests import toy
+
+EXPLAINED = (errors.OK, errors.USER, errors.ENVIRONMENT)
+LINES = ("metrics.jsonl", "timings.jsonl", "events.jsonl")
+
+
+def tear(path: Path, draw: random.Random) -> None:
+    """Cut the file off at any byte."""
+    os.truncate(path, draw.randrange(path.stat().st_size))
+
+
+def blank(path: Path, draw: random.Random) -> None:
+    """Turn a run of bytes, newlines too, into NULs, as fsck leaves them."""
+    content = bytearray(path.read_bytes())
+    begin = draw.randrange(len(content))
+    end = begin + draw.randint(1, 400)
+    content[begin:end] = bytes(len(content[begin:end]))
+    path.write_bytes(content)
+
+
+def litter(path: Path, draw: random.Random) -> None:
+    """Put a line in that nobody wrote."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines.insert(draw.randint(0, len(lines)), bytes(draw.randrange(256) for _ in range(60)) + b"\n")
+    path.write_bytes(b"".join(lines))
+
+
+def nest(path: Path, draw: random.Random) -> None:
+    """Hold JSON that is nested more deeply than a parser may follow."""
+    deep = b'{"files":' * 20_000 + b"{}" + b"}" * 20_000
+    path.write_bytes(draw.choice([deep, b"[" * 100_000]) + b"\n")
+
+
+DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
+    "tear": tear,
+    "blank": blank,
+    "litter": litter,
+    "nest": nest,
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(toy_inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped at step 7 of 14."""
+    run_dir = toy.make_run(tmp_path_factory.mktemp("stopped") / "run", toy.make_config(toy_inputs))
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 15:step:7"}) == [errors.PREEMPTED]
+    metrics.record_event(run_dir, "launch", node=0, nodes=1, processes=1)
+    endings.write_ending(run_dir, endings.Ending(errors.PREEMPTED, "stopped", 7))
+    (run_dir / "report.json").write_text(json.dumps({"steps": 7, "samples": 50}))
+    return run_dir
+
+
+def copy_of(stopped: Path, folder: Path) -> Path:
+    shutil.copytree(stopped, folder / "run", symlinks=True)
+    return folder / "run"
+
+
+def files_of(run_dir: Path) -> list[str]:
+    """What kubetune reads of a run, but for the tensors, which have checksums."""
+    found = [*run_dir.glob("*.json*"), *run_dir.glob("logs/*.json"), *run_dir.glob("checkpoints/step-*/manifest.json")]
+    return sorted(str(path.relative_to(run_dir)) for path in found)
+
+
+def test_a_run_goes_on_when_its_numbers_are_damaged_and_counts_right(
+    stopped: Path, toy_inputs: Path, tmp_path: Path
+) -> None:
+    whole = toy.finished(tmp_path / "whole", toy.make_config(toy_inputs))
+    run_dir = copy_of(stopped, tmp_path)
+    with (run_dir / "events.jsonl").open("ab") as file:
+        file.write(b'{"time": "2026')
+    blank(run_dir / "timings.jsonl", random.Random(1))
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]) + b"\0" * 100)
+    for name in ("report.json", "data.json", "logs/rank-0.exit.json"):
+        nest(run_dir / name, random.Random(0))
+    assert toy.train(run_dir) == [0]
+    log = (run_dir / "logs" / "rank-0.log").read_text()
+    assert "metrics.jsonl: steps 3-7 are missing (5 of 7)" in log
+    assert "events.jsonl: line 3 is damaged" in log
+    assert "Traceback" not in log
+    told, expected = (json.loads((folder / "report.json").read_text()) for folder in (run_dir, whole))
+    same = ("steps", "samples", "tokens", "trained_tokens", "loss_first", "loss_last", "eval_last", "best_step")
+    assert {key: told[key] for key in same} == {key: expected[key] for key in same}
+    assert told["samples"] == 2 * toy.ROWS
+    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
+        assert toy.digests(run_dir)[name] == toy.digests(whole)[name]
+    page = tmp_path / "page.html"
+    assert main(["report", str(run_dir), "-o", str(page)]) == errors.OK
+    assert "metrics.jsonl lacks 5 of 14 steps" in page.read_text()
+
+
+def look_at(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything that reads a run without training it."""
+    assert main(["report", str(run_dir), "-o", str(run_dir.parent / "page.html")]) in EXPLAINED
+    assert main(["watch", str(run_dir), "--once", "--json"]) in EXPLAINED
+    progress(run_dir)
+    endings.read_rank_endings(run_dir)
+    for read in (lambda: agent.read_place(run_dir), lambda: start_again(run_dir)):
+        with suppress(errors.ConfigError, errors.EnvironmentFault):
+            read()
+    assert "Traceback" not in "".join(capsys.readouterr())
+
+
+def start_again(run_dir: Path) -> None:
+    """What a launcher looks at before anything starts."""
+    config = load_resolved(run_dir / "resolved.json")
+    check_run_dir(config, run_dir, make_plan(config, world_size=1))
+
+
+@given(data=st.data(), damage=st.sampled_from(sorted(DAMAGES)), seed=st.integers(0, 1000))
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_no_damage_is_a_traceback(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject, damage: str, seed: int
+) -> None:
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    run_dir = copy_of(stopped, tmp_path)
+    DAMAGES[damage](run_dir / data.draw(st.sampled_from(files_of(run_dir))), random.Random(seed))
+    look_at(run_dir, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_no_damage_of_any_file_is_a_traceback(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    """Each file, looked at and trained on with."""
+    for number, name in enumerate(files_of(stopped)):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        run_dir = copy_of(stopped, tmp_path)
+        DAMAGES[damage](run_dir / name, random.Random(number))
+        look_at(run_dir, capsys)
+        (code,) = toy.train(run_dir)
+        assert code in EXPLAINED, name
+        assert "Traceback" not in (run_dir / "logs" / "rank-0.log").read_text(), name
+        if name in LINES:
+            assert code == errors.OK
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_config_of_a_run_says_what_and_where(stopped: Path, tmp_path: Path, damage: str) -> None:
+    run_dir = copy_of(stopped, tmp_path)
+    config = load_resolved(run_dir / "resolved.json")
+    DAMAGES[damage](run_dir / "resolved.json", random.Random(2))
+    with pytest.raises(errors.KubetuneError, match=r"resolved\.json") as caught:
+        create_run_dir(config, run_dir, make_plan(config, world_size=1))
+    assert caught.value.exit_code == errors.ENVIRONMENT
+    with pytest.raises(errors.KubetuneError, match=r"resolved\.json"):
+        load_resolved(run_dir / "resolved.json")
+
+
+def test_a_damaged_plan_is_written_anew(stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = copy_of(stopped, tmp_path)
+    config, path = load_resolved(run_dir / "resolved.json"), run_dir / "plan.json"
+    path.write_bytes(b"\0" * 100)
+    with pytest.raises(errors.ConfigError, match=r"plan\.json: not a plan .*; start the run again"):
+        agent.read_place(run_dir)
+    create_run_dir(config, run_dir, make_plan(config, world_size=1))
+    assert "plan.json: not a plan" in capsys.readouterr().err
+    assert agent.read_place(run_dir).nodes == 1
