@@ -7,6 +7,7 @@ written down. Aliases.py holds the names that need no judgement; here is the res
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kubetune.config.importers import axolotl, llama_factory, ms_swift, resources, trl
-from kubetune.config.importers.common import retell, settle
+from kubetune.config.importers.common import complete, settle
 from kubetune.config.importers.draft import Draft, Note
 from kubetune.config.importers.foreign import Foreign, read_foreign
 from kubetune.config.importers.writing import comment, inline, run_file
@@ -60,22 +61,16 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
     foreign = read_foreign(path)
     name = peer or foreign.peer or _recognise(path, foreign)
     _require_supervised(path, foreign)
-    draft = Draft(name, foreign.settings, foreign.lines)
+    draft = Draft(name, foreign.settings, foreign.lines, str(path))
     if name == llama_factory.NAME:
         llama_factory.convert(draft, path.absolute().parent)
     else:
         PEERS[name].convert(draft)
     settle(draft)
-    retell(draft)
-    missing = [path_ for path_ in ("model.path", "data.train") if not draft.has(path_)]
-    if missing:
-        needs = {"model.path": "a model", "data.train": "data to train on"}
-        raise ConfigError(
-            f"{path}: names no {' and no '.join(needs[key].removeprefix('a ') for key in missing)}; found as a config "
-            f"of {name}: {', '.join(list(foreign.settings)[:8])}. Nothing was written."
-        )
+    complete(draft)
+    _require_whole(path, draft)
     text = _text(path, draft)
-    _require_valid(path, text)
+    _require_valid(path, text, draft)
     return Imported(name, text, draft.notes)
 
 
@@ -102,6 +97,22 @@ def _require_supervised(path: Path, foreign: Foreign) -> None:
         problems.append(f"{path}: runs `{foreign.command}`; kubetune does supervised fine-tuning (sft, pt) only.")
     if problems:
         raise ConfigError([*problems[:-1], f"{problems[-1]} Nothing was written."])
+
+
+def _require_whole(path: Path, draft: Draft) -> None:
+    """A model and data; where a key that names them could not be carried over, its line says why."""
+    needs = {"model.path": "model", "data.train": "data to train on"}
+    missing = [what for needed, what in needs.items() if not draft.has(needed)]
+    if not missing:
+        return
+    keys = list(draft.given)[:8]
+    why = [
+        f"{path}:{note.line}: {note.key}: {note.text}."
+        for note in draft.notes
+        if note.kind == "dropped" and note.line and " holds $" in note.text
+    ]
+    found = f"found as a config of {draft.peer}: {', '.join(keys)}. Nothing was written."
+    raise ConfigError([*why, f"{path}: names no {' and no '.join(missing)}; {found}"])
 
 
 def _text(path: Path, draft: Draft) -> str:
@@ -139,14 +150,25 @@ def _plain(settings: dict[tuple[str, ...], object]) -> dict[tuple[str, ...], obj
     return plain
 
 
-def _require_valid(path: Path, text: str) -> None:
+def _require_valid(path: Path, text: str, draft: Draft) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.yaml"
         file.write_text(text, "utf-8")
         try:
             load_config(file)
         except ConfigError as error:
-            problems = [problem.replace(f"{file}:", "line ") for problem in error.problems]
+            problems = [_in_their_words(problem, path, file, draft) for problem in error.problems]
             raise ConfigError(
                 [f"{path}: what it says is no valid run:", *problems, "Mend the file. Nothing was written."]
             ) from None
+
+
+def _in_their_words(problem: str, path: Path, file: Path, draft: Draft) -> str:
+    """A problem of the run file, told at the line and by the key of the file that it was made from."""
+    text = re.sub(rf"^{re.escape(str(file))}(:\d+)?: ", "", problem)
+    setting = re.split(r"[:\[]", text, maxsplit=1)[0]
+    parts = tuple(setting.split("."))
+    key = next((draft.origins[parts[:end]] for end in range(len(parts), 0, -1) if parts[:end] in draft.origins), None)
+    if key is None:
+        return f"{path}: as a run file: {text}"
+    return f"{path}:{draft.lines.get(key, 1)}: {key}: becomes {text}"

@@ -10,13 +10,29 @@ from kubetune.config.importers.common import (
     modules,
     names,
     optimizer,
+    packing,
     pin_fsdp,
     run_name,
     schedule,
     share,
     warmup_steps,
 )
-from kubetune.config.importers.draft import Draft, Note, Rule, as_flag, choice, dropped, each, flag, same, unneeded
+from kubetune.config.importers.draft import (
+    Draft,
+    Note,
+    Rule,
+    always,
+    as_flag,
+    as_list,
+    choice,
+    dropped,
+    each,
+    flag,
+    same,
+    unneeded,
+)
+from kubetune.config.importers.prompts import template, template_file
+from kubetune.config.importers.writing import inline
 
 NAME = "axolotl"
 MARKS = (
@@ -36,25 +52,22 @@ _ADAPTER_KEYS = (
     "lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_modules_to_save peft_use_dora "
     "peft_use_rslora load_in_4bit load_in_8bit"
 ).split()
-_SOURCE_KEYS = {
-    "path",
-    "type",
-    "split",
-    "name",
-    "ds_type",
-    "data_files",
-    "field",
-    "field_messages",
-    "trust_remote_code",
+_SOURCE_KEYS = {"path", "type", "split", "name", "data_files", "field", "text_column", "field_messages"}
+_SOURCE_KEYS |= {"message_property_mappings", "message_field_role", "message_field_content"}
+_TEMPLATE_KEYS = ("chat_template", "chat_template_jinja")
+_HARMLESS = {
+    "ds_type": "the kind of a file is seen from its name",
+    "trust_remote_code": "no code comes with data sets any more",
+    "preprocess_shards": "data are read in pieces by themselves",
 }
-_HARMLESS = {"ds_type", "trust_remote_code", "chat_template", "preprocess_shards", "message_property_mappings"}
 
 
 def convert(draft: Draft) -> None:
     """Fill in the draft."""
     _method(draft)
+    _templates(draft)
     _data(draft)
-    if draft.take("lora_target_linear"):
+    if ("lora",) in draft.settings and as_flag(draft.take("lora_target_linear")):
         draft.carry("lora_target_linear", "lora.target_modules", "all-linear")
     pin_fsdp(draft, "fsdp", "fsdp_config", "fsdp_version", "dp_shard_size")
     later = draft.take("fp8")
@@ -74,12 +87,47 @@ def _method(draft: Draft) -> None:
     elif adapter is not None:
         draft.approximate("adapter", "lora", None, f"{adapter} is not there, LoRA is")
     else:
+        for key in ("load_in_4bit", "load_in_8bit"):
+            if as_flag(draft.given.get(key)):
+                draft.refuse(
+                    key,
+                    "without `adapter`, which axolotl refuses too, since a quantised base is not trained itself; "
+                    "expected adapter: qlora or lora, or no quantisation",
+                )
         for key in _ADAPTER_KEYS:
-            if draft.take(key):
-                draft.unneeded(key, "says nothing without `adapter`, there as here")
+            if as_flag(draft.take(key)):
+                draft.drop(
+                    key, "no `adapter` is named, so every parameter is trained, there as here; for LoRA: lora: true"
+                )
         return
     if adapter == "qlora" and not as_flag(draft.given.get("load_in_8bit")):
         draft.carry("adapter", "quantization", "4bit")
+
+
+def _templates(draft: Draft) -> None:
+    """One chat template for the run: the file's, or that on which all its sources agree."""
+    top = {key: draft.take(key) for key in _TEMPLATE_KEYS}
+    found: list[tuple[str, str, Any]] = []
+    for listed in ("datasets", "test_datasets"):
+        for number, item in enumerate(as_sections(draft.given.get(listed))):
+            own = [(f"{listed}[{number}].{key}", key, item[key]) for key in _TEMPLATE_KEYS if item.get(key)]
+            found += own
+    said = [(key, key, value) for key, value in top.items() if value is not None]
+    chosen = {key: {str(value) for _, kind, value in found or said if kind == key} for key in _TEMPLATE_KEYS}
+    for name, kind, value in [*said, *found]:
+        if len(chosen[kind]) > 1 or (found and str(value) not in chosen[kind]):
+            draft.drop(name, "the file and its sources name different ones; a run has one: model.chat_template")
+        elif kind == "chat_template_jinja":
+            template_file(draft, name, value)
+        elif value == "jinja":
+            draft.unneeded(name, "chat_template_jinja says which")
+        else:
+            template(("chatml",))(draft, name, value)
+
+
+def as_sections(value: Any) -> list[dict[str, Any]]:
+    """Sources that are sections; one by itself counts as a list of one."""
+    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
 
 
 def _data(draft: Draft) -> None:
@@ -123,27 +171,53 @@ def _source(draft: Draft, key: str, item: Any) -> Any:
         source["subset"] = item["name"]
     if item.get("split") not in (None, "train"):
         source["split"] = item["split"]
-    if source.get("format") == "messages":
-        field = item.get("field_messages") or "messages"
-        if field != "messages":
-            source["columns"] = {"messages": field}
-        mapped = item.get("message_property_mappings") or {}
-        role = mapped.get("role") or item.get("message_field_role")
-        if role == "from":
-            source["format"] = "sharegpt"
-            source.pop("columns", None)
-            if field != "conversations":
-                source["columns"] = {"conversations": field}
-        elif role not in (None, "role"):
-            draft.drop(f"{key}.message_property_mappings", f"messages need `role` and `content`, found {mapped}")
-    if item.get("field") and source.get("format") == "text" and item["field"] != "text":
-        source["columns"] = {"text": item["field"]}
+    field, text = item.get("field_messages"), item.get("field") or item.get("text_column")
+    if source.get("format") in ("messages", "sharegpt"):
+        _messages(draft, key, item, source)
+    elif field:
+        draft.drop(f"{key}.field_messages", f"of type: chat_template; write columns: {{messages: {field}}}")
+    if text and source.get("format") == "text":
+        source |= {"columns": {"text": text}} if text != "text" else {}
+    elif item.get("field"):
+        draft.drop(f"{key}.field", f"of type: completion; write columns: {{text: {text}}}")
     for name, value in item.items():
-        if name not in _SOURCE_KEYS | _HARMLESS and value not in (None, "", [], {}, False):
-            known = name in ("message_field_role", "message_field_content")
-            if not known:
-                draft.drop(f"{key}.{name}", "sources have no such setting")
+        if name in _HARMLESS:
+            draft.unneeded(f"{key}.{name}", _HARMLESS[name])
+        elif name not in (*_SOURCE_KEYS, *_TEMPLATE_KEYS) and value not in (None, "", [], {}, False):
+            draft.drop(f"{key}.{name}", _NOT_OF_SOURCES.get(name, "sources have no such setting"))
     return source
+
+
+_NOT_OF_SOURCES = {
+    "revision": "data come from the hub's main branch; download the revision and name its files",
+    "roles_to_train": "answers of the assistant are trained, or everything (data.train_on)",
+    "train_on_eos": "an answer is trained with the end that its chat template writes",
+    "train_on_eot": "an answer is trained with the end that its chat template writes",
+    "skip": "write range: [first, end), which counts shuffled rows",
+    "message_field_training": "a message of the data says `train: false` itself",
+    "roles": "roles are known by their usual names: user, human, assistant, gpt, system, tool",
+}
+
+
+def _messages(draft: Draft, key: str, item: dict[str, Any], source: dict[str, Any]) -> None:
+    """Which column holds the messages, and under which names role and content stand in each."""
+    mapped = dict(item.get("message_property_mappings") or {})
+    told = f"{key}.message_property_mappings"
+    for ours, old in (("role", "message_field_role"), ("content", "message_field_content")):
+        if item.get(old):
+            mapped[ours], told = item[old], f"{key}.{old}"
+    role, content = mapped.pop("role", "role"), mapped.pop("content", "content")
+    if (role, content) == ("from", "value"):
+        source["format"] = "sharegpt"
+    elif (role, content) != ("role", "content"):
+        draft.drop(told, f"messages need `role` and `content`, or `from` and `value`; found {role} and {content}")
+    others = {ours: theirs for ours, theirs in mapped.items() if ours != theirs}
+    if others:
+        draft.drop(told, f"properties of messages keep their names; rename in the data: {inline(others)}")
+    wanted = "messages" if source["format"] == "messages" else "conversations"
+    field = item.get("field_messages") or ("messages" if item.get("type") == "chat_template" else wanted)
+    if field != wanted:
+        source["columns"] = {wanted: field}
 
 
 def _own_type(draft: Draft, key: str, kind: dict[str, Any], source: dict[str, Any]) -> None:
@@ -173,6 +247,39 @@ def _per_epoch(path: str, other: str) -> Rule:
     return rule
 
 
+def _batch_size(draft: Draft, key: str, value: Any) -> None:
+    """Of one process: accumulation follows from it where that is left out."""
+    micro = draft.given.get("micro_batch_size") or 1
+    if draft.given.get("gradient_accumulation_steps"):
+        draft.unneeded(key, "micro_batch_size and gradient_accumulation_steps say it too")
+    elif isinstance(value, int) and isinstance(micro, int) and value >= micro:
+        draft.carry(key, "training.gradient_accumulation_steps", value // micro)
+    else:
+        draft.drop(key, "expected a multiple of micro_batch_size; set training.global_batch_size")
+
+
+def _plugins(draft: Draft, key: str, value: Any) -> None:
+    own = [name for name in as_list(value) if not str(name).startswith("axolotl.integrations.")]
+    if own:
+        draft.drop(key, f"code of your own is not run: {', '.join(map(str, own))}")
+    else:
+        draft.unneeded(key, "what they switch on has keys of its own, each listed here")
+
+
+def _model_type(draft: Draft, key: str, value: Any) -> None:
+    if str(value).endswith(("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText")):
+        draft.unneeded(key, "read from the model's own files")
+    else:
+        draft.drop(key, "classifiers are task: sequence_classification; code of your own is not run")
+
+
+def _config_of_base(draft: Draft, key: str, value: Any) -> None:
+    if value == draft.given.get("base_model"):
+        draft.unneeded(key, "comes with the model")
+    else:
+        draft.drop(key, "the config comes with the model; another's is not taken")
+
+
 def _rate(draft: Draft, key: str, value: Any) -> None:
     draft.carry(key, "training.learning_rate", float(value))
 
@@ -184,12 +291,12 @@ RULES: dict[str, Rule] = {
     **TRAINING,
     "base_model": same("model.path"),
     "revision_of_model": same("model.revision"),
-    "batch_size": unneeded("micro_batch_size and gradient_accumulation_steps say it too"),
+    "batch_size": _batch_size,
     "adam_eps": same("training.adam_epsilon"),
-    "base_model_config": unneeded("comes with the model"),
+    "base_model_config": _config_of_base,
     "tokenizer_config": same("model.tokenizer"),
     "sequence_len": same("data.max_length"),
-    "sample_packing": same("data.packing"),
+    "sample_packing": packing,
     "excess_length_strategy": choice("data.overlong", {"drop": "drop", "truncate": "truncate", "raise": "error"}),
     "train_on_inputs": choice("data.train_on", {True: "all", False: "assistant"}),
     "val_set_size": share,
@@ -220,7 +327,7 @@ RULES: dict[str, Rule] = {
     "mlflow_tracking_uri": same("tracking.mlflow.uri"),
     "wandb_name": run_name,
     "dataset_processes": same("data.num_proc"),
-    "chat_template_jinja": dropped("write the template into a file and name it in model.chat_template"),
+    "dataset_num_proc": same("data.num_proc"),
     "special_tokens": dropped("tokens are the tokenizer's own; padding needs none, since nothing is padded"),
     "tokens": dropped("the vocabulary is not extended"),
     "added_tokens_overrides": dropped("the vocabulary is not extended"),
@@ -230,8 +337,9 @@ RULES: dict[str, Rule] = {
         True,
         "activations are recomputed, and not moved to the host",
     ),
-    "loss_watchdog_threshold": unneeded("a run ends before weights are spoilt by a loss that is not finite"),
-    "loss_watchdog_patience": unneeded("a run ends before weights are spoilt by a loss that is not finite"),
+    "loss_watchdog_threshold": dropped("a run ends where a loss is not finite, not where it is merely high"),
+    "loss_watchdog_patience": dropped("a run ends at the first loss that is not finite"),
+    "shuffle_merged_datasets": always("rows are shuffled, each epoch anew", "rows are shuffled, each epoch anew"),
     "local_files_only": flag("model.local_files_only", True),
     "lora_model_dir": dropped("training does not begin from an adapter; merge it into the model first"),
     "model_config": dropped("the model's config is used as it is"),
@@ -249,21 +357,20 @@ RULES: dict[str, Rule] = {
     **each("use_ray ray_num_workers", dropped("several nodes: see compute.nodes and `kubetune submit`")),
     "activation_offloading": dropped("activations are recomputed (gradient_checkpointing), not moved to the host"),
     "lora_target_parameters": dropped("adapters sit on linear layers; experts kept as one parameter get none"),
-    "plugins": unneeded("kubetune has no plugins; what they switch on has keys of its own, each listed here"),
+    "plugins": _plugins,
+    "model_type": _model_type,
     "processor_type": lambda draft, key, value: draft.carry(key, "task", "vision_language"),
     "skip_prepare_dataset": unneeded("images are read while training, tokens are prepared"),
     "image_size": dropped("images keep their shape; vision.image_max_tokens limits their size"),
     **each(
-        "model_type tokenizer_type is_llama_derived_model is_mistral_derived_model is_falcon_derived_model "
-        "tokenizer_use_fast tokenizer_use_mistral_common tokenizer_legacy chat_template",
+        "tokenizer_type is_llama_derived_model is_mistral_derived_model is_falcon_derived_model tokenizer_use_fast",
         unneeded("read from the model's and the tokenizer's own files"),
     ),
     **each(
         "strict dataset_prepared_path pad_to_sequence_len eval_sample_packing lora_fan_in_fan_out "
-        "low_cpu_mem_usage eval_table_size eval_max_new_tokens save_first_step early_stopping "
-        "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp flash_attn_fuse_qkv gptq_groupsize "
-        "gptq_model_v1 torchdistx_path experimental_skip_move_to_device max_packed_sequence_len "
-        "shuffle_merged_datasets use_otel_metrics debug",
+        "low_cpu_mem_usage eval_table_size eval_max_new_tokens save_first_step "
+        "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp flash_attn_fuse_qkv "
+        "torchdistx_path experimental_skip_move_to_device debug",
         unneeded("has no counterpart, and no effect on the result"),
     ),
     **each(

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
 from typing import Any
 
 from kubetune.config.importers.draft import (
     Draft,
     Rule,
+    always,
     as_flag,
     as_list,
     choice,
     dropped,
     each,
     flag,
+    is_empty,
+    only,
     same,
     unneeded,
 )
+from kubetune.config.schema import DataConfig
 
 SCHEDULES = {
     "cosine": "cosine",
@@ -76,8 +79,10 @@ def strategy(path: str) -> Rule:
             draft.carry(key, path, "epoch")
         elif value == "steps":
             draft.unneeded(key, "follows from the number of steps")
+        elif (value == "no" or as_flag(value) is False) and path == "training.save_steps":
+            draft.unneeded(key, "the last step is saved all the same, and each epoch's, which changes no result")
         elif value == "no" or as_flag(value) is False:
-            draft.unneeded(key, "nothing is evaluated without data.eval, and the last step is always saved")
+            draft.unneeded(key, "what data.eval holds out is evaluated all the same, which changes no result")
         elif value == "best":
             draft.unneeded(key, "the best checkpoint is always kept")
         else:
@@ -92,6 +97,26 @@ def warmup_steps(draft: Draft, key: str, value: Any) -> None:
         draft.carry(key, "training.warmup_ratio", value)
     else:
         draft.carry(key, "training.warmup_steps", int(value))
+
+
+def resumption(draft: Draft, key: str, value: Any) -> None:
+    """A run goes on by itself; from another's checkpoint none begins."""
+    if as_flag(value) in (True, False):
+        draft.unneeded(key, "a run goes on from its newest good checkpoint by itself; see training.resume")
+    else:
+        draft.drop(
+            key, "a run goes on from its own newest checkpoint only; merge another's result into the model first"
+        )
+
+
+def push(draft: Draft, key: str, value: Any) -> None:
+    """Whether the result is uploaded; where to, another key says."""
+    if not as_flag(value):
+        draft.unneeded(key, "off, as here")
+    elif draft.given.get("hub_model_id"):
+        draft.unneeded(key, "follows from `push`, which hub_model_id sets")
+    else:
+        draft.drop(key, "no hub_model_id is given; set push.repo: ORG/NAME")
 
 
 def hub_model(draft: Draft, key: str, value: Any) -> None:
@@ -217,6 +242,18 @@ def names(path: str) -> Rule:
     return lambda draft, key, value: draft.carry(key, path, as_list(value))
 
 
+def four_bits(switch: str, on: Any) -> Rule:
+    """The kind of 4 bits, which says nothing unless the key `switch` asks for 4 bits."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if as_flag(draft.given.get(switch)) != on:
+            draft.unneeded(key, f"{switch} does not ask for 4 bits")
+        else:
+            choice("quantization", {"nf4": "4bit", "fp4": "fp4"}, "4bit", "nf4 and fp4 are there")(draft, key, value)
+
+    return rule
+
+
 def seconds(path: str) -> Rule:
     """A patience. The enormous ones that peers' examples set hide hangs for years."""
 
@@ -227,6 +264,16 @@ def seconds(path: str) -> Rule:
             draft.unneeded(key, "data are prepared before the ranks meet, so no such patience is needed")
 
     return rule
+
+
+def packing(draft: Draft, key: str, value: Any) -> None:
+    """Packed rows: where others pack before they batch, a batch counts full rows, and so it does here then."""
+    if as_flag(value):
+        draft.carry(key, "data.packing", True, f"data.packing: true, and training.global_batch_tokens: packed; {_ROWS}")
+        draft.assume("training.global_batch_tokens", "packed", f"{draft.peer} counts packed rows, not samples")
+        draft.comments[("training", "global_batch_tokens")] = "full rows of data.max_length are counted, as there"
+    else:
+        draft.carry(key, "data.packing", False)
 
 
 def share(draft: Draft, key: str, value: Any) -> None:
@@ -240,11 +287,7 @@ def share(draft: Draft, key: str, value: Any) -> None:
         draft.approximate(key, "data.eval", 0.05, "a share is held out here, not a number of rows; adjust it")
 
 
-def short_name(path: str) -> str:
-    """The last part of a path, without its suffix."""
-    return PurePath(path).stem
-
-
+_ROWS = "a step holds as many tokens as there"
 _NO_EFFECT = "has no counterpart, and no effect on the result"
 
 TRAINING: dict[str, Rule] = {
@@ -260,6 +303,8 @@ TRAINING: dict[str, Rule] = {
     "save_total_limit": total_limit,
     "gradient_checkpointing": same("training.gradient_checkpointing"),
     "warmup_steps": warmup_steps,
+    "use_cpu": flag("compute.gpus_per_node", 0),
+    "no_cuda": flag("compute.gpus_per_node", 0),
     "logging_steps": steps("training.logging_steps"),
     "eval_steps": steps("training.eval_steps"),
     "save_steps": steps("training.save_steps"),
@@ -277,15 +322,18 @@ TRAINING: dict[str, Rule] = {
     "trust_remote_code": remote_code,
     "ddp_timeout": seconds("training.timeout_seconds"),
     "load_best_model_at_end": unneeded("`best` is a link to the best checkpoint, `last` to the last"),
-    **each(
-        "resume_from_checkpoint auto_resume_from_checkpoints",
-        unneeded("a run goes on from its newest good checkpoint by itself"),
-    ),
+    **each("resume_from_checkpoint auto_resume_from_checkpoints", resumption),
     "neftune_noise_alpha": dropped("noise on embeddings is not there"),
     "use_liger_kernel": unneeded("fused kernels are used where they are proved equal"),
     "label_smoothing_factor": dropped("label smoothing is not there"),
-    "group_by_length": unneeded("packing leaves nothing to gain from it"),
-    "push_to_hub": unneeded("follows from `push`, which hub_model_id sets"),
+    "group_by_length": unneeded("it saves padding, and nothing is padded here"),
+    "push_to_hub": push,
+    "hub_strategy": only(["end"], "uploaded after a good end, as here", "the best is uploaded once, after a good end"),
+    "data_seed": dropped("training.seed decides the order of the data too"),
+    "dataloader_drop_last": dropped("the last step of an epoch takes the samples that are left"),
+    "eval_on_start": dropped("nothing is evaluated before the first step"),
+    "do_train": always("a run trains", "a run trains; see `kubetune evaluate`"),
+    "do_predict": dropped("see `kubetune generate`"),
     "hub_model_id": hub_model,
     "hub_private_repo": same("push.private"),
     "lr_scheduler_kwargs": dropped("schedules have no settings of their own"),
@@ -297,11 +345,11 @@ TRAINING: dict[str, Rule] = {
     ),
     **each(
         "gradient_checkpointing_kwargs dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
-        "dataloader_prefetch_factor remove_unused_columns overwrite_output_dir overwrite_cache do_train do_eval "
+        "dataloader_prefetch_factor remove_unused_columns overwrite_output_dir overwrite_cache do_eval "
         "logging_first_step logging_dir save_safetensors save_only_model ddp_find_unused_parameters disable_tqdm "
-        "log_level include_num_input_tokens_seen include_tokens_per_second plot_loss data_seed local_rank "
-        "prediction_loss_only eval_on_start dataloader_drop_last use_cpu torch_compile torch_compile_mode "
-        "torch_empty_cache_steps logging_strategy hub_strategy log_level_replica skip_memory_metrics",
+        "log_level include_num_input_tokens_seen include_tokens_per_second plot_loss local_rank "
+        "prediction_loss_only torch_compile torch_compile_mode "
+        "torch_empty_cache_steps logging_strategy log_level_replica skip_memory_metrics",
         unneeded(_NO_EFFECT),
     ),
 }
@@ -326,6 +374,8 @@ def pin_fsdp(draft: Draft, *keys: str) -> None:
 
 def settle(draft: Draft) -> None:
     """Take out what our sections do not allow together, and say so."""
+    if draft.settings.get(("training", "global_batch_tokens")) == "packed":
+        _settle_packing(draft)
     if not draft.has("data.eval"):
         for key in ("early_stopping_patience", "metric_for_best_model", "greater_is_better", "eval_steps"):
             draft.withdraw(f"training.{key}", "nothing is evaluated, since no data are given for it; set data.eval")
@@ -334,6 +384,17 @@ def settle(draft: Draft) -> None:
         draft.unneeded("hub_private_repo", "nothing is uploaded")
     if draft.settings.get(("training", "parallelism")) == "fsdp":
         _settle_sharding(draft)
+
+
+def _settle_packing(draft: Draft) -> None:
+    """A global batch that counts packed rows, as a number of tokens."""
+    rows = ("training", "global_batch_size")
+    if rows in draft.settings:
+        key, number = draft.origins.pop(rows), draft.settings.pop(rows)
+        draft.comments.pop(rows, None)
+        length = draft.settings.get(("data", "max_length"), DataConfig.model_fields["max_length"].default)
+        said = f"training.global_batch_tokens: {number * length:,}, {number} full rows of {length:,} tokens"
+        draft.carry(key, "training.global_batch_tokens", number * length, said)
 
 
 def _settle_sharding(draft: Draft) -> None:
@@ -355,7 +416,14 @@ def _settle_sharding(draft: Draft) -> None:
         draft.approximate(key, "training.optim", "adamw", "8-bit state is not sharded; slices of AdamW's are small")
 
 
-def retell(draft: Draft) -> None:
-    """One note for each key: a key whose setting was taken out again counts as dropped."""
+def complete(draft: Draft) -> None:
+    """One note for each key, and none without: a key whose setting was taken out again counts as dropped."""
+    told = {note.key for note in draft.notes}
+    for key, value in draft.given.items():
+        if key not in told:
+            if is_empty(value):
+                draft.unneeded(key, "left empty")
+            else:
+                draft.drop(key, "read, but nothing here follows from it")
     last = {(note.key, note.kind == "assumed"): note for note in draft.notes}
     draft.notes[:] = [note for note in draft.notes if last[(note.key, note.kind == "assumed")] is note]

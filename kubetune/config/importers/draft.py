@@ -7,13 +7,16 @@ silence: a key that no rule takes is noted as dropped, by name.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from kubetune.config.importers.writing import inline
 from kubetune.config.secrets import is_secret
+from kubetune.errors import ConfigError
 
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(")
 Kind = Literal["carried", "assumed", "approximated", "dropped", "unneeded"]
 
 
@@ -30,11 +33,12 @@ class Note:
 
 @dataclass
 class Draft:
-    """`given`: their settings; `lines`: where each stands. `settings`: ours, by path; `origins`: from which key."""
+    """`given`: their settings; `path`, `lines`: their places. `settings`: ours, by path; `origins`: of which key."""
 
     peer: str
     given: Mapping[str, Any]
     lines: Mapping[str, int] = field(default_factory=dict)
+    path: str = ""
     settings: dict[tuple[str, ...], Any] = field(default_factory=dict)
     comments: dict[tuple[str, ...], str] = field(default_factory=dict)
     origins: dict[tuple[str, ...], str] = field(default_factory=dict)
@@ -53,6 +57,9 @@ class Draft:
 
     def carry(self, key: str, path: str, value: Any, text: str = "") -> None:
         """Our setting means what theirs does. `text` tells of it where the value alone does not."""
+        if found := _VARIABLE.search(inline(value)):
+            self.drop(key, f"{inline(value)} holds {found[0]}, which the file does not set; put its value there")
+            return
         self._put(path, value, key)
         self._note("carried", key, text or (f"{path}: {inline(value)}" if value is not None else f"a `{path}` section"))
 
@@ -78,6 +85,10 @@ class Draft:
     def unneeded(self, key: str, why: str) -> None:
         """Nothing is lost without the key."""
         self._note("unneeded", key, why)
+
+    def refuse(self, key: str, why: str) -> NoReturn:
+        """No run could mean what the key says. Raises ConfigError at its line."""
+        raise ConfigError(f"{self.path}:{self.lines.get(key, 1)}: {key}: {why}. Nothing was written.")
 
     def withdraw(self, path: str, why: str) -> None:
         """Take a setting out again: the key that it came from is dropped after all."""
@@ -179,6 +190,31 @@ def flag(path: str, on: Any) -> Rule:
 def near(path: str, value: Any, why: str) -> Rule:
     """Something that only comes near, whatever its value."""
     return lambda draft, key, _: draft.approximate(key, path, value, why)
+
+
+def always(why: str, otherwise: str) -> Rule:
+    """What is always done here: nothing is lost by asking for it, and it cannot be switched off."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if as_flag(value) is False:
+            draft.drop(key, otherwise)
+        else:
+            draft.unneeded(key, why)
+
+    return rule
+
+
+def only(values: Iterable[Any], why: str, otherwise: str) -> Rule:
+    """Nothing is lost without the key where it has one of these values; any other is not done here."""
+    known = set(values)
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if isinstance(value, (str, int, float)) and value in known:
+            draft.unneeded(key, why)
+        else:
+            draft.drop(key, otherwise)
+
+    return rule
 
 
 def unneeded(why: str) -> Rule:

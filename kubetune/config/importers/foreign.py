@@ -24,7 +24,7 @@ _COMMANDS = {
 _CONFIG = re.compile(r"(?:\s+|.*\s--config[\s=]+)['\"]?([^\s'\"-][^\s'\"]*\.(?:ya?ml|json))\b")
 _VARIABLE = re.compile(r"^(\w+)=(.*)$")
 _ASSIGNMENT = re.compile(r"(?:export\s+)?(\w+)=([^\s$`]*)")
-_SHELL_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_SHELL_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
 _OTHER_FILES = {
     "compute_environment": "a config of accelerate, which says how processes are started",
     "distributed_type": "a config of accelerate, which says how processes are started",
@@ -79,7 +79,7 @@ def _read_script(path: Path) -> Foreign:
         raise ConfigError(f"{path}: is no text file. Nothing was written.") from None
     known: dict[str, str] = {}
     for number, written in _commands(text):
-        command = _without_comment(_SHELL_VARIABLE.sub(lambda found: known.get(found[1], found[0]), written))
+        command = _without_comment(_SHELL_VARIABLE.sub(lambda found: _known(found, known), written))
         if found := _ASSIGNMENT.fullmatch(command.strip()):
             known[found[1]] = found[2].strip("'\"")
         for peer, pattern in _COMMANDS.items():
@@ -92,6 +92,11 @@ def _read_script(path: Path) -> Foreign:
         f"{path}: holds no command that is known; expected `swift sft`, `trl sft` or `llamafactory-cli train` with "
         "its arguments. Nothing was written."
     )
+
+
+def _known(found: re.Match[str], known: Mapping[str, str]) -> str:
+    """What a variable stands for: what was set above, or its own default, or itself."""
+    return known.get(found[1] or found[3], found[0] if found[2] is None else found[2])
 
 
 def _commands(text: str) -> Iterator[tuple[int, str]]:

@@ -6,8 +6,33 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kubetune.config.importers.common import TRAINING, fp8, modules, names, pin_fsdp, pixels, sees, share
-from kubetune.config.importers.draft import Draft, Rule, as_list, choice, dropped, each, flag, same, unneeded
+from kubetune.config.importers.common import (
+    TRAINING,
+    four_bits,
+    fp8,
+    modules,
+    names,
+    packing,
+    pin_fsdp,
+    pixels,
+    sees,
+    share,
+)
+from kubetune.config.importers.draft import (
+    Draft,
+    Note,
+    Rule,
+    as_flag,
+    as_list,
+    choice,
+    dropped,
+    each,
+    flag,
+    only,
+    same,
+    unneeded,
+)
+from kubetune.config.importers.prompts import template
 
 NAME = "LLaMA-Factory"
 MARKS = ("stage", "finetuning_type", "cutoff_len", "template", "dataset_dir", "lora_target", "val_size", "pref_loss",
@@ -42,6 +67,9 @@ def convert(draft: Draft, folder: Path) -> None:
     stage_text = draft.given.get("stage") == "pt"
     if stage_text and not draft.has("data.train_on"):
         draft.assume("data.train_on", "all", "stage: pt trains on everything")
+    if stage_text and not draft.has("data.packing"):
+        draft.assume("data.packing", True, "stage: pt packs")
+        draft.assume("training.global_batch_tokens", "packed", "stage: pt counts packed rows, not samples")
     for path, value in _DEFAULTS.items():
         draft.assume(path, value)
     if not draft.has("training.warmup_steps"):
@@ -78,7 +106,9 @@ def _data(draft: Draft, folder: Path) -> None:
             sources = [_source(draft, key, name, registry, number) for name in as_list(given)]
             draft.carry(key, path, sources)
     if number is not None and draft.has("data.train"):
-        draft.carry("max_samples", "data.train", draft.settings[("data", "train")], f"#{number} behind each source")
+        why = f"#{number} behind each source: drawn by the seed, not the first"
+        draft.notes.append(Note("approximated", "max_samples", number, why, draft.lines.get("max_samples", 0)))
+        draft.comments[("data", "train")] = f"max_samples: the first {number} of each there, drawn here"
     probabilities = draft.take("interleave_probs")
     if probabilities is not None:
         draft.drop("interleave_probs", "give each source a `weight`: how often it appears in an epoch")
@@ -136,6 +166,14 @@ def _source(draft: Draft, key: str, name: str, registry: tuple[Path, dict[str, A
     return source
 
 
+def _neat_packing(draft: Draft, key: str, value: Any) -> None:
+    """Packing with isolated sequences, which packing always is here."""
+    if as_flag(value) or "packing" not in draft.given:
+        packing(draft, key, value)
+    else:
+        draft.unneeded(key, "sequences of a packed row never see each other")
+
+
 def _stage(draft: Draft, key: str, value: Any) -> None:
     if value == "pt":
         draft.approximate(key, "task", "causal_lm", "every token of a text is trained; texts are packed whole")
@@ -152,8 +190,8 @@ RULES: dict[str, Rule] = {
     "val_size": share,
     "train_on_prompt": choice("data.train_on", {True: "all", False: "assistant"}),
     "mask_history": dropped("all answers of a conversation are trained, not only the last"),
-    "packing": same("data.packing"),
-    "neat_packing": flag("data.packing", True),
+    "packing": packing,
+    "neat_packing": _neat_packing,
     "preprocessing_num_workers": same("data.num_proc"),
     "lora_rank": same("lora.r"),
     "lora_alpha": same("lora.alpha"),
@@ -163,12 +201,17 @@ RULES: dict[str, Rule] = {
     "use_rslora": flag("lora.use_rslora", True),
     "use_dora": flag("lora.use_dora", True),
     "quantization_bit": choice("quantization", {4: "4bit", 8: "8bit"}, None, "4 and 8 bits are there"),
-    "quantization_type": choice("quantization", {"nf4": "4bit", "fp4": "fp4"}),
-    "quantization_method": unneeded("bitsandbytes"),
+    "quantization_type": four_bits("quantization_bit", 4),
+    "quantization_method": only(
+        ["bnb", "bitsandbytes", "BNB"], "bitsandbytes, as here", "the base is quantised by bitsandbytes"
+    ),
     "double_quantization": unneeded("kubetune's choice, and no matter of quality"),
     "pure_bf16": flag("model.dtype", "bfloat16"),
-    "template": unneeded("the chat template is the tokenizer's own; `kubetune data check` shows it on your data"),
-    "enable_thinking": unneeded("templates show the thinking that the data hold"),
+    "template": template(("chatml",)),
+    "enable_thinking": dropped("no empty thoughts are added to answers; a template shows the thinking that data hold"),
+    "tokenized_path": dropped("data are prepared from their sources, and kept by fingerprint"),
+    "upcast_layernorm": dropped("norms compute as the model's code says"),
+    "cache_dir": unneeded("a folder of the machine: set HF_HOME where the run is started"),
     "adapter_name_or_path": dropped("training does not begin from an adapter; merge it into the model first"),
     "disable_gradient_checkpointing": flag("training.gradient_checkpointing", False),
     **each("fp8_backend fp8_enable_fsdp_float8_all_gather", unneeded("kubetune's choice")),
@@ -188,8 +231,7 @@ RULES: dict[str, Rule] = {
     **each("freeze_language_model media_dir", dropped("has no counterpart; see docs/vision.md")),
     **each("video_max_pixels video_fps video_maxlen", dropped("videos are not there; images are")),
     **each(
-        "tokenized_path use_reentrant_gc cache_dir print_param_status low_cpu_mem_usage use_fast_tokenizer "
-        "buffer_size upcast_layernorm",
+        "use_reentrant_gc print_param_status low_cpu_mem_usage use_fast_tokenizer buffer_size",
         unneeded("has no counterpart, and no effect on the result"),
     ),
 }

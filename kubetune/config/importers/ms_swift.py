@@ -5,8 +5,22 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from kubetune.config.importers.common import TRAINING, modules, names, pin_fsdp, pixels, sees, share
-from kubetune.config.importers.draft import Draft, Rule, as_flag, as_list, choice, dropped, each, flag, same, unneeded
+from kubetune.config.importers.common import TRAINING, four_bits, modules, names, packing, pin_fsdp, pixels, sees, share
+from kubetune.config.importers.draft import (
+    Draft,
+    Rule,
+    always,
+    as_flag,
+    as_list,
+    choice,
+    dropped,
+    each,
+    flag,
+    only,
+    same,
+    unneeded,
+)
+from kubetune.config.importers.prompts import template
 
 NAME = "ms-swift"
 MARKS = ("tuner_type", "train_type", "split_dataset_ratio", "attn_impl", "freeze_vit", "val_dataset",
@@ -48,6 +62,10 @@ def convert(draft: Draft) -> None:
     draft.assume("training.learning_rate", 1e-4 if ("lora",) in draft.settings else 1e-5)
     if not draft.has("training.warmup_steps"):
         draft.assume("training.warmup_ratio", 0.0)
+    draft.assume(
+        "data.max_length", 2048, "ms-swift takes the model's own maximum, which the file does not say; longer rows are "
+        "left out"
+    )  # fmt: skip
     if draft.has("data.eval"):
         draft.assume("training.eval_steps", draft.settings[("training", "save_steps")], "as save_steps")
 
@@ -116,6 +134,16 @@ def _accumulation(draft: Draft, key: str, value: Any) -> None:
         draft.drop(key, f"a shell expression: {text}; set training.global_batch_size")
 
 
+def _packing_length(draft: Draft, key: str, value: Any) -> None:
+    """Rows are packed to `max_length` here, so that a batch of longer ones is a larger batch of these."""
+    if not as_flag(draft.given.get("packing")):
+        draft.unneeded(key, "packing is off")
+    elif value == draft.given.get("max_length"):
+        draft.unneeded(key, "max_length says it too")
+    else:
+        draft.drop(key, "rows are packed to data.max_length; scale the accumulation by the quotient")
+
+
 def _number(path: str) -> Rule:
     def rule(draft: Draft, key: str, value: Any) -> None:
         if isinstance(value, int):
@@ -148,7 +176,8 @@ RULES: dict[str, Rule] = {
         "the end of a row is cut, not its start, and it is not split",
     ),
     "split_dataset_ratio": _ratio,
-    "packing": same("data.packing"),
+    "packing": packing,
+    "packing_length": _packing_length,
     "padding_free": unneeded("nothing is padded here either way"),
     "dataset_num_proc": same("data.num_proc"),
     "lora_rank": same("lora.r"),
@@ -160,8 +189,8 @@ RULES: dict[str, Rule] = {
     "use_rslora": flag("lora.use_rslora", True),
     "use_dora": flag("lora.use_dora", True),
     "quant_bits": choice("quantization", {4: "4bit", 8: "8bit"}, None, "4 and 8 bits are there"),
-    "quant_method": choice("quantization", {"bnb": "4bit"}, "4bit", "bitsandbytes quantises the base"),
-    "bnb_4bit_quant_type": choice("quantization", {"nf4": "4bit", "fp4": "fp4"}),
+    "quant_method": only(["bnb"], "bitsandbytes, as here", "the base is quantised by bitsandbytes"),
+    "bnb_4bit_quant_type": four_bits("quant_bits", 4),
     "loss_scale": choice(
         "data.train_on", {"default": "assistant", "all": "all"}, "assistant", "every answer weighs the same"
     ),
@@ -184,7 +213,13 @@ RULES: dict[str, Rule] = {
     "freeze_aligner": sees("vision.freeze_projector"),
     **each("max_pixels MAX_PIXELS", pixels("vision.image_max_tokens")),
     **each("min_pixels MIN_PIXELS", pixels("vision.image_min_tokens")),
-    "template": unneeded("the chat template is the tokenizer's own; `kubetune data check` shows it on your data"),
+    "template": template(("chatml",)),
+    **each(
+        "dataset_shuffle train_dataloader_shuffle",
+        always("rows are shuffled, each epoch anew", "rows are shuffled, each epoch anew"),
+    ),
+    "strict": flag("data.max_lost_share", 0.0),
+    "eval_iters": dropped("an evaluation takes all of data.eval"),
     "use_chat_template": dropped("records with `text` are taken as they are, conversations get the template"),
     "sequence_parallel_size": dropped("no splitting along a sequence"),
     "loss_type": dropped("cross-entropy, or the mean squared error of a regression"),
@@ -222,8 +257,8 @@ RULES: dict[str, Rule] = {
     **each(
         "load_from_cache_file use_hf model_type add_version check_model tuner_backend "
         "lazy_tokenize logging_nan_inf_filter save_only_model max_new_tokens temperature infer_backend "
-        "dataset_shuffle train_dataloader_shuffle create_checkpoint_symlink strict label_names use_logits_to_keep "
-        "stream experts_impl finetune attention_backend cross_entropy_loss_fusion cross_entropy_fusion_impl eval_iters "
+        "create_checkpoint_symlink label_names use_logits_to_keep "
+        "stream experts_impl finetune attention_backend cross_entropy_loss_fusion cross_entropy_fusion_impl "
         "moe_permute_fusion moe_grouped_gemm moe_shared_expert_overlap gradient_accumulation_fusion "
         "masked_softmax_fusion bnb_4bit_compute_dtype",
         unneeded("has no counterpart, and no effect on the result"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.config.importers.common import TRAINING, modules, names, pin_fsdp, share
-from kubetune.config.importers.draft import Draft, Rule, as_flag, choice, dropped, each, flag, same, unneeded
+from kubetune.config.importers.common import TRAINING, four_bits, modules, names, packing, pin_fsdp, share
+from kubetune.config.importers.draft import Draft, Rule, as_flag, choice, dropped, each, flag, only, same, unneeded
+from kubetune.config.importers.prompts import template_file
 
 NAME = "TRL"
 MARKS = ("dataset_name", "use_peft", "dataset_train_split", "dataset_test_split", "assistant_only_loss",
@@ -134,20 +135,28 @@ def _loss(draft: Draft) -> None:
             draft.unneeded(key, "off; data.train_on says what is learnt")
 
 
+def _packing_strategy(draft: Draft, key: str, value: Any) -> None:
+    if not as_flag(draft.given.get("packing")):
+        draft.unneeded(key, "packing is off")
+    elif value == "bfd":
+        draft.unneeded(key, "whole sequences are packed, as here")
+    else:
+        draft.drop(key, "sequences are packed whole, and never cut")
+
+
 RULES: dict[str, Rule] = {
     **TRAINING,
     "model_name_or_path": same("model.path"),
     "model_revision": same("model.revision"),
     "dtype": choice("model.dtype", {name: name for name in ("auto", "bfloat16", "float16", "float32")}),
     "torch_dtype": choice("model.dtype", {name: name for name in ("auto", "bfloat16", "float16", "float32")}),
-    "chat_template_path": same("model.chat_template"),
-    "chat_template": dropped("write the template into a file and name it in model.chat_template"),
+    **each("chat_template_path chat_template", template_file),
     "dataset_mixer": dropped("write each data set into data.train as a source with its split and weight"),
     "dataset_splits": dropped("a source has one split; see data.train[…].split"),
     "max_length": same("data.max_length"),
     "max_seq_length": same("data.max_length"),
-    "packing": same("data.packing"),
-    "packing_strategy": choice("data.packing", {"bfd": True, "bfd-requeue": True}, True, "sequences are never cut"),
+    "packing": packing,
+    "packing_strategy": _packing_strategy,
     "padding_free": unneeded("nothing is padded here either way"),
     "truncation_mode": choice("data.overlong", {"keep_start": "truncate"}, "truncate", "the end is cut, not the start"),
     "dataset_num_proc": same("data.num_proc"),
@@ -161,12 +170,14 @@ RULES: dict[str, Rule] = {
     "use_dora": flag("lora.use_dora", True),
     "load_in_4bit": flag("quantization", "4bit"),
     "load_in_8bit": flag("quantization", "8bit"),
-    "bnb_4bit_quant_type": choice("quantization", {"nf4": "4bit", "fp4": "fp4"}),
-    "loss_type": unneeded("cross-entropy, computed in pieces where that saves memory"),
+    "bnb_4bit_quant_type": four_bits("load_in_4bit", True),
+    "loss_type": only(["nll", "chunked_nll"], "cross-entropy, as here", "cross-entropy is the only loss"),
+    "lora_task_type": only(["CAUSAL_LM"], "follows from the task", "the task is causal_lm; see task"),
+    "pad_token": unneeded("nothing is padded"),
+    "shuffle_dataset": unneeded("rows are shuffled, each epoch anew, there as here"),
     "env": dropped("environment variables are set where the command is started, or in kubernetes.env"),
     **each(
-        "lora_task_type use_bnb_nested_quant bnb_4bit_quant_storage eval_packing pad_token "
-        "shuffle_dataset pad_to_multiple_of ignore_bias_buffers config",
+        "use_bnb_nested_quant bnb_4bit_quant_storage eval_packing pad_to_multiple_of ignore_bias_buffers config",
         unneeded("has no counterpart, and no effect on the result"),
     ),
     "eos_token": dropped("the tokenizer's own; a conversation ends as its chat template says"),
