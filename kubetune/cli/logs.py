@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
     from kubetune.cluster.client import Cluster, Object
-    from kubetune.cluster.streams import Source
+    from kubetune.cluster.streams import Look, Source
     from kubetune.manifests.spec import RunSpec
 
 _POLL_SECONDS = 1.0
@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         print_rank_log(cluster, spec, args.rank, follow=args.follow)
         return OK
     from kubetune.cluster.pods import node_number
+    from kubetune.cluster.preparation import find_pods
+    from kubetune.cluster.runs import trainer_pods
     from kubetune.cluster.streams import Streams
 
     show, tell, is_silent = printer(spec), teller(cluster, spec), True
@@ -65,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
         streams.read()
         if is_silent:
             _say_nothing_yet(spec)
-            tell()
+            warnings, _ = cluster.list_with_revision("Event", fields={"type": "Warning"})
+            tell([*find_pods(cluster, spec), *trainer_pods(cluster, spec)], warnings)
     return OK
 
 
@@ -86,28 +89,31 @@ def printer(spec: RunSpec) -> Callable[[Source, str], None]:
     return show
 
 
-def teller(cluster: Cluster, spec: RunSpec) -> Callable[[], None]:
+def teller(cluster: Cluster, spec: RunSpec) -> Look:
     """Tells, once each, why pods do not come and what the cluster warns of; not what is over."""
     from kubetune.cluster.client import say
-    from kubetune.cluster.pods import has_ended, is_running, name_of, why
-    from kubetune.cluster.preparation import find_pods
-    from kubetune.cluster.runs import event_time, events_of, trainer_pods
+    from kubetune.cluster.pods import component_of, has_ended, is_running, name_of, why
+    from kubetune.cluster.runs import belongs_to, event_time
+    from kubetune.manifests.initialisers import PREPROCESS
+    from kubetune.manifests.spec import TRAINER
 
     told, began = set[str](), datetime.now(UTC).isoformat()[:_SECONDS]
+    is_ours = belongs_to(cluster, spec)
 
-    def look() -> None:
-        trainers = trainer_pods(cluster, spec)
-        there = [*find_pods(cluster, spec), *trainers]
+    def look(pods: Sequence[Object], warnings: Sequence[Object]) -> None:
+        there = [pod for pod in pods if component_of(pod) in (PREPROCESS, TRAINER)]
+        trainers = [pod for pod in there if component_of(pod) == TRAINER]
         reasons = {name_of(pod): reason for pod in there if (reason := why(pod))}
         all_run = sum(map(is_running, trainers)) >= spec.nodes
         settled = {name_of(pod) for pod in there if is_running(pod) or has_ended(pod)}
 
         def matters(event: Object) -> bool:
-            is_over = all_run or event["involvedObject"]["name"] in settled
-            return event.get("type") == "Warning" and (not is_over or event_time(event)[:_SECONDS] >= began)
+            name = event["involvedObject"].get("name", "")
+            is_over = all_run or name in settled
+            return is_ours(name) and (not is_over or event_time(event)[:_SECONDS] >= began)
 
-        warnings = list(filter(matters, events_of(cluster, spec)))
-        news = [(event["involvedObject"]["name"], str(event["message"])) for event in warnings]
+        found = sorted(filter(matters, warnings), key=event_time)
+        news = [(event["involvedObject"]["name"], str(event["message"])) for event in found]
         # a pod's own reason repeats what its events say
         news = [(name, text) for name, text in news if text not in reasons.get(name, "")]
         for text in (f"{name}: {text}" for name, text in [*news, *reasons.items()]):

@@ -6,6 +6,7 @@ they drop the fields they do not know. Every error leaves here as a sentence (re
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
 
 import httpx2
@@ -60,6 +62,14 @@ def say(text: str) -> None:
     print(scrub(f"kubetune: {text}"), file=sys.stderr, flush=True)
 
 
+@dataclass
+class _Connection(ConnectionParams):
+    """How we connect: as often at a time as is asked for, where httpx2 would keep the 101st waiting."""
+
+    timeout: httpx2.Timeout = field(default_factory=lambda: httpx2.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS))
+    limits: httpx2.Limits = field(default_factory=lambda: httpx2.Limits(max_connections=None))
+
+
 class Cluster:
     """One namespace of the cluster that the kubeconfig points to.
 
@@ -77,12 +87,17 @@ class Cluster:
         self._tell = tell
         self._warned: set[str] = set()
         self._lock = threading.Lock()
-        timeout = httpx2.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS)
+        # Followed logs hold a connection for each container: they have a client of their own, so that none of the
+        # hundreds is waited for by a question.
+        self._http, self._streams = self._connected(config), self._connected(config)
+
+    def _connected(self, config: SingleConfig) -> httpx2.Client:
         with _explained_login():
-            self._http = connected(config, ConnectionParams(timeout=timeout))
+            client = connected(config, _Connection())
         # A refusal is read while its connection is still open: later, exec's is closed, and what it said is lost.
-        self._http.event_hooks = {"response": [_read_refusal]}
-        weakref.finalize(self, self._http.close)
+        client.event_hooks = {"response": [_read_refusal]}
+        weakref.finalize(self, client.close)
+        return client
 
     # -- objects
     def get(self, kind: str, name: str) -> Object | None:
@@ -92,12 +107,19 @@ class Cluster:
 
     def list(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
         """The objects with these labels; none where the kind is not installed."""
+        return self.list_with_revision(kind, labels)[0]
+
+    def list_with_revision(
+        self, kind: str, labels: Mapping[str, str] | None = None, fields: Mapping[str, str] | None = None
+    ) -> tuple[builtins.list[Object], str]:
+        """The objects with these labels and fields, and the revision at which it was so, for a watch to go on from."""
         question = Question("list", KINDS[kind], self.namespace)
-        response = self._send("GET", question, _selector(labels), missing_ok=True)
-        items: list[Object] = _object(response).get("items") or [] if response is not None else []
+        response = self._send("GET", question, _selectors(labels, fields), missing_ok=True)
+        answer = _object(response) if response is not None else {}
         # The items of a list do not say what they are.
         facts = {"apiVersion": KINDS[kind].api_version, "kind": kind}
-        return [{**facts, **item} for item in items]
+        items = [{**facts, **item} for item in answer.get("items") or []]
+        return items, str((answer.get("metadata") or {}).get("resourceVersion") or "")
 
     def apply(self, obj: Object, *, dry_run: bool = False) -> Object:
         """Server-side apply, checked strictly: fields the server does not know are errors."""
@@ -124,11 +146,23 @@ class Cluster:
         return self._send("DELETE", question, body=options, missing_ok=True) is not None
 
     def watch(
-        self, kind: str, labels: Mapping[str, str] | None = None, *, seconds: int
+        self,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        *,
+        seconds: int,
+        fields: Mapping[str, str] | None = None,
+        since: str | None = None,
     ) -> Iterator[tuple[str, Object]]:
-        """What there is, as `("ADDED", object)`, and then each change, for so long. Unreachable when it breaks off."""
+        """What there is, as `("ADDED", object)`, and then each change, for so long. Unreachable when it breaks off.
+
+        With a revision in `since` only what has changed after it, and now and then `("BOOKMARK", object)`, of which
+        only the revision counts; Refused with code 410 where the server has forgotten it.
+        """
         question = Question("watch", KINDS[kind], self.namespace)
-        params = {"watch": "true", "timeoutSeconds": str(seconds), **_selector(labels)}
+        params = {"watch": "true", "timeoutSeconds": str(seconds), **_selectors(labels, fields)}
+        if since is not None:
+            params |= {"resourceVersion": since, "allowWatchBookmarks": "true"}
         with self._stream(question, params) as response:
             for line in _lines(response.iter_bytes()):
                 try:
@@ -191,7 +225,7 @@ class Cluster:
         sinks: Any = {"stdout": stdout or False, "stderr": stderr or False}
         try:
             with _explained_login():
-                driver = _Channel(self._http, request, seconds)
+                driver = _Channel(self._streams, request, seconds)
                 return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
         except WebSocketUpgradeError as error:
             raise _declined(question, error.response) from None
@@ -271,7 +305,8 @@ class Cluster:
     def _stream(self, question: Question, params: Mapping[str, str]) -> Iterator[httpx2.Response]:
         path = question.kind.path(question.namespace, question.name, question.subresource)
         try:
-            with _explained_login(), self._http.stream("GET", path, params=params) as response:
+            client = self._http if question.verb == "watch" else self._streams
+            with _explained_login(), client.stream("GET", path, params=params) as response:
                 if response.status_code >= 400:
                     raise _declined(question, response)
                 yield response
@@ -341,8 +376,9 @@ def _explained_login() -> Iterator[None]:
         raise EnvironmentFault(f"logging in to the cluster failed: {error}") from None
 
 
-def _selector(labels: Mapping[str, str] | None) -> dict[str, str]:
-    return {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}
+def _selectors(labels: Mapping[str, str] | None, fields: Mapping[str, str] | None = None) -> dict[str, str]:
+    wanted = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: ",".join(f"{key}={value}" for key, value in of.items()) for name, of in wanted.items() if of}
 
 
 def _read_refusal(response: httpx2.Response) -> None:

@@ -5,7 +5,7 @@ A JobSet and a TrainJob start the trainer after it by themselves. The Job of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kubetune.cluster import pods
@@ -17,7 +17,7 @@ from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.manifests.spec import RunSpec
 
 if TYPE_CHECKING:
-    from kubetune.cluster.streams import Emit
+    from kubetune.cluster.streams import Emit, Look
 
 _TAIL_LINES = 20
 
@@ -61,7 +61,7 @@ def standing(cluster: Cluster, spec: RunSpec, state: State, found: Sequence[Obje
     return "waiting", (pods.why(active[-1]) if active else "") or waits
 
 
-def wait_for_job(cluster: Cluster, spec: RunSpec, emit: Emit, look: Callable[[], None]) -> None:
+def wait_for_job(cluster: Cluster, spec: RunSpec, emit: Emit, look: Look | None = None) -> None:
     """Follow the Job that prepares to its end. Raises ConfigError, EnvironmentFault with its cause when it failed."""
     from kubetune.cluster.streams import Streams
 

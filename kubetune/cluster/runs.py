@@ -43,6 +43,7 @@ _STATES: dict[int, State] = {OK: "done", PREEMPTED: "stopped"}
 _FINAL = (OK, USER, DIVERGED)
 _POD_SECONDS = 300
 _TAIL_LINES = 100
+_STAMP = len("2026-11-20T10:15:00")
 # A node that is down answers to nothing, and the API server itself waits for it for half a minute.
 _ASK_SECONDS = 15.0
 _ASKED_PODS = 2
@@ -128,16 +129,31 @@ def running(cluster: Cluster, spec: RunSpec) -> list[Target]:
     return [Target(pods.name_of(pod), pods.trainer_container(pod), pods.node_number(pod)) for pod in found]
 
 
-def events_of(cluster: Cluster, spec: RunSpec) -> list[Object]:
-    """Events about anything of the run, oldest first: objects of its name, or whose name begins with it."""
+def belongs_to(cluster: Cluster, spec: RunSpec) -> Callable[[str], bool]:
+    """A test of names: whether an object of that name is one of the run's, of which some begin with its name."""
     others = [name for name in list_runs(cluster) if name.startswith(f"{spec.name}-")]
 
     def is_ours(name: str) -> bool:
         ours = name == spec.name or name.startswith(f"{spec.name}-")
         return ours and not any(name == other or name.startswith(f"{other}-") for other in others)
 
+    return is_ours
+
+
+def events_of(cluster: Cluster, spec: RunSpec) -> list[Object]:
+    """Events about anything of the run, oldest first: objects of its name, or whose name begins with it.
+
+    Those of an earlier run of the name, whose objects had other uids, came before this one's ConfigMap was made.
+    """
+    is_ours, marker = belongs_to(cluster, spec), cluster.get("ConfigMap", spec.name)
+    began = str(marker["metadata"].get("creationTimestamp", "")) if marker else ""
     found = [event for event in cluster.list("Event") if is_ours(event["involvedObject"].get("name", ""))]
-    return sorted(found, key=event_time)
+    return sorted((event for event in found if _seconds(event_time(event)) >= began[:_STAMP]), key=event_time)
+
+
+def _seconds(stamp: str) -> str:
+    """A time to whole seconds, which is all that creation times have."""
+    return stamp[:_STAMP]
 
 
 def event_time(event: Object) -> str:

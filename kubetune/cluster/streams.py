@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,13 +21,15 @@ from kubetune.cluster import pods, preparation
 from kubetune.cluster.client import Cluster, Object
 from kubetune.cluster.refusals import Refused, Unreachable
 from kubetune.cluster.runs import ending_of, read_progress, workload_kind
+from kubetune.cluster.watched import Watched
 from kubetune.errors import KubetuneError
 from kubetune.files import explained_writes
 from kubetune.manifests.initialisers import PREPROCESS
 from kubetune.manifests.spec import TRAINER, RunSpec
 
-_LOOK_SECONDS, _LAST_LOOK_SECONDS = 5, 1
-_PAUSE_SECONDS = 0.5
+_LOOK_SECONDS, _GATHER_SECONDS = 5.0, 0.25
+_PAUSE_SECONDS, _PASSING_SECONDS = 0.5, 0.05
+_SILENT_SECONDS = 1.0
 _FRACTION = re.compile(r"(?:\.(\d+))?(Z|[+-]\d\d:\d\d)$")
 
 
@@ -48,6 +52,7 @@ class Source:
 
 
 Emit = Callable[[Source, str], None]
+Look = Callable[[Sequence[Object], Sequence[Object]], None]
 
 
 def sources_of(pod: Object) -> Iterator[Source]:
@@ -129,8 +134,8 @@ class Streams:
     """Follows the containers of a run.
 
     `wanted` chooses pods among those of `components`, `keep` is a folder for copies of all lines, and `look` is called
-    every few seconds and whenever a pod ends, for whoever wants to tell more than the logs do. `workload`, by kind and
-    name, is whose end ends it; left out: what runs the trainer.
+    every few seconds and when pods change, with all pods of the run and the namespace's warnings, for whoever wants to
+    tell more than the logs do. `workload`, by kind and name, is whose end ends it; left out: what runs the trainer.
     """
 
     def __init__(
@@ -141,7 +146,7 @@ class Streams:
         *,
         wanted: Callable[[Object], bool] = lambda pod: True,
         keep: Path | None = None,
-        look: Callable[[], None] = lambda: None,
+        look: Look | None = None,
         components: Sequence[str] = (PREPROCESS, TRAINER),
         workload: tuple[str, str] | None = None,
     ) -> None:
@@ -155,6 +160,8 @@ class Streams:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._errors: list[Exception] = []
+        self._pods: Watched | None = None
+        self._stays, self._last_line = False, time.monotonic()
 
     def _wanted(self, pod: Object) -> bool:
         return pods.component_of(pod) in self._components and self._chosen(pod)
@@ -169,44 +176,50 @@ class Streams:
 
     def follow(self) -> None:
         """Emit everything from the start until the run has ended, was stopped or deleted, and all logs are read."""
-        try:
-            ended, is_near_end = set[str](), True  # it may have ended before
-            while True:
-                try:
-                    is_near_end = self._look(ended, _LAST_LOOK_SECONDS if is_near_end else _LOOK_SECONDS)
-                    self._look_around()
-                    is_over = self._is_over()
-                    is_near_end |= is_over
-                except Unreachable:
-                    self._stop.wait(_PAUSE_SECONDS)
-                    continue
-                self._raise_error()
-                if is_over and not any(thread.is_alive() for thread in self._threads.values()):
-                    return
-        finally:
-            self._stop.set()
+        woken, is_over = threading.Event(), False
+        self._pods = Watched(self._cluster, "Pod", self._labels, on_change=self._begin, changed=woken)
+        looking = self._look_around is not None
+        warnings = Watched(self._cluster, "Event", fields={"type": "Warning"}) if looking else nullcontext()
+        with self._pods as there, warnings as told:
+            try:
+                while not is_over:
+                    try:
+                        if self._look_around is not None and told is not None:
+                            self._look_around(there.objects(), told.objects())
+                        is_over = self._is_over(there.objects())
+                    except Unreachable:
+                        self._stop.wait(_PAUSE_SECONDS)
+                    self._raise_error()
+                    if not is_over:
+                        woken.wait(_LOOK_SECONDS)
+                        self._stop.wait(_GATHER_SECONDS)  # what changes together is looked at together
+                        woken.clear()
+                self._read_out()
+            finally:
+                self._stop.set()
 
-    def _look(self, ended: set[str], seconds: int) -> bool:
-        """Start readers for what begins, until some pod ends: True, and it is time to see whether the run has."""
-        for change, pod in self._cluster.watch("Pod", self._labels, seconds=seconds):
-            if not self._wanted(pod):
-                continue
+    def _begin(self, change: str, pod: Object) -> None:
+        """Start readers for what has begun in a pod."""
+        if change != "DELETED" and self._wanted(pod):
             for source in sources_of(pod):
-                self._start(source)
-            uid = str(pod["metadata"]["uid"])
-            if (change == "DELETED" or pods.has_ended(pod)) and uid not in ended:
-                ended.add(uid)
-                return True
-        return False
+                if source not in self._threads:
+                    thread = threading.Thread(target=self._read, args=(source,), kwargs={"follow": True}, daemon=True)
+                    self._threads[source] = thread
+                    thread.start()
 
-    def _start(self, source: Source) -> None:
-        if source not in self._threads:
-            thread = threading.Thread(target=self._read, args=(source,), kwargs={"follow": True}, daemon=True)
-            self._threads[source] = thread
-            thread.start()
+    def _read_out(self) -> None:
+        """Wait until all logs are read, those of containers that stay, silent, until they have been so for a while."""
+        for pod in self._cluster.list("Pod", self._labels):  # the end may have been heard of before the last beginning
+            self._begin("ADDED", pod)
+        while any(thread.is_alive() for thread in list(self._threads.values())):
+            if self._stays and time.monotonic() - self._last_line > _SILENT_SECONDS:
+                return
+            time.sleep(_PASSING_SECONDS)
+            self._raise_error()
+        self._raise_error()
 
-    def _is_over(self) -> bool:
-        found = [pod for pod in self._cluster.list("Pod", self._labels) if self._wanted(pod)]
+    def _is_over(self, there: Sequence[Object]) -> bool:
+        found = [pod for pod in there if self._wanted(pod)]
         workload = self._cluster.get(*self._workload)
         state, _ = pods.state_of(workload, found)
         going = [pod for pod in found if not pods.has_ended(pod)]
@@ -214,7 +227,7 @@ class Streams:
             state, _ = preparation.standing(self._cluster, self._spec, state, found)
         never_ends = state == "running" and self._spec.kubernetes.kind == "statefulset"
         if never_ends and ending_of(workload, read_progress(self._cluster, self._spec, found)):
-            self._stop.set()  # its containers stay, silent
+            self._stays, self._last_line = True, time.monotonic()
             return True
         return state in ("done", "failed") or (state in ("absent", "stopped") and not going)
 
@@ -249,10 +262,8 @@ class Streams:
 
     def _standing(self, source: Source) -> Literal["running", "ended", "restarted", "gone"]:
         """Whether more can come from a start of a container; `ended` with its log still there."""
-        try:
-            pod = self._cluster.get("Pod", source.pod)
-        except Unreachable:
-            return "running"
+        assert self._pods is not None
+        pod = self._pods.get(source.pod)
         if pod is None or pod["metadata"]["uid"] != source.uid:
             return "gone"
         status = pods.container_status(pod, source.container)
@@ -268,6 +279,9 @@ class Streams:
             stamp, _, text = line.partition(" ")
             if position.is_new(stamp):
                 with self._lock:
+                    if self._stop.is_set():
+                        return
+                    self._last_line = time.monotonic()
                     self._emit(source, text)
                     if kept is not None:
                         kept.write(stamp, line)

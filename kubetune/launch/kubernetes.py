@@ -7,6 +7,7 @@ in what moves no number, and then the pods are replaced and go on from the newes
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from kubetune.cluster.kinds import KINDS
 from kubetune.cluster.last_words import Words
 from kubetune.cluster.refusals import NoNamespace, Refused
 from kubetune.cluster.runs import FILES, keep_words, read_run, workload_kind
+from kubetune.cluster.watched import Watched
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
@@ -33,6 +35,7 @@ Outcome = Literal["submitted", "unchanged", "replaced", "checked"]
 Confirm = Callable[[str], bool]
 
 _VOLUMES = "PersistentVolumeClaim"
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ def _apply(cluster: Cluster, obj: Manifest) -> None:
 
 
 def _wait_in_silence(cluster: Cluster, spec: RunSpec) -> None:
-    preparation.wait_for_job(cluster, spec, lambda source, text: None, lambda: None)
+    preparation.wait_for_job(cluster, spec, lambda source, text: None)
 
 
 def _make_jupyter_token(cluster: Cluster, spec: RunSpec) -> None:
@@ -211,19 +214,17 @@ def wait_gone(
 ) -> None:
     """Wait until no pod of a component is left (nor, with `kind`, the workload). EnvironmentFault when they stay."""
     name, labels = name or spec.name, spec.selector(component)
-    deadline = spec.kubernetes.grace_seconds + 2 * MARGIN_SECONDS
-    waited = 0
-    while waited < deadline:
-        if not cluster.list("Pod", labels) and (kind is None or cluster.get(kind, name) is None):
-            return
-        # Ends at once when a pod goes; else looks again, for the workload may go last.
-        for change, _ in cluster.watch("Pod", labels, seconds=1):
-            if change == "DELETED":
-                break
-        else:
-            waited += 1
-    left = ", ".join(pods.name_of(pod) for pod in cluster.list("Pod", labels)) or f"{kind} {name}"
-    raise EnvironmentFault(f"{left} did not go within {deadline} s; look at kubetune events {spec.typed}")
+    patience = spec.kubernetes.grace_seconds + 2 * MARGIN_SECONDS
+    with Watched(cluster, "Pod", labels) as left:
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            if not left.objects() and (kind is None or cluster.get(kind, name) is None):
+                return
+            # Ends at once when a pod goes; else looks again, for the workload may go last.
+            if left.changed.wait(_LOOK_SECONDS):
+                left.changed.clear()
+        names = ", ".join(pods.name_of(pod) for pod in left.objects()) or f"{kind} {name}"
+    raise EnvironmentFault(f"{names} did not go within {patience} s; look at kubetune events {spec.typed}")
 
 
 def stop(cluster: Cluster, spec: RunSpec) -> None:

@@ -211,6 +211,20 @@ class Cluster:
         """Variables with which any client finds this cluster, and keeps its caches to itself."""
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self._folder / "cache")}
 
+    # -- pods without processes
+    def add_fake_node(self, name: str) -> None:
+        """A node whose pods only seem to run; they are those that select `type: kwok`."""
+        size = {"cpu": "100000", "memory": "1000Ti"}
+        metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, "type": "kwok"}}
+        status = {"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}}
+        self.apply(node)
+        self.request("PATCH", f"{self._path('Node', name)}/status", {"status": status}, "application/merge-patch+json")
+
+    def end_fake_pods(self, code: int = 0) -> None:
+        """Let all of them end."""
+        self._fault("end-fakes", namespace=self.namespace, code=code)
+
     # -- faults
     def kill_pod(self, pod: str, reason: str = "Error") -> None:
         """SIGKILL all its processes, as a crash or (reason OOMKilled) the kernel does."""

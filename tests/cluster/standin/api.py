@@ -23,6 +23,7 @@ from .errors import (
     unsupported_media_type,
 )
 from .exec import run_exec
+from .fake import is_fake, send_fake_log
 from .kubelet import Kubelet
 from .logs import send_log
 from .objects import Object, containers_of, name_of, namespace_of, phase
@@ -286,6 +287,8 @@ class Api:
         if name not in names:
             raise bad_request(f"container {name} is not valid for pod {name_of(pod)}")
         container = worker.containers[name] if worker else None
+        if target.subresource == "log" and is_fake(self._store, pod):
+            return await send_fake_log(request, pod)
         if target.subresource == "log":
             return await send_log(request, pod, name, container)
         if container is None or container.pid is None:

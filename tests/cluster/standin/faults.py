@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from .errors import ApiError, forbidden
+from .fake import end, is_fake
 from .objects import Object, finished, set_condition, terminating
 from .resources import BY_KIND, RESOURCES, Resource
 
@@ -154,6 +155,10 @@ def inject(faults: Faults, store: Store, kubelet: Kubelet, name: str, body: Obje
                 raise KeyError(f"there is no running pod {body['namespace']}/{body['pod']}")
         case "drain":
             drain(store, body["node"])
+        case "end-fakes":
+            for pod in store.list("Pod", body["namespace"]):
+                if is_fake(store, pod):
+                    end(store, pod, body["code"])
         case "never-schedule":
             faults.never_schedule(**body)
         case "break-image":

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from .dns import DnsServer
 from .environment import Waiting
+from .fake import is_fake, play
 from .faults import Faults
 from .loopback import Addresses
 from .network import GATEWAY, create_bridge, pod_addresses
@@ -58,7 +59,9 @@ class Kubelet:
         """Start new pods, stop deleted ones, forget those that are gone."""
         live = {uid_of(pod): pod for pod in self.store.list("Pod")}
         for uid, pod in live.items():
-            if uid not in self._workers and pod["spec"].get("nodeName") and not finished(pod):
+            if is_fake(self.store, pod):
+                play(self.store, pod)
+            elif uid not in self._workers and pod["spec"].get("nodeName") and not finished(pod):
                 self._workers[uid] = PodWorker(self, pod)
             if uid in self._workers and terminating(pod):
                 self._workers[uid].stop(pod["metadata"]["deletionGracePeriodSeconds"])

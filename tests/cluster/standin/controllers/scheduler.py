@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tests.cluster.standin.fake import LABELS
 from tests.cluster.standin.objects import (
     Object,
     finished,
@@ -48,7 +49,10 @@ def _misfit(pod: Object, node: Object, pods: list[Object]) -> str | None:
     """Why a pod cannot run on a node, in the scheduler's words; None when it can."""
     if node["spec"].get("unschedulable"):
         return "node(s) were unschedulable"
-    if not (pod["spec"].get("nodeSelector") or {}).items() <= labels_of(node).items():
+    wanted = pod["spec"].get("nodeSelector") or {}
+    if LABELS.items() <= labels_of(node).items() and not LABELS.items() <= wanted.items():
+        return "node(s) had untolerated taint {kwok.x-k8s.io/node: fake}"
+    if not wanted.items() <= labels_of(node).items():
         return "node(s) didn't match Pod's node affinity/selector"
     here = [other for other in pods if other["spec"].get("nodeName") == name_of(node) and not finished(other)]
     anti = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
@@ -59,8 +63,8 @@ def _misfit(pod: Object, node: Object, pods: list[Object]) -> str | None:
             return "node(s) didn't match pod anti-affinity rules"
     allocatable = node["status"]["allocatable"]
     for resource in sorted({*allocatable, *_extended_resources(pod)}):
-        wanted = sum(_request(other, resource) for other in [*here, pod])
-        if wanted > quantity(allocatable.get(resource, 0)):
+        requested = sum(_request(other, resource) for other in [*here, pod])
+        if requested > quantity(allocatable.get(resource, 0)):
             return f"Insufficient {resource}"
     return None
 
