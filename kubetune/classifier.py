@@ -8,8 +8,8 @@ an encoder-decoder) does not pass the self-check and runs one sequence at a time
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,20 +17,62 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kubetune import errors
 from kubetune.attention import CURRENT, CannotRunFlat, stream
 from kubetune.data.batches import Batch, collate_labelled
-from kubetune.flat import Route, backbone, check_flat, choose_attention, hidden_states, unwrap
+from kubetune.flat import (
+    FOREIGN_ERRORS,
+    LEAK,
+    Route,
+    backbone,
+    check_flat,
+    choose_attention,
+    examples,
+    hidden_states,
+    unwrap,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 def prepare_pooling(model: nn.Module, wanted: str) -> Route:
-    """Set a classifier's attention, flat where it is proved exact. `wanted` is `model.attention`."""
+    """Set a classifier's attention, flat where it is proved exact. `wanted` is `model.attention`.
+
+    Raises ModelError for a model that cannot be run on a text alone.
+    """
     lm = unwrap(model)
     if not pools_last(lm):
         _hook_pooling(lm)
-    return choose_attention(model, wanted, self_check)
+    route = choose_attention(model, wanted, self_check)
+    if not route.flat:
+        _require_runs(lm)
+    return route
+
+
+@torch.no_grad()
+def _require_runs(lm: Any) -> None:
+    """Some want more than a text (pictures, boxes), or texts of one length: said now, not as a bug at step 1."""
+    if hasattr(backbone(lm), "set_attention_type"):
+        return  # BigBird gives up its sparse attention for good at the first text that is too short for it
+    facts, wanted = lm.config.get_text_config(), (1, lm.config.num_labels)
+    ids = examples(facts.vocab_size)[1]
+    if isinstance(end := getattr(facts, "eos_token_id", None), int) and 0 <= end < facts.vocab_size:
+        ids[-1] = end  # where those with a decoder look
+    batch = _lay([ids]).to(next(lm.parameters()).device)
+    try:
+        found = tuple(lone_logits(lm, batch).shape)
+    except torch.OutOfMemoryError:
+        raise
+    except FOREIGN_ERRORS as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+    else:
+        said = "" if found == wanted else f"it gives {list(found)} for one text, expected {list(wanted)}"
+    if said:
+        raise errors.ModelError(
+            f"model {lm.name_or_path}: {type(lm).__name__} cannot classify a text of {batch.num_tokens} tokens by "
+            f"itself ({said}); choose a model that takes texts alone, of any length"
+        )
 
 
 def name_padding(model: nn.Module, pad_id: int) -> None:
@@ -71,10 +113,15 @@ def lone_logits(lm: Any, batch: Batch) -> Tensor:
 
 
 def _types(lm: Any, batch: Batch) -> dict[str, Tensor]:
-    # GPT-2 would take them too, for words of its vocabulary.
-    if batch.segments is None or pools_last(lm) or "token_type_ids" not in _parameters(type(lm).forward):
+    """Token types for a model that has a table of them; one with a single row (RoBERTa) calls all tokens alike."""
+    if batch.segments is None or "token_type_ids" not in _parameters(type(lm).forward):
         return {}
-    return {"token_type_ids": batch.segments[None]}
+    facts = lm.config.get_text_config()
+    # XLNet compares types and needs no table. What else has none (GPT-2, CTRL, XLM) takes them for words.
+    kinds = 2 if facts.model_type == "xlnet" else getattr(facts, "type_vocab_size", 0)
+    if pools_last(lm) or not kinds:
+        return {}
+    return {"token_type_ids": (batch.segments if kinds > 1 else torch.zeros_like(batch.segments))[None]}
 
 
 @lru_cache(maxsize=8)
@@ -114,6 +161,8 @@ def self_check(model: nn.Module) -> float:
     """
     lm = unwrap(model)
     given: list[Tensor] = []
+    if not heads(lm):
+        raise CannotRunFlat("nothing stands behind its backbone")
     hook = lm.get_submodule(heads(lm)[0]).register_forward_pre_hook(lambda _, args: given.append(args[0]), prepend=True)
 
     def run_flat(lm: Any, batch: Batch) -> Sequence[Tensor]:
@@ -125,12 +174,35 @@ def self_check(model: nn.Module) -> float:
         return list(given[-1].reshape(sequences, -1).split(1))
 
     def run_lone(lm: Any, batch: Batch) -> Tensor:
-        lone_logits(lm, batch)
-        states = given[-1]
-        return states if states.dim() == 2 else states[:, -1 if pools_last(lm) else 0]
+        said = lone_logits(lm, batch)
+        states, row = given[-1], -1 if pools_last(lm) else 0
+        if states.dim() == 2:
+            return states
+        with _only_row(backbone(lm), row):
+            again = lone_logits(lm, batch)
+        if not (again - said).norm() <= LEAK * said.norm():
+            raise CannotRunFlat("its head looks at all tokens of a sequence")
+        return states[:, row]
 
     try:
         return check_flat(model, _lay, run_flat, run_lone)
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _only_row(trunk: nn.Module, row: int) -> Iterator[None]:
+    """Within, the trunk hands on its final hidden states with zeros for all tokens but one."""
+
+    def blank(_: nn.Module, __: Any, output: Any) -> Any:
+        kept = torch.zeros_like(output[0])
+        kept[:, row] = output[0][:, row]
+        output["last_hidden_state"] = kept
+        return output
+
+    hook = trunk.register_forward_hook(blank)
+    try:
+        yield
     finally:
         hook.remove()
 

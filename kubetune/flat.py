@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 LEAK = 1e-6
+FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError)
+"""What a model that others wrote raises at inputs that it was not made for."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def check_flat(
     """
     lm = unwrap(model)
     was_training, device = lm.training, next(lm.parameters()).device
-    sequences = _examples(lm.config.get_text_config().vocab_size)
+    sequences = examples(lm.config.get_text_config().vocab_size)
     changed = [sequences[0][::-1], *sequences[1:]]
     lm.eval()
     try:
@@ -144,7 +146,8 @@ def check_flat(
     return require_exact(differences, float(leak), alone[0].dtype)
 
 
-def _examples(vocabulary: int) -> list[NDArray[np.uint32]]:
+def examples(vocabulary: int) -> list[NDArray[np.uint32]]:
+    """Ids of three short sequences drawn from a vocabulary, the same each time."""
     generator = torch.Generator().manual_seed(0)
     low = min(5, vocabulary - 2)
     drawn = [torch.randint(low, vocabulary, (n,), generator=generator) for n in (7, 19, 12)]
@@ -189,7 +192,7 @@ def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn
         difference = check(model)
     except CannotRunFlat as refusal:
         reason: Exception = refusal
-    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError, KeyError) as error:
+    except FOREIGN_ERRORS as error:
         # Whatever a foreign model does with an unknown mask or packed input, its own attention is the safe way.
         reason = error
     else:
@@ -198,7 +201,7 @@ def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn
     if wanted == "flat":
         raise CannotRunFlat(f"model.attention is flat, but {reason}") from reason
     _restore(lm)
-    return Route(False, str(reason).splitlines()[0])
+    return Route(False, (str(reason).splitlines() or [type(reason).__name__])[0])
 
 
 def _restore(lm: Any) -> None:

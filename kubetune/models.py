@@ -135,7 +135,7 @@ def explain(model: ModelConfig) -> Iterator[None]:
             f"model {model.path}: a *.safetensors file is damaged or was not downloaded to its end ({error}); "
             "fetch it again"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         if "trust_remote_code" in str(error):
             raise errors.ModelError(
                 f"model {model.path} needs code from its repository: set model.trust_remote_code and pin "
