@@ -59,19 +59,24 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
     Raises ConfigError for a file that is none of these, or a kind of learning that kubetune does not do.
     """
     foreign = read_foreign(path)
-    name = peer or foreign.peer or _recognise(path, foreign)
-    _require_supervised(path, foreign)
-    draft = Draft(name, foreign.settings, foreign.lines, str(path))
-    if name == llama_factory.NAME:
-        llama_factory.convert(draft, path.absolute().parent)
-    else:
-        PEERS[name].convert(draft)
-    settle(draft)
-    complete(draft)
+    draft = understand(path, foreign, peer or foreign.peer or _recognise(path, foreign))
     _require_whole(path, draft)
     text = _text(path, draft)
     _require_valid(path, text, draft)
-    return Imported(name, text, draft.notes)
+    return Imported(draft.peer, text, draft.notes)
+
+
+def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
+    """What becomes of each setting. Raises ConfigError for a kind of learning that kubetune does not do."""
+    _require_supervised(path, foreign)
+    draft = Draft(peer, foreign.settings, foreign.lines, str(path))
+    if peer == llama_factory.NAME:
+        llama_factory.convert(draft, path.absolute().parent)
+    else:
+        PEERS[peer].convert(draft)
+    settle(draft)
+    complete(draft)
+    return draft
 
 
 def _recognise(path: Path, foreign: Foreign) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kubetune.config.importers.common import (
+    FAST_ATTENTION,
     TRAINING,
     fp8,
     modules,
@@ -178,8 +179,10 @@ def _source(draft: Draft, key: str, item: Any) -> Any:
         draft.drop(f"{key}.field_messages", f"of type: chat_template; write columns: {{messages: {field}}}")
     if text and source.get("format") == "text":
         source |= {"columns": {"text": text}} if text != "text" else {}
-    elif item.get("field"):
-        draft.drop(f"{key}.field", f"of type: completion; write columns: {{text: {text}}}")
+    else:
+        for name in ("field", "text_column"):
+            if item.get(name):
+                draft.drop(f"{key}.{name}", f"of type: completion; write columns: {{text: {text}}}")
     for name, value in item.items():
         if name in _HARMLESS:
             draft.unneeded(f"{key}.{name}", _HARMLESS[name])
@@ -290,7 +293,10 @@ _TRACKER = dropped("W&B and the like are not there; TensorBoard and MLflow are (
 RULES: dict[str, Rule] = {
     **TRAINING,
     "base_model": same("model.path"),
-    "revision_of_model": same("model.revision"),
+    **each("revision_of_model model_revision", same("model.revision")),
+    "float32": flag("model.dtype", "float32"),
+    **each("eager_attention flex_attention", unneeded(FAST_ATTENTION)),
+    "pretraining_dataset": dropped("datasets are given as well; write both into data.train"),
     "batch_size": _batch_size,
     "adam_eps": same("training.adam_epsilon"),
     "base_model_config": _config_of_base,

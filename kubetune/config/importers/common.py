@@ -40,7 +40,7 @@ OPTIMIZERS = {
     "adamw_torch_8bit": "adamw_8bit",
 }
 _PAGED = {"paged_adamw_8bit": "adamw_8bit", "paged_adamw_32bit": "adamw", "paged_adamw": "adamw"}
-_FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check proves exact"
+FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check proves exact"
 
 schedule = choice(
     "training.lr_scheduler_type", SCHEDULES, "cosine", "kubetune knows cosine, linear and constant schedules"
@@ -327,6 +327,10 @@ TRAINING: dict[str, Rule] = {
     "use_liger_kernel": unneeded("fused kernels are used where they are proved equal"),
     "label_smoothing_factor": dropped("label smoothing is not there"),
     "group_by_length": unneeded("it saves padding, and nothing is padded here"),
+    "average_tokens_across_devices": always(
+        "one divisor for the whole global batch, as here", "one divisor for the whole global batch"
+    ),
+    "auto_find_batch_size": dropped("`kubetune plan` and training.probe say what fits"),
     "push_to_hub": push,
     "hub_strategy": only(["end"], "uploaded after a good end, as here", "the best is uploaded once, after a good end"),
     "data_seed": dropped("training.seed decides the order of the data too"),
@@ -341,14 +345,16 @@ TRAINING: dict[str, Rule] = {
     "deepspeed": dropped("use training.parallelism: fsdp where the model does not fit one GPU"),
     **each(
         "attn_implementation flash_attn flash_attention sdp_attention xformers_attention attn_impl",
-        unneeded(_FAST_ATTENTION),
+        unneeded(FAST_ATTENTION),
     ),
     **each(
         "gradient_checkpointing_kwargs dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
         "dataloader_prefetch_factor remove_unused_columns overwrite_output_dir overwrite_cache do_eval "
         "logging_first_step logging_dir save_safetensors save_only_model ddp_find_unused_parameters disable_tqdm "
         "log_level include_num_input_tokens_seen include_tokens_per_second plot_loss local_rank "
-        "prediction_loss_only torch_compile torch_compile_mode "
+        "prediction_loss_only torch_compile torch_compile_mode torch_compile_backend use_cache ddp_backend "
+        "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph dataloader_in_order eval_accumulation_steps "
+        "dataloader_multiprocessing_context log_on_each_node save_on_each_node logging_nan_inf_filter "
         "torch_empty_cache_steps logging_strategy log_level_replica skip_memory_metrics",
         unneeded(_NO_EFFECT),
     ),

@@ -208,6 +208,8 @@ RULES: dict[str, Rule] = {
     "double_quantization": unneeded("kubetune's choice, and no matter of quality"),
     "pure_bf16": flag("model.dtype", "bfloat16"),
     "template": template(("chatml",)),
+    "default_system": dropped("put a system message into the data; the model then sees it at inference too"),
+    "early_stopping_steps": same("training.early_stopping_patience"),
     "enable_thinking": dropped("no empty thoughts are added to answers; a template shows the thinking that data hold"),
     "tokenized_path": dropped("data are prepared from their sources, and kept by fingerprint"),
     "upcast_layernorm": dropped("norms compute as the model's code says"),

@@ -5,7 +5,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from kubetune.config.importers.common import TRAINING, four_bits, modules, names, packing, pin_fsdp, pixels, sees, share
+from kubetune.config.importers.common import (
+    FAST_ATTENTION,
+    TRAINING,
+    four_bits,
+    modules,
+    names,
+    packing,
+    pin_fsdp,
+    pixels,
+    schedule,
+    sees,
+    share,
+    warmup_steps,
+)
 from kubetune.config.importers.draft import (
     Draft,
     Rule,
@@ -232,6 +245,13 @@ RULES: dict[str, Rule] = {
     "micro_batch_size": same("training.per_device_train_batch_size"),
     "global_batch_size": same("training.global_batch_size"),
     "lr": same("training.learning_rate"),
+    "adam_eps": same("training.adam_epsilon"),
+    "clip_grad": same("training.max_grad_norm"),
+    "max_epochs": same("training.num_train_epochs"),
+    "lr_warmup_iters": warmup_steps,
+    "lr_decay_style": schedule,
+    "vit_attn_impl": unneeded(FAST_ATTENTION),
+    **each("wandb_project wandb_exp_name", dropped("TensorBoard and MLflow are there (tracking)")),
     "lr_warmup_fraction": same("training.warmup_ratio"),
     "train_iters": same("training.max_steps"),
     "min_lr": dropped("the learning rate ends at 0, with the last step"),
@@ -256,7 +276,7 @@ RULES: dict[str, Rule] = {
     ),
     **each(
         "load_from_cache_file use_hf model_type add_version check_model tuner_backend "
-        "lazy_tokenize logging_nan_inf_filter save_only_model max_new_tokens temperature infer_backend "
+        "lazy_tokenize save_only_model max_new_tokens temperature infer_backend "
         "create_checkpoint_symlink label_names use_logits_to_keep "
         "stream experts_impl finetune attention_backend cross_entropy_loss_fusion cross_entropy_fusion_impl "
         "moe_permute_fusion moe_grouped_gemm moe_shared_expert_overlap gradient_accumulation_fusion "

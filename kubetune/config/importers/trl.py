@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from kubetune.config.importers.common import TRAINING, four_bits, modules, names, packing, pin_fsdp, share
-from kubetune.config.importers.draft import Draft, Rule, as_flag, choice, dropped, each, flag, only, same, unneeded
+from kubetune.config.importers.draft import (
+    Draft,
+    Rule,
+    as_flag,
+    choice,
+    dropped,
+    each,
+    flag,
+    is_empty,
+    only,
+    same,
+    unneeded,
+)
 from kubetune.config.importers.prompts import template_file
 
 NAME = "TRL"
@@ -66,7 +78,7 @@ def _data(draft: Draft) -> None:
             source["columns"] = {"text": field}
         draft.carry("dataset_name", "data.train", [source])
         for key in ("dataset_config", "dataset_train_split", "dataset_text_field"):
-            if key in draft.given:
+            if not is_empty(draft.given.get(key)):
                 draft.carry(key, "data.train", [source], "in the source of data.train")
         tested = {**source, "split": draft.take("dataset_test_split") or "test"}
         if strategy not in (None, "no") and as_flag(strategy) is not False:

@@ -1,0 +1,129 @@
+"""Every key of every peer's own schema ends in exactly one of the lists that `kubetune import` prints.
+
+The schemas are a table of names, types and defaults, read from the peers' source: tests/schemas/read_peers.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.config.importers import Foreign, understand
+from kubetune.config.importers.draft import Note
+from kubetune.errors import ConfigError
+from tests.schemas.read_peers import TABLE
+
+SMALLEST: dict[str, dict[str, Any]] = {
+    "axolotl": {"base_model": "a/model", "datasets": [{"path": "a/set"}], "adapter": "lora", "sequence_len": 512},
+    "LLaMA-Factory": {"model_name_or_path": "a/model", "dataset": "a", "finetuning_type": "lora"},
+    "TRL": {"model_name_or_path": "a/model", "dataset_name": "a/set", "use_peft": True},
+    "ms-swift": {"model": "a/model", "dataset": ["a/set"], "tuner_type": "lora"},
+}
+SOURCE = {"path": "a/set", "type": "chat_template"}
+
+
+@cache
+def table() -> dict[str, Any]:
+    return dict(json.loads(TABLE.read_text("utf-8")))
+
+
+def another_value(kind: str, default: Any) -> Any:
+    """A value that the type allows and that is not the default."""
+    if "Literal[" in kind:
+        literals = [node.value for node in ast.walk(ast.parse(kind)) if isinstance(node, ast.Constant)]
+        return next((value for value in literals if value is not None and value != default), default)
+    if "bool" in kind and "str" not in kind:
+        return default is not True
+    if "float" in kind:
+        return 0.25 if default != 0.25 else 0.5
+    if "int" in kind:
+        return 3 + default if isinstance(default, int) else 3
+    if "dict" in kind.lower() and "str |" not in kind.lower():
+        return {"thing": 1}
+    return ["thing"] if "list" in kind.lower() else "thing"
+
+
+def keys(peer: str) -> Iterator[tuple[str, Any]]:
+    for key, (kind, default) in table()[peer]["keys"].items():
+        yield key, another_value(kind, default)
+
+
+def notes_of(peer: str, settings: dict[str, Any], folder: Path) -> list[Note]:
+    lines = {key: number for number, key in enumerate(settings, 1)}
+    draft = understand(folder / "theirs.yaml", Foreign(settings, lines), peer)
+    return [note for note in draft.notes if note.kind != "assumed"]
+
+
+@pytest.mark.parametrize("peer", SMALLEST)
+def test_every_key_of_a_peers_schema_ends_in_one_list(peer: str, tmp_path: Path) -> None:
+    lost, silent, refused = [], [], {}
+    for key, value in keys(peer):
+        try:
+            notes = notes_of(peer, {**SMALLEST[peer], key: value}, tmp_path)
+        except ConfigError as error:
+            refused[key] = str(error)
+            continue
+        found = [note for note in notes if note.key == key]
+        if len(found) != 1 or not found[0].text:
+            lost.append((key, value, found))
+        elif "nothing here follows" in found[0].text:
+            silent.append(key)
+    assert not lost
+    assert not silent
+    assert all(key in message for key, message in refused.items())
+    assert len(refused) < 12  # other kinds of learning
+
+
+@pytest.mark.parametrize("peer", SMALLEST)
+def test_keys_that_are_empty_are_told_too(peer: str, tmp_path: Path) -> None:
+    empty = {key: None for key in table()[peer]["keys"] if key not in SMALLEST[peer]}
+    notes = notes_of(peer, {**SMALLEST[peer], **empty}, tmp_path)
+    told = [note.key for note in notes]
+    assert sorted(told) == sorted(set(told))
+    assert set(told) >= empty.keys()
+    assert {note.kind for note in notes if note.key in empty} == {"unneeded"}
+
+
+def test_every_key_of_a_source_of_axolotl_is_carried_or_told(tmp_path: Path) -> None:
+    plain = notes_of("axolotl", {**SMALLEST["axolotl"], "datasets": [SOURCE]}, tmp_path)
+    lost = []
+    for key, value in keys("axolotl datasets"):
+        given = {**SMALLEST["axolotl"], "datasets": [{**SOURCE, key: value}]}
+        notes = notes_of("axolotl", given, tmp_path)
+        is_carried = {note.text for note in notes if note.key == "datasets"} != {
+            note.text for note in plain if note.key == "datasets"
+        }
+        if not is_carried and not any(note.key == f"datasets[0].{key}" for note in notes):
+            lost.append(key)
+    assert not lost
+
+
+@pytest.mark.parametrize(
+    ("peer", "key", "value"),
+    [
+        ("axolotl", "loss_watchdog_threshold", 5.0),
+        ("axolotl", "chat_template", "llama3"),
+        ("axolotl", "shuffle_merged_datasets", False),
+        ("axolotl", "plugins", ["mine.Plugin"]),
+        ("axolotl", "model_type", "LlamaForSequenceClassification"),
+        ("LLaMA-Factory", "template", "qwen3"),
+        ("LLaMA-Factory", "enable_thinking", True),
+        ("LLaMA-Factory", "tokenized_path", "kept"),
+        ("TRL", "loss_type", "dft"),
+        ("TRL", "resume_from_checkpoint", "elsewhere/checkpoint-5"),
+        ("TRL", "push_to_hub", True),
+        ("TRL", "data_seed", 5),
+        ("ms-swift", "template", "qwen3"),
+        ("ms-swift", "dataset_shuffle", False),
+        ("ms-swift", "eval_iters", 5),
+    ],
+)
+def test_what_changes_a_result_is_never_called_not_needed(peer: str, key: str, value: Any, tmp_path: Path) -> None:
+    notes = notes_of(peer, {**SMALLEST[peer], key: value}, tmp_path)
+    assert [note.kind for note in notes if note.key == key] == ["dropped"]
