@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kubetune import faults
+from kubetune import faults, lockfile
 from kubetune.errors import EnvironmentFault
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ StrPath = str | os.PathLike[str]
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _OF_THE_SYSTEM = (*DISK_FULL, *_NOT_PERMITTED, errno.EIO, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -171,30 +172,40 @@ def lock(path: StrPath, *, wait: bool) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`, which is created and left behind.
 
     The kernel frees the lock when its holder dies, so a stale lock cannot exist; forked children do not share it.
-    With `wait` a held lock is waited for; without, EnvironmentFault names the holder.
+    With `wait` a held lock is waited for; without, EnvironmentFault names the holder. Where the file system keeps no
+    locks, a file that its holder keeps alive stands in for one.
     """
     with explained_writes(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     _lock_fds.add(fd)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
-            if not wait:
-                raise EnvironmentFault(
-                    f"{path} is locked by {holder}; wait until it ends, or stop it, and run the same command again"
-                ) from None
-            log.info("waiting for %s, which holds %s", holder, path)
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        yield
+        with _locked(fd, Path(path), wait):
+            yield
     finally:
         if fd in _lock_fds:  # not so in a forked child
             _lock_fds.remove(fd)
             os.close(fd)
+
+
+def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManager[None]:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+        if not wait:
+            raise EnvironmentFault(
+                f"{path} is locked by {holder}; wait until it ends, or stop it, and run the same command again"
+            ) from None
+        log.info("waiting for %s, which holds %s", holder, path)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        return lockfile.held(path, wait=wait, reason=error.strerror or str(error))
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return contextlib.nullcontext()
 
 
 _lock_fds: set[int] = set()

@@ -14,6 +14,7 @@ FLOORS: tuple[set[str], ...] = (
         "faults",
         "files",
         "jsonl",
+        "lockfile",
         "logs",
         "metrics",
         "processes",
