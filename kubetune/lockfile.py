@@ -118,9 +118,8 @@ def _wait_for_end(file: Path, *, wait: bool) -> None:
                     f"{file} is held by {name}; wait until it ends, or stop it, and run the same command again"
                 )
             first, since = seen, time.monotonic()
-        elif (holder is not None and holder.is_dead) or silent > STALE_SECONDS:
-            if _put_aside(file, seen, silent):
-                return
+        elif ((holder and holder.is_dead) or silent > STALE_SECONDS) and _put_aside(file, seen, silent):
+            return
         if not is_told:
             is_told = True
             log.warning("%s is held by %s; looking whether it lives takes up to %d s", file, name, STALE_SECONDS)
