@@ -6,20 +6,28 @@ Weights are read from safetensors only, and code that comes with a model runs on
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from kubetune import errors, imports, logs, quantization
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.hub import check_model_folder, explained_hub_errors, hub_token
+from kubetune.writing import counted
+
+if TYPE_CHECKING:
+    from kubetune.data.prepare import Prepared
+    from kubetune.data.rows import Rows
+    from kubetune.data.tokenizer import Tokenizer
 
 # Libraries telling each other about renamed functions is nothing a user of ours can mend.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
@@ -149,23 +157,64 @@ def explain(model: ModelConfig) -> Iterator[None]:
         raise errors.ModelError(f"model {model.path}: {' '.join(str(error).split())}") from error
 
 
-def check_positions(model: nn.Module, longest: int) -> None:
+def check_rows(auto_class: Any, config: Config, data: Prepared) -> None:
+    """Raise ConfigError for rows that the model has no place for, before its weights are read.
+
+    `auto_class` is transformers' class for the task. Of a model that brings its own code only `check_positions` is
+    left, once it is loaded.
+    """
+    model = config.model
+    if model.trust_remote_code:
+        return
+    with explain(model):
+        facts: Any = AutoConfig.from_pretrained(
+            model.path, revision=model.revision, local_files_only=model.local_files_only, token=hub_token()
+        )
+    known = getattr(facts.get_text_config(), "vocab_size", None)
+    for rows in filter(None, (data.train, data.eval)):
+        if known and rows.largest_id >= known:
+            raise errors.ConfigError(_of_another_vocabulary(model, data.tokenizer, rows, known))
+    if _stated_positions(facts) < data.longest:
+        with suppress(RuntimeError, ValueError, TypeError, AttributeError), torch.device("meta"):
+            check_positions(auto_class.from_config(facts), data.longest, warn=False)
+
+
+def _of_another_vocabulary(model: ModelConfig, tokenizer: Tokenizer, rows: Rows, known: int) -> str:
+    id, holding = rows.largest_id, rows.count_holding(known)
+    given = f"model.tokenizer is {model.tokenizer}" if model.tokenizer else "the tokenizer is the model's own"
+    return (
+        f"model {model.path} has embeddings for {known:,} tokens, but {holding:,} of {counted(len(rows), 'row')} hold "
+        f"ids beyond them, up to {id:,} ({tokenizer.decode([id], skip_special_tokens=False)!r}); {given}. Give a "
+        "tokenizer whose tokens the model knows, or a model whose embeddings were made longer for these. Nothing was "
+        "trained"
+    )
+
+
+def _stated_positions(facts: Any) -> float:
+    config = facts.get_text_config()
+    return getattr(config, "n_positions", None) or getattr(config, "max_position_embeddings", None) or math.inf
+
+
+def check_positions(model: nn.Module, longest: int, *, warn: bool = True) -> None:
     """Raise ConfigError when a sequence of `longest` tokens has no place in a learned table of positions.
 
     Rotary models compute any position; beyond what they were trained on they only get a warning.
     """
     lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    config = lm.config.get_text_config()
-    limit = getattr(config, "n_positions", None) or getattr(config, "max_position_embeddings", None)
-    if not limit or longest <= limit:
+    limit = _stated_positions(lm.config)
+    # OPT's table is two longer than it says; RoBERTa's and its kin's begins behind the padding.
+    words = lm.get_input_embeddings()
+    tables = [m for m in lm.modules() if isinstance(m, nn.Embedding) and m is not words]
+    learned = [m for m in tables if limit <= m.num_embeddings <= limit + 2]
+    if learned:
+        limit -= max(0 if m.padding_idx is None else m.padding_idx + 1 for m in learned)
+    if longest <= limit:
         return
     said = f"the model has {limit:,} positions, the longest row {longest:,} tokens"
-    # OPT's table is two longer than it says.
-    words = lm.get_input_embeddings()
-    tables = [m.num_embeddings for m in lm.modules() if isinstance(m, nn.Embedding) and m is not words]
-    if any(limit <= size <= limit + 2 for size in tables):
+    if learned:
         raise errors.ConfigError(f"{said}; set data.max_length to {limit} or less (`overlong` says what happens then)")
-    logs.MODEL.warning("%s: beyond them it was never trained", said)
+    if warn:
+        logs.MODEL.warning("%s: beyond them it was never trained", said)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import transformers
 
 from kubetune import (
     blocks,
@@ -43,7 +44,7 @@ from kubetune.data.prepare import Prepared
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.evaluate import evaluate
 from kubetune.journal import Journal, log_batch, open_journal
-from kubetune.models import check_positions, choose_dtype
+from kubetune.models import check_positions, check_rows, choose_dtype
 from kubetune.optim import FlatAdamW
 from kubetune.parallel import World
 from kubetune.plan import Plan, learning_rate_at
@@ -88,9 +89,10 @@ def _train(
 ) -> State:
     if data.eval is not None:
         probe.require_metric(config.training.metric_for_best_model, metric_names(data.labels))
+    check_rows(getattr(transformers, task.AUTO_CLASS), config, data)
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(config, plan, data))
-    check_positions(learner.model, int(data.train.lengths.max()))
+    check_positions(learner.model, data.longest)
     optimizer = sharded.make_optimizer(learner.model, config.training)
     _log_model(learner, optimizer)
     _log_padding(data.tokenizer, world)

@@ -60,6 +60,11 @@ class Prepared:
     stats: dict[str, Any]
     labels: Labels | None = None
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row of all."""
+        return max(int(rows.lengths.max(initial=0)) for rows in (self.train, self.eval) if rows is not None)
+
 
 def prepare(config: Config, *, progress: Callable[[int], None] | None = None) -> Prepared:
     """Tokenise the data of a run, or find them already prepared.

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from kubetune.data.pictures import PictureReader
 
+_PART: Final = 2**18
+"""Numbers that are read at once where all of them are looked through."""
+
 _DTYPES: Final = {
     "tokens": "u4",
     "trained": "u1",
@@ -70,6 +73,19 @@ class Rows:
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each row, `[rows]`."""
         return np.diff(self._offsets)
+
+    @cached_property
+    def largest_id(self) -> int:
+        """The largest id of a token in any row; -1 where there is none."""
+        largest = -1
+        with (self.folder / FILES["tokens"]).open("rb") as file:  # what is mapped would count as memory of the run
+            while len(part := np.fromfile(file, _DTYPES["tokens"], _PART)):
+                largest = max(largest, int(part.max()))
+        return largest
+
+    def count_holding(self, smallest: int) -> int:
+        """How many rows hold an id of at least `smallest`."""
+        return sum(bool((self.row(index)[0] >= smallest).any()) for index in range(len(self)))
 
     @cached_property
     def trained_counts(self) -> NDArray[np.int64]:

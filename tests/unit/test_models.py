@@ -6,14 +6,16 @@ import json
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from kubetune.config.schema import Config, ModelConfig
+from kubetune.data.prepare import prepare
 from kubetune.data.tokenizer import load_tokenizer
 from kubetune.errors import ConfigError, ModelError
-from kubetune.models import check_positions, load_pretrained
+from kubetune.models import check_positions, check_rows, load_pretrained
 from kubetune.parallel import World
 from kubetune.train import _log_padding
-from tests.architectures import PROMISED, build_model, save_model
+from tests.architectures import FLAT, PROMISED, build_model, save_model
 from tests.tiny import train_tokenizer
 
 
@@ -80,3 +82,68 @@ def test_a_missing_pad_token_is_told_once(tmp_path, caplog, pad_token, rank, lin
     with caplog.at_level("INFO", logger="kubetune"):
         _log_padding(load_tokenizer(ModelConfig(path=str(folder))), World(rank=rank))
     assert caplog.text.count("no pad token is named") == lines
+
+
+def rows_of(folder, model, **facts):
+    """Prepared rows for a model, after `facts` have changed its config.json."""
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+    data = folder / "rows.jsonl"
+    data.write_text(
+        "".join(json.dumps({"text": f"one two {n} three"}) + "\n" for n in range(4)) + '{"text": "Paris"}\n'
+    )
+    sections = {"train": str(data), "eval": str(data), "cache": str(folder / "cache"), "num_proc": 1}
+    config = Config.model_validate({"model": str(model), "data": sections})
+    return config, prepare(config)
+
+
+def test_tokens_that_the_model_has_no_embedding_for_are_named_before_it_is_loaded(tmp_path):
+    model = save_model(tmp_path / "model")
+    (model / "model.safetensors").unlink()  # what would be read first thing
+    config, data = rows_of(tmp_path, model)
+    check_rows(AutoModelForCausalLM, config, data)
+    ids = sorted({int(id) for n in range(len(data.train)) for id in data.train.row(n)[0]})
+    assert data.train.largest_id == ids[-1]
+    config, data = rows_of(tmp_path, model, vocab_size=ids[-1])
+    holding = data.train.count_holding(ids[-1])
+    assert 0 < holding < 5
+    with pytest.raises(ConfigError) as caught:
+        check_rows(AutoModelForCausalLM, config, data)
+    said = repr(data.tokenizer.decode([ids[-1]]))
+    assert (
+        f"has embeddings for {ids[-1]} tokens, but {holding} of 5 rows hold ids beyond them, up to {ids[-1]} ({said}); "
+        "the tokenizer is the model's own. Give a tokenizer whose tokens the model knows"
+    ) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "limit"),
+    [
+        ("gpt2", {"n_positions": 4}, 4),
+        ("opt", {"max_position_embeddings": 4}, 4),
+        ("llama", {"max_position_embeddings": 4}, None),
+    ],
+)
+def test_rows_longer_than_a_table_of_positions_are_refused_before_the_model_is_loaded(tmp_path, name, facts, limit):
+    folder = save_model(tmp_path / "llama")  # for its tokenizer
+    model = AutoConfig.for_model(name, **{**{**PROMISED, **FLAT}[name], "vocab_size": 512, **facts})
+    model.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    config, data = rows_of(tmp_path, folder)
+    if limit is None:
+        check_rows(AutoModelForCausalLM, config, data)
+        return
+    told = f"has {limit} positions, the longest row {data.longest} tokens; set data.max_length to {limit} or less"
+    with pytest.raises(ConfigError, match=told):
+        check_rows(AutoModelForCausalLM, config, data)
+
+
+def test_positions_that_begin_behind_the_padding_are_not_counted():
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = AutoModel.from_config(AutoConfig.for_model("roberta", max_position_embeddings=20, pad_token_id=1, **shape))
+    check_positions(model, 18)
+    model(input_ids=torch.full((1, 18), 5))
+    with pytest.raises(ConfigError, match=r"18 positions, the longest row 19 tokens"):
+        check_positions(model, 19)
+    with pytest.raises((IndexError, RuntimeError), match="index"):
+        model(input_ids=torch.full((1, 19), 5))
