@@ -1,7 +1,7 @@
 """The only file that talks to an API server: plain dicts in and out, over lightkube's connection.
 
-lightkube reads the kubeconfig, proves who we are and speaks exec's protocol. Its typed models are not used, because
-they drop the fields they do not know. Every error leaves here as a sentence (refusals.py).
+lightkube speaks exec's protocol. Its typed models are not used, because they drop the fields they do not know, nor its
+kubeconfig, which knows only a part of kubectl's (credentials.py). Every error leaves here as a sentence (refusals.py).
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
 
 import httpx2
 import lightkube
 from httpx2.websockets import HTTPXWSException, WebSocketUpgradeError
-from lightkube.config.client_adapter import Client as connected
-from lightkube.config.client_adapter import ConnectionParams
-from lightkube.config.kubeconfig import KubeConfig, SingleConfig
-from lightkube.config.models import User
 from lightkube.core.generic_client import BasicRequest
 from lightkube.core.websocket import WebsocketDriver
 
+from kubetune.cluster.credentials import Login, read_login
 from kubetune.cluster.kinds import KINDS
 from kubetune.cluster.refusals import Question, Unreachable, refusal
 from kubetune.errors import EnvironmentFault
@@ -49,6 +45,8 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
 _SILENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 500
+# Of OpenSSL's message; no patience helps.
+_DISTRUST = "CERTIFICATE_VERIFY_FAILED"
 
 
 class Sink(Protocol):
@@ -62,14 +60,6 @@ def say(text: str) -> None:
     print(scrub(f"kubetune: {text}"), file=sys.stderr, flush=True)
 
 
-@dataclass
-class _Connection(ConnectionParams):
-    """How we connect: as often at a time as is asked for, where httpx2 would keep the 101st waiting."""
-
-    timeout: httpx2.Timeout = field(default_factory=lambda: httpx2.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS))
-    limits: httpx2.Limits = field(default_factory=lambda: httpx2.Limits(max_connections=None))
-
-
 class Cluster:
     """One namespace of the cluster that the kubeconfig points to.
 
@@ -80,22 +70,38 @@ class Cluster:
     def __init__(
         self, namespace: str | None = None, *, patience_seconds: float | None = None, tell: Callable[[str], None] = say
     ) -> None:
-        config = _kubeconfig()
-        self.namespace = namespace or config.namespace
-        self.address = config.cluster.server
+        login = read_login()
+        self.namespace = namespace or login.namespace
+        self.address = login.server
         self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self._tell = tell
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         # Followed logs hold a connection for each container: they have a client of their own, so that none of the
         # hundreds is waited for by a question.
-        self._http, self._streams = self._connected(config), self._connected(config)
+        self._http, self._streams = self._connected(login), self._connected(login)
 
-    def _connected(self, config: SingleConfig) -> httpx2.Client:
-        with _explained_login():
-            client = connected(config, _Connection())
-        # A refusal is read while its connection is still open: later, exec's is closed, and what it said is lost.
-        client.event_hooks = {"response": [_read_refusal]}
+    def _connected(self, login: Login) -> httpx2.Client:
+        def name_server(request: httpx2.Request) -> None:
+            if login.tls_server_name:
+                request.extensions["sni_hostname"] = login.tls_server_name
+
+        try:
+            client = httpx2.Client(
+                base_url=login.server,
+                verify=login.verify,
+                auth=login.auth,
+                headers=login.headers,
+                proxy=login.proxy,
+                timeout=httpx2.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS),
+                # As many at a time as are asked for, where httpx2 would keep the 101st waiting.
+                limits=httpx2.Limits(max_connections=None),
+                # A refusal is read while its connection is still open: later, exec's is closed, and what it said lost.
+                event_hooks={"request": [name_server], "response": [_read_refusal]},
+            )
+        except (ValueError, httpx2.InvalidURL, ImportError) as error:
+            proxy = f" by proxy {login.proxy}" if login.proxy else ""
+            raise EnvironmentFault(f"no connection can be made to {login.server}{proxy}: {error}") from None
         weakref.finalize(self, client.close)
         return client
 
@@ -224,9 +230,8 @@ class Cluster:
         request = BasicRequest("GET", KINDS["Pod"].path(self.namespace, pod, "exec"), params=params)
         sinks: Any = {"stdout": stdout or False, "stderr": stderr or False}
         try:
-            with _explained_login():
-                driver = _Channel(self._streams, request, seconds)
-                return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
+            driver = _Channel(self._streams, request, seconds)
+            return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
         except WebSocketUpgradeError as error:
             raise _declined(question, error.response) from None
         except lightkube.ApiError as error:
@@ -267,10 +272,9 @@ class Cluster:
         headers = {"Content-Type": content_type} if body is not None else {}
         for last in self._attempts():
             try:
-                with _explained_login():
-                    response = self._http.request(method, path, params=params, content=content, headers=headers)
+                response = self._http.request(method, path, params=params, content=content, headers=headers)
             except httpx2.HTTPError as error:
-                if last:
+                if last or _DISTRUST in str(error):
                     raise Unreachable(self._silence(error)) from None
                 continue
             if response.status_code in _TRY_AGAIN and not last:
@@ -296,6 +300,11 @@ class Cluster:
         yield True
 
     def _silence(self, error: Exception) -> str:
+        if _DISTRUST in str(error):
+            return (
+                f"{self.address} does not prove who it is: {error}; check certificate-authority and tls-server-name in "
+                f"the kubeconfig ({os.environ.get('KUBECONFIG', '~/.kube/config')})"
+            )
         return (
             f"{self.address} does not answer: {error or type(error).__name__}; check your network and the kubeconfig "
             f"({os.environ.get('KUBECONFIG', '~/.kube/config')})"
@@ -306,7 +315,7 @@ class Cluster:
         path = question.kind.path(question.namespace, question.name, question.subresource)
         try:
             client = self._http if question.verb == "watch" else self._streams
-            with _explained_login(), client.stream("GET", path, params=params) as response:
+            with client.stream("GET", path, params=params) as response:
                 if response.status_code >= 400:
                     raise _declined(question, response)
                 yield response
@@ -343,37 +352,6 @@ class _Channel(WebsocketDriver):
             keepalive_ping_timeout_seconds=None,
             timeout=httpx2.Timeout(seconds or _SILENCE_SECONDS, connect=_CONNECT_SECONDS),
         )
-
-
-def _kubeconfig() -> SingleConfig:
-    """The context that kubectl would use. Raises EnvironmentFault saying what is wrong with it."""
-    if os.pathsep in os.environ.get("KUBECONFIG", "").strip(os.pathsep):
-        raise EnvironmentFault(
-            "KUBECONFIG names several files; make one of them (kubectl config view --flatten > kubeconfig.yaml) and "
-            "set KUBECONFIG to it"
-        )
-    try:
-        config = KubeConfig.from_env().get()
-    except Exception as error:  # of three libraries, for as many ways in which a file can be wrong
-        raise EnvironmentFault(
-            f"no cluster can be read from the kubeconfig: {error or type(error).__name__}; set KUBECONFIG to one"
-        ) from None
-    if config is None:
-        raise EnvironmentFault("the kubeconfig has no current context; choose one: kubectl config use-context NAME")
-    user = config.user or User()
-    if user.exec is not None and user.exec.apiVersion == "client.authentication.k8s.io/v1":
-        # lightkube asks for the version before; what it reads of the answer is the same in both.
-        user.exec.apiVersion = "client.authentication.k8s.io/v1beta1"
-    return config._replace(user=user)
-
-
-@contextmanager
-def _explained_login() -> Iterator[None]:
-    """Turn what lightkube says of certificates and of the program that logs us in into an EnvironmentFault."""
-    try:
-        yield
-    except lightkube.ConfigError as error:
-        raise EnvironmentFault(f"logging in to the cluster failed: {error}") from None
 
 
 def _selectors(labels: Mapping[str, str] | None, fields: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,0 +1,341 @@
+"""Who we are to which cluster: what kubectl would read from its kubeconfig files, and the programs that log people in.
+
+Not for asking an API server anything: that is client.py's.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from kubetune.errors import EnvironmentFault
+
+Section = dict[str, Any]
+
+_IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_DEFAULT = "~/.kube/config"
+_VERSIONS = tuple(f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1"))
+_EXEC_EXTENSION = "client.authentication.k8s.io/exec"
+_UNAUTHORIZED = 401
+# A token is not used up to its last moment: clocks differ, and a request takes its time.
+_MARGIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Login:
+    """Everything that a connection to an API server is made from."""
+
+    server: str
+    namespace: str
+    verify: ssl.SSLContext
+    auth: httpx2.Auth | None = None
+    proxy: str | None = None
+    tls_server_name: str | None = None
+    headers: list[tuple[str, str]] = field(default_factory=list)
+
+
+def read_login() -> Login:
+    """The login of the current context, as kubectl finds it; in a pod without a kubeconfig, that of its account.
+
+    Raises EnvironmentFault saying what is wrong with it, and in which file.
+    """
+    named = [Path(name).expanduser() for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    files = [path for path in named or [Path(_DEFAULT).expanduser()] if path.is_file()]
+    if files:
+        return _login(_merged(files))
+    if not named and (_IN_CLUSTER / "token").is_file() and "KUBERNETES_SERVICE_HOST" in os.environ:
+        return _account()
+    where = " or ".join(map(str, named)) or _DEFAULT
+    raise EnvironmentFault(f"there is no kubeconfig at {where}; set KUBECONFIG to one, or copy it there")
+
+
+def _merged(files: list[Path]) -> Section:
+    """All files as one: of what several say the first counts. Relative paths become those they were meant as."""
+    merged: Section = {"clusters": {}, "users": {}, "contexts": {}}
+    for path in files:
+        try:
+            found = YAML(typ="safe", pure=True).load(path) or {}
+            for plural, singular in (("clusters", "cluster"), ("users", "user"), ("contexts", "context")):
+                for entry in found.get(plural) or []:
+                    section = {**(entry.get(singular) or {}), "file": path}
+                    merged[plural].setdefault(str(entry["name"]), section)
+            current = found.get("current-context")
+        except (OSError, ValueError, YAMLError, AttributeError, KeyError, TypeError) as error:
+            said = str(error).replace("\n", " ") or type(error).__name__
+            raise EnvironmentFault(f"{path}: no kubeconfig can be read from it: {said}") from None
+        if current and "current" not in merged:
+            merged["current"] = str(current)
+    merged["files"] = os.pathsep.join(map(str, files))
+    return merged
+
+
+def _login(config: Section) -> Login:
+    if "current" not in config:
+        raise EnvironmentFault(
+            f"{config['files']}: no current context; choose one of {_names(config['contexts'])}: "
+            "kubectl config use-context NAME"
+        )
+    context = _entry(config, "contexts", config["current"], "current-context")
+    cluster = _entry(config, "clusters", context.get("cluster"), f"context {config['current']}")
+    user = _entry(config, "users", context["user"], f"context {config['current']}") if context.get("user") else {}
+    if not cluster.get("server"):
+        raise EnvironmentFault(f"{cluster['file']}: cluster {context.get('cluster')}: `server` is missing")
+    if user.get("auth-provider"):
+        raise EnvironmentFault(
+            f"{user['file']}: user {context['user']}: auth-provider is no longer understood, by kubectl neither; "
+            "have the kubeconfig made anew by your cloud's command, which writes `exec` instead"
+        )
+    verify = _trusted(cluster)
+    return Login(
+        server=str(cluster["server"]),
+        namespace=str(context.get("namespace") or "default"),
+        verify=verify,
+        auth=_auth(user, cluster, verify),
+        proxy=cluster.get("proxy-url"),
+        tls_server_name=cluster.get("tls-server-name"),
+        headers=_impersonation(user),
+    )
+
+
+def _account() -> Login:
+    """What a pod has: the token of its service account, which changes now and then."""
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    namespace = _text({"file": _IN_CLUSTER}, "namespace", _IN_CLUSTER / "namespace")
+    verify = _trusted({"certificate-authority": str(_IN_CLUSTER / "ca.crt"), "file": _IN_CLUSTER})
+    return Login(server, namespace, verify, _FileToken({"file": _IN_CLUSTER}, _IN_CLUSTER / "token"))
+
+
+def _entry(config: Section, plural: str, name: object, who: str) -> Section:
+    found: Section | None = config[plural].get(str(name))
+    if found is None:
+        raise EnvironmentFault(
+            f"{config['files']}: {who} names {plural[:-1]} {name}; expected one of {_names(config[plural])}"
+        )
+    return found
+
+
+def _names(found: Mapping[str, object]) -> str:
+    return ", ".join(found) or "those of the file, which has none"
+
+
+def _path(section: Section, name: str) -> Path:
+    return Path(section["file"]).parent / Path(name).expanduser()
+
+
+def _text(section: Section, key: str, path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(f"{section['file']}: {key}: {error}") from None
+
+
+def _bytes(section: Section, key: str) -> bytes | None:
+    """What `key-data` holds, or the file that `key` names."""
+    if data := section.get(f"{key}-data"):
+        try:
+            return base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            raise EnvironmentFault(f"{section['file']}: {key}-data is not base64") from None
+    if name := section.get(key):
+        try:
+            return _path(section, name).read_bytes()
+        except OSError as error:
+            raise EnvironmentFault(f"{section['file']}: {key}: {error}") from None
+    return None
+
+
+def _trusted(cluster: Section) -> ssl.SSLContext:
+    """What proves that the server is the one that is meant."""
+    if authority := _bytes(cluster, "certificate-authority"):
+        try:
+            return ssl.create_default_context(cadata=authority.decode())
+        except (ssl.SSLError, ValueError) as error:
+            raise EnvironmentFault(
+                f"{cluster['file']}: certificate-authority: no certificates in PEM: {error}"
+            ) from None
+    return httpx2.create_ssl_context(verify=not cluster.get("insecure-skip-tls-verify", False))
+
+
+def _load_certificate(verify: ssl.SSLContext, certificate: bytes, key: bytes, where: str) -> None:
+    """Have connections show a certificate. Raises EnvironmentFault when it and its key do not belong together."""
+    # ssl reads them from files only; these are ours alone, and gone at once.
+    with tempfile.NamedTemporaryFile() as first, tempfile.NamedTemporaryFile() as second:
+        for file, content in ((first, certificate), (second, key)):
+            file.write(content)
+            file.flush()
+        try:
+            verify.load_cert_chain(first.name, second.name)
+        except (ssl.SSLError, OSError) as error:
+            raise EnvironmentFault(f"{where}: the client certificate cannot be used: {error}") from None
+
+
+def _auth(user: Section, cluster: Section, verify: ssl.SSLContext) -> httpx2.Auth | None:
+    certificate, key = _bytes(user, "client-certificate"), _bytes(user, "client-key")
+    if certificate and key:
+        _load_certificate(verify, certificate, key, str(user["file"]))
+    elif certificate or key:
+        missing = "client-key" if certificate else "client-certificate"
+        raise EnvironmentFault(f"{user['file']}: {missing} (or {missing}-data) is missing")
+    if user.get("exec"):
+        return _ExecLogin(user, cluster, verify)
+    if user.get("tokenFile"):
+        return _FileToken(user, _path(user, user["tokenFile"]))
+    if user.get("token"):
+        return _Token(str(user["token"]))
+    if user.get("username") and user.get("password"):
+        return httpx2.BasicAuth(str(user["username"]), str(user["password"]))
+    return None
+
+
+def _impersonation(user: Section) -> list[tuple[str, str]]:
+    """As whom to act, where the kubeconfig says so."""
+    if not user.get("as"):
+        return []
+    headers = [("Impersonate-User", str(user["as"]))]
+    headers += [("Impersonate-Group", str(group)) for group in user.get("as-groups") or []]
+    headers += [("Impersonate-Uid", str(user["as-uid"]))] if user.get("as-uid") else []
+    extra = user.get("as-user-extra") or {}
+    return headers + [(f"Impersonate-Extra-{key}", str(text)) for key, texts in extra.items() for text in texts]
+
+
+class _Token(httpx2.Auth):
+    """A token that stays what it is."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        yield request
+
+
+class _FileToken(httpx2.Auth):
+    """A token in a file, which somebody else renews."""
+
+    def __init__(self, section: Section, path: Path) -> None:
+        self._section, self._path = section, path
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        request.headers["Authorization"] = f"Bearer {_text(self._section, 'tokenFile', self._path)}"
+        yield request
+
+
+class _ExecLogin(httpx2.Auth):
+    """A program that gives us a token or a client certificate, asked when the first request is made."""
+
+    def __init__(self, user: Section, cluster: Section, verify: ssl.SSLContext) -> None:
+        self._program, self._cluster, self._verify = dict(user["exec"]), cluster, verify
+        self._file = user["file"]
+        self._lock = threading.Lock()
+        self._token: str | None = None
+        self._runs, self._until = 0, 0.0
+
+    def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        run = self._log_in(0)
+        self._sign(request)
+        response = yield request
+        if response.status_code == _UNAUTHORIZED:
+            self._log_in(run)
+            self._sign(request)
+            yield request
+
+    def _sign(self, request: httpx2.Request) -> None:
+        if self._token:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+
+    def _log_in(self, refused: int) -> int:
+        """Run the program unless what it last gave still holds; `refused` is the run whose gift the server refused."""
+        with self._lock:
+            if self._runs == refused or datetime.now(UTC).timestamp() > self._until:
+                status = self._ask()
+                self._token = status.get("token")
+                certificate, key = status.get("clientCertificateData"), status.get("clientKeyData")
+                if certificate and key:
+                    _load_certificate(self._verify, certificate.encode(), key.encode(), self._who())
+                elif not self._token:
+                    raise EnvironmentFault(f"{self._who()} gave neither a token nor a client certificate with its key")
+                self._until = _until(status.get("expirationTimestamp"))
+                self._runs += 1
+            return self._runs
+
+    def _who(self) -> str:
+        return f"{self._file}: the login program {self._program.get('command')}"
+
+    def _ask(self) -> Section:
+        program = self._program
+        if program.get("apiVersion") not in _VERSIONS:
+            expected = ", ".join(_VERSIONS)
+            raise EnvironmentFault(f"{self._who()}: found apiVersion {program.get('apiVersion')}; expected {expected}")
+        mode = program.get("interactiveMode", "IfAvailable")
+        is_interactive = mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
+        if mode == "Always" and not is_interactive:
+            raise EnvironmentFault(f"{self._who()} asks for a terminal, and there is none; log in from one first")
+        command = str(program.get("command", ""))
+        argv = [str(_path({"file": self._file}, command)) if os.sep in command else command]
+        environ = {str(entry["name"]): str(entry["value"]) for entry in program.get("env") or []}
+        environ["KUBERNETES_EXEC_INFO"] = json.dumps(self._info(is_interactive))
+        try:
+            done = subprocess.run(
+                [*argv, *map(str, program.get("args") or [])],
+                env={**os.environ, **environ},
+                stdin=None if is_interactive else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                # What it says is for the person who is to open a page or type a code.
+                stderr=None if is_interactive else subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        except OSError as error:
+            hint = f"; {program['installHint'].strip()}" if program.get("installHint") else "; is it on the PATH?"
+            raise EnvironmentFault(f"{self._who()} cannot be started: {error.strerror}{hint}") from None
+        if done.returncode != 0:
+            said = (done.stderr or "").strip() or "it said nothing"
+            raise EnvironmentFault(f"{self._who()} ended with exit code {done.returncode}: {said}")
+        try:
+            answer = json.loads(done.stdout)
+            status = answer["status"] if answer.get("kind") == "ExecCredential" else None
+        except (ValueError, KeyError, AttributeError):
+            status = None
+        if not isinstance(status, dict):
+            raise EnvironmentFault(f"{self._who()} printed no ExecCredential with a status")
+        return status
+
+    def _info(self, is_interactive: bool) -> Section:
+        """What the program is told of us, as KUBERNETES_EXEC_INFO."""
+        spec: Section = {"interactive": is_interactive}
+        if self._program.get("provideClusterInfo"):
+            kept = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
+            known = {key: self._cluster[key] for key in kept if self._cluster.get(key)}
+            if authority := _bytes(self._cluster, "certificate-authority"):
+                known["certificate-authority-data"] = base64.b64encode(authority).decode()
+            extensions = self._cluster.get("extensions") or []
+            own = [entry.get("extension") for entry in extensions if entry.get("name") == _EXEC_EXTENSION]
+            spec["cluster"] = {**known, **({"config": own[0]} if own else {})}
+        return {"apiVersion": self._program["apiVersion"], "kind": "ExecCredential", "spec": spec}
+
+
+def _until(stamp: str | None) -> float:
+    """Until when, in seconds since the epoch, a credential may be used; for ever where nothing is said."""
+    if not stamp:
+        return float("inf")
+    try:
+        return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp() - _MARGIN_SECONDS
+    except ValueError:
+        return float("inf")

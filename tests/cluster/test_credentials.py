@@ -1,0 +1,326 @@
+"""Kubeconfigs as people have them: several files, programs that log in, certificates, proxies, names that differ."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kubetune.cli import main
+from kubetune.cluster.client import Cluster
+from kubetune.errors import EnvironmentFault
+
+V1 = "client.authentication.k8s.io/v1"
+
+
+class Server(ThreadingHTTPServer):
+    """An API server that has nothing, and remembers who asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen: list[dict[str, str]] = []
+        self.groups: list[str] = []
+        self.paths: list[str] = []
+        self.subjects: list[Any] = []
+        self.good_tokens: set[str] | None = None
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.seen.append(dict(self.headers))
+        self.server.groups = self.headers.get_all("Impersonate-Group") or []
+        self.server.paths.append(self.path)
+        if isinstance(self.connection, ssl.SSLSocket) and (certificate := self.connection.getpeercert()):
+            self.server.subjects.append(dict(pair[0] for pair in certificate["subject"]))  # type: ignore[misc]
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        good = self.server.good_tokens is None or token in self.server.good_tokens
+        body = {"kind": "List", "items": []} if good else {"kind": "Status", "message": "Unauthorized", "code": 401}
+        text = json.dumps(body).encode()
+        self.send_response(200 if good else 401)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(context: ssl.SSLContext | None = None) -> Iterator[Server]:
+    server = Server()
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Authority:
+    """Makes certificates."""
+
+    def __init__(self, folder: Path) -> None:
+        x509 = pytest.importorskip("cryptography.x509")
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        self._folder, self._x509, self._hashes, self._serial, self._ec = folder, x509, hashes, serialization, ec
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
+        self.certificate = self._sign(self._name, self._key.public_key(), None)
+
+    def _sign(self, name: Any, public: Any, host: str | None) -> bytes:
+        x509, now = self._x509, datetime.now(UTC)
+        builder = x509.CertificateBuilder().subject_name(name).issuer_name(self._name).public_key(public)
+        builder = builder.serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(hours=1))
+        builder = builder.add_extension(x509.BasicConstraints(ca=host is None, path_length=None), critical=True)
+        own = self._key.public_key()
+        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(own), critical=False)
+        if host is not None:
+            builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        pem: bytes = builder.sign(self._key, self._hashes.SHA256()).public_bytes(self._serial.Encoding.PEM)
+        return pem
+
+    def make(self, host: str) -> tuple[bytes, bytes]:
+        """A certificate for a host or person, and its key."""
+        x509, serial = self._x509, self._serial
+        key = self._ec.generate_private_key(self._ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
+        form = (serial.Encoding.PEM, serial.PrivateFormat.PKCS8, serial.NoEncryption())
+        return self._sign(name, key.public_key(), host), key.private_bytes(*form)
+
+    def context(self, host: str, *, asks: bool = False) -> ssl.SSLContext:
+        """A server's side; `asks` for certificates of its clients."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        for name, content in zip(("server.pem", "server.key"), self.make(host), strict=True):
+            (self._folder / name).write_bytes(content)
+        context.load_cert_chain(self._folder / "server.pem", self._folder / "server.key")
+        if asks:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(cadata=self.certificate.decode())
+        return context
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def kubeconfig(
+    path: Path, monkeypatch: pytest.MonkeyPatch, user: dict[str, Any], cluster: dict[str, Any], **more: Any
+) -> Path:
+    config = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
+        "current-context": "x",
+        **more,
+    }
+    path.write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    return path
+
+
+def plugin(folder: Path, script: str, **facts: Any) -> dict[str, Any]:
+    path = folder / "log-in"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return {"exec": {"apiVersion": V1, "command": "./log-in", "interactiveMode": "Never", **facts}}
+
+
+def credential(**status: str) -> str:
+    return json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": status})
+
+
+def url(server: Server, scheme: str = "http") -> str:
+    return f"{scheme}://127.0.0.1:{server.server_address[1]}"
+
+
+@pytest.mark.parametrize(
+    ("script", "facts", "told"),
+    [
+        ("true", {"command": "no-such-login", "installHint": "brew install it"}, "cannot be started: .*brew install"),
+        ("true", {"command": "no-such-login"}, "is it on the PATH"),
+        ("echo 'token expired, run az login' >&2; exit 4", {}, "ended with exit code 4: token expired, run az login"),
+        ("echo '<html>'", {}, "printed no ExecCredential"),
+        ("echo '[]'", {}, "printed no ExecCredential"),
+        ("echo '{}'", {}, "printed no ExecCredential"),
+        (f"echo '{credential(expirationTimestamp='2030-01-01T00:00:00Z')}'", {}, "neither a token nor a client cert"),
+        (f"echo '{credential(clientCertificateData='x', clientKeyData='y')}'", {}, "certificate cannot be used"),
+        ("true", {"apiVersion": "client.authentication.k8s.io/v9"}, "found apiVersion .*/v9; expected"),
+        ("true", {"interactiveMode": "Always"}, "asks for a terminal"),
+    ],
+)
+def test_a_login_program_that_does_not_work_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    script: str, facts: dict[str, Any], told: str,
+) -> None:  # fmt: skip
+    with serving() as server:
+        kubeconfig(tmp_path / "config", monkeypatch, plugin(tmp_path, script, **facts), {"server": url(server)})
+        with pytest.raises(EnvironmentFault, match=told):
+            Cluster().list("ConfigMap")
+        assert main(["status"]) == 3
+    assert capsys.readouterr().err.startswith(f"kubetune: {tmp_path}/config: the login program")
+
+
+def test_a_login_program_is_told_of_the_cluster_and_asked_again_when_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    script = f"""
+    echo "$KUBERNETES_EXEC_INFO" > {tmp_path}/info
+    echo x >> {tmp_path}/runs
+    echo "{credential(token="TOKEN").replace('"', chr(92) + '"').replace("TOKEN", "$(wc -l < runs | tr -d ' ')")}"
+    """
+    extensions = [{"name": "client.authentication.k8s.io/exec", "extension": {"tenant": "t"}}]
+    cluster = {"server": url(server), "tls-server-name": "api", "extensions": extensions}
+    user = plugin(tmp_path, f"cd {tmp_path}\n{script}", provideClusterInfo=True, env=[{"name": "A", "value": "1"}])
+    kubeconfig(tmp_path / "config", monkeypatch, user, cluster)
+    found = Cluster()
+    found.list("ConfigMap")
+    found.list("Pod")
+    assert (tmp_path / "runs").read_text() == "x\n"
+    spec = json.loads((tmp_path / "info").read_text())["spec"]
+    told = {"server": url(server), "tls-server-name": "api", "config": {"tenant": "t"}}
+    assert spec == {"interactive": False, "cluster": told}
+    server.good_tokens = {"2"}
+    found.list("Pod")
+    assert [seen["Authorization"] for seen in server.seen] == ["Bearer 1", "Bearer 1", "Bearer 1", "Bearer 2"]
+
+
+def test_a_credential_that_has_run_out_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    answer = credential(token="t", expirationTimestamp="2020-01-01T00:00:00Z")
+    user = plugin(tmp_path, f"echo x >> {tmp_path}/runs; echo '{answer}'")
+    kubeconfig(tmp_path / "config", monkeypatch, user, {"server": url(server)})
+    found = Cluster()
+    found.list("ConfigMap")
+    found.list("ConfigMap")
+    assert (tmp_path / "runs").read_text() == "x\nx\n"
+
+
+@pytest.mark.parametrize("by", ["program", "kubeconfig"])
+def test_a_client_certificate_proves_who_we_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, authority: Authority, by: str
+) -> None:
+    certificate, key = authority.make("ann")
+    (tmp_path / "answer").write_text(credential(clientCertificateData=certificate.decode(), clientKeyData=key.decode()))
+    (tmp_path / "ca.pem").write_bytes(authority.certificate)
+    encoded = {"client-certificate-data": certificate, "client-key-data": key}
+    user = plugin(tmp_path, f"cat {tmp_path}/answer")
+    if by == "kubeconfig":
+        user = {name: base64.b64encode(text).decode() for name, text in encoded.items()}
+    with serving(authority.context("127.0.0.1.example", asks=True)) as server:
+        names = {"tls-server-name": "127.0.0.1.example", "certificate-authority": "ca.pem"}
+        kubeconfig(tmp_path / "config", monkeypatch, user, {"server": url(server, "https"), **names})
+        Cluster().list("ConfigMap")
+        assert server.subjects == [{"commonName": "ann"}]
+    if by == "kubeconfig":
+        user.pop("client-key-data")
+        kubeconfig(tmp_path / "config", monkeypatch, user, {"server": "https://127.0.0.1:1"})
+        with pytest.raises(EnvironmentFault, match=r"config: client-key \(or client-key-data\) is missing"):
+            Cluster()
+
+
+def test_a_server_of_another_name_is_known_by_tls_server_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, authority: Authority
+) -> None:
+    with serving(authority.context("api.internal")) as server:
+        cluster = {
+            "server": url(server, "https"),
+            "certificate-authority-data": base64.b64encode(authority.certificate).decode(),
+        }
+        kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, cluster)
+        with pytest.raises(EnvironmentFault, match=r"does not prove who it is: .*certificate-authority and tls-server"):
+            Cluster().list("ConfigMap")  # at once: no patience helps
+        kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {**cluster, "tls-server-name": "api.internal"})
+        assert Cluster().list("ConfigMap") == []
+
+
+def test_a_proxy_is_gone_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    cluster = {"server": "http://api.invalid:6443/base", "proxy-url": url(server)}
+    kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, cluster)
+    Cluster().list("ConfigMap")
+    assert server.paths == ["http://api.invalid:6443/base/api/v1/namespaces/ml/configmaps"]
+    kubeconfig(tmp_path / "config", monkeypatch, {}, {**cluster, "proxy-url": "gopher://x"})
+    with pytest.raises(EnvironmentFault, match=r"no connection can be made to .* by proxy gopher"):
+        Cluster()
+
+
+def test_several_files_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    """As kubectl merges them: the first that says something counts, and paths begin at the file that names them."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "token").write_text("from-b\n")
+    first = {"users": [], "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "first"}}]}
+    (tmp_path / "a" / "config").write_text(yaml.safe_dump(first))
+    impersonation = {"as": "bob", "as-groups": ["dev", "ops"], "as-user-extra": {"why": ["test"]}}
+    second = kubeconfig(
+        tmp_path / "b" / "config", monkeypatch, {"tokenFile": "token", **impersonation}, {"server": url(server)}
+    )
+    paths = [tmp_path / "a" / "config", tmp_path / "missing", second]
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, paths)))
+    found = Cluster()
+    assert found.namespace == "first"
+    found.list("ConfigMap")
+    assert server.seen[0]["Authorization"] == "Bearer from-b"
+    assert (server.seen[0]["Impersonate-User"], server.seen[0]["Impersonate-Extra-why"]) == ("bob", "test")
+    assert server.groups == ["dev", "ops"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"current-context": "y"}, "current-context names context y; expected one of x"),
+        ({"current-context": ""}, "no current context; choose one of x"),
+        ({"clusters": []}, "context x names cluster c"),
+        ({"users": []}, "context x names user u"),
+        ({"clusters": [{"name": "c", "cluster": {}}]}, "`server` is missing"),
+        ({"users": [{"name": "u", "user": {"auth-provider": {"name": "gcp"}}}]}, "auth-provider is no longer"),
+        ({"users": [{"name": "u", "user": {"tokenFile": "none"}}]}, "tokenFile: .*No such file"),
+        ({"clusters": [{"name": "c", "cluster": {"server": "x", "certificate-authority-data": "!"}}]}, "not base64"),
+        ({"clusters": [{"name": "c", "cluster": {"server": "x", "certificate-authority": "no"}}]}, "No such file"),
+        ({"clusters": "c"}, "no kubeconfig can be read from it"),
+    ],
+)
+def test_a_kubeconfig_that_does_not_fit_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], told: str
+) -> None:
+    kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": "http://127.0.0.1:1"}, **change)
+    with pytest.raises(EnvironmentFault, match=told):
+        Cluster(patience_seconds=0).list("ConfigMap")
+
+
+def test_no_kubeconfig_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(EnvironmentFault, match=r"there is no kubeconfig at .*none; set KUBECONFIG"):
+        Cluster()
+    (tmp_path / "none").write_text("a: [")
+    with pytest.raises(EnvironmentFault, match=r"none: no kubeconfig can be read from it"):
+        Cluster()
