@@ -201,6 +201,7 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
     """The facts that every log should begin with."""
     from kubetune import parallel
     from kubetune.data.splits import remarks
+    from kubetune.writing import unused_keys
 
     environment = " ".join(f"{k}={v}" for k, v in parallel.environment().items()) or "one process"
     logs.DDP.info("%s, device %s", environment, world.device)
@@ -211,6 +212,8 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
     for split, stats in data.stats.items():
         if found := remarks(stats):
             logs.DATA.info("%s: of %s records %s", split, f"{stats['records']:,}", ", ".join(found))
+        if found_keys := unused_keys(stats.get("unused_keys", {})):  # not in data that were prepared before
+            logs.DATA.info("%s: %s", split, found_keys)
     logs.DATA.info("%s", plan.batch_line())
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 _ACTED_UPON: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal does not show but obeys: control characters, changes of direction; and what it cannot be sent."""
+
+_KEYS_SHOWN: Final = 12
 
 
 def number(value: Any) -> str:
@@ -84,6 +87,14 @@ def share(value: float | None) -> str:
 def place(path: Any) -> str:
     """A path as short as it can be said from here."""
     return str(path).removeprefix(f"{Path.cwd()}/")
+
+
+def unused_keys(counts: Mapping[str, int]) -> str:
+    """`keys not used: id × 300, source × 12`: what records hold and nothing reads; nothing where there is none."""
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    shown = ", ".join(f"{visible(key, keep='')} × {count:,}" for key, count in ordered[:_KEYS_SHOWN])
+    more = f" and {len(ordered) - _KEYS_SHOWN:,} more" if len(ordered) > _KEYS_SHOWN else ""
+    return f"keys not used: {shown}{more}" if ordered else ""
 
 
 def visible(text: str, keep: str = "\n\t") -> str:

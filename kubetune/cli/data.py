@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune.cli import data_convert
 from kubetune.errors import OK, USER, ConfigError, DataError
+from kubetune.writing import counted, unused_keys, visible, visible_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from kubetune.config.schema import Config
-    from kubetune.data.check import Report
+    from kubetune.data.check import Report, Sample
     from kubetune.data.gallery import Gallery
     from kubetune.data.tokenizer import Tokenizer
 
 CLASSES_SHOWN = 20
+MOST_PIECES = 24
+"""A row's stretches that are trained, and those between them, of which a terminal shows so many."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,15 +84,15 @@ def _check(args: argparse.Namespace) -> int:
     if gallery is not None:
         _write_page(args.html, config, report, gallery, tokenizer)
     if args.json:
-        print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+        print(visible_json(json.dumps(report.to_json(), indent=2, ensure_ascii=False)))
     else:
         _show(report, console)
     if args.html and not args.json:
         console.print(f"wrote {args.html}; open it in a browser, no network is needed")
     if report.problems.total:
-        print(f"kubetune: {report.problems.error()}", file=sys.stderr)
+        print(visible(f"kubetune: {report.problems.error()}"), file=sys.stderr)
     elif not report.ok:
-        print(f"kubetune: {report.verdict}", file=sys.stderr)
+        print(visible(f"kubetune: {report.verdict}"), file=sys.stderr)
     return OK if report.ok else USER
 
 
@@ -132,14 +135,17 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> int:
 
     if args.overrides:
         raise ConfigError(f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out")
-    problems, kinds = check_shapes(SourceConfig(path=args.target), keep=None if args.json else SHOWN)
+    problems, kinds, unused = check_shapes(SourceConfig(path=args.target), keep=None if args.json else SHOWN)
     is_empty = not problems.total and not kinds
     if args.json:
         found = {"total": problems.total, "first": problems.first}
-        print(json.dumps({"ok": not problems.total and not is_empty, "records": kinds, "problems": found}, indent=2))
+        ok = not problems.total and not is_empty
+        print(json.dumps({"ok": ok, "records": kinds, "unused_keys": unused, "problems": found}, indent=2))
     else:
         for kind, number in kinds.most_common():
-            console.print(f"{number:,} record{'s' * (number != 1)} of kind {kind}")
+            console.print(f"{counted(number, 'record')} of kind {kind}")
+        if line := unused_keys(unused):
+            console.print(line, markup=False)
         console.print("Tokens were not looked at; give --model, or a run file, for that.")
     problems.raise_if_any()
     if is_empty:
@@ -155,27 +161,51 @@ def _show(report: Report, console: Console) -> None:
 
     for split, stats in report.stats.items():
         labelled = report.labels is not None
-        console.print(f"[bold]{split}[/bold]: {_counts(stats, labelled)}")
+        console.print(Text.assemble((split, "bold"), f": {_counts(stats, labelled)}"))
         for source in stats["sources"] if len(stats["sources"]) > 1 else []:
-            console.print(f"  {source['path']}: {_counts(source, labelled)}")
+            console.print(f"  {visible(source['path'])}: {_counts(source, labelled)}", markup=False)
+        if line := unused_keys(stats["unused_keys"]):
+            console.print(f"  {line}", style="yellow", markup=False)
         if classes := report.classes.get(split):
-            shown = ", ".join(f"{name} × {count:,}" for name, count in classes.most_common(CLASSES_SHOWN))
+            shown = ", ".join(f"{visible(n, keep='')} × {count:,}" for n, count in classes.most_common(CLASSES_SHOWN))
             more = f", {len(classes) - CLASSES_SHOWN:,} more" if len(classes) > CLASSES_SHOWN else ""
             console.print(f"  labels: {shown}{more}", markup=False)
-        if duplicates := report.duplicates[split]:
-            console.print(f"  [yellow]{duplicates:,} rows repeat another[/yellow]")
+        if number := report.duplicates[split]:
+            console.print(
+                f"  [yellow]{counted(number, 'row')} {'repeat' if number > 1 else 'repeats'} another[/yellow]"
+            )
         _show_histogram(histogram(report.lengths[split]), console)
     if report.leaked:
-        console.print(f"[yellow]{report.leaked:,} rows of eval are in train too[/yellow]")
+        are = "are" if report.leaked > 1 else "is"
+        console.print(f"[yellow]{counted(report.leaked, 'row')} of eval {are} in train too[/yellow]")
     for number, sample in enumerate(report.samples, 1):
-        if console.color_system and not console.no_color:
-            console.print(f"\n[bold]row {number}[/bold] (what is trained is [green]green[/green])")
-            console.print(Text.assemble(*((text, "green" if trained else "dim") for text, trained in sample)))
-        else:
-            console.print(f"\nrow {number} (what is trained stands between ⟦ and ⟧)")
-            console.print(Text("".join(f"⟦{text}⟧" if trained else text for text, trained in sample)))
+        _show_sample(number, [(visible(text), trained) for text, trained in shortened(sample)], console)
     colour = "green" if report.ok else "red"
     console.print(f"\n[bold {colour}]{'ready to train' if report.ok else 'not ready to train'}[/bold {colour}]")
+
+
+def _show_sample(number: int, sample: Sample, console: Console) -> None:
+    from rich.text import Text
+
+    if console.color_system and not console.no_color:
+        console.print(f"\n[bold]row {number}[/bold] (what is trained is [green]green[/green])")
+        console.print(Text.assemble(*((text, "green" if trained else "dim") for text, trained in sample)))
+    else:
+        console.print(f"\nrow {number} (what is trained stands between ⟦ and ⟧)")
+        console.print(Text("".join(f"⟦{text}⟧" if trained else text for text, trained in sample)))
+
+
+def shortened(sample: Sample, most: int = 400) -> Sample:
+    """A row with the middle of its longer pieces left out, and of many pieces the middle ones, for a terminal."""
+    half = most // 2
+    pieces = [
+        (f"{text[:half]} … {len(text) - most:,} characters … {text[-half:]}" if len(text) > most else text, trained)
+        for text, trained in sample
+    ]
+    if len(pieces) <= MOST_PIECES:
+        return pieces
+    half, left_out = MOST_PIECES // 2, len(pieces) - MOST_PIECES
+    return [*pieces[:half], (f"\n… {counted(left_out, 'piece')} …\n", False), *pieces[-half:]]
 
 
 def _counts(stats: dict[str, Any], labelled: bool) -> str:
@@ -183,7 +213,9 @@ def _counts(stats: dict[str, Any], labelled: bool) -> str:
 
     share = stats["trained_tokens"] / stats["tokens"] if stats["tokens"] else 0.0
     trained = [] if labelled else [f"{share:.1%} trained"]
-    whole = f"{stats['rows']:,} rows of {stats['records']:,} records, {stats['tokens']:,} tokens"
+    whole = (
+        f"{counted(stats['rows'], 'row')} of {counted(stats['records'], 'record')}, {counted(stats['tokens'], 'token')}"
+    )
     return ", ".join([whole, *trained, *remarks(stats)])
 
 

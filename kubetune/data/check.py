@@ -16,11 +16,12 @@ from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.encode_labelled import within_positions
-from kubetune.data.formats import Chat, convert
+from kubetune.data.formats import Chat, read
 from kubetune.data.gallery import Gallery, brief
 from kubetune.data.image_processor import load_image_processor
 from kubetune.data.images import ADDRESS, image_of_row
 from kubetune.data.labels import Labels, find_labels
+from kubetune.data.messages import OF_TEMPLATES
 from kubetune.data.pipeline import Split, Tally, Worker, encode_batches
 from kubetune.data.problems import SHOWN, Problems
 from kubetune.data.profile import LIMITS, Profile
@@ -137,25 +138,27 @@ def _verdict(config: Config, report: Report) -> str:
     return "ok"
 
 
-def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> tuple[Problems, Counter[str]]:
-    """Read and convert all records of a source, without a tokenizer: the problems, and how many are of each kind.
+def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> tuple[Problems, Counter[str], Counter[str]]:
+    """Read and convert all records of a source, without a tokenizer: the problems, how many are of each kind, and how
+    many hold which key that nothing reads.
 
     Images are only looked for; `with images that are not there` is counted as a kind.
     """
-    problems, kinds = Problems(keep), Counter[str]()
+    problems, kinds, unused = Problems(keep), Counter[str](), Counter[str]()
     there = lru_cache(maxsize=4096)(os.path.isfile)
     for record in read_source(source, problems):
         try:
-            example = convert(record.value, source.format, source.columns)
+            example, keys = read(record.value, source.format, source.columns)
         except ValueError as error:
             problems.add(record.where, str(error))
             continue
+        unused.update(key for key in keys if key not in OF_TEMPLATES)
         kind = type(example).__name__
         if isinstance(example, Chat) and example.images:
             found = all(path.startswith(ADDRESS) or there(image_of_row(record.file, path)) for path in example.images)
             kind += " with images" if found else " with images that are not there"
         kinds[kind] += 1
-    return problems, kinds
+    return problems, kinds, unused
 
 
 def _rows(chunk: Chunk) -> Iterator[tuple[list[int], bytes]]:

@@ -89,9 +89,15 @@ class Encoder:
             raise ValueError("has images, which a language model cannot see; set `task: vision_language`")
         template = self.tokenizer.require_chat()
         if self._all:
+            if chat.unlearnt:
+                raise ValueError(
+                    f"messages[{min(chat.unlearnt)}] says that it is not to be learnt, and `data.train_on` is all; "
+                    "set that to assistant, or leave the other out of the message"
+                )
             text = template.render(chat.messages, chat.tools)
             return text, [template.settle(text, 0, len(text))]
-        return template.render_answers(chat.messages, chat.tools, first=chat.context)
+        text, spans = template.render_answers(chat.messages, chat.tools, first=chat.context)
+        return text, _learnt(chat, spans)
 
     def _encode_chats(self, chats: Sequence[tuple[str, list[Span]]]) -> list[Encoded]:
         """Rows of rendered conversations, of which only what the spans enclose is learnt."""
@@ -167,6 +173,19 @@ class Encoder:
         alone, after, anchor = (self.tokenizer.encode_text(text, special=False) for text in ("a", "\na", "\n"))
         plain = after[: len(anchor)] != anchor or after[len(anchor) :] == alone
         return ("", 0) if plain else ("\n", len(anchor))
+
+
+def _learnt(chat: Chat, spans: list[Span]) -> list[Span]:
+    """The spans of those answers which the data do not say are not to be learnt."""
+    turns = [i for i in range(chat.context, len(chat.messages)) if chat.messages[i]["role"] == "assistant"]
+    if not chat.unlearnt.intersection(turns):
+        return spans
+    if len(spans) != len(turns):
+        raise ValueError(
+            f"messages[{min(chat.unlearnt)}] says that it is not to be learnt, and the chat template does not mark "
+            "each answer on its own; expected a {% generation %} block around each"
+        )
+    return [span for turn, span in zip(turns, spans, strict=True) if turn not in chat.unlearnt]
 
 
 def _token_at(encoding: Encoding, border: int, length: int) -> int:

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import os
+import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, islice
 from typing import Final, Literal
 
@@ -16,7 +18,7 @@ from kubetune.config.schema import DataConfig, SourceConfig
 from kubetune.data.encode import Encoded, Encoder
 from kubetune.data.encode_labelled import LabelledEncoder
 from kubetune.data.encode_vision import VisionEncoder
-from kubetune.data.formats import Chat, Example, convert
+from kubetune.data.formats import Chat, Example, read
 from kubetune.data.image_processor import ImageProcessor
 from kubetune.data.images import image_file
 from kubetune.data.labels import Labels
@@ -54,7 +56,8 @@ class Tally:
 
     Of `reasoning_dropped` the chat template left out reasoning that the record holds. Of the images of all records,
     `images_above_budget` have more tokens than `vision.image_max_tokens`, `images_animated` lose all frames but the
-    first, and `images_deep` lose what 8 bits of grey cannot hold.
+    first, and `images_deep` lose what 8 bits of grey cannot hold. `unused_keys` hold something in so many records and
+    decide nothing.
     """
 
     records: int = 0
@@ -70,6 +73,7 @@ class Tally:
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
+    unused_keys: Counter[str] = field(default_factory=Counter)
 
     @property
     def lost_share(self) -> float:
@@ -79,8 +83,8 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Count the other's records too."""
         longest = max(self.longest, other.longest)
-        for name, value in asdict(other).items():
-            setattr(self, name, getattr(self, name) + value)
+        for item in fields(self):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
         self.longest = longest
 
 
@@ -124,6 +128,8 @@ class Worker:
         self._data = data
         self._sources = sources
         self._limits = limits
+        template = tokenizer.chat.source if labels is None and tokenizer.chat is not None else ""
+        self._named_by_template = _keys_of_messages(template)
         self._image_token = processor.placeholder.token if processor is not None else None
 
     def encode(self, batch: Batch) -> Result:
@@ -135,9 +141,10 @@ class Worker:
         good, examples = [], []
         for index, record in batch.records:
             try:
-                example = convert(record.value, source.format, source.columns, labelled=self._labelled)
+                example, unused = read(record.value, source.format, source.columns, labelled=self._labelled)
                 examples.append(located(example, record.file, self._data.cache))
                 good.append((index, record.where))
+                result.tally.unused_keys.update(key for key in unused if not self._is_read_by_template(key))
             except ValueError as error:
                 result.problems.append((record.where, str(error)))
         rows = self._encoder.encode_batch(examples)
@@ -147,6 +154,11 @@ class Worker:
             else:
                 self._keep(result, index, where, example, encoded)
         return result
+
+    def _is_read_by_template(self, key: str) -> bool:
+        """Whether it is a key of messages that the chat template names, which are given to it whole."""
+        place, _, name = key.rpartition("[].")
+        return place == "messages" and name in self._named_by_template
 
     def _keep(self, result: Result, index: int, where: str, example: Example, encoded: Encoded) -> None:
         """Add a row to a result, unless it is too long or teaches nothing, and count what became of it."""
@@ -178,6 +190,13 @@ class Worker:
         tally.reasoning_dropped += encoded.drops_reasoning
         tally.images += len(encoded.images)
         result.chunk.add(index, encoded.ids, encoded.trained, encoded.target, encoded.segments, encoded.images)
+
+
+def _keys_of_messages(template: str) -> frozenset[str]:
+    """The keys of messages that a chat template names, such as `message.name` or `messages[0]['name']`."""
+    loops = re.findall(r"\bfor\s+(\w+)\s+in\s+[^%]*messages", template)
+    message = "|".join({"message", r"messages\s*\[[^\]]+\]", *map(re.escape, loops)})
+    return frozenset(re.findall(rf"\b(?:{message})\s*(?:\.(?!get\()|\.get\(\s*['\"]|\[\s*['\"])\s*(\w+)", template))
 
 
 def located(example: Example, data_file: str, cache: str | None) -> Example:

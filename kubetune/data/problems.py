@@ -6,6 +6,7 @@ from bisect import insort
 from typing import Final
 
 from kubetune.errors import DataError
+from kubetune.writing import visible
 
 SHOWN: Final = 20
 
@@ -30,7 +31,7 @@ class Problems:
     @property
     def first(self) -> list[str]:
         """The problems kept, in the order of their lines."""
-        return [f"{file}:{line}: {what}." for file, line, what in self._kept]
+        return [visible(f"{file}:{line}: {what}.", keep="") for file, line, what in self._kept]
 
     def error(self) -> DataError:
         """The error that shows the problems and says that nothing was written."""

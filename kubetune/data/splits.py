@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
@@ -53,8 +52,8 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict
     total = Tally()
     for tally in tallies:
         total.add(tally)
-    by_source = [{"path": source.path, **asdict(tally)} for source, tally in zip(sources, tallies, strict=True)]
-    return {**asdict(total), "lost_share": total.lost_share, "sources": by_source}
+    by_source = [{"path": source.path, **vars(tally)} for source, tally in zip(sources, tallies, strict=True)]
+    return {**vars(total), "lost_share": total.lost_share, "sources": by_source}
 
 
 def remarks(stats: dict[str, Any]) -> list[str]:

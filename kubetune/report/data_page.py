@@ -12,7 +12,7 @@ from typing import Any
 from kubetune.files import write_atomic
 from kubetune.logs import scrub
 from kubetune.report.page import fold, render
-from kubetune.writing import counted, number
+from kubetune.writing import counted, number, place, unused_keys
 
 LANGUAGES = {
     "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
@@ -72,6 +72,8 @@ def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], sett
     if total := check["problems"]["total"]:
         said.append(f"{counted(total, 'record')} cannot be used. The lines are named below.")
     for name, stats in check["splits"].items():
+        lines = ((source["path"], unused_keys(source["unused_keys"])) for source in stats["sources"])
+        said += [f"{place(path)}, {name}: {line}." for path, line in lines if line]
         records = max(1, stats["records"])
         if stats["overlong"]:
             said.append(

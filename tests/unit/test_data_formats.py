@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from kubetune.data.formats import Chat, Example, Labelled, Pair, Text, convert, detect
+from kubetune.data.formats import Chat, Example, Labelled, Pair, Text, convert, detect, read
 
 USER, ANSWER = {"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}
 PART = {"type": "text"}
 TAGGED = {"role": "user", "content": "<image>Ping"}
 SPOKEN = {"system": "Be short.", "history": [["Ping", "Pong"]]}
 SYSTEM = {"role": "system", "content": "Be short."}
+TOOL = {"type": "function", "function": {"name": "add"}}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
 
@@ -23,7 +25,7 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
         ({"messages": '[{"role": "user", "content": "Ping"}]'}, Chat((USER,))),
         ({"messages": [USER | {"name": None}]}, Chat((USER,))),
         ({"messages": [USER | {"content": [PART | {"text": "Pi"}, PART | {"text": "ng"}]}]}, Chat((USER,))),
-        ({"messages": [USER, ANSWER], "tools": '[{"name": "add"}]'}, Chat((USER, ANSWER), ({"name": "add"},))),
+        ({"messages": [USER, ANSWER], "tools": '[{"name": "add"}]'}, Chat((USER, ANSWER), (TOOL,))),
         ({"prompt": "Hello", "completion": " World"}, Pair("Hello", " World")),
         ({"input": "Hello", "output": " World"}, Pair("Hello", " World")),
         ({"prompt": "", "completion": "World"}, Pair("", "World")),
@@ -54,6 +56,16 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
             {"instruction": "Pi", "input": "ng", "output": "Pong", **SPOKEN},
             Chat((SYSTEM, USER, ANSWER, {"role": "user", "content": "Pi\nng"}, ANSWER)),
         ),
+        ({"system": "Be short.", "messages": [USER, ANSWER]}, Chat((SYSTEM, USER, ANSWER))),
+        ({"system_prompt": "Be short.", "messages": [USER, ANSWER]}, Chat((SYSTEM, USER, ANSWER))),
+        ({"system": "Be short.", "messages": [SYSTEM, USER, ANSWER]}, Chat((SYSTEM, USER, ANSWER))),
+        ({"system": "Be short.", "prompt": [USER], "completion": [ANSWER]}, Chat((SYSTEM, USER, ANSWER), context=2)),
+        (
+            {"system": "Be short.", "conversations": [{"from": "system", "value": "Be short."}, USER]},
+            Chat((SYSTEM, USER)),
+        ),
+        ({"messages": None, "text": "Hello"}, Text("Hello")),
+        ({"messages": [{"from": "human", "value": "Ping"}, ANSWER]}, Chat((USER, ANSWER))),
         ({"sentence": "good", "label": "1"}, Labelled("good", None, 1)),
         ({"premise": "a", "hypothesis": "b", "label": "entailment"}, Labelled("a", "b", "entailment")),
     ],
@@ -142,6 +154,25 @@ def test_named_columns_and_a_named_shape() -> None:
         ({"instruction": "", "output": "x"}, "instruction is empty"),
         ({"instruction": "x", "output": ""}, "output is empty"),
         ({"instruction": "x", "output": "y", "history": [["a"]]}, r"history\[0\] is .*expected \[question, answer\]"),
+        ({"system": "S", "messages": [SYSTEM, USER, ANSWER]}, "has `system` and another message of the system"),
+        ({"system": "S", "system_prompt": "T", "messages": [USER]}, "has `system` and another message of the system"),
+        ({"system": "S", "conversations": [SYSTEM, USER]}, "has `system` and another message of the system"),
+        ({"system": "S", "prompt": "a", "completion": "b"}, "has `system` beside a prompt that is plain text"),
+        (
+            {"tools": [{"name": "f"}], "prompt": "a", "completion": "b"},
+            "has `tools` beside a prompt that is plain text",
+        ),
+        ({"history": [["a", "b"]], "prompt": "a", "completion": "b"}, "has a `history` beside its prompt"),
+        ({"instruction": "x", "output": "y", "history": 5}, "history is 5; expected a list"),
+        ({"messages": [USER], "videos": ["a.mp4"]}, "has `videos`, which kubetune cannot show to a model"),
+        (
+            {"messages": [USER], "image": "a", "images": ["b"]},
+            "has images in `images` and `image`; expected",
+        ),
+        (
+            {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}},
+            r"chat_template_kwargs is",
+        ),
         ({"sentence": "x", "label": {"a": 1}}, "expected a class by name or number, a list of them, or a number"),
         ({"sentence": "x", "label": [True]}, "expected a list of names or numbers of classes"),
         ({"sentence": "x", "label": True}, "label is true"),
@@ -150,3 +181,151 @@ def test_named_columns_and_a_named_shape() -> None:
 def test_what_has_no_shape_is_explained(value: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         convert(value)
+
+
+GOOD, BAD = {"role": "assistant", "content": "Good"}, {"role": "assistant", "content": "Bad"}
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        ({"prompt": "Ping", "chosen": "Good", "rejected": "Bad"}, {"completion": "chosen"}),
+        ({"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}, {"completion": "chosen"}),
+        ({"chosen": [USER, GOOD], "rejected": [USER, BAD]}, {"messages": "chosen"}),
+        ({"messages": [USER], "chosen": "Good", "rejected": "Bad"}, {"completion": "chosen", "prompt": "messages"}),
+        (
+            {
+                "conversations": [{"from": "human", "value": "Ping"}],
+                "chosen": {"from": "gpt", "value": "Good"},
+                "rejected": {"from": "gpt", "value": "Bad"},
+            },
+            {"completion": "chosen", "prompt": "conversations"},
+        ),
+        ({"instruction": "Ping", "input": "", "chosen": "Good", "rejected": "Bad"}, {"output": "chosen"}),
+        ({"chosen_messages": [USER, GOOD], "rejected_messages": [USER, BAD]}, {"messages": "chosen_messages"}),
+        ({"messages": [USER, GOOD], "rejected_response": "Bad"}, None),
+        ({"messages": [USER, BAD], "label": False}, None),
+        ({"prompt": "Ping", "completion": "Bad", "label": 0}, None),
+        ({"conversations": [USER, BAD], "kto_tag": "false"}, None),
+        ({"instruction": "Ping", "output": "Bad", "kto_tag": False}, None),
+    ],
+)
+def test_preferences_are_no_answers_to_learn(value: dict[str, Any], advice: dict[str, str] | None) -> None:
+    with pytest.raises(ValueError, match=r"preference data.* causal_lm would train the bad answers") as told:
+        convert(value)
+    if advice is None:
+        assert "columns" not in str(told.value)
+        return
+    assert ", ".join(f"{name}: {column}" for name, column in advice.items()) in str(told.value)
+    example, unused = read(value, columns=advice)
+    assert "Good" in str(example)
+    assert "Bad" not in str(example)
+    assert [key.partition("_")[0] for key in unused] == ["rejected"]
+
+
+def test_good_answers_and_texts_keep_their_verdicts_to_themselves() -> None:
+    assert read({"messages": [USER, GOOD], "label": True})[1] == ("label",)
+    assert read({"text": "Hello", "label": False})[1] == ("label",)
+    assert read({"text": "Hello", "label": False}, labelled=False, shape="text")[1] == ("label",)
+    assert read({"sentence": "Hello", "label": 0, "chosen": "x"}, labelled=True)[1] == ("chosen",)
+
+
+@pytest.mark.parametrize(
+    ("value", "unused"),
+    [
+        ({"messages": [USER, ANSWER], "id": 7, "source": "", "meta": {}}, ("id",)),
+        ({"messages": [USER | {"name": "Bo", "time": 3}, ANSWER]}, ("messages[].name", "messages[].time")),
+        ({"messages": [USER | {"content": [PART | {"text": "Ping", "cache": 1}]}]}, ("messages[].content[].cache",)),
+        ({"prompt": "Ping", "input": "more", "completion": "Pong"}, ("input",)),
+        ({"text": "Hello", "system": "Be short."}, ("system",)),
+        ({"instruction": "Ping", "output": "Pong", "text": "both"}, ("text",)),
+        ({"sentence": "x", "label": 1, "idx": 0}, ("idx",)),
+        (
+            {"conversations": [{"from": "human", "value": "Ping", "weight": None, "markdown": "x"}]},
+            ("messages[].markdown",),
+        ),
+    ],
+)
+def test_keys_that_nothing_reads_are_named(value: dict[str, Any], unused: tuple[str, ...]) -> None:
+    assert read(value)[1] == unused
+
+
+def test_a_column_that_takes_the_place_of_another_leaves_that_unused() -> None:
+    value = {"question": "Ping", "prompt": "other", "completion": "Pong"}
+    assert read(value, columns={"prompt": "question"}) == (Pair("Ping", "Pong"), ("prompt",))
+
+
+SWITCHES = [
+    {"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}, {"loss_weight": 0.0},
+    {"loss_scale": 0}, {"weight": 0, "train": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("key", ["messages", "conversations"])
+def test_answers_that_are_not_to_be_learnt(switch: dict[str, Any], key: str) -> None:
+    answer = ANSWER if key == "messages" else {"from": "gpt", "value": "Pong"}
+    on = {name: not value for name, value in switch.items()}
+    off_first = {key: [USER, answer | switch, USER, answer | on], "system": "Be short."}
+    assert read(off_first) == (Chat((SYSTEM, USER, ANSWER, USER, ANSWER), unlearnt=frozenset({2})), ())
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (ANSWER | {"weight": 0.5}, r"messages\[0\].weight is 0.5; expected 0, 1, false or true"),
+        (ANSWER | {"loss_weight": 2}, "loss_weight is 2; expected 0, 1"),
+        (ANSWER | {"train": "no"}, 'train is "no"; expected 0, 1, false or true'),
+        (ANSWER | {"loss": [True, False]}, "loss is .* expected 0, 1, false or true"),
+        (ANSWER | {"weight": 1, "train": False}, "says by `weight` and `train` both that it is learnt and not"),
+        (USER | {"train": True}, "train would have a message of the user learnt"),
+        (ANSWER | {"train_detail": [{"begin_offset": 0}]}, "train_detail marks parts of a message"),
+        (ANSWER | {"content": [PART | {"text": "Pong", "train": False}]}, r"content\[0\] is not to be learnt"),
+    ],
+)
+def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        convert({"messages": [message]})
+
+
+def test_a_prompt_is_never_learnt_and_ms_swifts_loss_is_for_answers_alone() -> None:
+    with pytest.raises(ValueError, match=r"prompt\[1\] says that it is learnt; a prompt never is"):
+        convert({"prompt": [USER, ANSWER | {"weight": 1}, USER], "completion": [ANSWER]})
+    assert read({"messages": [USER | {"loss": True}, ANSWER]})[1] == ("messages[].loss",)
+
+
+ADD = {"name": "add", "parameters": {"type": "object"}}
+ADD_TOOL = {"type": "function", "function": ADD}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        {"tools": [ADD_TOOL]},
+        {"tools": [ADD]},
+        {"tools": ADD},
+        {"tools": json.dumps([ADD])},
+        {"tools": [json.dumps(ADD_TOOL)]},
+        {"tools": json.dumps(ADD)},
+        {"tools": [{"type": "function", "function": ADD | {"parameters": '{"type": "object"}'}}]},
+        {"functions": [ADD]},
+        {"functions": json.dumps([ADD]), "tools": ""},
+    ],
+)
+def test_tools_in_every_spelling(tools: dict[str, Any]) -> None:
+    assert read({"messages": [USER], **tools}) == (Chat((USER,), (ADD_TOOL,)), ())
+
+
+def test_openais_older_calls_of_functions() -> None:
+    call = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [USER, call, {"role": "function", "name": "add", "content": "1"}]
+    assert read({"messages": messages}) == (
+        Chat(
+            (
+                USER,
+                {"role": "assistant", "content": "", "tool_calls": [CALL]},
+                {"role": "tool", "name": "add", "content": "1"},
+            )
+        ),
+        ("messages[].name",),
+    )

@@ -1,0 +1,203 @@
+"""Nothing that a record says is lost in silence: its line is refused, its key counted, or it is among the tokens."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig
+from kubetune.data.labels import Labels
+from kubetune.data.pipeline import Batch, Result, Worker
+from kubetune.data.readers import Record
+from kubetune.data.tokenizer import Tokenizer, load_tokenizer
+from tests.tiny import train_tokenizer
+
+SHOWS_ALL = """\
+{%- if tools %}{{- tools | tojson + '\\n' }}{% endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- for part in (message.name, message.tool_call_id, message.reasoning_content, message.content) %}
+        {{- part or '' }}
+    {%- endfor %}
+    {%- if message.tool_calls %}{{- message.tool_calls | tojson }}{% endif %}{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+CALL = {"type": "function", "function": {"name": "wfw", "arguments": {"a": "waw"}}}
+USER = {"role": "user", "content": "wuw"}
+RECORDS: list[dict[str, Any]] = [
+    {
+        "messages": [
+            {"role": "system", "content": "wsw"},
+            USER,
+            {"role": "assistant", "content": "wbw", "tool_calls": [CALL], "weight": 0},
+            {"role": "tool", "content": "wtw", "name": "wnw"},
+            {"role": "assistant", "content": "wcw", "reasoning_content": "wrw", "weight": 1},
+        ],
+        "tools": [{"name": "wfw", "description": "wdw"}],
+    },
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "wuw"}, {"type": "text", "value": "wvw"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "reasoning", "value": "wrw"},
+                    {"type": "text", "value": "wcw"},
+                    {"type": "tool_call", "value": '{"name": "wfw", "arguments": {}}'},
+                ],
+                "loss_weight": 1.0,
+            },
+        ],
+        "tools": '[{"name": "wfw"}]',
+        "system": "wsw",
+    },
+    {"prompt": "wuw", "completion": "wcw"},
+    {"prompt": [USER], "completion": [{"role": "assistant", "content": "wcw"}], "system": "wsw"},
+    {
+        "conversations": [
+            {"from": "human", "value": "wuw"},
+            {"from": "function_call", "value": '{"name": "wfw", "arguments": {"a": "waw"}}'},
+            {"from": "observation", "value": "wtw"},
+            {"from": "gpt", "value": "wcw", "train": True},
+        ],
+        "functions": [{"name": "wfw"}],
+        "system": "wsw",
+    },
+    {"instruction": "wiw", "input": "wuw", "output": "wcw", "history": [["wqw", "wbw"]], "system": "wsw"},
+    {"text": "wcw wvw"},
+]
+LABELLED: list[dict[str, Any]] = [
+    {"sentence": "wuw", "label": "wlw"},
+    {"premise": "wuw", "hypothesis": "wvw", "label": "wlw"},
+]
+ADDED = [
+    "id", "system", "system_prompt", "tools", "functions", "weight", "train", "loss", "loss_weight", "label", "chosen",
+    "rejected", "history", "input", "images", "videos", "name", "tool_call_id", "thinking", "function_call", "text",
+    "prompt", "messages", "content", "value", "chat_template_kwargs", "new key", "\x1b[31m",
+]  # fmt: skip
+VALUES: list[Any] = ["wxw", ["wxw"], {"k": "wxw"}, [{"role": "user", "content": "wxw"}], [["wxw", "wyw"]], 7, 0.5, True]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value in a record, its own first."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def words(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Every word of a record with where it stands."""
+    for place in places(value, path):
+        if isinstance(found := at(value, place), str):
+            yield from ((place, word) for word in re.findall(r"w[a-z]w", found))
+
+
+@st.composite
+def changed(draw: st.DrawFn, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """A record with a key added, a value removed or a value replaced, once or twice."""
+    record = copy.deepcopy(draw(st.sampled_from(records)))
+    for _ in range(draw(st.integers(1, 2))):
+        ways = [place for place in places(record) if place]
+        new = copy.deepcopy(draw(st.sampled_from([None, *VALUES])))
+        if draw(st.booleans()):
+            objects = [(), *(place for place in ways if isinstance(at(record, place), dict))]
+            at(record, draw(st.sampled_from(objects)))[draw(st.sampled_from(ADDED))] = new
+        elif ways:
+            *parent, key = draw(st.sampled_from(ways))
+            if draw(st.booleans()):
+                del at(record, tuple(parent))[key]
+            else:
+                at(record, tuple(parent))[key] = new
+    return record
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = train_tokenizer(tmp_path_factory.mktemp("shows-all"), SHOWS_ALL)
+    return load_tokenizer(ModelConfig(path=str(folder)))
+
+
+def encode(record: dict[str, Any], tokenizer: Tokenizer, labels: Labels | None) -> tuple[Result, str]:
+    """What becomes of a record, and the text that is kept of it."""
+    source = SourceConfig(path="a.jsonl")
+    worker = Worker(tokenizer, DataConfig(train=(source,)), {"train": (source,)}, labels)
+    result = worker.encode(Batch(0, "train", [(0, Record("a.jsonl", 7, record))]))
+    return result, tokenizer.decode(result.chunk.tokens.tolist(), skip_special_tokens=False)
+
+
+MESSAGES = ("messages[]", "messages[].content[]", "messages[].tool_calls[]")
+
+
+def is_counted(place: tuple[Any, ...], result: Result) -> bool:
+    """Whether a key above the place, or the place itself, is among those that are not used."""
+    names = [key for key in place if isinstance(key, str)]
+    above = [names[0], *(f"{before}.{name}" for before in MESSAGES for name in names)]
+    return any(name in result.tally.unused_keys for name in above)
+
+
+def require_nothing_lost(record: dict[str, Any], tokenizer: Tokenizer, labels: Labels | None = None) -> None:
+    json.dumps(record)
+    result, text = encode(record, tokenizer, labels)
+    if result.problems:
+        assert [where for where, _ in result.problems] == ["a.jsonl:7"]
+        return
+    if result.tally.no_label:
+        return
+    assert result.tally.rows == 1
+    lost = [
+        (place, word)
+        for place, word in words(record)
+        if word not in text and not is_counted(place, result) and not (labels and place[0] == "label")
+    ]
+    assert not lost, (text, result.tally)
+
+
+@settings(max_examples=300, deadline=None)
+@given(record=changed(RECORDS))
+def test_nothing_of_a_record_is_lost(record: dict[str, Any], tokenizer: Tokenizer) -> None:
+    require_nothing_lost(record, tokenizer)
+
+
+@settings(max_examples=60, deadline=None)
+@given(record=changed(LABELLED))
+def test_nothing_of_a_labelled_record_is_lost(record: dict[str, Any], tokenizer: Tokenizer) -> None:
+    labels = Labels("single_label_classification", ("wlw", "wxw"))
+    require_nothing_lost(record, tokenizer, labels)
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_all_of_a_sound_record_is_among_its_tokens(record: dict[str, Any], tokenizer: Tokenizer) -> None:
+    result, text = encode(record, tokenizer, None)
+    assert not result.problems
+    assert not result.tally.unused_keys
+    assert {word for _, word in words(record)} == set(re.findall(r"w[a-z]w", text))
+
+
+def test_only_answers_that_are_not_switched_off_are_labels(tokenizer: Tokenizer) -> None:
+    result, _ = encode(RECORDS[0], tokenizer, None)
+    pairs = zip(result.chunk.tokens, result.chunk.trained, strict=True)
+    assert tokenizer.decode([id for id, trained in pairs if trained], skip_special_tokens=False) == "wrwwcw<|im_end|>"
+
+
+def test_a_switch_against_training_on_all_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    source = SourceConfig(path="a.jsonl")
+    worker = Worker(tokenizer, DataConfig(train=(source,), train_on="all"), {"train": (source,)})
+    result = worker.encode(Batch(0, "train", [(0, Record("a.jsonl", 7, RECORDS[0]))]))
+    assert result.problems[0][1].startswith("messages[2] says that it is not to be learnt, and `data.train_on` is all")
