@@ -70,9 +70,8 @@ def _total(counts: Sequence[int | None]) -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
-def is_upper_bound(config: Config) -> bool:
+def is_upper_bound(config: Config, sources: Sequence[SourceConfig]) -> bool:
     """Whether the rows of a source are no more than its `#N` says, since how many it has is not known here."""
-    sources = [*config.data.train, *(config.data.eval if isinstance(config.data.eval, tuple) else ())]
     located = [_located(config, source) for source in sources]
     return any(found is not None and not found.files and found.sample is not None for found in located)
 

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ), tokens=tokens)
     ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ)
     if args.json:
-        facts = {"rows_at_most": is_upper_bound(config), **plan_forecast.as_json(ahead)}
+        facts = {"rows_at_most": is_upper_bound(config, config.data.train), **plan_forecast.as_json(ahead)}
         print(json.dumps(plan.model_dump(mode="json") | facts, indent=2))
         return 0
     for label, text in (*describe(config, plan, lengths), *plan_forecast.describe(config, plan, ahead)):
@@ -63,12 +63,19 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     yield f"{label} batch", text
     yield "rows", _rows(config, plan)
     yield "tokens", _tokens(config, plan, lengths)
-    about = "at most " if is_upper_bound(config) else "about " if plan.global_batch_tokens else ""
+    about = "at most " if is_upper_bound(config, config.data.train) else "about " if plan.global_batch_tokens else ""
     yield "steps per epoch", _steps(plan.steps_per_epoch, about)
     yield "steps", f"{_steps(plan.num_steps, '' if config.training.max_steps else about)} ({_epochs(plan.num_epochs)})"
-    yield "learning rate", f"{plan.learning_rate:g}, {plan.lr_scheduler_type}, warm-up {plan.warmup_steps:,} steps"
-    yield "evaluation", f"{_every(plan.eval_steps)}, and at the end" if config.data.eval else "none"
-    yield "checkpoints", f"{_every(plan.save_steps)}, and at the end; {training.save_total_limit} kept"
+    bound = "" if training.warmup_steps is not None or training.max_steps else about
+    warmup = f"warm-up {bound}{counted(plan.warmup_steps, 'step')}" if plan.num_steps else "warm-up"
+    yield "learning rate", f"{plan.learning_rate:g}, {plan.lr_scheduler_type}, {warmup}"
+    # An epoch of so many steps at most has no number of steps.
+    save, evaluate = (
+        0 if about and asked == "epoch" else steps
+        for asked, steps in ((training.save_steps, plan.save_steps), (training.eval_steps, plan.eval_steps))
+    )
+    yield "evaluation", f"{_every(evaluate)}, and at the end" if config.data.eval else "none"
+    yield "checkpoints", f"{_every(save)}, and at the end; {training.save_total_limit} kept"
     yield "output", config.output or default_output(config, datetime.now())
 
 
@@ -92,15 +99,22 @@ def _rows(config: Config, plan: Plan) -> str:
         return "unknown: the data are not on this machine; kubernetes.preprocess makes them on the cluster"
     if plan.rows is None:
         return "unknown: the data are no files on this machine; `kubetune data prepare` fetches and counts them"
-    evaluated = f", {plan.eval_rows:,} for evaluation" if plan.eval_rows else ""
-    if is_upper_bound(config):
-        why = "data that are not on this machine have no more than their #N; `kubetune data prepare` counts them"
-        return f"at most {plan.rows:,}{evaluated}: {why}"
-    return f"{plan.rows:,}{evaluated}, before checks leave any out"
+    tested = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
+    bounded = [is_upper_bound(config, sources) for sources in (config.data.train, tested)]
+    rows, eval_rows = (
+        f"{'at most ' if bound else ''}{number or 0:,}"
+        for bound, number in zip(bounded, (plan.rows, plan.eval_rows), strict=True)
+    )
+    evaluated = f", {eval_rows} for evaluation" if plan.eval_rows else ""
+    if any(bounded[: 2 if plan.eval_rows else 1]):
+        return f"{rows}{evaluated}: of data that are not here no more than #N; `kubetune data prepare` counts them"
+    return f"{rows}{evaluated}, before checks leave any out"
 
 
 def _tokens(config: Config, plan: Plan, lengths: Lengths | None) -> str:
     tokens = plan.tokens_per_epoch
+    if plan.rows is None:
+        return "unknown, as the rows are"
     if tokens is None or lengths is None:
         return "unknown: the tokenizer is not on this machine, or none of the first rows can be read"
     text = f"about {tokens:,} an epoch, {lengths.tokens_per_row:,.0f} a row (from {lengths.sampled} rows)"

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.data.feed import rows_per_epoch
+from kubetune.data.feed import Feed, rows_per_epoch, tokens_per_epoch
 from kubetune.data.prepare import prepare
 from kubetune.errors import DataError
 from kubetune.estimate import estimate_lengths, estimate_rows
+from kubetune.parallel import World
+from kubetune.plan import make_plan
 from tests import reviews
 from tests.tiny import train_tokenizer
 
@@ -87,6 +90,65 @@ def test_rows_that_will_be_lost_are_told(folder: Path, monkeypatch: pytest.Monke
     assert (dropped.bad_share, dropped.kept_share) == (pytest.approx(1 / 9), pytest.approx(6 / 9))
     assert cut.kept_share == pytest.approx(8 / 9)
     assert cut.tokens_per_row > dropped.tokens_per_row
+
+
+def plan_of(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> dict[str, str]:
+    (folder / "run.yaml").write_text("model: model\ndata: {train: a.jsonl, max_length: 256}\nlora: true\n")
+    assert cli.main(["plan", "run.yaml", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {line[:17].strip(): line[18:] for line in lines if line[:1].strip()}
+
+
+def test_a_plan_says_how_many_micro_batches_short_rows_take(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    said = plan_of(capsys, folder, "training.global_batch_size=4")
+    tokens = said["effective batch"].split("about ")[1].split(" ")[0]
+    assert said["effective batch"] == (
+        f"4 samples, about {tokens} tokens; about 1 micro-batch of at most 256 tokens on each of 1 process"
+    )
+    assert said["learning rate"].endswith("warm-up 1 step")
+    # What is really trained: one micro-batch in most steps.
+    run = config(folder, train="a.jsonl", max_length=256)
+    run = run.model_copy(update={"training": run.training.model_copy(update={"global_batch_size": 4})})
+    prepared = prepare(run)
+    plan = make_plan(run, rows_per_epoch(prepared.train), world_size=1, tokens=tokens_per_epoch(prepared.train))
+    feed = Feed(prepared.train, plan, 0, World())
+    assert {len(feed.step(step).batches) for step in range(feed.steps_per_epoch)} == {plan.accumulation} == {1}
+
+
+def test_rows_of_sets_that_are_not_here_are_bounds_or_unknown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    said = plan_of(capsys, folder, "data.train=[org/one#1000, org/two#1000]")
+    assert said["rows"].startswith("at most 2,000: of data that are not here no more than #N")
+    assert said["steps"] == "at most 2,000 (1 epoch)"
+    assert said["steps per epoch"] == "at most 2,000"
+    assert said["checkpoints"].startswith("every epoch")
+    assert "at most 60 steps" in said["learning rate"]
+    said = plan_of(capsys, folder, "data.train=[org/one#1000, org/two]")
+    assert said["rows"].startswith("unknown")
+    assert said["tokens"] == "unknown, as the rows are"
+    said = plan_of(capsys, folder, "data.eval=org/one#7")
+    assert said["rows"].startswith("40, at most 7 for evaluation")
+    assert said["steps"] == "40 (1 epoch)"
+    said = plan_of(capsys, folder, "data.train=org/one#1000", "data.eval=0.1")
+    assert said["rows"].startswith("at most 900, at most 100 for evaluation")
+
+
+def test_a_plan_in_tokens_is_the_run_in_tokens(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    said = plan_of(capsys, folder, "training.global_batch_tokens=packed", "data.max_length=64")
+    run = config(folder, train="a.jsonl", max_length=64)
+    run = run.model_copy(update={"training": run.training.model_copy(update={"global_batch_tokens": "packed"})})
+    prepared = prepare(run)
+    plan = make_plan(run, rows_per_epoch(prepared.train), world_size=1, tokens=tokens_per_epoch(prepared.train))
+    assert said["steps"] == f"about {plan.num_steps} (1 epoch)"
+    assert plan.num_steps == -(-int(prepared.train.lengths.sum()) // 64)
 
 
 def test_what_is_not_on_this_machine_stays_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
