@@ -24,7 +24,7 @@ from lightkube.core.generic_client import BasicRequest
 from lightkube.core.websocket import WebsocketDriver
 
 from kubetune.cluster.credentials import Login, read_login
-from kubetune.cluster.kinds import KINDS
+from kubetune.cluster.kinds import KINDS, key
 from kubetune.cluster.refusals import Question, Unreachable, refusal
 from kubetune.errors import EnvironmentFault
 from kubetune.logs import scrub
@@ -129,13 +129,13 @@ class Cluster:
 
     def apply(self, obj: Object, *, dry_run: bool = False) -> Object:
         """Server-side apply, checked strictly: fields the server does not know are errors."""
-        question = Question("apply", KINDS[obj["kind"]], self.namespace, obj["metadata"]["name"])
+        question = Question("apply", KINDS[key(obj)], self.namespace, obj["metadata"]["name"])
         params = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         return _object(self._asked("PATCH", question, params, obj, _APPLY))
 
     def create(self, obj: Object) -> Object:
         """Make an object that must not exist: Refused with code 409 where it does."""
-        question = Question("create", KINDS[obj["kind"]], self.namespace, obj["metadata"]["name"])
+        question = Question("create", KINDS[key(obj)], self.namespace, obj["metadata"]["name"])
         return _object(self._asked("POST", question, {"fieldManager": MANAGER}, obj))
 
     def merge(self, kind: str, name: str, change: Object) -> Object:

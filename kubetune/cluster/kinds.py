@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 JOBSET_RELEASE = (
@@ -61,6 +63,23 @@ KINDS: dict[str, Kind] = {
         Kind("TrainingRuntime", "trainer.kubeflow.org/v1alpha1", "trainingruntimes", TRAINER_RELEASE),
     )
 }
+
+POD_GROUPS = {
+    "scheduling.volcano.sh/v1beta1": "install Volcano",
+    "scheduling.x-k8s.io/v1alpha1": "install the coscheduling plugin of kubernetes-sigs/scheduler-plugins",
+    "scheduling.k8s.io/v1beta1": "Kubernetes has it from 1.37 on, where that API is turned on",
+}
+"""The API versions that have a kind PodGroup, and how to get each; in KINDS their group is part of its name."""
+
+for _version, _how in POD_GROUPS.items():
+    _kind = Kind("PodGroup", _version, "podgroups", f"{_how}, or choose another kubernetes.scheduling.gang")
+    KINDS[f"{_kind.name}.{_kind.group}"] = _kind
+
+
+def key(obj: Mapping[str, Any]) -> str:
+    """What KINDS calls an object's kind."""
+    return obj["kind"] if obj["kind"] in KINDS else f"{obj['kind']}.{obj['apiVersion'].rpartition('/')[0]}"
+
 
 WORKLOADS: dict[str, Kind] = {
     name.lower(): KINDS[name] for name in ("Job", "StatefulSet", "JobSet", "PyTorchJob", "TrainJob")

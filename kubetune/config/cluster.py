@@ -200,6 +200,19 @@ class OperatorConfig(ClusterSection):
     name: str = Field(min_length=1, description="Name as the cluster knows it.")
 
 
+class SchedulingConfig(ClusterSection):
+    gang: Literal["auto", "none", "kueue", "volcano", "coscheduling", "native"] = Field(
+        "auto",
+        description="What starts all pods together or none: Kueue (with `queue`), a PodGroup of Volcano or of the "
+        "coscheduling plugin, or Kubernetes' own (`native`: 1.37 with `scheduling.k8s.io/v1beta1` turned on). `auto`: "
+        "Kueue where `queue` is given, Volcano where `scheduler` is `volcano`, else none.",
+    )
+    queue: Name | None = Field(None, description="Volcano's Queue; left out: its default one.")
+    timeout_seconds: int | None = Field(
+        None, ge=1, description="How long coscheduling keeps places for pods that are still missing."
+    )
+
+
 class KubernetesConfig(ClusterSection):
     image: str = Field(min_length=1, description="Container image with kubetune in it; pin a tag or a digest.")
     kind: Literal["job", "statefulset", "jobset", "pytorchjob", "trainjob"] = Field(
@@ -237,7 +250,12 @@ class KubernetesConfig(ClusterSection):
     queue: Label | None = Field(None, description="Kueue's LocalQueue that the run waits in.")
     queue_priority: Name | None = Field(None, description="Kueue's WorkloadPriorityClass.")
     priority_class: Name | None = Field(None, description="PriorityClass of the pods.")
-    scheduler: Name | None = Field(None, description="Scheduler of the pods; left out: the default one.")
+    scheduler: Name | None = Field(
+        None, description="Scheduler of the pods; left out: the default one, or that of `scheduling.gang`."
+    )
+    scheduling: SchedulingConfig = Field(
+        default_factory=SchedulingConfig, description="Whether the pods of several nodes start together."
+    )
     gpu_resource: str = Field(
         "nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$", description="Resource name of a GPU."
     )

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from kubetune.cluster import pods, preparation
 from kubetune.cluster.client import Cluster, Object
-from kubetune.cluster.kinds import KINDS
+from kubetune.cluster.kinds import KINDS, key
 from kubetune.cluster.last_words import Words
 from kubetune.cluster.refusals import NoNamespace, Refused
 from kubetune.cluster.runs import FILES, keep_words, read_run, workload_kind
@@ -281,10 +281,10 @@ def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]
 
 def _exists(cluster: Cluster, obj: Manifest) -> bool:
     try:
-        return cluster.get(obj["kind"], obj["metadata"]["name"]) is not None
+        return cluster.get(key(obj), obj["metadata"]["name"]) is not None
     except Refused as error:
         if error.code == 403:
-            return KINDS[obj["kind"]].group != "rbac.authorization.k8s.io"
+            return KINDS[key(obj)].group != "rbac.authorization.k8s.io"
         raise
 
 
@@ -297,4 +297,4 @@ def delete(cluster: Cluster, spec: RunSpec, objects: Sequence[Object]) -> None:
     wait_gone(cluster, spec, kind)
     for obj in objects:
         if obj["kind"] != kind:
-            cluster.delete(obj["kind"], obj["metadata"]["name"])
+            cluster.delete(key(obj), obj["metadata"]["name"])

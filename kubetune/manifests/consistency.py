@@ -13,6 +13,7 @@ from typing import Any
 from kubetune.config.cluster import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL_VALUE
 from kubetune.config.secrets import is_secret, names_secret
 from kubetune.manifests.finding import Finding, error
+from kubetune.manifests.gang import COSCHEDULING_GROUP, VOLCANO_GROUP
 from kubetune.manifests.spec import MARGIN_SECONDS, Manifest
 
 QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
@@ -41,6 +42,7 @@ def check_objects(objects: Sequence[Manifest]) -> Iterator[Finding]:
         for where, template in pod_templates(obj):
             yield from _pod(where, template, obj)
     yield from _single_node_claims(objects)
+    yield from _groups(objects)
 
 
 def pod_templates(obj: Manifest) -> Iterator[tuple[str, Manifest]]:
@@ -132,23 +134,47 @@ def _variables(title: str, env: Iterable[Manifest], pod: Manifest) -> Iterator[F
                 )
 
 
-def _pods_of(obj: Manifest) -> int:
-    """How many pods an object makes of its templates."""
+def _pods_of(obj: Manifest) -> list[int]:
+    """How many pods an object makes of each of its templates."""
     spec = obj.get("spec") or {}
     match obj["kind"]:
         case "Job":
-            return int(spec.get("parallelism", 1))
+            return [int(spec.get("parallelism", 1))]
         case "StatefulSet" | "Deployment":
-            return int(spec.get("replicas", 1))
+            return [int(spec.get("replicas", 1))]
         case "JobSet":
-            return sum(
-                j.get("replicas", 1) * j["template"]["spec"].get("parallelism", 1) for j in spec["replicatedJobs"]
-            )
+            return [j.get("replicas", 1) * j["template"]["spec"].get("parallelism", 1) for j in spec["replicatedJobs"]]
         case "TrainingRuntime":
-            return int(spec.get("mlPolicy", {}).get("numNodes", 1))
+            # Its initializers come one after the other, and are gone before the nodes begin.
+            before = len(spec["template"]["spec"]["replicatedJobs"]) - 1
+            return [*[0] * before, int(spec.get("mlPolicy", {}).get("numNodes", 1))]
         case "PyTorchJob":
-            return sum(int(replica.get("replicas", 1)) for replica in spec["pytorchReplicaSpecs"].values())
-    return 1
+            return [int(replica.get("replicas", 1)) for replica in spec["pytorchReplicaSpecs"].values()]
+    return [1 for _ in pod_templates(obj)]
+
+
+def _group_of(template: Manifest) -> str | None:
+    """The PodGroup that a pod of a template belongs to."""
+    metadata, group = template.get("metadata") or {}, template["spec"].get("schedulingGroup") or {}
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    return annotations.get(VOLCANO_GROUP) or labels.get(COSCHEDULING_GROUP) or group.get("podGroupName")
+
+
+def _groups(objects: Sequence[Manifest]) -> Iterator[Finding]:
+    """PodGroups that never have enough members, and members of a group that is not there: such pods stay pending."""
+    key = "kubernetes.scheduling.gang"
+    members: Counter[str] = Counter()
+    for obj in objects:
+        for (_, template), count in zip(pod_templates(obj), _pods_of(obj), strict=True):
+            if name := _group_of(template):
+                members[name] += count
+    groups = {obj["metadata"]["name"]: obj["spec"] for obj in objects if obj["kind"] == "PodGroup"}
+    for name, spec in groups.items():
+        least = spec.get("minMember") or (spec.get("schedulingPolicy") or {}).get("gang", {}).get("minCount", 1)
+        if members[name] < least:
+            yield error(key, f"PodGroup/{name}: waits for {least} pods, but has {members[name]}")
+    for name in members.keys() - groups.keys():
+        yield error(key, f"PodGroup/{name}: pods belong to it, but it is not made here")
 
 
 def _single_node_claims(objects: Sequence[Manifest]) -> Iterator[Finding]:
@@ -161,7 +187,7 @@ def _single_node_claims(objects: Sequence[Manifest]) -> Iterator[Finding]:
             for volume in template["spec"].get("volumes", ())
             if "persistentVolumeClaim" in volume
         }
-        users.update(dict.fromkeys(claims, _pods_of(obj)))
+        users.update(dict.fromkeys(claims, sum(_pods_of(obj))))
     for obj in objects:
         name = obj["metadata"]["name"]
         if obj["kind"] == "PersistentVolumeClaim" and users[name] > 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kubetune.manifests.environment import COMPLETION_INDEX, rendezvous
 from kubetune.manifests.failure import pod_failure_policy
+from kubetune.manifests.gang import pod_group
 from kubetune.manifests.services import headless_service
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
 from kubetune.manifests.trainer import pod_template
@@ -39,10 +40,11 @@ def indexed_job(spec: RunSpec, template: Manifest, *, gang: bool) -> Manifest:
 
 
 def workload(spec: RunSpec) -> list[Manifest]:
-    """Service and Job. Pod names resolve as `NAME-INDEX.NAME`."""
+    """Service, PodGroup where there is one, and Job. Pod names resolve as `NAME-INDEX.NAME`."""
     variables = rendezvous(spec, f"{spec.name}-0.{spec.name}", COMPLETION_INDEX)
-    body = indexed_job(spec, pod_template(spec, rendezvous=variables, subdomain=spec.name), gang=False)
+    template = pod_template(spec, rendezvous=variables, subdomain=spec.name)
+    body = indexed_job(spec, template, gang=False)
     if spec.kubernetes.ttl_seconds is not None:
         body["ttlSecondsAfterFinished"] = spec.kubernetes.ttl_seconds
     job = spec.manifest("batch/v1", "Job", spec.name, TRAINER, more_labels=spec.queue_labels(), spec=body)
-    return [headless_service(spec), job]
+    return [headless_service(spec), *pod_group(spec, template), job]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kubetune.manifests.environment import COMPLETION_INDEX, rendezvous
 from kubetune.manifests.failure import jobset_failure_policy
+from kubetune.manifests.gang import pod_group
 from kubetune.manifests.initialisers import PREPROCESS, one_after_the_other
 from kubetune.manifests.job import indexed_job
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
@@ -44,9 +45,11 @@ def jobset_spec(spec: RunSpec, template: Manifest, before: list[Manifest], label
 
 
 def workload(spec: RunSpec) -> list[Manifest]:
-    """The JobSet. Pod names resolve as `NAME-node-0-INDEX.NAME`."""
+    """PodGroup where there is one, and JobSet. Pod names resolve as `NAME-node-0-INDEX.NAME`."""
     variables = rendezvous(spec, f"{spec.name}-{REPLICATED_JOB}-0-0.{spec.name}", COMPLETION_INDEX)
     before = [one_job(PREPROCESS, one_after_the_other(spec))] if spec.prepares else []
-    body = jobset_spec(spec, pod_template(spec, rendezvous=variables), before, {})
+    template = pod_template(spec, rendezvous=variables)
+    body = jobset_spec(spec, template, before, {})
     labels = spec.queue_labels()
-    return [spec.manifest("jobset.x-k8s.io/v1alpha2", "JobSet", spec.name, TRAINER, more_labels=labels, spec=body)]
+    jobset = spec.manifest("jobset.x-k8s.io/v1alpha2", "JobSet", spec.name, TRAINER, more_labels=labels, spec=body)
+    return [*pod_group(spec, template), jobset]

@@ -17,6 +17,7 @@ from kubetune.manifests.configmap import MAX_CARRIED_BYTES
 from kubetune.manifests.consistency import check_objects
 from kubetune.manifests.environment import RESERVED
 from kubetune.manifests.finding import Finding, advice, error
+from kubetune.manifests.gang import SCHEDULERS, by_operator, gang
 from kubetune.manifests.spec import (
     CACHE,
     CONFIG_FOLDER,
@@ -48,7 +49,7 @@ def lint(
     Raises ConfigError when the config has no `kubernetes` section.
     """
     spec = RunSpec.of(config, plan, files)
-    checks = (_size, _image, _variables, _volumes, _paths, _profile, _kind, _names)
+    checks = (_size, _image, _variables, _volumes, _paths, _profile, _kind, _gang, _names)
     found = [finding for check in checks for finding in check(spec)]
     # A mistake in the config often shows in each object made from it; it is told once, where it was made.
     told = {finding.key for finding in found}
@@ -193,6 +194,35 @@ def _kind(spec: RunSpec) -> Iterator[Finding]:
                 "the training operator adds an init container without a security context to workers; a namespace that "
                 "enforces the restricted standard refuses them unless the operator's template is changed",
             )
+
+
+def _gang(spec: RunSpec) -> Iterator[Finding]:
+    k, who = spec.kubernetes, gang(spec)
+    key = "kubernetes.scheduling.gang"
+    if who == "kueue" and not k.queue:
+        yield error(key, "kueue: Kueue looks at runs that name a queue only; give kubernetes.queue")
+    for name, owner in (("queue", "volcano"), ("timeout_seconds", "coscheduling")):
+        if getattr(k.scheduling, name) is not None and who != owner:
+            hint = "; Kueue's is kubernetes.queue" if name == "queue" else ""
+            yield error(f"kubernetes.scheduling.{name}", f"{owner} only knows this, and gang is {who}{hint}")
+    if by_operator(spec):
+        if k.kind == "trainjob" and spec.prepares:
+            yield error(
+                key,
+                f"{who}: the Trainer counts initializers among the pods that have to start together, but the others "
+                "begin only after them, so none would ever start; use kind jobset, or leave initialisers and "
+                "preprocess out",
+            )
+        if k.kind == "pytorchjob":
+            name = k.scheduler or SCHEDULERS[who]
+            yield advice(key, f"{who}: the training operator makes PodGroups only with --gang-scheduler-name={name}")
+    if spec.nodes > 1 and who == "none" and k.scheduling.gang == "auto":
+        yield advice(
+            key,
+            f"nothing starts the {spec.nodes} pods together: where the cluster has no room for all, some hold their "
+            "nodes and wait. Give kubernetes.queue (Kueue) or volcano, coscheduling or native here; none if that is "
+            "all right",
+        )
 
 
 def _names(spec: RunSpec) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ of 128 and above again, which is why ours are what they are.
 
 from __future__ import annotations
 
+from kubetune.manifests.gang import operator_policy
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
 from kubetune.manifests.trainer import pod_template
 
@@ -21,6 +22,7 @@ def workload(spec: RunSpec) -> list[Manifest]:
         # A run that failed for good must not go on holding GPUs; ended pods stay for their logs.
         "cleanPodPolicy": "Running",
         "backoffLimit": k.max_restarts * spec.nodes,
+        **operator_policy(spec, template),
     }
     if k.max_runtime_seconds is not None:
         policy["activeDeadlineSeconds"] = k.max_runtime_seconds

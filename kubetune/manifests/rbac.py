@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kubetune.manifests.gang import POD_GROUPS, by_operator, gang
 from kubetune.manifests.spec import Manifest, RunSpec
 
 GROUP = "rbac.authorization.k8s.io"
@@ -38,6 +39,8 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
     name = f"{spec.name}-operator"
     extras = [("batch", ["jobs"])] if spec.prepares and k.kind in ("statefulset", "pytorchjob") else []
     extras += [("apps", ["deployments"])] if k.tensorboard else []
+    if gang(spec) in POD_GROUPS and not by_operator(spec):
+        extras.append((POD_GROUPS[gang(spec)].partition("/")[0], ["podgroups"]))
     rules = [
         *(_rule(group, resources, OPERATE) for group, resources in [*WORKLOADS[k.kind], *extras]),
         _rule("", ["services", "persistentvolumeclaims", "configmaps", "serviceaccounts"], OPERATE),

@@ -7,6 +7,7 @@ again and again, and deleting the StatefulSet is the way to free the nodes.
 from __future__ import annotations
 
 from kubetune.manifests.environment import POD_INDEX, rendezvous, value
+from kubetune.manifests.gang import pod_group
 from kubetune.manifests.services import headless_service
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
 from kubetune.manifests.storage import cache_claim_spec, cache_is_per_pod
@@ -15,18 +16,19 @@ from kubetune.relay import STAY
 
 
 def workload(spec: RunSpec) -> list[Manifest]:
-    """Service and StatefulSet. Pod names resolve as `NAME-INDEX.NAME`."""
+    """Service, PodGroup where there is one, and StatefulSet. Pod names resolve as `NAME-INDEX.NAME`."""
     variables = [
         *rendezvous(spec, f"{spec.name}-0.{spec.name}", POD_INDEX),
         value(STAY, 1),
     ]
+    template = pod_template(spec, rendezvous=variables, restart_policy="Always", cache_from_template=True)
     body: Manifest = {
         "serviceName": spec.name,
         "replicas": spec.nodes,
         # In order, pod 1 would start once pod 0 is ready, and pod 0 waits for pod 1.
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": spec.selector(TRAINER)},
-        "template": pod_template(spec, rendezvous=variables, restart_policy="Always", cache_from_template=True),
+        "template": template,
     }
     if cache_is_per_pod(spec):
         body["volumeClaimTemplates"] = [
@@ -36,5 +38,6 @@ def workload(spec: RunSpec) -> list[Manifest]:
     labels = spec.queue_labels()
     return [
         headless_service(spec),
+        *pod_group(spec, template),
         spec.manifest("apps/v1", "StatefulSet", spec.name, TRAINER, more_labels=labels, spec=body),
     ]

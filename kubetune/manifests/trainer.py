@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kubetune.manifests.environment import trainer_environment
+from kubetune.manifests.gang import join
 from kubetune.manifests.initialisers import init_containers
 from kubetune.manifests.pod import container, pod_basics, pod_metadata, restricted
 from kubetune.manifests.spec import CONFIG_FILE, MARGIN_SECONDS, PORT, TRAINER, Manifest, RunSpec
@@ -117,4 +118,4 @@ def pod_template(
         "containers": [trainer],
         "volumes": volumes(spec, cache_from_template=cache_from_template),
     }
-    return {"metadata": pod_metadata(spec, TRAINER), "spec": pod}
+    return join(spec, {"metadata": pod_metadata(spec, TRAINER), "spec": pod})

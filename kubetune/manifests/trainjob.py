@@ -7,6 +7,7 @@ before training are its initializers. A TrainJob cannot remove what has ended, b
 
 from __future__ import annotations
 
+from kubetune.manifests.gang import runtime_annotations, runtime_policy
 from kubetune.manifests.initialisers import preparing_job, steps
 from kubetune.manifests.jobset import jobset_spec, one_job
 from kubetune.manifests.spec import CACHE, TRAINER, Manifest, RunSpec, on_hub, source_paths
@@ -49,7 +50,11 @@ def workload(spec: RunSpec) -> list[Manifest]:
     template = pod_template(spec, name=CONTAINER)
     runtime = {
         "mlPolicy": {"numNodes": spec.nodes, "torch": {}},
-        "template": {"spec": jobset_spec(spec, template, initializers(spec), {ANCESTOR: "trainer"})},
+        **runtime_policy(spec),
+        "template": {
+            **runtime_annotations(spec),
+            "spec": jobset_spec(spec, template, initializers(spec), {ANCESTOR: "trainer"}),
+        },
     }
     job: Manifest = {
         **sources(spec),

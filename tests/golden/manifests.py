@@ -28,6 +28,17 @@ CASES: dict[str, list[str]] = {
         "kubernetes.spread=preferred",
         "compute.nodes=2",
     ],
+    **{
+        case: ["minimal.yaml", "compute.nodes=2", f"kubernetes.scheduling={{{scheduling}}}", *words]
+        for case, scheduling, *words in (
+            ("volcano-job", "gang: volcano, queue: research", "kubernetes.priority_class=training"),
+            ("volcano-pytorchjob", "gang: volcano, queue: research", "--kind=pytorchjob"),
+            ("volcano-trainjob", "gang: volcano, queue: research", "--kind=trainjob"),
+            ("coscheduling-jobset", "gang: coscheduling, timeout_seconds: 300", "--kind=jobset"),
+            ("coscheduling-trainjob", "gang: coscheduling, timeout_seconds: 300", "--kind=trainjob"),
+            ("native-statefulset", "gang: native", "--kind=statefulset"),
+        )
+    },
     "shared-cache": ["minimal.yaml", "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}", "compute.nodes=2"],
 }
 

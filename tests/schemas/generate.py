@@ -32,8 +32,10 @@ CORE_KINDS = {
     "apps/v1/StatefulSet": "io.k8s.api.apps.v1.StatefulSet",
     "autoscaling/v2/HorizontalPodAutoscaler": "io.k8s.api.autoscaling.v2.HorizontalPodAutoscaler",
     "batch/v1/Job": "io.k8s.api.batch.v1.Job",
+    "networking.k8s.io/v1/NetworkPolicy": "io.k8s.api.networking.v1.NetworkPolicy",
     "rbac.authorization.k8s.io/v1/Role": "io.k8s.api.rbac.v1.Role",
     "rbac.authorization.k8s.io/v1/RoleBinding": "io.k8s.api.rbac.v1.RoleBinding",
+    "scheduling.k8s.io/v1beta1/PodGroup": "io.k8s.api.scheduling.v1beta1.PodGroup",
 }
 DROPPED = {"description", "$schema", "$id", "default", "example"}
 
@@ -68,14 +70,16 @@ def core(version: str) -> dict[str, Any]:
     source = package / "kubernetes-json-schema" / f"v{version}.0-local-strict" / "_definitions.json"
     everything = json.loads(source.read_text())["$defs"]
     definitions: dict[str, Any] = {}
-    wanted = set(CORE_KINDS.values())
+    # The younger ones are not in older releases.
+    kinds = {kind: name for kind, name in CORE_KINDS.items() if name in everything}
+    wanted = set(kinds.values())
     while wanted:
         name = wanted.pop()
         definitions[name] = trimmed(everything[name])
         if name in CORE_KINDS.values() and "status" in definitions[name]["properties"]:
             definitions[name]["properties"]["status"] = {"type": ["object", "null"]}
         wanted |= references(definitions[name]) - definitions.keys()
-    return {"kinds": {kind: {"$ref": f"#/$defs/{name}"} for kind, name in CORE_KINDS.items()}, "$defs": definitions}
+    return {"kinds": {kind: {"$ref": f"#/$defs/{name}"} for kind, name in kinds.items()}, "$defs": definitions}
 
 
 def strict(schema: Any, *, names: bool = False) -> Any:

@@ -183,6 +183,7 @@ def test_errors_name_the_line_and_nothing_is_written(tmp_path: Path, capsys: pyt
         "  env:\n"
         "    GOOD: 1\n"
         "    WORLD_SIZE: 2\n"
+        "  scheduling: {gang: none}\n"
     )
     folder = tmp_path / "manifests"
     assert main(["render", str(file), "-o", str(folder)]) == 2
@@ -216,6 +217,7 @@ kubernetes:
     team: nlp
   env:
     MODE: fast
+  scheduling: {gang: none}
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .errors import no_such_path
+from .objects import Object
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,13 @@ class Resource:
     @property
     def custom(self) -> bool:
         """Defined by a CustomResourceDefinition on a real cluster: no strategic merge patch."""
-        return self.group in ("jobset.x-k8s.io", "kubeflow.org", "trainer.kubeflow.org")
+        return self.group in _CUSTOM_GROUPS
 
 
+_CUSTOM_GROUPS = (
+    *("jobset.x-k8s.io", "kubeflow.org", "trainer.kubeflow.org"),
+    *("scheduling.volcano.sh", "scheduling.x-k8s.io"),
+)
 _STATUS = ("status",)
 _SCALABLE = ("status", "scale")
 RESOURCES = [
@@ -54,6 +59,7 @@ RESOURCES = [
     Resource("batch", "v1", "Job", "jobs", True, (), _STATUS),
     Resource("apps", "v1", "StatefulSet", "statefulsets", True, ("sts",), _SCALABLE),
     Resource("apps", "v1", "Deployment", "deployments", True, ("deploy",), _SCALABLE),
+    Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", True, ("netpol",)),
     Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), _STATUS),
     Resource("rbac.authorization.k8s.io", "v1", "Role", "roles"),
     Resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),
@@ -63,9 +69,18 @@ RESOURCES = [
     Resource("trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs", True, (), _STATUS),
     Resource("trainer.kubeflow.org", "v1alpha1", "TrainingRuntime", "trainingruntimes"),
     Resource("trainer.kubeflow.org", "v1alpha1", "ClusterTrainingRuntime", "clustertrainingruntimes", False),
+    Resource("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups", True, (), _STATUS),
+    Resource("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups", True, ("pg",), _STATUS),
+    Resource("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups", True, ("podgroup-v1beta1",), _STATUS),
 ]
 BY_KIND = {resource.kind: resource for resource in RESOURCES}
+_BY_TYPE = {(resource.api_version, resource.kind): resource for resource in RESOURCES}
 _BY_PATH = {(resource.group, resource.version, resource.plural): resource for resource in RESOURCES}
+
+
+def resource_of(obj: Object) -> Resource:
+    """The kind of an object; several groups may have one of the same name."""
+    return _BY_TYPE[obj["apiVersion"], obj["kind"]]
 
 
 @dataclass(frozen=True)

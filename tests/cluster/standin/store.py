@@ -24,7 +24,7 @@ from .objects import (
     terminating,
     uid_of,
 )
-from .resources import BY_KIND, Resource
+from .resources import BY_KIND, Resource, resource_of
 
 Key = tuple[Resource, str, str]
 
@@ -76,7 +76,7 @@ class Store:
 
     # -- writing
     def create(self, obj: Object, dry_run: bool = False) -> Object:
-        resource, meta = BY_KIND[obj["kind"]], obj["metadata"]
+        resource, meta = resource_of(obj), obj["metadata"]
         if not meta.get("name"):
             meta["name"] = meta["generateName"] + random_suffix()
         key = _key(obj)
@@ -182,7 +182,7 @@ class Store:
 
 
 def _key(obj: Object) -> Key:
-    return BY_KIND[obj["kind"]], namespace_of(obj), name_of(obj)
+    return resource_of(obj), namespace_of(obj), name_of(obj)
 
 
 def _graceful(obj: Object) -> bool:

@@ -1,4 +1,7 @@
-"""The scheduler: node selector, required pod anti-affinity by host, resources. First node that fits."""
+"""The scheduler: node selector, required pod anti-affinity by host, resources, gangs. First node that fits.
+
+It stands in for Volcano's and the coscheduling plugin's too: pods of a PodGroup get nodes together or none does.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +17,89 @@ from tests.cluster.standin.objects import (
     quantity,
     set_condition,
     terminating,
+    uid_of,
 )
 
 from .context import Context
 
+Gang = tuple[str, str, str]
+"""API version, namespace and name of a PodGroup."""
+
 
 def reconcile(context: Context) -> None:
     pods, nodes = context.store.list("Pod"), context.store.list("Node")
-    for pod in pods:
-        if pod["spec"].get("nodeName") or terminating(pod):
-            continue
-        full_name = f"{namespace_of(pod)}/{name_of(pod)}"
-        status = pod.setdefault("status", {"phase": "Pending", "qosClass": "Burstable"})
+    waiting = [pod for pod in pods if not pod["spec"].get("nodeName") and not terminating(pod)]
+    gangs: dict[object, list[Object]] = {}
+    for pod in waiting:
+        pod.setdefault("status", {"phase": "Pending", "qosClass": "Burstable"})
+        gangs.setdefault(_group(pod) or uid_of(pod), []).append(pod)
+    for group, members in gangs.items():
+        refusals = _place(context, members, nodes, pods)
+        if isinstance(group, tuple) and (lacking := _lacking(context, group, pods, refusals)):
+            for pod in members:
+                pod["spec"].pop("nodeName", None)
+                refusals.setdefault(uid_of(pod), "")
+            refusals = {uid: f"{lacking}; {refusal}".removesuffix("; ") for uid, refusal in refusals.items()}
+        for pod in members:
+            _tell(context, pod, refusals.get(uid_of(pod)))
+            context.store.touch(pod)
+
+
+def _place(context: Context, members: list[Object], nodes: list[Object], pods: list[Object]) -> dict[str, str]:
+    """Give each pod the first node that fits; for those that none fits, why, by uid."""
+    refusals = {}
+    for pod in members:
         reasons: Counter[str] = Counter()
         for node in nodes:
-            reason = "Insufficient nvidia.com/gpu" if context.faults.is_unschedulable(full_name) else None
-            reason = reason or _misfit(pod, node, pods)
+            is_never = context.faults.is_unschedulable(f"{namespace_of(pod)}/{name_of(pod)}")
+            reason = "Insufficient nvidia.com/gpu" if is_never else _misfit(pod, node, pods)
             if reason is None:
                 pod["spec"]["nodeName"] = name_of(node)
-                set_condition(status, "PodScheduled")
-                message = f"Successfully assigned {full_name} to {name_of(node)}"
-                context.store.event(pod, "Normal", "Scheduled", message)
                 break
             reasons[reason] += 1
         else:
             listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-            message = f"0/{len(nodes)} nodes are available: {listed}."
-            if set_condition(status, "PodScheduled", "False", "Unschedulable", message):
-                context.store.event(pod, "Warning", "FailedScheduling", message)
-        context.store.touch(pod)
+            refusals[uid_of(pod)] = f"0/{len(nodes)} nodes are available: {listed}."
+    return refusals
+
+
+def _tell(context: Context, pod: Object, refusal: str | None) -> None:
+    full_name, status = f"{namespace_of(pod)}/{name_of(pod)}", pod["status"]
+    if refusal is None:
+        set_condition(status, "PodScheduled")
+        message = f"Successfully assigned {full_name} to {pod['spec']['nodeName']}"
+        context.store.event(pod, "Normal", "Scheduled", message)
+    elif set_condition(status, "PodScheduled", "False", "Unschedulable", refusal):
+        context.store.event(pod, "Warning", "FailedScheduling", refusal)
+
+
+def _group(pod: Object) -> Gang | None:
+    """API version, namespace and name of the PodGroup that a pod belongs to, for the scheduler it asks for."""
+    spec, annotations = pod["spec"], pod["metadata"].get("annotations") or {}
+    marks = {
+        "scheduling.volcano.sh/v1beta1": spec.get("schedulerName") == "volcano"
+        and annotations.get("scheduling.k8s.io/group-name"),
+        "scheduling.x-k8s.io/v1alpha1": spec.get("schedulerName") == "scheduler-plugins-scheduler"
+        and labels_of(pod).get("scheduling.x-k8s.io/pod-group"),
+        "scheduling.k8s.io/v1beta1": (spec.get("schedulingGroup") or {}).get("podGroupName"),
+    }
+    return next(((version, namespace_of(pod), name) for version, name in marks.items() if name), None)
+
+
+def _lacking(context: Context, gang: Gang, pods: list[Object], refusals: dict[str, str]) -> str | None:
+    """What keeps a gang from starting, with its pods placed as far as they fit; None where all is well."""
+    version, namespace, name = gang
+    groups = context.store.list("PodGroup", namespace)
+    found = [group for group in groups if (group["apiVersion"], name_of(group)) == (version, name)]
+    if not found:
+        return f"pod group {namespace}/{name} is not found"
+    spec = found[0]["spec"]
+    least = spec.get("minMember") or spec.get("schedulingPolicy", {}).get("gang", {}).get("minCount", 1)
+    members = [pod for pod in pods if _group(pod) == gang and not finished(pod) and not terminating(pod)]
+    placed = [pod for pod in members if pod["spec"].get("nodeName")]
+    if len(placed) >= least:
+        return None
+    return f"pod group is not ready, {len(members)} of {least} pods are there, {len(refusals)} fit on no node"
 
 
 def _misfit(pod: Object, node: Object, pods: list[Object]) -> str | None:
