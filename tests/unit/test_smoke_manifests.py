@@ -35,7 +35,7 @@ def test_the_smoke_test_runs_in_pods_like_the_runs(kind: str, capsys: pytest.Cap
     run = list(yaml.safe_load_all(capsys.readouterr().out))
     for ours, theirs in zip(trainers(objects), trainers(run), strict=True):
         (mine,), (its,) = ours["spec"]["containers"], theirs["spec"]["containers"]
-        assert mine["command"][3:] == [
+        assert mine["command"][4:] == [
             *("smoke", "--nodes=4", "--processes=8", "--volume=/cache", "--volume=/outputs", "--timeout=900")
         ]
         for field in ("resources", "volumeMounts", "securityContext", "image", "name"):
