@@ -9,23 +9,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from kubetune import checkpoint, quantization
-from kubetune.config.load import read_config
 from kubetune.data.batches import Batch, collate_labelled
 from kubetune.data.encode_labelled import frame, within_positions
 from kubetune.data.order import pack
 from kubetune.data.tokenizer import load_tokenizer
+from kubetune.results import open_result
 from kubetune.tasks import sequence_classification as task
 
 TOKENS_AT_ONCE = 8192
 
 
-def classify_texts(run_dir: Path, which: str, texts: Sequence[tuple[str, str | None]]) -> list[dict[str, Any]]:
-    """What the classifier of a run takes each text, or pair of texts, for; overlong ones are cut as in training."""
-    config = quantization.as_trained(run_dir, read_config(run_dir))
+def classify_texts(
+    run_dir: Path, which: str, texts: Sequence[tuple[str, str | None]], model: str | None = None
+) -> list[dict[str, Any]]:
+    """What the classifier of a run takes each text, or pair of texts, for; overlong ones are cut as in training.
+
+    `model`: its base, where that lies elsewhere here.
+    """
+    result = open_result(run_dir, which, model)
+    config = result.config
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    learner = task.load(config, checkpoint.choose(run_dir, which), device)
-    tokenizer = load_tokenizer(config.model)
+    with result.checked():
+        learner = task.load(config, result.checkpoint, device)
+        tokenizer = load_tokenizer(config.model)
     limit = within_positions(config, tokenizer).data.max_length
     framed = [frame(tokenizer, text, second, limit) for text, second in texts]
     if not framed:

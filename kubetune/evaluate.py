@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from kubetune import checkpoint, errors, quantization, sharded, watchdog
-from kubetune.config.load import load_config, read_config
+from kubetune import errors, sharded, watchdog
+from kubetune.config.load import load_config
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.feed import evaluation_batch, evaluation_batches
 from kubetune.data.prepare import prepare
@@ -22,6 +22,7 @@ from kubetune.health import StopRequest
 from kubetune.metrics import EVALUATION, now
 from kubetune.parallel import World, agree
 from kubetune.plan import Plan, make_plan
+from kubetune.results import open_result
 from kubetune.tasks import task_module
 
 BETWEEN_STOP_CHECKS = 16  # batches; asking all ranks costs a message
@@ -120,18 +121,21 @@ def _rows(config: Config, *, is_given: bool) -> Rows:
         raise errors.DataError([problem.replace("data.train", "--data") for problem in error.problems]) from None
 
 
-def evaluate_run(run_dir: Path, which: str, data: str | None = None, predictions: Path | None = None) -> Evaluation:
+def evaluate_run(
+    run_dir: Path, which: str, data: str | None = None, predictions: Path | None = None, *, model: str | None = None
+) -> Evaluation:
     """Evaluate a run's checkpoint on its evaluation data, or on `data` as `other_sources` reads it.
 
     A classifier's predictions are also written, one JSON object a line, to `predictions` or `predictions.jsonl` of the
-    run. Raises ConfigError when the run has no evaluation data and none are given.
+    run. `model`: its base, where that lies elsewhere here. Raises ConfigError when the run has no evaluation data and
+    none are given.
     """
-    config = quantization.as_trained(run_dir, read_config(run_dir))
+    result = open_result(run_dir, which, model)
+    config, folder = result.config, result.checkpoint
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task = task_module(config)
     if predictions is not None and not hasattr(task, "predictions"):
         raise errors.ConfigError(f"predictions are a classifier's; {run_dir} is a run of task {config.task}")
-    folder = checkpoint.choose(run_dir, which)
     if data is not None:
         sources = config.data.model_copy(update={"train": other_sources(config, data), "eval": None})
         config = config.model_copy(update={"data": sources})
@@ -139,8 +143,9 @@ def evaluate_run(run_dir: Path, which: str, data: str | None = None, predictions
             config = task.labels_of(folder).fix(config)  # other data may lack some of the classes
     elif not config.data.eval:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
-    rows = _rows(config, is_given=data is not None)
-    learner = task.load(config, folder, device)
+    with result.checked():
+        rows = _rows(config, is_given=data is not None)
+        learner = task.load(config, folder, device)
     world = World(device=device)
     parts = collect(task, learner, rows, make_plan(config, world_size=1), world)
     assert parts is not None

@@ -22,7 +22,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kubetune import checkpoint, errors, faults, files, merge, metrics, models, proof, quantization
+from kubetune import checkpoint, errors, faults, files, merge, metrics, models, proof
 from kubetune.config.load import read_config, resolved
 from kubetune.config.schema import DTYPE_NAMES, Config
 from kubetune.data.hub import is_local
@@ -34,6 +34,7 @@ from kubetune.logs import scrub
 from kubetune.model_card import CURVES, base_name, write_card
 from kubetune.proof import Comparison, Sample
 from kubetune.report.picture import draw
+from kubetune.results import open_result
 from kubetune.tasks import task_module
 
 Kind = Literal["adapter", "merged", "model"]
@@ -91,16 +92,18 @@ def export_run(
     device: str | None = None,
     max_shard_size: str = SHARD,
     tell: Tell = print,
+    model: str | None = None,
 ) -> Export:
     """Write the model of a run's checkpoint (`best`, `last` or a step) to `out`, and prove it.
 
     `merged` puts adapters into the base's weights. `dtype` is that of the weights; left out, the base's own, or the
-    config's. No file of a model's weights is larger than `max_shard_size`; an adapter is one file. Raises ConfigError
-    for what makes no sense, ModelError when the proof fails, EnvironmentFault when the disk is full; nothing is left in
-    `out` then, and an export that was there before stays.
+    config's. `model`: the base, where that lies elsewhere here. No file of a model's weights is larger than
+    `max_shard_size`; an adapter is one file. Raises ConfigError for what makes no sense, ModelError when the proof
+    fails, EnvironmentFault when the disk is full; nothing is left in `out` then, and an export that was there before
+    stays.
     """
-    config = read_config(run_dir)
-    folder = checkpoint.choose(run_dir, which)
+    result = open_result(run_dir, which, model)
+    config, folder = result.config, result.checkpoint
     if problem := checkpoint.verify(folder):
         raise errors.ConfigError(f"{folder} {problem}; choose another --step. Nothing was written.")
     kind = _kind(config, merged)
@@ -108,10 +111,11 @@ def export_run(
         raise errors.ConfigError(f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out")
     out = (out or run_dir / "exports" / f"{folder.name}-{kind}").absolute()
     check_place(out)
-    job = _open(run_dir, config, folder, kind, dtype, device, tell, _bytes_of(max_shard_size))
+    job = _open(config, folder, kind, dtype, device, tell, _bytes_of(max_shard_size))
     with files.lock(run_dir / "logs" / "export.lock", wait=False), written_aside(out) as partial:
-        sample = proof.choose_sample(job.config, _vocabulary(job))
-        comparisons, notes = _WRITERS[kind](job, partial, sample)
+        with result.checked():
+            sample = proof.choose_sample(job.config, _vocabulary(job))
+            comparisons, notes = _WRITERS[kind](job, partial, sample)
         eyes = load_image_processor(job.config, job.tokenizer)
         told = eyes.tell_limits(partial) if eyes else []
         names = proof.check_tokenizer(job.tokenizer, partial, sample, spared=told)
@@ -136,7 +140,9 @@ def export_run(
     return Export(out, kind, facts)
 
 
-def find_export(run_dir: Path, which: str = "best", *, merged: bool = False, dtype: str | None = None) -> Export | None:
+def find_export(
+    run_dir: Path, which: str = "best", *, merged: bool = False, dtype: str | None = None, model: str | None = None
+) -> Export | None:
     """The whole export of this very checkpoint that `export_run` would make again, if it is there."""
     config, folder = read_config(run_dir), checkpoint.choose(run_dir, which)
     kind = _kind(config, merged)
@@ -146,7 +152,8 @@ def find_export(run_dir: Path, which: str = "best", *, merged: bool = False, dty
     facts = json.loads((out / PROVENANCE).read_text())
     is_same = facts["checkpoint"]["manifest_sha256"] == files.sha256_file(folder / checkpoint.MANIFEST)
     is_wanted = dtype is None or facts["dtype"] == DTYPE_NAMES.get(dtype, dtype)
-    return Export(out.absolute(), kind, facts) if is_same and is_wanted else None
+    is_named = model is None or facts["base"]["name"] == base_name(model)
+    return Export(out.absolute(), kind, facts) if is_same and is_wanted and is_named else None
 
 
 def _kind(config: Config, merged: bool) -> Kind:
@@ -156,7 +163,6 @@ def _kind(config: Config, merged: bool) -> Kind:
 
 
 def _open(
-    run_dir: Path,
     config: Config,
     folder: Path,
     kind: Kind,
@@ -166,7 +172,6 @@ def _open(
     max_shard_bytes: int,
 ) -> _Job:
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    config = quantization.as_trained(run_dir, config)
     chosen = models.DTYPES[_dtype_name(config, folder, dtype)]
     model = config.model.model_copy(update={"dtype": str(chosen).removeprefix("torch.")})
     config = config.model_copy(update={"model": model})

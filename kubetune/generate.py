@@ -17,8 +17,7 @@ import torch
 import transformers
 from transformers.generation.streamers import BaseStreamer
 
-from kubetune import checkpoint, errors, models, processes, quantization
-from kubetune.config.load import read_config
+from kubetune import errors, models, processes
 from kubetune.config.schema import Config
 from kubetune.data.batches import image_inputs
 from kubetune.data.encode import Encoder
@@ -29,6 +28,7 @@ from kubetune.data.pictures import PictureReader, collate_pictured
 from kubetune.data.problems import Problems
 from kubetune.data.sources import read_source
 from kubetune.data.tokenizer import Tokenizer, load_tokenizer
+from kubetune.results import Result, open_result
 from kubetune.tasks import task_module
 
 Prompt = str | Sequence[dict[str, Any]]
@@ -69,7 +69,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Speaker:
-    """A model that answers. `is_chat`: it was taught conversations. `config` is that of its run.
+    """A model that answers. `is_chat`: it was taught conversations. `result` is what it was loaded from.
 
     `reader` reads images for a model that sees.
     """
@@ -77,10 +77,15 @@ class Speaker:
     model: Any
     tokenizer: Tokenizer
     is_chat: bool
-    config: Config
+    result: Result
     reader: PictureReader | None = None
     _base: list[Any] = field(default_factory=list, repr=False)
     """The model before fine-tuning, once it has been loaded beside the one that was trained whole."""
+
+    @property
+    def config(self) -> Config:
+        """The config of its run, with the base as it is found here."""
+        return self.result.config
 
     @contextmanager
     def as_base(self) -> Iterator[Speaker]:
@@ -94,7 +99,8 @@ class Speaker:
             return
         if not self._base:
             _require_room(self.model)
-            loaded: Any = models.load_pretrained(_auto_class(self.config), self.config, _device())
+            with self.result.checked(base=True):
+                loaded: Any = models.load_pretrained(_auto_class(self.config), self.config, _device())
             self._base.append(loaded.eval())
         yield replace(self, model=self._base[0])
 
@@ -138,14 +144,19 @@ def _require_room(model: Any) -> None:
         )
 
 
-def load_run(run_dir: Path, which: str = "best") -> Speaker:
-    """Load the result of a run, ready to answer."""
-    config = quantization.as_trained(run_dir, read_config(run_dir))
-    tokenizer = load_tokenizer(config.model)
-    folder, processor = checkpoint.choose(run_dir, which), load_image_processor(config, tokenizer)
-    model = models.load_trained(_auto_class(config), config, folder, _device()).eval()
+def load_run(run_dir: Path, which: str = "best", *, model: str | None = None) -> Speaker:
+    """Load the result of a run, ready to answer. `model`: its base, where that lies elsewhere here.
+
+    Raises ConfigError where the base, or its tokenizer, is another than the run was trained with.
+    """
+    result = open_result(run_dir, which, model)
+    config = result.config
+    with result.checked():
+        tokenizer = load_tokenizer(config.model)
+        processor = load_image_processor(config, tokenizer)
+        loaded = models.load_trained(_auto_class(config), config, result.checkpoint, _device()).eval()
     is_chat = tokenizer.chat is not None and _learnt_conversations(config)
-    return Speaker(model, tokenizer, is_chat, config, PictureReader(processor) if processor else None)
+    return Speaker(loaded, tokenizer, is_chat, result, PictureReader(processor) if processor else None)
 
 
 def _auto_class(config: Config) -> Any:

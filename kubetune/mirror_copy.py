@@ -26,7 +26,7 @@ LINKS = ("best", "last")
 CONFIG = "resolved.json"
 RUN_FILES = (
     "config.yaml", CONFIG, "plan.json", "metrics.jsonl", "timings.jsonl", "events.jsonl", "tracking.json",
-    "report.json",
+    "report.json", "identity.json",
 )  # fmt: skip
 """What a run needs to go on, besides a checkpoint."""
 RANK_LOG = re.compile(r"logs/rank-\d+\.log")

@@ -15,6 +15,7 @@ from pathlib import Path
 from kubetune import endings, errors, files, logs, processes
 from kubetune.config.load import load_resolved
 from kubetune.data.prepare import prepare
+from kubetune.identity import pinned
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     logs.configure(config.logging.level, run_dir, rank)
     logs.STEP.info("preparing data")
     try:
-        prepare(config)
+        prepare(pinned(config, run_dir))
     except (errors.KubetuneError, OSError) as error:
         known = error if isinstance(error, errors.KubetuneError) else files.fault_of(error)
         if known is None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from kubetune import checkpoint, errors, faults, files, logs, parallel, pieces, sharded, watchdog
 from kubetune.checkpoint import State
 from kubetune.data.tokenizer import Tokenizer
+from kubetune.identity import Check
 from kubetune.optim import FlatAdamW
 from kubetune.parallel import World
 
@@ -51,7 +52,8 @@ class Snapshots:
     """Saves and restores one run; all ranks call.
 
     Where every rank holds the same, rank 0 writes it; of a sharded optimizer each rank writes its slices and rank 0
-    puts the model together from them. `background`: tensors are copied, and written while the loop goes on.
+    puts the model together from them. `background`: tensors are copied, and written while the loop goes on. `base`, on
+    rank 0: what the run is made from, which is recorded before the first checkpoint and compared before going on.
     """
 
     run_dir: Path
@@ -63,6 +65,7 @@ class Snapshots:
     labelled: bool = False
     background: bool = False
     timeout_seconds: float = 1800.0
+    base: Check | None = None
     _writing: Future[errors.KubetuneError | None] | None = field(default=None, init=False)
     _state: State = field(default_factory=State, init=False)
     _copies: dict[str, Tensor] = field(default_factory=dict, init=False)
@@ -151,6 +154,8 @@ class Snapshots:
 
     def _attempt(self, state: State, held: Held) -> errors.KubetuneError | None:
         try:
+            if self.base is not None:
+                self.base.record()
             if not self._is_whole:
                 self._commit_parts(state, held)
             elif self.world.is_main:
@@ -324,7 +329,10 @@ class Snapshots:
     def _find(self) -> Path | Exception | None:
         try:
             checkpoint.clean(self.run_dir)
-            return checkpoint.find(self.run_dir)
+            found = checkpoint.find(self.run_dir)
+            if found is not None and self.base is not None:
+                self.base.require_same()
+            return found
         except errors.KubetuneError as error:
             return error
 

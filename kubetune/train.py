@@ -43,6 +43,7 @@ from kubetune.data.order import mixed_seed
 from kubetune.data.prepare import Prepared
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.evaluate import evaluate
+from kubetune.identity import Check
 from kubetune.journal import Journal, log_batch, open_journal
 from kubetune.models import check_positions, check_rows, choose_dtype
 from kubetune.optim import FlatAdamW
@@ -73,19 +74,34 @@ class Run:
 
 
 def train(
-    config: Config, plan: Plan, run_dir: Path, data: Prepared, task: ModuleType, world: World, stop: health.StopRequest
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    data: Prepared,
+    task: ModuleType,
+    world: World,
+    stop: health.StopRequest,
+    base: Check | None = None,
 ) -> State:
     """Build the model, go on where the run left off, train to the end; all ranks call it.
 
-    Raises Preempted after a stop with a committed checkpoint, Diverged before a bad update, LostPeer when left alone.
+    `base`, on rank 0: the check of what the run is made from. Raises Preempted after a stop with a committed
+    checkpoint, Diverged before a bad update, LostPeer when left alone.
     """
     # A sharded model talks with the other ranks wherever it is used.
     with parallel.noticing_losses(), probe.explaining_shortage(config, plan, world):
-        return _train(config, plan, run_dir, data, task, world, stop)
+        return _train(config, plan, run_dir, data, task, world, stop, base)
 
 
 def _train(
-    config: Config, plan: Plan, run_dir: Path, data: Prepared, task: ModuleType, world: World, stop: health.StopRequest
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    data: Prepared,
+    task: ModuleType,
+    world: World,
+    stop: health.StopRequest,
+    base: Check | None = None,
 ) -> State:
     if data.eval is not None:
         probe.require_metric(config.training.metric_for_best_model, metric_names(data.labels))
@@ -123,6 +139,7 @@ def _train(
             labelled=data.labels is not None,
             background=writes_in_background(config.training.async_save, optimizer),
             timeout_seconds=config.training.timeout_seconds,
+            base=base,
         ),
     )
     run.snapshots.require_room()

@@ -111,20 +111,23 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     logs.STEP.info("preparing data" if alone else "opening the prepared data")
-    with preparing(config) as prepared:
+    with preparing(config, run_dir) as prepared:
         with imports.sparingly(compiles_blocks=config.training.compile == "blocks"):
             import transformers.generation.utils
             import transformers.modeling_utils  # noqa: F401
 
             from kubetune import parallel
             from kubetune.data.statistics import describe
+            from kubetune.identity import Check
             from kubetune.tasks import task_module
             from kubetune.train import train
 
             task = task_module(config)
-        data = prepared()
+        data, config = prepared()
         if config.lora is not None:
             import_peft(config, data)
+    # On one rank alone; it reads the base while that is being loaded, and is waited for where weights meet.
+    base = Check(config, run_dir) if os.environ.get("RANK", "0") == "0" else None
     if not alone:
         stop.leave_to_kernel()
     logs.STEP.info("joining the other ranks")
@@ -139,7 +142,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
             files.write_atomic(run_dir / "plan.json", plan.to_json())
             files.write_atomic(run_dir / metrics.DATA, json.dumps(describe(data), indent=1))
         with watchdog.watch(run_dir, world.rank, patience):
-            state = train(config, plan, run_dir, data, task, world, stop)
+            state = train(config, plan, run_dir, data, task, world, stop, base)
             watchdog.beat("report")
             report(config, plan, run_dir, world, data, state)
     return state
@@ -158,32 +161,36 @@ def import_peft(config: Config, data: Prepared) -> None:
 
 
 @contextmanager
-def preparing(config: Config) -> Iterator[Callable[[], Prepared]]:
+def preparing(config: Config, run_dir: Path) -> Iterator[Callable[[], tuple[Prepared, Config]]]:
     """Prepare the data in another process while this one imports torch; the function yielded waits for them.
+
+    With the data comes the config whose model is one commit of the hub.
 
     Forked, and before torch starts threads of its own: that way it costs nothing and shares no lock.
     """
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(1, mp_context=context, initializer=processes.work_for_parent) as pool:
-        folder = pool.submit(_prepare_folder, config)
+        folder = pool.submit(_prepare_folder, config, run_dir)
         try:
-            yield lambda: _open_prepared(folder.result(), config)
+            yield lambda: _open_prepared(*folder.result())
         except BaseException:
             processes.kill_children()  # the pool would wait until work is done that nobody wants any more
             raise
 
 
-def _prepare_folder(config: Config) -> Path:
+def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
     from kubetune.data.prepare import prepare
+    from kubetune.identity import pinned
 
-    return prepare(config).path
+    config = pinned(config, run_dir)
+    return prepare(config).path, config
 
 
-def _open_prepared(folder: Path, config: Config) -> Prepared:
+def _open_prepared(folder: Path, config: Config) -> tuple[Prepared, Config]:
     from kubetune.data.prepare import load_prepared
     from kubetune.data.tokenizer import load_tokenizer
 
-    return load_prepared(folder, load_tokenizer(config.model), config)
+    return load_prepared(folder, load_tokenizer(config.model), config), config
 
 
 def sizes(data: Prepared) -> dict[str, Any]:

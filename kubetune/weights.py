@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kubetune.errors import ModelError
+
 MAX_HEADER_BYTES = 100 << 20
+INDEX = "model.safetensors.index.json"
 
 TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
 """What models that see call the part that sees."""
@@ -77,8 +80,35 @@ def _header(file: Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
 
 
+def files_of(folder: Path) -> list[str]:
+    """Names of the files in a model's folder that its weights are read from, and of their index.
+
+    Raises ModelError for an index that names anything but safetensors files beside it: a path would lead out of the
+    folder, and another format may be a pickle, which can run code.
+    """
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
+    index = folder / INDEX
+    if not index.is_file():
+        return sorted(file.name for file in folder.glob("*.safetensors"))
+    try:
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ModelError(f"model {folder}: {INDEX} cannot be read ({type(error).__name__}: {error})") from None
+    if wrong := sorted(str(name) for name in names if not _is_plain_name(name)):
+        raise ModelError(
+            f"model {folder}: {INDEX} names {wrong[0]!r}; expected names of *.safetensors files in the same folder. "
+            "Nothing was loaded."
+        )
+    return [INDEX, *sorted(names)]
+
+
+def _is_plain_name(name: object) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and not {"/", "\\", "\0"} & set(name)
+
+
 def _is_whole(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.is_file():
         return set(json.loads(index.read_text("utf-8"))["weight_map"]) <= set(shapes)
     return bool(shapes)

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         import readline  # noqa: F401 - importing it gives `input` arrow keys and a memory
     from kubetune.generate import load_run
 
-    speaker = load_run(args.run_dir, args.checkpoint)
+    speaker = load_run(args.run_dir, args.checkpoint, model=args.model)
     conversation = Conversation(args.system, args.compare)
     for image in args.image:
         print(show_image(str(image), conversation, speaker))

@@ -10,6 +10,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 
 from kubetune import errors
+from kubetune.cli.export import add_base
 
 TITLE = "true \\ predicted"
 MIX_UPS = 20
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'{path: glue/sst2, split: validation}'",
     )
     parser.add_argument("--checkpoint", default="best", help="best, last or a step (default best)")
+    add_base(parser)
     parser.add_argument(
         "--predictions",
         type=Path,
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     with imports.sparingly():
         from kubetune.evaluate import evaluate_run
-    found = evaluate_run(args.run_dir, args.checkpoint, args.data, args.predictions)
+    found = evaluate_run(args.run_dir, args.checkpoint, args.data, args.predictions, model=args.model)
     if found.predictions is not None:
         print(f"predictions: {found.predictions}", file=sys.stderr)
     if args.json:

@@ -32,7 +32,18 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", default="best", metavar="best|last|N", help="which checkpoint (default best)")
     parser.add_argument("--merge", action="store_true", help="put the adapter into the weights of the base")
     parser.add_argument("--dtype", help="bfloat16, float16 or float32; left out: that of the base, or model.dtype")
+    add_base(parser)
     parser.add_argument("--device", help="cpu or cuda; left out: a GPU where there is one")
+
+
+def add_base(parser: argparse.ArgumentParser) -> None:
+    """Where the base of a run lies, for a run from another place."""
+    parser.add_argument(
+        "--model",
+        metavar="PATH|ID",
+        help="the model that the run was made from, where it lies elsewhere here: a folder or a hub id. It must be the "
+        "same, file by file",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
         export = export_run(
             args.run_dir, args.step, merged=args.merge, dtype=args.dtype, out=args.out, device=args.device,
-            max_shard_size=args.max_shard_size, tell=(lambda _: None) if args.json else tell,
+            max_shard_size=args.max_shard_size, model=args.model, tell=(lambda _: None) if args.json else tell,
         )  # fmt: skip
     if args.json:
         print(json.dumps({"path": str(export.path)} | export.facts, indent=2))

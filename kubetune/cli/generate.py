@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.cli.export import stoppable
+from kubetune.cli.export import add_base, stoppable
 from kubetune.files import write_atomic, written_whole
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--step", "--checkpoint", dest="checkpoint", default="best", metavar="best|last|N",
         help="which checkpoint (default best)",
     )  # fmt: skip
+    add_base(parser)
     add("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (default 256)")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 (the default) takes the likeliest token")
     add("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this share")
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.generate import load_run
     from kubetune.progress import Progress, is_wanted
 
-    speaker = load_run(args.run_dir, args.checkpoint)
+    speaker = load_run(args.run_dir, args.checkpoint, model=args.model)
     rows = answered(speaker, questions, encode(speaker, questions), sampling, compare=args.compare)
     if args.out is not None:
         with stoppable(), written_whole(args.out) as file, Progress(
@@ -161,7 +162,7 @@ def classify(args: argparse.Namespace) -> int:
     texts = read_texts(args)
     from kubetune.classify import classify_texts
 
-    verdicts = classify_texts(args.run_dir, args.checkpoint, texts)
+    verdicts = classify_texts(args.run_dir, args.checkpoint, texts, args.model)
     rows = ({"text": text, "second": second} | said for (text, second), said in zip(texts, verdicts, strict=True))
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if args.out is not None:

@@ -69,10 +69,16 @@ def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[
     """The export to send, made now unless it is there; with its kind and step."""
     from kubetune.export import export_run, find_export
 
-    found = find_export(args.run_dir, args.step, merged=wanted.merge, dtype=args.dtype)
+    found = find_export(args.run_dir, args.step, merged=wanted.merge, dtype=args.dtype, model=args.model)
     if found is None:
         found = export_run(
-            args.run_dir, args.step, merged=wanted.merge, dtype=args.dtype, device=args.device, tell=tell
+            args.run_dir,
+            args.step,
+            merged=wanted.merge,
+            dtype=args.dtype,
+            device=args.device,
+            model=args.model,
+            tell=tell,
         )
         for label, text in describe(found):
             print(f"{label:<12} {text}")

@@ -44,7 +44,9 @@ def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str,
         return {name: folder / name for name in names if (folder / name).is_file()}
     found = {}
     for name in names:
-        file = _download(path, name, model.revision, model.local_files_only)
+        # A revision is the model's: a tokenizer from elsewhere has commits of its own.
+        revision = model.revision if path == model.path else None
+        file = _download(path, name, revision, model.local_files_only)
         if file is not None:
             found[name] = file
     if not found and _is_offline() and not model.local_files_only:

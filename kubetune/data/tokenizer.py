@@ -89,6 +89,11 @@ class Tokenizer:
             raise ModelError(f"{name} chat template is not valid Jinja: {error}") from error
 
     @property
+    def given_template(self) -> str | None:
+        """The source of the chat template that the run's config names, which replaces the tokenizer's."""
+        return self._given_template[1] if self._given_template else None
+
+    @property
     def has_given_template(self) -> bool:
         """Whether the run's own chat template replaces the tokenizer's."""
         return self._given_template is not None
