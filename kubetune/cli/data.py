@@ -75,9 +75,11 @@ def _check(args: argparse.Namespace) -> int:
     from kubetune.data.check import check
     from kubetune.data.gallery import Gallery
     from kubetune.data.problems import SHOWN
+    from kubetune.data.sources import require_sources
     from kubetune.data.tokenizer import load_tokenizer
 
     config = _load(args)
+    require_sources(config)
     cache = Path(config.data.cache).expanduser() if config.data.cache else None
     tokenizer, gallery = load_tokenizer(config.model, cache), Gallery() if args.html else None
     report = check(config, tokenizer, args.samples, keep=None if args.json else SHOWN, gallery=gallery)

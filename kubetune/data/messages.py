@@ -178,7 +178,7 @@ def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, An
 
 
 def _take_image(part: dict[str, Any], where: str, record: Fields) -> None:
-    """Put the image that a part holds to those of the record; a part that holds none stands for the next of `images`."""
+    """Put the image that a part holds to those of the record; one without any stands for the next of `images`."""
     given = [key for key in _PATH_KEYS if key in part]
     if not given:
         return

@@ -24,7 +24,7 @@ from kubetune.data.pipeline import Tally, Worker, encode_batches
 from kubetune.data.problems import Problems
 from kubetune.data.row_writer import RowWriter
 from kubetune.data.rows import Rows
-from kubetune.data.sources import input_digests, locate
+from kubetune.data.sources import input_digests, locate, require_sources
 from kubetune.data.splits import plan_batches, require_rows, split_sources, summarise
 from kubetune.data.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.files import (
@@ -73,6 +73,7 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     the others wait for it. Raises DataError when records are bad or too many would be left out; nothing is kept then.
     """
     cache = cache_folder(config.data.cache)
+    require_sources(config)
     tokenizer = load_tokenizer(config.model, cache)
     key = fingerprint(config, tokenizer)
     folder = cache / "prepared" / key[:32]

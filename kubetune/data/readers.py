@@ -9,18 +9,23 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
 from kubetune.data.problems import Problems
+from kubetune.data.strict_json import Flawed, Scanner, parse
 from kubetune.errors import DataError
 
 MAX_RECORD_BYTES: Final = 32 * 2**20
 """A longer line is taken for a mistake (a file without line breaks) and never held in memory."""
 
 _BLOCK: Final = 2**20
+_LFS: Final = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,18 @@ class Record:
     def where(self) -> str:
         """`file:line`, as errors name it."""
         return f"{self.file}:{self.line}"
+
+
+def read_file(file: Path, problems: Problems) -> Iterator[Record]:
+    """The records of a file of any format that READERS knows."""
+    with _opened(file) as stream:
+        start = stream.read(1024)
+    if start.startswith(_LFS):
+        size = re.search(rb"^size (\d+)", start, re.MULTILINE)
+        whole = f" of {int(size[1]):,} bytes" if size else ""
+        problems.add(f"{file}:1", f"is a pointer of Git LFS in place of a file{whole}; fetch that by `git lfs pull`")
+        return
+    yield from READERS[file.suffix.lower()](file, problems)
 
 
 def read_jsonl(file: Path, problems: Problems) -> Iterator[Record]:
@@ -69,7 +86,7 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     if b"\0" in line:
         raise ValueError(f"holds a NUL byte at column {line.index(0) + 1}; expected UTF-8 text")
     try:
-        value = json.loads(line.rstrip(b"\r\n"))
+        value = parse(line.rstrip(b"\r\n"))
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}") from None
     except json.JSONDecodeError as error:
@@ -101,17 +118,22 @@ def _json_kind(value: Any) -> str:
 
 
 def read_json(file: Path, problems: Problems) -> Iterator[Record]:
-    """A JSON list of objects, parsed piece by piece; a file that begins with an object is read as JSON lines."""
+    """A JSON list of objects, parsed piece by piece; or objects one after the other, each on lines of its own.
+
+    A file that begins with an object on one line is read as JSON lines, which names every bad one.
+    """
     with _opened(file) as stream:
         start = stream.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1]
-    if start == b"{":
+    if start == b"{" and not _has_object_over_lines(file):
         yield from read_jsonl(file, problems)
         return
     with _opened(file) as stream:
-        scanner = _ListScanner(stream)
+        scanner = _Scan(stream)
         try:
-            for line, value in scanner:
-                if isinstance(value, dict):
+            for line, value in scanner.objects() if start == b"{" else scanner.items():
+                if isinstance(value, Flawed):
+                    problems.add(f"{file}:{line}", str(value))
+                elif isinstance(value, dict):
                     yield Record(str(file), line, value)
                 else:
                     problems.add(f"{file}:{line}", f"is {_json_kind(value)}; expected a JSON object")
@@ -121,8 +143,22 @@ def read_json(file: Path, problems: Problems) -> Iterator[Record]:
             problems.add(f"{file}:{scanner.line}", str(error))
 
 
-class _ListScanner:
-    """Iterates over (line, value) of a JSON list, holding one block and one value at a time."""
+def _has_object_over_lines(file: Path) -> bool:
+    """Whether the object that a file begins with ends on a later line, as pretty-printed ones do."""
+    with _opened(file) as stream:
+        scan = _Scan(stream)
+        try:
+            line, _ = next(scan.objects())
+        except (ValueError, RecursionError):
+            return False
+        return scan.line > line
+
+
+class _Scan:
+    """Finds (line, value) of what stands in a JSON text, holding one block and one value at a time.
+
+    A value that must not be read as it stands is a Flawed.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.line = 1
@@ -131,12 +167,22 @@ class _ListScanner:
         self._text = ""
         self._at = 0
         self._ended = False
+        self._values = Scanner()
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
+    def objects(self) -> Iterator[tuple[int, Any]]:
+        """Values that stand one after the other, with white space between them at most."""
+        while self._next_char():
+            line, value = self.line, self._next_value()
+            yield line, value
+
+    def items(self) -> Iterator[tuple[int, Any]]:
+        """The values in a list, which is all that there may be."""
         if self._next_char() != "[":
             raise ValueError("does not begin with `[`; expected a JSON list of objects")
         self._at += 1
         if self._next_char() == "]":
+            self._at += 1
+            self._require_end()
             return
         while True:
             self._next_char()
@@ -145,9 +191,14 @@ class _ListScanner:
             char = self._next_char()
             self._at += 1
             if char == "]":
+                self._require_end()
                 return
             if char != ",":
                 raise ValueError(f"is not JSON: found {char!r} after an object; expected `,` or `]`")
+
+    def _require_end(self) -> None:
+        if char := self._next_char():
+            raise ValueError(f"has {char!r} after the end of the list; expected one JSON list, and nothing else")
 
     def _next_char(self) -> str:
         """The next character that is no white space, left unread; empty at the end of the file."""
@@ -165,7 +216,7 @@ class _ListScanner:
         while True:
             begin = self._at
             try:
-                value, end = _DECODER.raw_decode(self._text, begin)
+                value, end = self._values.value_at(self._text, begin)
             except json.JSONDecodeError as error:
                 if self._read_more():
                     continue
@@ -187,9 +238,6 @@ class _ListScanner:
         self._text = self._text[self._at :] + self._utf8.decode(block, self._ended)
         self._at = 0
         return bool(block)
-
-
-_DECODER: Final = json.JSONDecoder()
 
 
 def read_csv(file: Path, problems: Problems) -> Iterator[Record]:
@@ -235,6 +283,10 @@ def _read_table(
                 problems.add(f"{file}:1", "is blank; expected a header with the names of the columns")
                 return
             header[0] = header[0].removeprefix("\ufeff")  # Excel begins its UTF-8 tables with a byte order mark
+            if twice := [name for name, count in Counter(header).items() if count > 1]:
+                names = ", ".join(f"`{name}`" for name in twice)
+                problems.add(f"{file}:1", f"has the column {names} more than once; all but the last would be lost")
+                return
             line = rows.line_num + 1
             for row in rows:
                 if row and len(row) == len(header):
@@ -265,6 +317,39 @@ def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
         for value in batch.to_pylist():
             number += 1
             yield Record(str(file), number, value)
+
+
+def read_txt(file: Path, problems: Problems) -> Iterator[Record]:
+    """Plain text, of which every stretch without a blank line is a record with the key `text`.
+
+    So a file without blank lines is one record, and line breaks within a paragraph stay.
+    """
+    begin, lines, size = 1, list[str](), 0
+    with _opened(file) as stream:
+        for number, line in enumerate(chain(_lines(stream), [b""]), 1):
+            if line.strip():
+                begin = begin if lines or size else number
+                size += len(line)
+                if size > MAX_RECORD_BYTES:
+                    lines = []
+                    continue
+                try:
+                    lines.append(_decode_text(line, number))
+                except ValueError as error:
+                    problems.add(f"{file}:{number}", str(error))
+                continue
+            if size > MAX_RECORD_BYTES:
+                problems.add(f"{file}:{begin}", f"is longer than {MAX_RECORD_BYTES:,} bytes up to the next blank line")
+            elif lines:
+                yield Record(str(file), begin, {"text": "\n".join(lines)})
+            lines, size = [], 0
+
+
+def _decode_text(line: bytes, number: int) -> str:
+    text = _decode_line(line).rstrip("\r\n")
+    if "\0" in text:
+        raise ValueError(f"holds a NUL byte at column {text.index(chr(0)) + 1}; expected UTF-8 text")
+    return text.removeprefix("\ufeff") if number == 1 else text
 
 
 def parquet_rows(file: Path) -> int:
@@ -318,4 +403,5 @@ READERS: Final[dict[str, Callable[[Path, Problems], Iterator[Record]]]] = {
     ".csv": read_csv,
     ".tsv": read_tsv,
     ".parquet": read_parquet,
+    ".txt": read_txt,
 }

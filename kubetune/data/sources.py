@@ -5,7 +5,9 @@ Reading one file is readers.py's work, taking a sample selection.py's; what a re
 
 from __future__ import annotations
 
+import errno
 import glob
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kubetune.config.schema import SourceConfig
+from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.hub import explained_hub_errors, hub_token
 from kubetune.data.problems import Problems
-from kubetune.data.readers import READERS, Record, count_lines, parquet_features, parquet_rows
+from kubetune.data.readers import READERS, Record, count_lines, parquet_features, parquet_rows, read_file
 from kubetune.errors import DataError
 from kubetune.files import sha256_file
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _SAMPLE: Final = re.compile(r"(.+)#([0-9]+)")
+_OTHER_FILES: Final = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".xlsx", ".arrow", ".yaml", ".yml", ".md", ".html")
+"""Kinds of files that nothing here reads, and no name of a data set on the hub ends with."""
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -57,7 +61,9 @@ def locate(source: SourceConfig) -> Located:
         if not files:
             raise DataError(f"{path} matches no file")
         return Located(path, tuple(_known(file) for file in files), sample)
-    if _HUB_ID.fullmatch(path) and place.suffix not in READERS:
+    if place.is_symlink():
+        raise DataError(f"{path} is a link to {os.readlink(place)}, {_broken_link(place)}. Nothing was written.")
+    if _HUB_ID.fullmatch(path) and place.suffix.lower() not in (*READERS, *_OTHER_FILES):
         return Located(path, (), sample)
     raise DataError(f"{path} does not exist; expected a file of {_suffixes()}, a folder of them, or a hub data set")
 
@@ -67,7 +73,7 @@ def read_source(source: SourceConfig, problems: Problems) -> Iterator[Record]:
     located = locate(source)
     if located.files:
         for file in located.files:
-            yield from READERS[file.suffix.lower()](file, problems)
+            yield from read_file(file, problems)
     else:
         dataset = load_dataset(located.path, source.subset, source.split)
         for number, value in enumerate(_undecoded(dataset), 1):
@@ -150,12 +156,30 @@ def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
             raise DataError(f"data set {path} (subset {subset}, split {split}): {error}{advice}") from error
 
 
+def require_sources(config: Config) -> None:
+    """Raise DataError where a file of a run's data is missing, before anything that takes time is asked for."""
+    evaluated = config.data.eval if isinstance(config.data.eval, tuple) else ()
+    for source in (*config.data.train, *evaluated):
+        locate(source)
+
+
+def _broken_link(place: Path) -> str:
+    try:
+        place.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "and following it leads in a circle"
+    return "which does not exist"
+
+
 def _is_saved_dataset(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
 def _files_in(folder: Path) -> tuple[Path, ...]:
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in READERS and file.is_file())
+    records = [file for file in files if file.suffix.lower() != ".txt"]
+    files = records or files  # beside records, plain texts are licences and notes
     if not files:
         raise DataError(f"{folder} holds no data; expected files of {_suffixes()}, or a data set saved by `datasets`")
     return tuple(files)

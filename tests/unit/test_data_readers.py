@@ -29,7 +29,16 @@ BAD_LINES = {
     "empty": (b'{"messages": []}', "messages is empty"),
     "invalid UTF-8": (b'{"text": "\xff"}', "is not UTF-8: byte 0xff at column 11"),
     "NUL": (b'{"text": "\0"}', "holds a NUL byte at column 11"),
-    "huge": (b'{"text": "' + b"x" * 5000 + b'"}', "is longer than 4,096 bytes"),
+    "key twice": (b'{"prompt": "a", "completion": "b", "prompt": "c"}', 'has the key "prompt" twice; all but the last'),
+    "key twice within": (
+        b'{"messages": [{"role": "user", "content": "a", "content": "b"}]}',
+        'has the key "content" twice',
+    ),
+    "key twice in a text": (b'{"messages": "[{\\"role\\": 1, \\"role\\": 2}]"}', 'messages is "[{'),
+    "NaN": (b'{"text": "a", "score": NaN}', "holds NaN, which is no JSON; expected a number or null"),
+    "Infinity": (b'{"text": "a", "score": [-Infinity]}', "holds -Infinity, which is no JSON"),
+    "huge number": (b'{"text": "a", "id": ' + b"1" * 4301 + b"}", "holds a number of more than 4,300 digits"),
+    "huge": (b'{"text": "' + b"x" * 6000 + b'"}', "is longer than 5,000 bytes"),
     "label unknown": (b'{"sentence": "x", "label": true}', "label is true"),
     "blank line": (b"  ", "is blank; expected a JSON object"),
     "BOM": (b"\xef\xbb\xbf" + GOOD, "begins with a byte order mark"),
@@ -55,7 +64,7 @@ def read(file: Path) -> tuple[list[Record], Problems]:
 def test_a_bad_line_is_named_wherever_it_stands(
     kind: str, before: int, after: int, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 4096)
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 5000)
     line, told = BAD_LINES[kind]
     file = tmp_path / "train.jsonl"
     content = b"\n".join([GOOD] * before + [line] + [GOOD] * after) + (b"\n" if ends else b"")
@@ -149,6 +158,12 @@ def test_a_record_nested_too_deeply_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "line", "told"),
     [
+        (
+            '[{"text": "a"}]\n[{"text": "b"}]',
+            2,
+            "has '[' after the end of the list; expected one JSON list",
+        ),
+        ('[]\n\n{"text": "b"}', 3, "has '{' after the end of the list"),
         ('[{"text": "a"},\n {"text": "b",}]', 2, "is not JSON"),
         ('[{"text": "a"}\n {"text": "b"}]', 2, "found '{' after an object; expected `,` or `]`"),
         ('[{"text": "a"},\n 3]', 2, "is a number; expected a JSON object"),
@@ -170,6 +185,66 @@ def test_json_lines_in_a_file_called_json(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text('{"text": "a"}\n{"text": "b"}\n')
     assert [record.line for record in read(file)[0]] == [1, 2]
+
+
+@pytest.mark.parametrize("indent", [1, 4])
+def test_pretty_printed_objects_are_read_one_after_the_other(tmp_path: Path, indent: int) -> None:
+    file = tmp_path / "a.json"
+    values = [{"prompt": "Ping", "completion": "Pong", "more": ["}", "{"]}, {"text": "b"}]
+    file.write_text("\n".join(json.dumps(value, indent=indent) for value in values))
+    records, problems = read(file)
+    assert problems.total == 0
+    assert [(record.line, record.value) for record in records] == [(1, values[0]), (9, values[1])]
+
+
+def test_a_pretty_printed_object_that_is_no_record_is_one_problem(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"version": 1, "data": [{"text": "a"}] * 50}, indent=2))
+    assert [told.partition(";")[0] for told in read(file)[1].first] == [f"{file}:1: has the keys `version`, `data`"]
+
+
+def test_records_around_a_flawed_one_of_a_list_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_BLOCK", 7)
+    file = tmp_path / "a.json"
+    file.write_text('[{"text": "a"},\n {"text": "b", "text": "c"},\n {"text": "d", "n": NaN},\n {"text": "e"}]')
+    records, problems = read(file)
+    assert [record.value["text"] for record in records] == ["a", "e"]
+    assert [told.partition(";")[0] for told in problems.first] == [
+        f'{file}:2: has the key "text" twice',
+        f"{file}:3: holds NaN, which is no JSON",
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.txt"])
+def test_a_pointer_of_git_lfs_is_one_problem(tmp_path: Path, name: str) -> None:
+    file, problems = tmp_path / name, Problems()
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
+    assert list(readers.read_file(file, problems)) == []
+    assert problems.first == [
+        f"{file}:1: is a pointer of Git LFS in place of a file of 12,345 bytes; fetch that by `git lfs pull`."
+    ]
+
+
+def test_a_column_twice_in_a_header_is_refused(tmp_path: Path) -> None:
+    for suffix, sign in ((".csv", ","), (".tsv", "\t")):
+        file = tmp_path / f"a{suffix}"
+        file.write_text(f"prompt{sign}completion{sign}prompt\na{sign}b{sign}c\n")
+        records, problems = read(file)
+        assert records == []
+        assert problems.first == [f"{file}:1: has the column `prompt` more than once; all but the last would be lost."]
+
+
+def test_what_is_no_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 20)
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"good\n\nbad \xff\n\nnul \0\n\n0123456789\n0123456789\n0123456789\n\nlast")
+    records, problems = read(file)
+    assert [record.value["text"] for record in records] == ["good", "last"]
+    assert [told.partition(";")[0] for told in problems.first] == [
+        f"{file}:3: is not UTF-8: byte 0xff at column 5.",
+        f"{file}:5: holds a NUL byte at column 5",
+        f"{file}:7: is longer than 20 bytes up to the next blank line.",
+    ]
 
 
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12).filter(str.strip)

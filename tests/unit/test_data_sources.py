@@ -43,6 +43,7 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
     assert texts(SourceConfig(path=f"{tmp_path}/**/*.jsonl")) == ["b", "a", "aa"]
     assert count_rows(SourceConfig(path=str(tmp_path))) == 5
     assert locate(SourceConfig(path=f"{tmp_path}/b.jsonl#7")).sample == 7
+    assert texts(SourceConfig(path=f"{tmp_path}/notes.txt")) == ["no data"]
     odd = write(tmp_path / "odd#3", [])
     odd.rename(tmp_path / "odd#3.jsonl")
     assert locate(SourceConfig(path=f"{tmp_path}/odd#3.jsonl")).sample is None
@@ -59,17 +60,52 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
         ("{tmp}/empty", "holds no data; expected files of .jsonl"),
         ("{tmp}/absent.jsonl", "does not exist; expected a file of .jsonl"),
         ("{tmp}/*.parquet", "matches no file"),
-        ("{tmp}/notes.txt", "is of an unknown kind"),
-        ("{tmp}/notes.txt#0", "asks for 0 samples"),
+        ("{tmp}/notes.md", "is of an unknown kind"),
+        ("{tmp}/notes.md#0", "asks for 0 samples"),
+        ("absent.jsonl.gz", r"absent.jsonl.gz does not exist; expected a file of .jsonl"),
+        ("absent.TXT", "absent.TXT does not exist"),
+        ("{tmp}/circle.jsonl", r"is a link to .*circle.jsonl, and following it leads in a circle"),
+        ("{tmp}/dangling.jsonl", "is a link to gone, which does not exist"),
         ("../../nowhere/at/all", "does not exist"),
     ],
 )
 def test_what_holds_no_records_is_refused(path: str, told: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "notes.md").write_text("")
+    (tmp_path / "circle.jsonl").symlink_to(tmp_path / "circle.jsonl")
+    (tmp_path / "dangling.jsonl").symlink_to("gone")
     with pytest.raises(DataError, match=told):
         locate(SourceConfig(path=path.format(tmp=tmp_path)))
+
+
+def test_a_folder_of_plain_texts(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("third\n")
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbffirst line\r\nsecond line\r\n\r\n \t\nsecond\n")
+    source = SourceConfig(path=str(tmp_path))
+    assert texts(source) == ["first line\nsecond line", "second", "third"]
+    assert [record.where for record in read_source(source, Problems())] == [
+        f"{tmp_path}/a.txt:1", f"{tmp_path}/a.txt:5", f"{tmp_path}/b.txt:1",
+    ]  # fmt: skip
+    assert count_rows(source) == 3
+    assert select_rows(SourceConfig(path=f"{tmp_path}#2"), 1) is not None
+
+
+def test_a_missing_file_is_named_before_the_hub_is_asked_for_the_model(
+    tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Hub, "do_HEAD", lambda handler: asked.append(handler.path))
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text("model: org/gated\ndata: {train: absent.jsonl}\n")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path)}
+    for action in ("check", "prepare"):
+        command = [sys.executable, "-m", "kubetune", "data", action, str(run_file)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "absent.jsonl does not exist; expected a file of .jsonl" in done.stderr
+    assert asked == []
 
 
 def test_samples_are_a_function_of_the_seed(tmp_path: Path) -> None:
