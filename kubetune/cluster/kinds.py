@@ -48,6 +48,7 @@ KINDS: dict[str, Kind] = {
         Kind("ServiceAccount", "v1", "serviceaccounts"),
         Kind("Role", "rbac.authorization.k8s.io/v1", "roles"),
         Kind("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),
+        Kind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
         Kind("ConfigMap", "v1", "configmaps"),
         Kind("Secret", "v1", "secrets"),
         Kind("PersistentVolumeClaim", "v1", "persistentvolumeclaims"),

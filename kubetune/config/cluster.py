@@ -247,6 +247,12 @@ class KubernetesConfig(ClusterSection):
         description="NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, such as `eth0`. Left out: they find it themselves.",
     )
 
+    network_policy: bool = Field(
+        True,
+        description="A NetworkPolicy: only the run's own pods, and `port-forward`, reach its pods. What they reach is "
+        "not restricted.",
+    )
+
     queue: Label | None = Field(None, description="Kueue's LocalQueue that the run waits in.")
     queue_priority: Name | None = Field(None, description="Kueue's WorkloadPriorityClass.")
     priority_class: Name | None = Field(None, description="PriorityClass of the pods.")

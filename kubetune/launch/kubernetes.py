@@ -284,7 +284,7 @@ def _exists(cluster: Cluster, obj: Manifest) -> bool:
         return cluster.get(key(obj), obj["metadata"]["name"]) is not None
     except Refused as error:
         if error.code == 403:
-            return KINDS[key(obj)].group != "rbac.authorization.k8s.io"
+            return KINDS[key(obj)].group not in ("rbac.authorization.k8s.io", "networking.k8s.io")
         raise
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kubetune.manifests.configmap import config_maps, local_files
 from kubetune.manifests.extras import jupyter, jupyter_secret, tensorboard
 from kubetune.manifests.initialisers import preprocess_job
+from kubetune.manifests.network import network_policy
 from kubetune.manifests.rbac import operator_role, service_account
 from kubetune.manifests.spec import Manifest, RunSpec
 from kubetune.manifests.storage import claims
@@ -45,6 +46,7 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
     return [
         *service_account(spec),
         *operator_role(spec),
+        *network_policy(spec),
         *config_maps(spec),
         *claims(spec),
         *preprocess_job(spec),

@@ -78,8 +78,9 @@ def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
     if obj["kind"] in ("StatefulSet", "Deployment"):
         wanted = spec["selector"]["matchLabels"]
         candidates: Iterable[Manifest] = [spec["template"]]
-    elif obj["kind"] == "Service":
-        wanted = spec.get("selector") or {}
+    elif obj["kind"] in ("Service", "NetworkPolicy"):
+        own = spec.get("selector") if obj["kind"] == "Service" else spec["podSelector"].get("matchLabels")
+        wanted = own or {}
         candidates = (template for other in objects for _, template in pod_templates(other))
     else:
         return

@@ -10,6 +10,9 @@ from typing import Any
 
 from kubetune.manifests.spec import OUTPUTS, TRAINER, Manifest, RunSpec
 
+# An autoscaler that moves one pod to save a node stops all of them, and each takes up work since the last checkpoint.
+UNDISTURBED = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+
 
 def restricted() -> Manifest:
     """A container's security context under the restricted standard."""
@@ -86,6 +89,8 @@ def pod_basics(spec: RunSpec, *, gpus: int = 0) -> Manifest:
 def pod_metadata(spec: RunSpec, component: str) -> Manifest:
     """Labels and annotations of a pod template."""
     annotations = dict(spec.kubernetes.annotations)
+    if component == TRAINER:
+        annotations = {**UNDISTURBED, **annotations}
     if component == TRAINER and spec.kubernetes.queue and spec.kubernetes.pack:
         annotations["kueue.x-k8s.io/podset-preferred-topology"] = spec.kubernetes.pack
     return {"labels": spec.labels(component), **({"annotations": annotations} if annotations else {})}

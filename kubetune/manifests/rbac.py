@@ -31,7 +31,8 @@ def service_account(spec: RunSpec) -> list[Manifest]:
 def operator_role(spec: RunSpec) -> list[Manifest]:
     """Role and RoleBinding of those the config names as operators; nothing when it names none.
 
-    They are the rights of kubetune's own verbs for this kind of run. Secrets can be written but not read back.
+    They are the rights of kubetune's own verbs for this kind of run. None of them reads Secrets, but that keeps none
+    secret: a patch answers with the whole object, and whoever may create pods may mount any Secret of the namespace.
     """
     k = spec.kubernetes
     if not k.operators:
@@ -44,6 +45,7 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
     rules = [
         *(_rule(group, resources, OPERATE) for group, resources in [*WORKLOADS[k.kind], *extras]),
         _rule("", ["services", "persistentvolumeclaims", "configmaps", "serviceaccounts"], OPERATE),
+        _rule("networking.k8s.io", ["networkpolicies"], OPERATE),
         _rule("", ["secrets"], ["create", "patch", "delete"]),
         _rule("", ["pods"], ["get", "list", "watch", "create", "patch", "delete"]),
         _rule("", ["pods/log", "events"], ["get", "list", "watch"]),

@@ -155,13 +155,13 @@ class RunSpec:
         names = (re.sub(r"[^-._a-zA-Z0-9]", "_", path.rsplit("/", 1)[-1])[-200:] for path in self.files)
         return {path: f"{DATA_FOLDER}/{i}-{name}" for i, (path, name) in enumerate(zip(self.files, names, strict=True))}
 
+    def every_pod(self) -> dict[str, str]:
+        """Labels that find all pods of this run, and only them."""
+        return {"app.kubernetes.io/name": "kubetune", "app.kubernetes.io/instance": self.name}
+
     def selector(self, component: str) -> dict[str, str]:
         """Labels that find the pods of one component of this run, and only them."""
-        return {
-            "app.kubernetes.io/name": "kubetune",
-            "app.kubernetes.io/instance": self.name,
-            "app.kubernetes.io/component": component,
-        }
+        return {**self.every_pod(), "app.kubernetes.io/component": component}
 
     def labels(self, component: str) -> dict[str, str]:
         """All labels of an object; ours win, since selectors rely on them."""
