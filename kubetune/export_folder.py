@@ -31,9 +31,9 @@ def is_whole(folder: Path) -> bool:
 def check_place(out: Path) -> None:
     """Raise ConfigError when `out` holds anything but an earlier export, which a new one replaces."""
     if out.exists() and not out.is_dir():
-        raise errors.ConfigError(f"{out} is a file; choose a folder with --out. Nothing was written.")
+        raise errors.ConfigError(f"{out} is a file; choose a folder with --output. Nothing was written.")
     if out.is_dir() and any(out.iterdir()) and not (out / PROVENANCE).is_file():
-        raise errors.ConfigError(f"{out} holds other files; choose another folder with --out. Nothing was written.")
+        raise errors.ConfigError(f"{out} holds other files; choose another folder with --output. Nothing was written.")
 
 
 @contextmanager

@@ -1,71 +1,32 @@
 """The command line: one module per verb, imported only when that verb is used.
 
 A verb module has `add_arguments(parser)` and `run(args) -> int` (the exit code); `port-forward` is port_forward.py.
-Adding a verb is one file and one line in VERBS.
+Adding a verb is one file, one line in overview.GROUPS, and its examples.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import keyword
 import os
 import sys
 import threading
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import NoReturn
 
-from kubetune import errors
+from kubetune import __version__, errors
+from kubetune.cli.overview import VERBS, examples_of, overview
 from kubetune.config.flags import parse
 
 # Not `logs` itself: that name is the verb's as soon as its module is imported.
 from kubetune.logs import scrub, scrub_tracebacks
 from kubetune.writing import visible
 
-VERBS: dict[str, str] = {
-    "init": "write a commented starter file",
-    "import": "turn a config of axolotl, LLaMA-Factory, TRL or ms-swift into a run file",
-    "plan": "batches, steps, tokens, peak memory, hours and price of a run, before anything is held",
-    "data": "check, convert or prepare data",
-    "train": "fine-tune, here",
-    "smoke": "whether ranks, links, devices and volumes are fit for a run, by a tiny one",
-    "verify-resume": "whether a stop and a resume change a single bit of your run, by trying it",
-    "watch": "how a run goes, on one screen that stays: here, or on a cluster",
-    "report": "a page on a run, or on several side by side: one HTML file that needs no network",
-    "evaluate": "evaluate a run on its own or on other data",
-    "export": "write the result of a run as a model that others can load, and prove it",
-    "push": "upload the result of a run to the Hugging Face hub",
-    "sync": "copy a run to an object store, or from there",
-    "generate": "answer prompts with the result of a run",
-    "chat": "talk to the result of a run",
-    "serve": "manifests that serve the result of a run with vLLM",
-    "demo": "fine-tune the embedded model on the embedded data, offline",
-    "render": "write the Kubernetes manifests of a run",
-    "submit": "start a run on a cluster",
-    "status": "how runs on a cluster stand",
-    "logs": "what all pods of a run print",
-    "events": "what the cluster says about a run",
-    "exec": "run a command in the pods of a run",
-    "cp": "copy the results of a run home",
-    "gpus": "nvidia-smi over all pods of a run",
-    "top": "CPU, memory and disk of all pods of a run",
-    "stop": "have a run save a checkpoint and leave its nodes",
-    "resume": "let a stopped run go on",
-    "delete": "remove a run from the cluster",
-    "port-forward": "open TensorBoard or JupyterLab of a run",
-    "secret": "put a secret of this machine into the cluster, unseen",
-    "cluster": "make a cluster with GPUs and shared storage on Nebius, look at it, delete it",
-    "dev": "pods that idle, and training in them with the code of this folder",
-}
-
 _INTERRUPTED = 130
 _FLUSH_SECONDS = 1.0
-
-
-def _module_name(verb: str) -> str:
-    """`port_forward` for `port-forward`; Python's own words get an underscore."""
-    name = verb.replace("-", "_")
-    return f"{name}_" if keyword.iskeyword(name) else name
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,24 +36,53 @@ class _Parser(argparse.ArgumentParser):
         self.exit(errors.USER, scrub(f"{self.prog}: {message}\n`{self.prog} --help` shows what is understood.\n"))
 
 
+class _Program(_Parser):
+    """The parser of the program, whose help has the verbs in groups."""
+
+    def format_help(self) -> str:
+        return overview()
+
+
+def make_parser(*verbs: str | None) -> argparse.ArgumentParser:
+    """The parser of the program, in which only `verbs` know their options: their modules are imported."""
+    program = _Program(prog="kubetune")
+    version = f"kubetune {__version__} (Python {sys.version.split()[0]})"
+    program.add_argument("--version", action="version", version=version, help="show the version")
+    commands = program.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
+    for name, line in VERBS.items():
+        description = f"{line[0].upper()}{line[1:]}."
+        verb = commands.add_parser(name, help=line, description=description, allow_abbrev=False)
+        verb.formatter_class = argparse.RawDescriptionHelpFormatter
+        if name in verbs:
+            module = verb_module(name)
+            module.add_arguments(verb)
+            verb.set_defaults(run=module.run, parser=verb)
+            verb.epilog = "\n\n".join(filter(None, (verb.epilog, examples_of(name))))
+    return program
+
+
+def verb_module(verb: str) -> ModuleType:
+    """`port_forward` for `port-forward`; Python's own words get an underscore."""
+    name = verb.replace("-", "_")
+    return import_module(f"kubetune.cli.{name}_" if keyword.iskeyword(name) else f"kubetune.cli.{name}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; errors are explained, never shown as a traceback."""
     scrub_tracebacks()
-    argv = list(sys.argv[1:] if argv is None else argv)
-    verb = argv[0] if argv and argv[0] in VERBS else None
-    parser = _Parser(prog="kubetune", description="Fine-tune language models from one YAML file.")
-    commands = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    argv = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    verb = argv[0] if argv[0] in VERBS else None
+    parser = make_parser(verb)
+    if verb is None and not argv[0].startswith("-"):
+        close = difflib.get_close_matches(argv[0], VERBS, 1)
+        meant = f"did you mean `{close[0]}`?" if close else "no verb is called so"
+        parser.error(f"unknown verb {argv[0]!r}; {meant}")
     command: list[str] = []
-    for name, help_line in VERBS.items():
-        sub = commands.add_parser(name, help=help_line, description=help_line, allow_abbrev=False)
-        if name == verb:
-            module = import_module(f"kubetune.cli.{_module_name(name)}")
-            module.add_arguments(sub)
-            sub.set_defaults(run=module.run, parser=sub)
-            if hasattr(module, "COMMAND") and module.COMMAND in argv:
-                # Another program's command line, whose dashes are none of ours.
-                at = argv.index(module.COMMAND)
-                argv, command = argv[:at], argv[at + 1 :]
+    mark = getattr(verb_module(verb), "COMMAND", None) if verb else None
+    if mark in argv:
+        # Another program's command line, whose dashes are none of ours.
+        at = argv.index(mark)
+        argv, command = argv[:at], argv[at + 1 :]
     args = parse(parser, argv)
     args.command = command
     try:

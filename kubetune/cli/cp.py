@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="files or folders of the run directory, such as 'logs' or 'checkpoints/best/*'; left out: everything but "
         "the checkpoints that are neither best nor last",
     )
-    parser.add_argument("-o", dest="to", type=Path, metavar="FOLDER", help="default outputs/RUN")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="default outputs/RUN")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.cluster.runs import reader
 
     cluster, spec = _deleted(args) or find(args)
-    to = args.to or local_folder(spec)
+    to = args.output or local_folder(spec)
     globs = [glob.rstrip("/") for glob in args.globs]
     leaving = f"what is in {to} stays, and the same command goes on where it was"
     with told_on_interrupt(leaving), reader(cluster, spec) as target:

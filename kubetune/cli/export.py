@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     add_export_options(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="left out: RUN_DIR/exports/STEP-KIND")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="default RUN_DIR/exports/STEP-KIND")
+    parser.add_argument("--out", type=Path, dest="output", help=argparse.SUPPRESS)  # what it was called before
     parser.add_argument(
         "--max-shard-size", default="5GB", metavar="SIZE", help="largest file of a model's weights (default 5GB)"
     )
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         from kubetune.export import export_run
 
         export = export_run(
-            args.run_dir, args.step, merged=args.merge, dtype=args.dtype, out=args.out, device=args.device,
+            args.run_dir, args.step, merged=args.merge, dtype=args.dtype, out=args.output, device=args.device,
             max_shard_size=args.max_shard_size, model=args.model, tell=(lambda _: None) if args.json else tell,
         )  # fmt: skip
     if args.json:

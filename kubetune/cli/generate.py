@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="an image that every prompt is about; may be repeated. Goes where a prompt has <image>, or before it",
     )
-    parser.add_argument("--out", type=Path, help="write JSONL here instead of printing")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write JSONL here instead of printing")
+    parser.add_argument("--out", type=Path, dest="output", help=argparse.SUPPRESS)  # what it was called before
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--compare", action="store_true", help="also show what the model said before fine-tuning")
     add_sampling(parser)
@@ -85,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
     speaker = load_run(args.run_dir, args.checkpoint, model=args.model)
     rows = answered(speaker, questions, encode(speaker, questions), sampling, compare=args.compare)
-    if args.out is not None:
-        with stoppable(), written_whole(args.out) as file, Progress(
+    if args.output is not None:
+        with stoppable(), written_whole(args.output) as file, Progress(
             len(questions), enabled=is_wanted(0), label="answers"
         ) as bar:  # fmt: skip
             for number, row in enumerate(rows, 1):
@@ -165,8 +166,8 @@ def classify(args: argparse.Namespace) -> int:
     verdicts = classify_texts(args.run_dir, args.checkpoint, texts, args.model)
     rows = ({"text": text, "second": second} | said for (text, second), said in zip(texts, verdicts, strict=True))
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    if args.out is not None:
-        write_atomic(args.out, lines)
+    if args.output is not None:
+        write_atomic(args.output, lines)
     elif args.json:
         print(lines, end="")
     else:

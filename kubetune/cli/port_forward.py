@@ -23,7 +23,7 @@ _SERVERS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     add_run(parser)
-    parser.add_argument("server", choices=_SERVERS)
+    parser.add_argument("server", choices=tuple(_SERVERS))
     parser.add_argument("--port", type=int, metavar="N", help="port on this machine (default 6006 and 8888)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_export_options(parser)
     parser.add_argument("--public", action="store_true", help="make the repository public; it is private otherwise")
+    parser.add_argument("--json", action="store_true", help="print where it is as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,6 +45,10 @@ def run(args: argparse.Namespace) -> int:
         metrics.record_event(args.run_dir, "push", repo=wanted.repo, ok=False, reason=scrub(str(error)))
         raise
     metrics.record_event(args.run_dir, "push", repo=wanted.repo, ok=True, url=pushed.url, commit=pushed.commit, **facts)
+    if args.json:
+        told = {"url": pushed.url, "commit": pushed.commit, "private": pushed.private, **facts}
+        print(json.dumps(told, indent=2))
+        return errors.OK
     print(f"pushed to {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit[:12]}")
     return errors.OK
 
@@ -81,7 +87,7 @@ def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[
             tell=tell,
         )
         for label, text in describe(found):
-            print(f"{label:<12} {text}")
+            tell(f"{label:<12} {text}") if args.json else print(f"{label:<12} {text}")
     else:
         tell(f"{found.path} is exported already")
     return found.path, {"kind": found.kind, "step": found.facts["checkpoint"]["step"]}

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--namespace", dest="kubernetes.namespace", metavar="NAME", help="namespace of all objects"
     )
     target.add_argument("--smoke", action="store_true", help=SMOKE_HELP)
-    target.add_argument("-o", dest="to", default="-", metavar="FOLDER", help="one file per object; - prints them all")
+    target.add_argument("-o", "--to", default="-", metavar="DIR", help="one file per object; - prints them all")
     target.add_argument("--strict", action="store_true", help="treat advice as errors")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from kubetune.errors import OK, ConfigError
@@ -16,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="default: report.html in RUN_DIR, or comparison.html here"
     )
+    parser.add_argument("--json", action="store_true", help="print where the page is as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,5 +28,9 @@ def run(args: argparse.Namespace) -> int:
     if not runs:
         raise ConfigError("report of which run? expected RUN_DIR, or --compare with several. Nothing was written.")
     output = write_report(runs, args.output or (Path("comparison.html") if len(runs) > 1 else runs[0] / "report.html"))
+    if args.json:
+        facts = {"path": str(output), "bytes": output.stat().st_size, "runs": [str(run_dir) for run_dir in runs]}
+        print(json.dumps(facts, indent=2))
+        return OK
     print(f"wrote {output} ({output.stat().st_size / 1000:,.0f} kB); open it in a browser, no network is needed")
     return OK

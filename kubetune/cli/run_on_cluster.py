@@ -25,7 +25,14 @@ _COLOURS = (36, 33, 35, 32, 34, 31)
 def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """Add the run, by name or by its file, and the namespace it is in."""
     parser.add_argument("run_name", nargs="?" if optional else None, metavar="RUN", help="name of a run, or its file")
-    parser.add_argument("-n", "--namespace", help="default: the run file's, else that of the kubeconfig")
+    add_namespace(parser)
+
+
+def add_namespace(parser: argparse.ArgumentParser) -> None:
+    """Add the namespace that a run, or what belongs to one, is in."""
+    parser.add_argument(
+        "-n", "--namespace", metavar="NAME", help="default: the run file's, else that of the kubeconfig"
+    )
 
 
 def is_file(run: str) -> bool:
@@ -46,15 +53,18 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
     return open_cluster(namespace), name
 
 
-def open_cluster(namespace: str | None) -> Cluster:
-    """The cluster of the kubeconfig. Raises EnvironmentFault, also where lightkube is not installed."""
+def open_cluster(namespace: str | None, **settings: Any) -> Cluster:
+    """The cluster of the kubeconfig. Raises EnvironmentFault, also where lightkube is not installed.
+
+    `settings` are those of `client.Cluster`.
+    """
     try:
         from kubetune.cluster.client import Cluster
     except ModuleNotFoundError as error:
         raise EnvironmentFault(
             f"{error.name} is not installed; to work with a cluster: pip install 'kubetune[k8s]'"
         ) from None
-    return Cluster(namespace)
+    return Cluster(namespace, **settings)
 
 
 def find(args: argparse.Namespace) -> tuple[Cluster, RunSpec]:

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from kubetune.cli.run_on_cluster import open_cluster
+from kubetune.cli.run_on_cluster import add_namespace, open_cluster
 from kubetune.errors import OK, ConfigError
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--env-file", type=Path, default=Path(".env"), help="read before the environment (default .env)"
     )
     parser.add_argument("--secret", metavar="NAME", help="name of the Secret; default: the run file's, or hf-token")
-    parser.add_argument("-n", "--namespace", help="default: the run file's, else that of the kubeconfig")
+    add_namespace(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--replicas", type=int, default=1, metavar="N", help="pods (default 1)")
     add("--max-replicas", type=int, metavar="N", help=f"more pods while requests wait (needs the metric {WAITING})")
     add("--api-key-secret", metavar="SECRET", help="Secret whose key VLLM_API_KEY requests must carry")
-    add("-o", dest="to", default="-", metavar="FOLDER", help="one file per object; - prints them all")
+    add("-o", "--to", default="-", metavar="DIR", help="one file per object; - prints them all")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from kubetune import errors, logs
@@ -15,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target", nargs="?", metavar="ADDRESS|RUN_DIR", help="where to; left out: `mirror` of the run's config"
     )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long to try again while it fails (default 10)")
+    parser.add_argument("--json", action="store_true", help="print what is there as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,5 +43,9 @@ def run(args: argparse.Namespace) -> int:
         read_config(run_dir)  # refuses what is no run
         persistently(mirror.send, args.minutes * 60, what=f"{address} cannot be written to")
     sizes = mirror.remote_files()
+    if args.json:
+        facts = {"address": address, "files": len(sizes), "bytes": sum(sizes.values()), "steps": mirror.remote_steps()}
+        print(json.dumps(facts, indent=2))
+        return errors.OK
     print(f"{len(sizes)} files, {sum(sizes.values()):,} bytes at {address}; checkpoints {mirror.remote_steps()}")
     return errors.OK

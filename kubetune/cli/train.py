@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from kubetune import endings, metrics
 from kubetune.cli.plan import describe, show_notes
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.config.schema import Config
 from kubetune.data.hub import check_model_folder
 from kubetune.devices import visible_gpus
-from kubetune.errors import EnvironmentFault
+from kubetune.errors import OK, EnvironmentFault
 from kubetune.estimate import estimate_rows
 from kubetune.launch.local import launch
 from kubetune.plan import default_output, make_plan
@@ -22,10 +27,45 @@ from kubetune.writing import counted
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print how it ended as JSON, and everything else on standard error"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Train to the end, or to a stop; returns the exit code. Mistakes of the config raise before anything starts."""
+    if not args.json:
+        return _train(args)[0]
+    with _output_on_stderr():
+        code, run_dir = _train(args)
+    ending, report = endings.read_ending(run_dir), run_dir / metrics.REPORT
+    facts = {
+        "run_dir": str(run_dir),
+        "exit_code": code,
+        "reason": ending.reason if ending else None,
+        "step": ending.step if ending else None,
+        "report": json.loads(report.read_text("utf-8")) if report.is_file() else None,
+    }
+    print(json.dumps(facts, indent=2))
+    return code
+
+
+@contextmanager
+def _output_on_stderr() -> Iterator[None]:
+    """Within, what this process and those it starts write to standard output goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _train(args: argparse.Namespace) -> tuple[int, Path]:
+    """The exit code, and the run directory."""
     show_notes()
     with Relay() as relay:
         config = config_from_args(args, os.environ)
@@ -45,7 +85,11 @@ def run(args: argparse.Namespace) -> int:
         for label, text in describe(config, plan, None):
             if label != "tokens":
                 print(f"{label:<17} {text}", flush=True)
-        return launch(config, plan, run_dir, source=run_file(args), relay=relay)
+        code = launch(config, plan, run_dir, source=run_file(args), relay=relay)
+        if code == OK:
+            ask = "generate" if config.task == "sequence_classification" else "chat"
+            print("Next: " + " · ".join(f"kubetune {verb} {run_dir}" for verb in (ask, "report", "export")), flush=True)
+        return code, run_dir
 
 
 def _require_place_for_report(config: Config) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kubetune.cli.run_on_cluster import add_namespace
 from kubetune.errors import OK, ConfigError, EnvironmentFault, KubetuneError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="a run directory, which is waited for; the name of a run on a cluster; or the file of a run",
     )
-    parser.add_argument("-n", "--namespace", help="default: the run file's, else that of the kubeconfig")
+    add_namespace(parser)
     parser.add_argument("--once", action="store_true", help="show it once and leave; so too where there is no terminal")
     parser.add_argument("--json", action="store_true", help="print what is known now as JSON")
 

@@ -151,6 +151,23 @@ class Cluster:
         question = Question("delete", KINDS[kind], self.namespace, name)
         return self._send("DELETE", question, body=options, missing_ok=True) is not None
 
+    def serves(self, kind: str) -> bool:
+        """Whether the API server knows this kind."""
+        question = Question("list", KINDS[kind], self.namespace)
+        return self._send("GET", question, {"limit": "1"}, missing_ok=True) is not None
+
+    def may(self, verb: str, kind: str, subresource: str = "") -> bool:
+        """Whether we have the right to do this in the namespace, as the API server sees it."""
+        found = KINDS[kind]
+        attributes = {
+            "namespace": self.namespace, "verb": verb, "group": found.group, "resource": found.plural,
+            "subresource": subresource,
+        }  # fmt: skip
+        review = KINDS["SelfSubjectAccessReview"]
+        body = {"apiVersion": review.api_version, "kind": review.name, "spec": {"resourceAttributes": attributes}}
+        answer = _object(self._asked("POST", Question("create", review, self.namespace), body=body))
+        return bool((answer.get("status") or {}).get("allowed"))
+
     def watch(
         self,
         kind: str,

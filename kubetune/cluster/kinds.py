@@ -29,6 +29,7 @@ class Kind:
     api_version: str
     plural: str
     install: str | None = None
+    is_namespaced: bool = True
 
     @property
     def group(self) -> str:
@@ -38,7 +39,8 @@ class Kind:
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
         """URL path of all objects of a namespace, of one of them, or of a part of one."""
         root = "apis" if self.group else "api"
-        parts = [root, *self.api_version.split("/"), "namespaces", namespace, self.plural, name, subresource]
+        space = ("namespaces", namespace) if self.is_namespaced else ()
+        parts = [root, *self.api_version.split("/"), *space, self.plural, name, subresource]
         return "/" + "/".join(quote(part, safe="") for part in parts if part)
 
 
@@ -55,6 +57,7 @@ KINDS: dict[str, Kind] = {
         Kind("Service", "v1", "services"),
         Kind("Pod", "v1", "pods"),
         Kind("Event", "v1", "events"),
+        Kind("SelfSubjectAccessReview", "authorization.k8s.io/v1", "selfsubjectaccessreviews", is_namespaced=False),
         Kind("Job", "batch/v1", "jobs"),
         Kind("Deployment", "apps/v1", "deployments"),
         Kind("StatefulSet", "apps/v1", "statefulsets"),

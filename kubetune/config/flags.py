@@ -7,6 +7,7 @@ dispatcher imports it for every verb.
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -100,10 +101,20 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     given = getattr(args, "inputs", getattr(args, "overrides", None))
     unknown = [word for word in rest if word.startswith("-") or not (hasattr(args, "inputs") or _OVERRIDE.match(word))]
     if rest and (given is None or unknown):
-        getattr(args, "parser", parser).error(f"unrecognized arguments: {' '.join(rest)}")
+        verb = getattr(args, "parser", parser)
+        verb.error(f"unrecognized arguments: {' '.join(rest)}{_meant(verb, rest)}")
     if given is not None:
         given += rest
     return args
+
+
+def _meant(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    """The option that one of the words may be a mistyped form of, as a question."""
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    for word in words:
+        if word.startswith("--") and (close := difflib.get_close_matches(word.partition("=")[0], known, 1)):
+            return f"; did you mean {close[0]}?"
+    return ""
 
 
 def run_file(args: argparse.Namespace) -> Path | None:

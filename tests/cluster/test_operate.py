@@ -37,6 +37,14 @@ def trainers(desk: Desk) -> list[str]:
     return sorted(name_of(pod) for pod in found if pod["status"].get("phase") == "Running")
 
 
+def test_the_doctor_asks_the_cluster(desk: Desk) -> None:
+    desk.write({"kubernetes.kind": "jobset"})
+    done = desk.quick("doctor", "run.yaml", "--json")
+    found = {one["what"]: one for one in json.loads(done.stdout)}
+    assert "jobset" in found["cluster"]["found"], found
+    assert found["rights"]["level"] == "ok"
+
+
 # -- submit
 def test_a_dry_run_changes_nothing(desk: Desk) -> None:
     assert "kind: Job" in desk.quick("submit", "run.yaml", "--dry-run=client").stdout

@@ -95,6 +95,7 @@ def test_a_run_says_what_it_does(finished: tuple[Path, subprocess.CompletedProce
         assert f"[{family}]" in done.stdout
     assert f"step {STEPS}/{STEPS}" in done.stdout
     assert "\x1b" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"Next: kubetune chat {run_dir} · ")
     log = (run_dir / "logs" / "rank-0.log").read_text()
     assert all(line in done.stdout for line in log.splitlines())
 
@@ -235,6 +236,17 @@ def test_a_run_that_is_done_has_nothing_to_do(
     assert toy.train(run_dir) == [0], log.read_text()
     assert f"all {STEPS} steps were done before; {run_dir / 'report.json'} tells of them" in log.read_text()
     assert {name: (run_dir / name).read_bytes() for name in kept} == kept
+
+
+@pytest.mark.slow
+def test_a_run_as_json(tmp_path: Path, inputs: Path, finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    run_dir = shutil.copytree(finished[0], tmp_path / "run", symlinks=True)
+    done = train(inputs, run_dir, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["run_dir"], told["exit_code"], told["step"]) == (str(run_dir), 0, STEPS)
+    assert told["report"] == json.loads((run_dir / "report.json").read_text())
+    assert "effective batch" in done.stderr
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

@@ -112,6 +112,10 @@ def test_two_runs_are_compared(run_dir: Path, inputs: Path, tmp_path: Path, caps
     assert "kB" in capsys.readouterr().out
     assert cli.main(["report", "--compare", str(run_dir), str(other), "-o", str(tmp_path / "same.html")]) == 0
     assert Page(tmp_path / "same.html").charts == page.charts
+    capsys.readouterr()
+    assert cli.main(["report", str(run_dir), "-o", str(tmp_path / "one.html"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["path"], told["bytes"]) == (str(tmp_path / "one.html"), (tmp_path / "one.html").stat().st_size)
     assert cli.main(["report"]) == 2
     assert "report of which run?" in capsys.readouterr().err
 

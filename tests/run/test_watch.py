@@ -52,6 +52,31 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
     assert (facts["state"], facts["progress"]["step"], len(facts["losses"])) == ("done", 14, 14)
 
 
+def test_runs_are_listed_with_what_became_of_them(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/first", "a/second", "broken"):
+        shutil.copytree(run_dir, tmp_path / name, symlinks=True)
+    endings.write_ending(tmp_path / "a/second", endings.Ending(3, "the disk is full", 14))
+    (tmp_path / "broken" / "resolved.json").write_text("{")
+    last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert cli.main(["runs", str(tmp_path), "--json", "--sort", "eval_loss"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    states = {Path(one["path"]).name: (one["state"], one["step"]) for one in found}
+    assert states == {"first": ("done", 14), "second": ("failed", 14), "broken": ("damaged", None)}
+    assert found[0]["evaluation"]["eval_loss"] == last["eval_loss"]
+    assert found[-1]["state"] == "damaged"
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert "the disk is full" in capsys.readouterr().out
+    assert cli.main(["runs", str(tmp_path), "--sort", "speed"]) == 2
+    assert "eval_loss" in capsys.readouterr().err
+    (tmp_path / "none").mkdir()
+    assert cli.main(["runs", str(tmp_path / "none")]) == 0
+    assert "no runs below" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["runs"]) == 2
+
+
 def test_what_is_no_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("argv", "answer"),
     [
-        (["--help"], "write a commented starter file"),
+        (["--help"], "write a commented run file"),
         (["init"], "learning_rate"),
         (["plan", "--help"], "--lora-r"),
         (["plan", "run.yaml", "training.global_batch_size=32"], "effective batch   32"),

@@ -1,0 +1,103 @@
+"""The command line as a whole: its overview, its examples, what it says of mistakes, completion, and its own state."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kubetune import __version__
+from kubetune.cli import main, make_parser
+from kubetune.cli.doctor import Finding
+from kubetune.cli.overview import EXAMPLES, VERBS
+from kubetune.config.flags import parse
+
+
+def ended(*words: str) -> int:
+    """The exit code of a command that may leave by SystemExit."""
+    try:
+        return main(words)
+    except SystemExit as left:
+        return int(left.code or 0)
+
+
+def test_no_verb_shows_all_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended() == 0
+    shown = capsys.readouterr().out
+    assert ended("--help") == 0
+    assert capsys.readouterr().out == shown
+    assert all(f"  {verb} " in shown for verb in VERBS)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("--version") == 0
+    assert capsys.readouterr().out.startswith(f"kubetune {__version__} (Python 3.")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["trian"], "unknown verb 'trian'; did you mean `train`?"),
+        (["frobnicate"], "no verb is called so"),
+        (["plan", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?"),
+    ],
+)
+def test_mistyped_words_are_met_with_what_was_meant(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(*words) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_examples_that_it_understands(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(verb, "--help") == 0
+    shown = capsys.readouterr().out
+    for example in EXAMPLES[verb]:
+        assert f"  kubetune {example}\n" in shown
+        words = shlex.split(example.partition(" > ")[0].partition(" -- ")[0])
+        assert words[0] == verb
+        assert parse(make_parser(verb), words).verb == verb
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
+def test_completion_knows_verbs_and_options(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("completion", shell) == 0
+    script = capsys.readouterr().out
+    assert "verify-resume" in script
+    assert "max-shard-size" in script
+    (tmp_path / "script").write_text(script)
+    if program := shutil.which(shell):
+        subprocess.run([program, "-n", str(tmp_path / "script")], check=True)
+
+
+def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("completion", "bash") == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    words = "COMP_WORDS=(kubetune verify-resume --st); COMP_CWORD=2"
+    ask = f"source ./script; {words}; $(complete -p kubetune | grep -o '_[^ ]*') kubetune; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert {"--steps", "--stop-at"} <= set(done.stdout.split())
+
+
+def test_the_doctor_finds_what_is_here_and_what_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert ended("doctor", "--offline", "--json") == 0
+    found = {one["what"]: Finding(**one) for one in json.loads(capsys.readouterr().out)}
+    assert found["transformers"].level == "ok"
+    assert found["PyTorch"].found.startswith(found["torch"].found.partition("+")[0])
+    assert (found["hub"].level, found["cluster"].level) == ("note", "note")
+    monkeypatch.setenv("HF_ENDPOINT", "http://user:secret@127.0.0.1:1")  # nobody listens there
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert ended("doctor") == 0
+    shown = capsys.readouterr().out
+    assert "127.0.0.1:1 cannot be reached" in shown
+    assert "secret" not in shown
