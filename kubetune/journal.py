@@ -20,7 +20,7 @@ from kubetune.checkpoint import State
 from kubetune.config.schema import Config
 from kubetune.data.batches import Batch
 from kubetune.data.feed import Work
-from kubetune.metrics import MetricsLog
+from kubetune.metrics import METRICS, MetricsLog, stream_lines
 from kubetune.parallel import World
 from kubetune.plan import Plan
 from kubetune.progress import Progress, is_wanted
@@ -89,8 +89,19 @@ class Journal:
     def _end_epoch(self, state: State) -> None:
         labels = sum(n for _, n in self._epoch_losses)
         mean = math.fsum(loss * n for loss, n in self._epoch_losses) / max(labels, 1)
+        steps, whole = len(self._epoch_losses), self._plan.steps_per_epoch
+        lost = f" of {steps} of its {whole} steps, as metrics.jsonl lacks the others" if steps < whole else ""
         self._epoch_losses.clear()
-        logs.EPOCH.info("epoch %d done: mean loss %.4f, step %d", round(self.epoch(state.step)), mean, state.step)
+        logs.EPOCH.info(
+            "epoch %d done: mean loss %.4f%s, step %d", round(self.epoch(state.step)), mean, lost, state.step
+        )
+
+    def remember(self, run_dir: Path, step: int) -> None:
+        """Take up the losses that earlier starts had in the epoch which is under way after `step` steps."""
+        begun = step - step % self._plan.steps_per_epoch
+        for line in stream_lines(run_dir / METRICS):
+            if begun < line["step"] <= step and "loss" in line:
+                self._epoch_losses.append((line["loss"], line["trained_tokens"]))
 
     def evaluation(self, step: int, values: dict[str, float], best: bool) -> None:
         """An evaluation of the weights after `step` steps."""
@@ -117,6 +128,7 @@ def open_journal(config: Config, plan: Plan, run_dir: Path, world: World, state:
         return
     with ExitStack() as stack:
         journal._numbers = stack.enter_context(MetricsLog(run_dir, state.step, state.evaluated_step))
+        journal.remember(run_dir, state.step)
         journal._tracker = stack.enter_context(tracking.open_tracker(config, run_dir, state.step))
         journal._bar = stack.enter_context(Progress(plan.num_steps, state.step, is_wanted(world.rank)))
         yield journal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -18,11 +19,13 @@ from transformers import AutoModelForCausalLM
 
 from kubetune import checkpoint, errors, metrics, parallel
 from kubetune.adapters import add_lora
+from kubetune.checkpoint import State
 from kubetune.config.schema import Config
 from kubetune.data.feed import Feed, rows_per_epoch, tokens_per_epoch
 from kubetune.data.prepare import prepare
 from kubetune.data.rows import Rows
 from kubetune.evaluate import evaluate
+from kubetune.journal import Journal
 from kubetune.optim import AdamSettings, FlatAdamW, decays
 from kubetune.parallel import World
 from kubetune.plan import make_plan
@@ -254,6 +257,19 @@ def stopped(run_dir: Path, config: Config, world_size: int, number: int, rank: i
     return checkpoint.steps(run_dir)[-1]
 
 
+def epoch_lines(run_dir: Path) -> list[str]:
+    """What the log says of each epoch; its mean loss is that of the numbers in metrics.jsonl, whoever wrote them."""
+    log = (run_dir / "logs" / "rank-0.log").read_text()
+    lines = [line.partition("[EPOCH] ")[2] for line in log.splitlines() if "[EPOCH]" in line]
+    steps = [line for line in metrics.read_metrics(run_dir) if "loss" in line]
+    for number, line in enumerate(lines, start=1):
+        held = steps[(number - 1) * toy.STEPS_PER_EPOCH : number * toy.STEPS_PER_EPOCH]
+        mean = np.average([s["loss"] for s in held], weights=[s["trained_tokens"] for s in held])
+        assert line == f"epoch {number} done: mean loss {mean:.4f}, step {held[-1]['step']}"
+    assert len(lines) == 2
+    return lines
+
+
 @pytest.mark.parametrize(
     ("world_size", "number", "sections"),
     [
@@ -273,6 +289,7 @@ def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(
     assert stopped(cut, config, world_size, number, rank=world_size - 1) == 6
     assert toy.train(cut, world_size) == [0] * world_size
     assert toy.digests(cut) == toy.digests(whole)
+    assert epoch_lines(cut) == epoch_lines(whole)
 
 
 def test_best_last_early_stopping_and_retention(inputs: Path, tmp_path: Path) -> None:
@@ -289,6 +306,22 @@ def test_best_last_early_stopping_and_retention(inputs: Path, tmp_path: Path) ->
     assert checkpoint.steps(run_dir) == [best, last]
     assert toy.train(run_dir) == [0]  # and stays ended
     assert len(toy.losses(run_dir)) == last
+
+
+def test_an_epoch_whose_losses_are_lost_in_part_says_so(
+    inputs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = toy.make_config(inputs)
+    plan = make_plan(config, toy.ROWS, world_size=1)
+    values = {"learning_rate": 0.1, "grad_norm": 1.0}
+    lines = [{"step": step, "loss": float(step), "trained_tokens": 10, **values} for step in (7, 8, 10, 12, 13, 14)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    journal = Journal(config, plan, World(), State(step=13))
+    journal.remember(tmp_path, 13)
+    with caplog.at_level("INFO", logger="kubetune"):
+        journal._end_epoch(State(step=14))
+    told = "epoch 2 done: mean loss 10.7500 of 4 of its 7 steps, as metrics.jsonl lacks the others, step 14"
+    assert told in caplog.text
 
 
 def test_other_data_under_the_same_run_are_refused(inputs: Path, tmp_path: Path) -> None:
