@@ -1,13 +1,24 @@
-"""Defaults that follow from another setting."""
+"""Defaults that follow from another setting, and the metrics that `best` may be chosen by."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import ValidationInfo
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import TrainingConfig
+    from kubetune.config.schema import Config, TrainingConfig
+
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+
+CLASSIFIER_METRICS: Final[dict[ProblemType, str]] = {
+    "single_label_classification": "loss accuracy f1_macro matthews_correlation f1 precision recall",
+    "multi_label_classification": "loss accuracy f1_macro f1_micro precision recall",
+    "regression": "loss mae pearson spearman",
+}
+"""What classification_metrics.py measures, known here before it is imported; f1 of two classes only."""
+
+LANGUAGE_METRICS: Final = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
 
 
 def data_of_task(data: Any, info: ValidationInfo) -> Any:
@@ -22,3 +33,17 @@ def prefers_greater(training: TrainingConfig) -> bool:
     if training.greater_is_better is not None:
         return training.greater_is_better
     return not training.metric_for_best_model.endswith(("loss", "perplexity", "mae"))
+
+
+def full_name(metric: Any) -> Any:
+    """A metric as metrics.jsonl has it: `accuracy` means `eval_accuracy`."""
+    return metric if not isinstance(metric, str) or metric.startswith("eval_") else f"eval_{metric}"
+
+
+def metrics_of(config: Config) -> tuple[str, ...]:
+    """All metrics that evaluations of this task may have; which ones a classifier has, its data decide."""
+    if config.task != "sequence_classification":
+        return LANGUAGE_METRICS
+    wanted = config.classification.problem_type
+    known = [names for problem, names in CLASSIFIER_METRICS.items() if wanted in ("auto", problem)]
+    return tuple(dict.fromkeys(f"eval_{name}" for names in known for name in names.split()))

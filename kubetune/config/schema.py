@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from kubetune.config.cluster import ComputeConfig, KubernetesConfig
-from kubetune.config.defaults import data_of_task
+from kubetune.config.defaults import data_of_task, full_name, metrics_of
 from kubetune.config.hub_names import todays_names
 from kubetune.config.outlets import LoggingConfig, PushConfig, TrackingConfig, as_push
 
@@ -255,7 +255,9 @@ class TrainingConfig(Section):
     eval_steps: Interval = Field("epoch", description="Steps between evaluations, or `epoch`.")
     save_steps: Interval = Field("epoch", description="Steps between checkpoints, or `epoch`.")
     save_total_limit: int = Field(3, ge=1, description="Newest checkpoints kept, besides the best one.")
-    metric_for_best_model: str = Field("eval_loss", description="Evaluation metric that chooses `best`.")
+    metric_for_best_model: Annotated[str, BeforeValidator(full_name, json_schema_input_type=str)] = Field(
+        "eval_loss", description="Evaluation metric that chooses `best`; `accuracy` means `eval_accuracy`."
+    )
     greater_is_better: bool | None = Field(None, description="Left out: false for losses, mae and perplexity.")
     early_stopping_patience: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without improvement."
@@ -367,6 +369,11 @@ class Config(Section):
         if self.training.early_stopping_patience is not None and not self.data.eval:
             problems.append(
                 "training.early_stopping_patience: needs evaluations; set data.eval to a share such as 0.05 or a file"
+            )
+        name = self.training.metric_for_best_model
+        if self.data.eval and name not in (known := metrics_of(self)):
+            problems.append(
+                f"training.metric_for_best_model: found {name}; evaluations of this task have {', '.join(known)}"
             )
         if self.training.parallelism == "fsdp":
             problems += self._not_sharded()

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
+from kubetune.config.defaults import CLASSIFIER_METRICS, ProblemType
 from kubetune.config.schema import ClassificationConfig, Config
 from kubetune.data import hub
 from kubetune.data.formats import Label, Labelled, convert, label_key
@@ -31,15 +32,6 @@ RULES = 2
 """Changes when the same labels would become other numbers or names."""
 MOST_UNSEEN = 1000
 """Classes that may be missing where numbers count them; more, and they are no count."""
-
-ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
-
-METRICS: dict[ProblemType, str] = {
-    "single_label_classification": "loss accuracy f1_macro matthews_correlation f1 precision recall",
-    "multi_label_classification": "loss accuracy f1_macro f1_micro precision recall",
-    "regression": "loss mae pearson spearman",
-}
-"""What classification_metrics.py measures, known here before it is imported; f1 of two classes only."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +106,7 @@ class Labels:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics of an evaluation."""
-        found = METRICS[self.problem_type].split()
+        found = CLASSIFIER_METRICS[self.problem_type].split()
         return tuple(f"eval_{name}" for name in found if name != "f1" or len(self.names) == 2)
 
     def model_settings(self) -> dict[str, Any]:

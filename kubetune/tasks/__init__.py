@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
+from kubetune.config.defaults import LANGUAGE_METRICS
 from kubetune.config.schema import Config
 from kubetune.data.labels import Labels
 
@@ -19,9 +20,6 @@ TASKS = {
     "sequence_classification": "kubetune.tasks.sequence_classification",
     "vision_language": "kubetune.tasks.vision_language",
 }
-
-
-LANGUAGE_METRICS = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
 
 
 def metric_names(labels: Labels | None) -> tuple[str, ...]:

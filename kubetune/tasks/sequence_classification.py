@@ -17,8 +17,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from kubetune import adapters, errors, models, quantization
 from kubetune.classification_metrics import count_confusions, measure, probabilities
 from kubetune.classifier import flat_logits, flow, heads, lone_logits, name_padding, pools_last, prepare_pooling
+from kubetune.config.defaults import ProblemType
 from kubetune.data.batches import Batch
-from kubetune.data.labels import Labels, ProblemType
+from kubetune.data.labels import Labels
 from kubetune.data.tokenizer import load_tokenizer
 from kubetune.flat import Route, unwrap
 from kubetune.parallel import World, gather

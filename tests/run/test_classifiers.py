@@ -100,6 +100,17 @@ def test_two_ranks_learn_what_one_learns(inputs: Path) -> None:
         assert theirs == pytest.approx(ours, rel=1e-4)
 
 
+def test_a_metric_that_these_labels_do_not_have_is_found_before_the_model_is_loaded(
+    inputs: Path, tmp_path: Path
+) -> None:
+    config = reviews.make_config(inputs, {"metric_for_best_model": "pearson"})  # which numbers would have
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir) == [errors.USER]
+    log = (run_dir / "logs" / "rank-0.log").read_text()
+    assert "metric_for_best_model is eval_pearson; this task gives eval_loss, eval_accuracy, " in log
+    assert "loading model" not in log
+
+
 def evaluate_on(world: World, run_dir: Path) -> dict[str, float] | None:
     config = read_config(run_dir)
     learner = task.load(config, checkpoint.choose(run_dir, "last"), world.device)

@@ -91,15 +91,6 @@ def test_what_does_not_fit_ends_before_step_1_with_what_would(inputs: Path, tmp_
     assert "which is not enough" in log_of(run_dir), "said before anything was tried"
 
 
-def test_a_metric_that_is_not_there_is_found_before_step_1(inputs: Path, tmp_path: Path) -> None:
-    run_dir = toy.make_run(
-        tmp_path / "run", toy.make_config(inputs, {"probe": True, "metric_for_best_model": "eval_bleu"})
-    )
-    assert toy.train(run_dir) == [errors.USER]
-    assert "metric_for_best_model is eval_bleu; this task gives eval_loss" in log_of(run_dir)
-    assert metrics.read_metrics(run_dir) == []
-
-
 def train_in_little(run_dir: str, mebibytes: int) -> int:
     """Train with no more address space than there is now, and a little."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -167,7 +167,7 @@ def test_data_sets_that_number_their_classes_differently_are_refused(model: Path
 def test_long_texts_of_a_classifier_are_cut_unless_told_otherwise(tmp_path: Path) -> None:
     assert reviews.make_config(tmp_path).data.overlong == "truncate"
     assert reviews.make_config(tmp_path, data={"overlong": "drop"}).data.overlong == "drop"
-    assert reviews.make_config(tmp_path, task="causal_lm").data.overlong == "drop"
+    assert reviews.make_config(tmp_path, {"metric_for_best_model": "loss"}, task="causal_lm").data.overlong == "drop"
 
 
 def test_several_labels_may_stand_in_labels_but_not_as_zeros_and_ones() -> None:

@@ -16,6 +16,7 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 
 MINIMAL = "model: some/model\ndata: {train: some/data}\n"
+EVALUATED = "model: some/model\ndata: {train: some/data, eval: 0.1}\n"
 
 
 @pytest.fixture
@@ -269,6 +270,34 @@ def test_empty_sections_mean_their_defaults(write: Any) -> None:
     config = load_config(write(MINIMAL + "training:\n  # seed: 1\ntracking:\nlora:\n"))
     assert config.training.seed == 42
     assert config.lora is None
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "found"),
+    [
+        ("causal_lm", "token_accuracy", "eval_token_accuracy"),
+        ("vision_language", "eval_loss", "eval_loss"),
+        ("sequence_classification", "accuracy", "eval_accuracy"),
+        ("sequence_classification", "pearson", "eval_pearson"),  # the data decide
+    ],
+)
+def test_the_metric_of_the_best_goes_by_its_short_name_too(write: Any, task: str, metric: str, found: str) -> None:
+    sections = f"task: {task}\ntraining: {{metric_for_best_model: {metric}}}\n"
+    assert load_config(write(EVALUATED + sections)).training.metric_for_best_model == found
+
+
+@pytest.mark.parametrize(
+    ("section", "known"),
+    [
+        ("task: causal_lm", "eval_loss, eval_perplexity, eval_token_accuracy"),
+        ("task: sequence_classification\nclassification: {problem_type: regression}", "eval_loss, eval_mae, eval_pe"),
+    ],
+)
+def test_a_metric_that_no_evaluation_has_is_refused(write: Any, section: str, known: str) -> None:
+    section += "\ntraining: {metric_for_best_model: accuracy}\n"
+    told = f"training.metric_for_best_model: found eval_accuracy; evaluations of this task have {known}"
+    assert any(told in problem for problem in problems_of(write(EVALUATED + section)))
+    assert load_config(write(MINIMAL + section)).training.metric_for_best_model == "eval_accuracy"
 
 
 def test_sections_must_agree(write: Any) -> None:
