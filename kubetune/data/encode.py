@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Literal
 from tokenizers import Encoding
 
 from kubetune.data.formats import Chat, Example, Labelled, Pair, Text
-from kubetune.data.templates import Span, reasonings
+from kubetune.data.templates import Rendered
 from kubetune.data.tokenizer import Tokenizer
+from kubetune.data.turns import Span
 from kubetune.data.words import Words
 
 if TYPE_CHECKING:
@@ -58,14 +59,13 @@ class Encoder:
     def encode(self, example: Example) -> Encoded:
         """One row. Raises ValueError when the chat template refuses the conversation or hides where answers are."""
         if isinstance(example, Chat):
-            text, spans = self._render(example)
-            return self._encode_chats([(text, spans)])[0]
+            return self._encode_chats([self._render(example)])[0]
         return self._encode_plain(example)
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Rows of many examples; in the place of one that is refused stands why."""
         results: list[Encoded | str] = [""] * len(examples)
-        chats: dict[int, tuple[str, list[Span]]] = {}
+        chats: dict[int, Rendered] = {}
         for i, example in enumerate(examples):
             try:
                 if isinstance(example, Chat):
@@ -75,16 +75,14 @@ class Encoder:
             except ValueError as error:
                 results[i] = str(error)
         for i, row in zip(chats, self._encode_chats(list(chats.values())), strict=True):
-            chat, text = examples[i], chats[i][0]
-            dropped = isinstance(chat, Chat) and any(reasoning not in text for reasoning in reasonings(chat.messages))
-            results[i] = replace(row, drops_reasoning=True) if dropped else row
+            results[i] = row
         return results
 
     def cut(self, _: Example, encoded: Encoded, limit: int) -> Encoded:
         """The first `limit` tokens of a row."""
         return replace(encoded, ids=encoded.ids[:limit], trained=encoded.trained[:limit])
 
-    def _render(self, chat: Chat) -> tuple[str, list[Span]]:
+    def _render(self, chat: Chat) -> Rendered:
         if chat.images:
             raise ValueError("has images, which a language model cannot see; set `task: vision_language`")
         template = self.tokenizer.require_chat()
@@ -94,33 +92,40 @@ class Encoder:
                     f"messages[{min(chat.unlearnt)}] says that it is not to be learnt, and `data.train_on` is all; "
                     "set that to assistant, or leave the other out of the message"
                 )
-            text = template.render(chat.messages, chat.tools)
-            return text, [template.settle(text, 0, len(text))]
-        text, spans = template.render_answers(chat.messages, chat.tools, first=chat.context)
-        return text, _learnt(chat, spans)
+            rendered = template.render_answers(chat.messages, chat.tools)
+            return replace(rendered, spans=[(0, len(rendered.text))])
+        return template.render_answers(chat.messages, chat.tools, learnt=_learnt(chat))
 
-    def _encode_chats(self, chats: Sequence[tuple[str, list[Span]]]) -> list[Encoded]:
+    def _encode_chats(self, chats: Sequence[Rendered]) -> list[Encoded]:
         """Rows of rendered conversations, of which only what the spans enclose is learnt."""
         if self._words is not None:
-            return [self._mark(spans, *self._encode_pieces(text, spans)) for text, spans in chats]
-        encodings = self.tokenizer.backend.encode_batch([text for text, _ in chats], add_special_tokens=False)
+            return [self._mark(chat, *self._encode_pieces(chat.text, chat.spans)) for chat in chats]
+        encodings = self.tokenizer.backend.encode_batch([chat.text for chat in chats], add_special_tokens=False)
         return [
-            self._mark(spans, *self._encode_whole(text, spans, encoding))
-            for (text, spans), encoding in zip(chats, encodings, strict=True)
+            self._mark(chat, *self._encode_whole(chat.text, chat.spans, encoding))
+            for chat, encoding in zip(chats, encodings, strict=True)
         ]
 
-    def _mark(self, spans: list[Span], ids: list[int], starts: dict[int, int]) -> Encoded:
+    def _mark(self, chat: Rendered, ids: list[int], starts: dict[int, int]) -> Encoded:
         """A row of which the spans are learnt; `starts` says at which token each of their borders lies."""
         trained = [False] * len(ids)
-        for start, stop in spans:
+        ends_turn = self.tokenizer.eos_ids
+        for start, stop in chat.spans:
             first, end = starts[start], starts[stop]
+            # Some models, such as GLM-4, end a turn with the token that begins the next.
+            end += end < len(ids) and ids[end] in ends_turn and ids[end - 1] not in ends_turn
             trained[first:end] = [True] * (end - first)
-        if trained and trained[-1] and ids[-1] not in self.tokenizer.eos_ids:
+        if trained and trained[-1] and not self._is_ended(chat.text, ids):
             ids = [*ids, self.tokenizer.eos_id]
             trained.append(True)
         if trained:
             trained[0] = False
-        return Encoded(ids, trained)
+        return Encoded(ids, trained, drops_reasoning=chat.drops_reasoning)
+
+    def _is_ended(self, text: str, ids: list[int]) -> bool:
+        """Whether a rendering ends with what ends a turn; a line break may stand behind it."""
+        closing = self.tokenizer.require_chat().closing
+        return ids[-1] in self.tokenizer.eos_ids or (self._all and bool(closing) and text.rstrip().endswith(closing))
 
     def _encode_whole(self, text: str, spans: list[Span], encoding: Encoding) -> tuple[list[int], dict[int, int]]:
         """The ids of a text and the token at each border of a span, from its encoding where no token crosses one."""
@@ -175,17 +180,10 @@ class Encoder:
         return ("", 0) if plain else ("\n", len(anchor))
 
 
-def _learnt(chat: Chat, spans: list[Span]) -> list[Span]:
-    """The spans of those answers which the data do not say are not to be learnt."""
-    turns = [i for i in range(chat.context, len(chat.messages)) if chat.messages[i]["role"] == "assistant"]
-    if not chat.unlearnt.intersection(turns):
-        return spans
-    if len(spans) != len(turns):
-        raise ValueError(
-            f"messages[{min(chat.unlearnt)}] says that it is not to be learnt, and the chat template does not mark "
-            "each answer on its own; expected a {% generation %} block around each"
-        )
-    return [span for turn, span in zip(turns, spans, strict=True) if turn not in chat.unlearnt]
+def _learnt(chat: Chat) -> list[int]:
+    """Which messages are learnt: the assistant's that are not context, but for those that the data leave out."""
+    answers = (i for i, message in enumerate(chat.messages) if message["role"] == "assistant")
+    return [i for i in answers if i >= chat.context and i not in chat.unlearnt]
 
 
 def _token_at(encoding: Encoding, border: int, length: int) -> int:

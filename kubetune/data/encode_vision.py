@@ -13,7 +13,8 @@ from pathlib import Path
 from kubetune.data.encode import Encoded, Encoder
 from kubetune.data.formats import IMAGE_TAG, Chat, Example
 from kubetune.data.image_processor import ImageProcessor, ImageRef, Seen
-from kubetune.data.templates import IMAGE_MARK, IMAGE_TEXTS
+from kubetune.data.marks import IMAGE_MARK
+from kubetune.data.templates import IMAGE_TEXTS
 
 
 class VisionEncoder:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -17,8 +19,8 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-Message = Mapping[str, Any]
-Span = tuple[int, int]
+from kubetune.data.marks import IMAGE_MARK, REASONING_FIELDS, Marked, Message, Part, Place, mark, missing
+from kubetune.data.turns import HiddenText, Span, Turns
 
 CHATML = """\
 {%- for message in messages %}
@@ -34,12 +36,8 @@ CHATML = """\
 _OPEN, _CLOSE, _ANSWER = (f"\U000f7e00{name}\U000f7e01" for name in ("open", "close", "answer"))
 _MARK = re.compile(f"{_OPEN}|{_CLOSE}")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_THINKING = re.compile("<think>(.*?)</think>", re.DOTALL)
-IMAGE_MARK = "\U000f7e00image\U000f7e01"
-"""Stands for an image in the content of a message whose `IMAGE_TEXTS` say what is written in its place."""
 IMAGE_TEXTS = "_image_texts"
 """Key of a message: for each mark in it, what a template that lays images out itself writes, and what it becomes."""
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -90,17 +88,17 @@ def _compile(source: str) -> jinja2.Template:
 def _plain(message: Message) -> dict[str, Any]:
     """A message as templates expect it: no null values, reasoning under the names in use."""
     plain = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((plain[key] for key in _REASONING_FIELDS if key in plain), None)
+    reasoning = next((plain[key] for key in REASONING_FIELDS if key in plain), None)
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
 
 
-def reasonings(messages: Sequence[Message]) -> Iterator[str]:
-    """The reasoning that messages hold, in a field under any of its names or marked in their contents."""
-    for message in messages:
-        given = [message.get(key) for key in _REASONING_FIELDS]
-        for text in (*given, *_THINKING.findall(message.get("content") or "")):
-            if isinstance(text, str) and text.strip():
-                yield text.strip()
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as text, where in it is what is learnt, and whether the template left reasoning out."""
+
+    text: str
+    spans: list[Span]
+    drops_reasoning: bool = False
 
 
 class ChatTemplate:
@@ -119,6 +117,8 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
         self._knows: dict[str, bool] = {}
+        self._turns = Turns(self._write)
+        self._calls_form: tuple[bool, bool] | None = None
         self._wants_parts = False
         self._wants_parts = self._shows_only_parts()
         self.closing = self._find_closing()
@@ -127,33 +127,87 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, generation_prompt: bool = False
     ) -> str:
         """The text of a conversation; with `generation_prompt` up to where the assistant's next answer begins."""
-        return self._render(messages, tools, generation_prompt)[0]
+        raw = self._write(messages, tools, generation_prompt=generation_prompt)
+        return self._with_images(_take_marks(raw)[0] if self._marks_generation else raw, [], messages)[0]
 
     def render_answers(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, first: int = 0
-    ) -> tuple[str, list[Span]]:
-        """The text of a conversation and the spans of the assistant's turns in it, from message `first` on.
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, learnt: Collection[int] = ()
+    ) -> Rendered:
+        """The text of a conversation, and where in it the messages `learnt` are, which the assistant speaks.
 
         A span holds what the model writes at inference: everything after the generation prompt, up to and with the
-        end-of-turn token. Where the template has no `{% generation %}` block, a span is found by rendering the
-        conversation up to the turn, and it counts only if that is a prefix of the whole.
+        end-of-turn token. Where the template marks what is generated, the spans are those. Raises ValueError also when
+        the template leaves out a message, a tool call or the tools; reasoning it may leave out, as Qwen3's does before
+        the last question.
         """
-        text, spans = self._render(messages, tools)
-        if self._marks_generation:
-            before = sum(message["role"] == "assistant" for message in messages[:first])
-            spans = spans[before:]
-        else:
-            turns = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
-            spans = [self._find_turn(text, messages, tools, i) for i in turns]
-        return text, [self.settle(text, *span) for span in spans]
-
-    def _render(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, generation_prompt: bool = False
-    ) -> tuple[str, list[Span]]:
-        images = [image for message in messages for image in message.get(IMAGE_TEXTS, ())]
-        in_parts = self._wants_parts or (bool(images) and self._lays_out(images[0][0]))
+        raw = self._write(messages, tools)
         try:
-            marked = self._template.render(
+            marked, places = self._turns.locate(raw, messages, tools)
+        except HiddenText as error:
+            if learnt and not self._marks_generation:
+                raise ValueError(self._cannot_find(next(iter(learnt)), str(error))) from error
+            marked, places = mark(messages, tools or ()), []
+            absent = [part for part in (*marked.parts, *marked.unmarked) if part.text not in raw]
+        else:
+            absent = list(missing(marked, places, raw))
+        for part in absent:
+            if part.kind != "reasoning":
+                raise ValueError(self._leaves_out(part, messages))
+        if self._marks_generation:
+            text, spans = self._generated(raw, marked, places, learnt)
+        else:
+            text, spans = raw, [self._find_turn(raw, marked, places, turn) for turn in learnt]
+        return Rendered(*self._with_images(text, spans, messages), drops_reasoning=bool(absent))
+
+    def _find_turn(self, text: str, marked: Marked, places: Sequence[Place], turn: int) -> Span:
+        span = self._turns.span(text, marked, places, turn)
+        if span is None:
+            raise ValueError(self._cannot_find(turn, "writes the conversation differently when it ends there"))
+        return span
+
+    def _generated(
+        self, raw: str, marked: Marked, places: Sequence[Place], learnt: Collection[int]
+    ) -> tuple[str, list[Span]]:
+        """A rendering without the marks of its generation blocks, and those of the spans that are to be learnt."""
+        text, spans, begins = _take_marks(raw)
+        if {marked.parts[place.part].message for place in places}.issuperset(learnt):
+            speakers = [_speaker(begin, marked, places) for begin in begins] if places else []
+        else:
+            speakers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
+            if len(speakers) != len(spans):
+                raise ValueError(self._cannot_find(next(iter(learnt)), "marks other spans than one for each answer"))
+        kept = [span for span, speaker in zip(spans, speakers, strict=False) if speaker in learnt]
+        return text, [self.settle(text, *span) for span in kept]
+
+    def _cannot_find(self, turn: int, why: str) -> str:
+        return (
+            f"the answer in messages[{turn}] cannot be found exactly: {self.name} chat template {why}; mark answers "
+            "with {% generation %} in a template of your own (`model.chat_template: file.jinja`), or set "
+            "`data.train_on: all`"
+        )
+
+    def _leaves_out(self, part: Part, messages: Sequence[Message]) -> str:
+        brief = part.text if len(part.text) <= 40 else part.text[:39] + "…"
+        if part.kind == "tool":
+            what = f"the tools ({brief!r})"
+        elif part.kind == "call":
+            what = f"a tool call in messages[{part.message}] ({brief!r})"
+        else:
+            what = f"the content of messages[{part.message}], by the {messages[part.message]['role']} ({brief!r})"
+        return (
+            f"{self.name} chat template leaves out {what}; choose one that writes it (`model.chat_template: "
+            "file.jinja`), or take it out of the data"
+        )
+
+    def _write(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, *, generation_prompt: bool = False
+    ) -> str:
+        """What the template writes, with the marks of generation blocks and images still in it."""
+        in_parts = self._in_parts(messages)
+        if self._calls_form is None and any(message.get("tool_calls") for message in messages):
+            self._calls_form = self._find_calls_form()
+        try:
+            return self._template.render(
                 messages=[self._laid_out(message, in_parts) for message in messages],
                 tools=list(tools) if tools else None,
                 documents=None,
@@ -163,12 +217,20 @@ class ChatTemplate:
         except Exception as error:
             # A template is a program of somebody else's: whatever it trips over is the row's or the template's fault.
             raise ValueError(f"{self.name} chat template refused the conversation: {error}") from error
-        text, spans = _take_marks(marked) if self._marks_generation else (marked, [])
-        return _put_images(text, spans, images, is_laid_out=in_parts) if images else (text, spans)
+
+    def _in_parts(self, messages: Sequence[Message]) -> bool:
+        image = next((image for message in messages for image in message.get(IMAGE_TEXTS, ())), None)
+        return self._wants_parts or (image is not None and self._lays_out(image[0]))
+
+    def _with_images(self, text: str, spans: list[Span], messages: Sequence[Message]) -> tuple[str, list[Span]]:
+        images = [image for message in messages for image in message.get(IMAGE_TEXTS, ())]
+        return _put_images(text, spans, images, is_laid_out=self._in_parts(messages)) if images else (text, spans)
 
     def _laid_out(self, message: Message, in_parts: bool) -> dict[str, Any]:
         """A message as this template wants it: its content a text, or a list of texts and images."""
         plain = _plain(message)
+        if calls := plain.get("tool_calls"):
+            plain |= self._calls_laid_out(plain["content"], calls)
         has_images = bool(plain.pop(IMAGE_TEXTS, None))
         if not isinstance(plain.get("content"), str) or not (self._wants_parts or (in_parts and has_images)):
             return plain
@@ -181,6 +243,33 @@ class ChatTemplate:
             parts += [{"type": "text", "text": piece}] if piece or len(pieces) == 1 else []
             parts += [{"type": "image"}] if number < len(pieces) - 1 else []
         return {**plain, "content": parts}
+
+    def _calls_laid_out(self, content: str, calls: Sequence[Any]) -> dict[str, Any]:
+        """Tool calls, and the content beside them, as this template wants them."""
+        null_content, text_arguments = self._calls_form or (False, False)
+        if text_arguments:
+            functions = [{**c["function"], "arguments": _to_json(c["function"]["arguments"])} for c in calls]
+            calls = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+        return {"tool_calls": list(calls), "content": content if content or not null_content else None}
+
+    def _find_calls_form(self) -> tuple[bool, bool]:
+        """Whether calls are shown only beside a content that is null, and arguments only as text (OpenAI's form)."""
+        function = {"name": "f", "arguments": {"a": _ANSWER}}
+        call = {"id": "abcdefghi", "type": "function", "function": function}
+        tool = {"type": "function", "function": {"name": "f", "description": "?", "parameters": {}}}
+        probe: list[Message] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        for form in ((False, False), (True, False), (False, True), (True, True)):
+            self._calls_form = form
+            try:
+                text = self._write(probe, [tool])
+            except ValueError:
+                continue
+            if _ANSWER in text:
+                return form
+        return False, False
 
     def _lays_out(self, token: str) -> bool:
         """Whether the template writes `token` for an image that is a part of a content."""
@@ -207,57 +296,16 @@ class ChatTemplate:
         except ValueError:
             return False
 
-    def _find_turn(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int) -> Span:
-        """Where message `turn` was written into `text`, the rendering of all `messages`."""
-        start = self._find_start(text, messages, tools, turn)
-        end = self._find_end(text, messages, tools, turn)
-        if start is None or end is None or end <= start:
-            raise ValueError(
-                f"the answer in messages[{turn}] cannot be found exactly: {self.name} chat template renders the "
-                "conversation differently when it ends there; mark answers with {% generation %} in a template of your "
-                "own (`model.chat_template: file.jinja`), or set `data.train_on: all`"
-            )
-        return start, end
-
-    def _find_start(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int) -> int | None:
-        prompt = self.render(messages[:turn], tools, generation_prompt=True) if turn else ""
-        if turn and text.startswith(prompt):
-            return len(prompt)
-        before = self.render(_with_probe(messages, turn), tools).partition(_ANSWER)[0]
-        if turn == 0:
-            return len(before) if text.startswith(before) else None
-        # Only what earlier answers look like may have changed: Qwen3 drops the reasoning of all before the last
-        # question. Then this answer begins after the last generation prompt before it.
-        header = prompt.removeprefix(self.render(messages[:turn], tools))
-        at = before.rfind(header)
-        rewritten = any(message["role"] == "assistant" for message in messages[:turn])
-        if not rewritten or header in ("", prompt) or at < 0 or not text.startswith(before[: at + len(header)]):
-            return None
-        return at + len(header)
-
-    def _find_end(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, turn: int) -> int | None:
-        if turn == len(messages) - 1:
-            return len(text)
-        head = self.render(messages[: turn + 1], tools)
-        if text.startswith(head):
-            return len(head)
-        # The turn reads differently when it is the last. What follows it does not: put a probe in its place and see
-        # what comes after.
-        probed = _with_probe(messages, turn)
-        _, found, after = self.render(probed, tools).partition(_ANSWER)
-        ending = self.render(probed[: turn + 1], tools).partition(_ANSWER)[2]
-        rest = after.removeprefix(ending)
-        if not found or _ANSWER in rest or rest == after or not rest or not text.endswith(rest):
-            return None
-        return len(text) - len(rest)
-
     def _find_closing(self) -> str:
         """What the template writes after an answer, such as `<|im_end|>`; empty when it writes nothing."""
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
         try:
-            return self.render(chat).partition(_ANSWER)[2].strip()
+            raw = self._write(chat, None)
+            marked, places = self._turns.locate(raw, chat, None)
+            _, end = self._turns.span(raw, marked, places, 1) or (0, len(raw))
         except ValueError:
             return ""
+        return _MARK.sub("", raw[:end].partition(_ANSWER)[2]).strip()
 
     def settle(self, text: str, start: int, end: int) -> Span:
         """Let a span end right after the end-of-turn token: not before it, nor after the line break that follows."""
@@ -270,18 +318,20 @@ class ChatTemplate:
         return start, end
 
 
-def _with_probe(messages: Sequence[Message], turn: int) -> list[Message]:
-    probe = {key: value for key, value in messages[turn].items() if key not in (*_REASONING_FIELDS, IMAGE_TEXTS)}
-    return [*messages[:turn], {**probe, "content": _ANSWER}, *messages[turn + 1 :]]
+def _speaker(begin: int, marked: Marked, places: Sequence[Place]) -> int:
+    """Whose text stands at or after the beginning of a span."""
+    after = bisect_left(places, begin, key=lambda place: place.offset)
+    return marked.parts[places[min(after, len(places) - 1)].part].message
 
 
-def _take_marks(marked: str) -> tuple[str, list[Span]]:
-    """Remove the marks of generation blocks from a rendering and say which spans they enclosed."""
+def _take_marks(marked: str) -> tuple[str, list[Span], list[int]]:
+    """Remove the marks of generation blocks: the rendering, the spans, and where these began among the marks."""
     parts = _MARK.split(marked)
     borders = [0]
     for part in parts:
         borders.append(borders[-1] + len(part))
-    return "".join(parts), [(borders[i], borders[i + 1]) for i in range(1, len(parts) - 1, 2)]
+    spans = [(borders[i], borders[i + 1]) for i in range(1, len(parts) - 1, 2)]
+    return "".join(parts), spans, [match.start() for match in _MARK.finditer(marked)][::2]
 
 
 def _put_images(

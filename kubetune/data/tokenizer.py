@@ -18,7 +18,8 @@ import tokenizers
 
 from kubetune.config.schema import ModelConfig
 from kubetune.data import hub
-from kubetune.data.templates import CHATML, ChatTemplate, Message
+from kubetune.data.marks import Message
+from kubetune.data.templates import CHATML, ChatTemplate
 from kubetune.data.tokenizer_files import FILES, MODEL_FILES, PROCESSOR_FILES, load_backend, read_json, special_tokens
 from kubetune.errors import ModelError
 

@@ -39,10 +39,10 @@ FORGETFUL = """\
 """
 """Drops the thoughts of earlier turns, so no earlier turn reads as it did when it was the last."""
 
-UNSTABLE = """\
-{{- messages | length }}{%- for message in messages %}{{- message.role + message.content + '<|im_end|>' }}{%- endfor %}
+SHOUTING = """\
+{%- for message in messages %}{{- message.role + message.content | upper + '<|im_end|>' }}{%- endfor %}
 """
-"""Begins with the number of messages: no rendering is a prefix of a longer one."""
+"""Writes other texts than it is given."""
 
 SPEECHLESS = "{%- for message in messages %}{{- message.role + ': ' + message.content + '\\n' }}{%- endfor %}" + (
     "{%- if add_generation_prompt %}{{- 'assistant: ' }}{% endif %}"
@@ -107,12 +107,12 @@ def test_an_answer_that_quotes_the_end_of_a_turn_or_another_message_is_found_who
 
 
 def test_a_template_that_hides_where_answers_are_is_refused(tmp_path: Path) -> None:
-    encoder = make(tmp_path, UNSTABLE)
+    encoder = make(tmp_path, SHOUTING)
     with pytest.raises(ValueError, match=r"messages\[1\] cannot be found exactly: the tokenizer's chat"):
         encoder.encode(chat("Ping", "Pong"))
     assert encoder.encode_batch([chat("Ping", "Pong"), Text("a")])[0] != ""
-    everything = make(tmp_path, UNSTABLE, train_on="all")
-    assert all(everything.encode(chat("Ping", "Pong")).trained[1:])
+    everything = make(tmp_path, SHOUTING, train_on="all")
+    assert all(everything.encode(chat("PING", "PONG")).trained[1:])
 
 
 def test_eos_is_added_where_the_template_ends_no_turn(tmp_path: Path) -> None:
@@ -168,7 +168,11 @@ def test_text_is_learnt_whole_but_for_its_first_token(stable: Encoder) -> None:
 def test_train_on_all(tmp_path: Path) -> None:
     encoder = make(tmp_path, MARKED, train_on="all")
     row = encoder.encode(chat("Ping", "Pong"))
-    assert learnt(encoder.tokenizer, row)[0].endswith("Ping<|im_end|>\n<|im_start|>assistant\nPong<|im_end|>")
+    assert learnt(encoder.tokenizer, row)[0].endswith("Ping<|im_end|>\n<|im_start|>assistant\nPong<|im_end|>\n")
+    assert row.trained[1:].count(False) == 0
+    assert row.ids == encoder.tokenizer.encode_text(
+        encoder.tokenizer.require_chat().render(chat("Ping", "Pong").messages)
+    )
     assert encoder.encode(Pair("Hello", " World")).trained[1:].count(False) == 0
 
 

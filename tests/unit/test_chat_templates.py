@@ -1,0 +1,256 @@
+"""Chat templates of every family in use: each answer found exactly, and nothing left out without a word."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubetune.data.templates import ChatTemplate
+from tests.chat_templates import FAMILIES, TOKENS
+from tests.tiny import CHATML
+
+Messages = list[dict[str, Any]]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def answer(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+PLAIN = [user("One?"), answer("First."), user(" Two? "), answer(" <b>Second</b> \n"), user("Three?"), answer("Third.")]
+THOUGHTFUL = [
+    user("One?"),
+    answer("First.", reasoning_content="Think once."),
+    user("Two?"),
+    answer("Second.", reasoning_content="Think twice."),
+]
+INLINE = [
+    user("One?"),
+    answer("<think>\nThink once.\n</think>\n\nFirst."),
+    user("Two?"),
+    answer("<think>\nThink twice.\n</think>\n\nSecond."),
+]
+FINAL = "<|channel|>final<|message|>"
+THOUGHT = "<|channel|>analysis<|message|>Think twice.<|end|><|start|>assistant"
+CALLED = '<|call|>weather {"city": "Ås", "days": 3}<|/call|><|eos|>'
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ås", "days": 3}}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Foretells.", "parameters": {}}}]
+CALLING = [
+    user("One?"),
+    answer("", tool_calls=[CALL]),
+    {"role": "tool", "name": "weather", "tool_call_id": "abcdefghi", "content": "Rain."},
+    answer("First."),
+    user("Two?"),
+    answer("Second."),
+]
+
+
+def answers_in(messages: Messages) -> list[int]:
+    return [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def spans(template: ChatTemplate, messages: Messages, tools: Sequence[Any] | None = None) -> list[str]:
+    rendered = template.render_answers(messages, tools, learnt=answers_in(messages))
+    return [rendered.text[start:end] for start, end in rendered.spans]
+
+
+def theirs(source: str, messages: Messages, tools: Sequence[Any] | None = None) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    tools = list(tools) if tools else None
+    return str(render_jinja_template([messages], tools=tools, chat_template=source, **TOKENS)[0][0])
+
+
+EXPECTED: list[tuple[str, Messages, Any, list[str]]] = [
+    ("phi", PLAIN, None, ["First.<|end|>", " <b>Second</b> \n<|end|>", "Third.<|end|>"]),
+    ("phi", [SYSTEM, *PLAIN[:4]], None, ["First.<|end|>", " <b>Second</b> \n<|end|>"]),
+    ("llama2", [SYSTEM, *PLAIN], None, [" First. </s>", " <b>Second</b> </s>", " Third. </s>"]),
+    ("mistral", [SYSTEM, *PLAIN], None, [" First.</s>", "  <b>Second</b> \n</s>", " Third.</s>"]),
+    ("gemma", PLAIN, None, ["First.<end_of_turn>", "<b>Second</b><end_of_turn>", "Third.<end_of_turn>"]),
+    ("r1", PLAIN, None, ["First.<|eos|>", " <b>Second</b> \n<|eos|>", "Third.<|eos|>"]),
+    ("r1", INLINE, None, ["\n\nFirst.<|eos|>", "\n\nSecond.<|eos|>"]),
+    (
+        "r1",
+        CALLING,
+        None,
+        [CALLED, "First.<|eos|>", "Second.<|eos|>"],
+    ),
+    ("prompted", PLAIN, None, ["First.<|im_end|>", "<b>Second</b><|im_end|>", "\n</think>\n\nThird.<|im_end|>"]),
+    ("prompted", THOUGHTFUL, None, ["First.<|im_end|>", "Think twice.\n</think>\n\nSecond.<|im_end|>"]),
+    ("prompted", INLINE, None, ["First.<|im_end|>", "Think twice.\n</think>\n\nSecond.<|im_end|>"]),
+    ("glm", PLAIN, None, ["\nFirst.", "\n <b>Second</b> \n", "\nThird."]),
+    (
+        "channels",
+        PLAIN,
+        None,
+        [FINAL + "First.<|end|>", FINAL + " <b>Second</b> \n<|end|>", FINAL + "Third.<|return|>"],
+    ),
+    (
+        "channels",
+        THOUGHTFUL,
+        None,
+        [FINAL + "First.<|end|>", THOUGHT + FINAL + "Second.<|return|>"],
+    ),
+    (
+        "channels",
+        CALLING,
+        TOOLS,
+        [
+            ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Ås", "days": 3}<|call|>',
+            FINAL + "First.<|end|>",
+            FINAL + "Second.<|return|>",
+        ],
+    ),
+    ("marked", CALLING, None, ["[weather: Ås 3]<|im_end|>", "First.<|im_end|>", "Second.<|im_end|>"]),
+    ("marked", [answer("Hi."), *PLAIN[:2]], None, ["Hi.<|im_end|>", "First.<|im_end|>"]),
+    ("modes", PLAIN, None, ["First.<|im_end|>", " <b>Second</b> \n<|im_end|>", "Third.<|im_end|>"]),
+]
+
+
+@pytest.mark.parametrize(("family", "messages", "tools", "expected"), EXPECTED)
+def test_each_answer_is_found_exactly(family: str, messages: Messages, tools: Any, expected: list[str]) -> None:
+    template = ChatTemplate(FAMILIES[family], TOKENS)
+    assert spans(template, messages, tools) == expected
+    assert spans(template, messages, tools) == expected  # by what was remembered
+    if "tool_calls" not in str(messages) or family != "r1":  # which wants them in a form of its own
+        assert template.render(messages, tools) == theirs(FAMILIES[family], messages, tools)
+
+
+@pytest.mark.parametrize(
+    ("family", "closing"),
+    [("phi", "<|end|>"), ("channels", "<|return|>"), ("glm", ""), ("llama2", "</s>"), ("marked", "<|im_end|>")],
+)
+def test_what_ends_an_answer(family: str, closing: str) -> None:
+    assert ChatTemplate(FAMILIES[family], TOKENS).closing == closing
+
+
+def test_an_answer_that_nothing_precedes_is_found() -> None:
+    assert spans(ChatTemplate(CHATML, {}), [answer("Hi."), *PLAIN[:2]]) == ["Hi.<|im_end|>", "First.<|im_end|>"]
+    thoughtful = [answer("Hi.", reasoning_content="Greet."), *PLAIN[:1]]
+    assert spans(ChatTemplate(FAMILIES["channels"], TOKENS), thoughtful) == ["<|channel|>final<|message|>Hi.<|end|>"]
+
+
+def test_only_the_messages_asked_for_are_learnt() -> None:
+    for family in ("phi", "marked"):
+        rendered = ChatTemplate(FAMILIES[family], TOKENS).render_answers(PLAIN, learnt=[3])
+        assert ["Second" in rendered.text[start:end] for start, end in rendered.spans] == [True]
+
+
+LEFT_OUT = [
+    ("phi", CALLING, None, r"leaves out a tool call in messages\[1\] \('Ås'\)"),
+    ("phi", PLAIN, TOOLS, r"leaves out the tools \('Foretells.'\)"),
+    (
+        "phi",
+        [*PLAIN, {"role": "tool", "content": "Rain."}, answer("Wet.")],
+        None,
+        "by the tool",
+    ),
+    ("wordless", [SYSTEM, *PLAIN], None, r"leaves out the content of messages\[0\], by the system \('Be brief.'\)"),
+    ("gemma", [SYSTEM, *PLAIN], None, "refused the conversation: no system"),
+    ("shouting", PLAIN, None, r"the answer in messages\[1\] cannot be found exactly: .* changes the texts"),
+]
+
+
+@pytest.mark.parametrize(("family", "messages", "tools", "told"), LEFT_OUT)
+def test_what_a_template_leaves_out_is_refused(family: str, messages: Messages, tools: Any, told: str) -> None:
+    template = ChatTemplate(FAMILIES[family], TOKENS)
+    with pytest.raises(ValueError, match=told):
+        spans(template, messages, tools)
+    if family != "shouting":
+        with pytest.raises(ValueError, match=told):
+            template.render_answers(messages, tools)  # when everything is learnt too
+
+
+def test_reasoning_may_be_left_out_and_is_noticed() -> None:
+    for family, messages, drops in (
+        ("channels", THOUGHTFUL, True),
+        ("channels", THOUGHTFUL[2:], False),
+        ("prompted", INLINE, True),
+        ("prompted", INLINE[2:], False),
+        ("r1", [user("One?"), answer("Hm.</think>First.")], True),
+        ("phi", THOUGHTFUL, True),
+    ):
+        template = ChatTemplate(FAMILIES[family], TOKENS)
+        assert template.render_answers(messages, learnt=answers_in(messages)).drops_reasoning is drops
+
+
+SOME = st.text(st.characters(exclude_categories=["Cs", "Co"]), min_size=1, max_size=12).filter(str.strip)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> Messages:
+    messages: Messages = [{"role": "system", "content": draw(SOME)}] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        messages.append(user(draw(SOME)))
+        if draw(st.booleans()):
+            arguments = {"city": draw(SOME)}
+            messages.append(answer("", tool_calls=[{**CALL, "function": {"name": "weather", "arguments": arguments}}]))
+            messages.append({"role": "tool", "content": draw(SOME)})
+        thought = {"reasoning_content": draw(SOME)} if draw(st.booleans()) else {}
+        messages.append(answer(draw(SOME), **thought))
+    return messages
+
+
+def texts_of(message: dict[str, Any]) -> list[str]:
+    calls = [call["function"]["arguments"]["city"] for call in message.get("tool_calls", ())]
+    return [text.strip() for text in (message["content"], message.get("reasoning_content", ""), *calls)]
+
+
+COMPLETE = FAMILIES["complete"]
+WITHOUT = [COMPLETE.replace(f"'{role}'", "'nobody'") for role in ("system", "tool", "user")]
+
+
+@pytest.mark.parametrize("source", [COMPLETE, *WITHOUT, COMPLETE.replace("calls", "no")])
+@given(messages=conversations())
+def test_nothing_is_lost_without_a_word(source: str, messages: Messages) -> None:
+    """Whatever a template has no branch for: each text is in the rendering, or counted, or the record is refused."""
+    template = ChatTemplate(source, TOKENS)
+    try:
+        rendered = template.render_answers(messages, learnt=answers_in(messages))
+    except ValueError as error:
+        if source == COMPLETE or "leaves out" not in str(error):
+            raise
+        return
+    lost = [text for message in messages for text in texts_of(message) if text not in rendered.text]
+    assert all(text in [m.get("reasoning_content", "").strip() for m in messages] for text in lost)
+    assert rendered.drops_reasoning or not lost
+    for i, (start, end) in zip(answers_in(messages), rendered.spans, strict=True):
+        content = messages[i]["content"]
+        assert rendered.text[start:end].endswith(content + "<|im_end|>") or not content
+
+
+def published() -> list[Path]:
+    folders = os.environ.get("KUBETUNE_CHAT_TEMPLATES", "")
+    return sorted(file for folder in folders.split(os.pathsep) if folder for file in Path(folder).glob("*.jinja"))
+
+
+@pytest.mark.parametrize("file", published(), ids=lambda file: file.stem)
+def test_published_templates(file: Path) -> None:
+    """Conversations are written as transformers writes them and each answer is found, or the user is told why not."""
+    source = file.read_text(encoding="utf-8")
+    template = ChatTemplate(source, TOKENS)
+    for messages, tools in ((PLAIN, None), ([SYSTEM, *PLAIN], None), (INLINE, None), (CALLING, TOOLS)):
+        try:
+            rendered = template.render_answers(messages, tools, learnt=answers_in(messages))
+        except ValueError as error:
+            if not any(word in str(error) for word in ("leaves out", "refused", "cannot be found exactly")):
+                raise
+            continue
+        if tools is None:
+            parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+            assert rendered.text in (theirs(source, form) for form in (messages, parts))
+        if "generation %}" not in source:
+            for i, (start, end) in zip(answers_in(messages), rendered.spans, strict=True):
+                inside = rendered.text[start:end]
+                contents = [message["content"].rpartition("</think>")[2].strip() for message in messages]
+                assert [j for j, text in enumerate(contents) if text and text in inside] in ([i], [])
