@@ -10,7 +10,9 @@ import os
 import platform
 import socket
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,11 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kubetune import errors, logs, measurements, parallel, processes, trace
+from kubetune import errors, logs, measurements, nccl, parallel, processes, trace
 from kubetune.data.order import mixed_seed
 from kubetune.devices import visible_gpus
 from kubetune.measurements import MIB, Link, Reduction, Volume
 from kubetune.meeting import Meeting, meet
+from kubetune.nccl import Network
 from kubetune.optim import AdamSettings, FlatAdamW
 from kubetune.parallel import World
 from kubetune.smoke import Settings
@@ -70,6 +73,8 @@ class Report:
     compute_seconds: list[float]
     volumes: list[Volume]
     training: Training
+    networks: Sequence[Network | None] = ()
+    """What NCCL uses on each rank where RDMA was asked for; empty elsewhere."""
 
 
 def run_rank(settings: Settings) -> int:
@@ -106,10 +111,11 @@ def examine(settings: Settings) -> Report:
     meeting = meet(os.environ, settings.timeout)
     try:
         with ExitStack() as stack:
+            log = _nccl_log(stack)
             with parallel.peers():
                 world = stack.enter_context(parallel.join(timeout_seconds=settings.timeout))
             _require_memory(settings, world, meeting.ranks_per_node)
-            return _measure(settings, world, meeting)
+            return _measure(settings, world, meeting, log)
     except errors.LostPeer as error:
         raise errors.EnvironmentFault(f"{meeting.find_lost()} ({error})") from error
 
@@ -127,7 +133,24 @@ def _require_memory(settings: Settings, world: World, ranks_per_node: int) -> No
         )
 
 
-def _measure(settings: Settings, world: World, meeting: Meeting) -> Report:
+def _nccl_log(stack: ExitStack) -> Path | None:
+    """The file that NCCL is told to write where RDMA was asked for; it goes when the rank ends."""
+    if not nccl.wants_rdma(os.environ):
+        return None
+    return nccl.keep_log(os.environ, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kubetune-"))))
+
+
+def _networks(world: World, backend: str, log: Path | None) -> list[Network | None]:
+    """Each rank's network, once all ranks have sent something by it."""
+    if log is None or backend != "nccl":
+        return []
+    networks = parallel.gather(nccl.read_network(log), world)
+    for rank, found in enumerate(networks):
+        logs.DDP.info("rank %d: NCCL uses %s", rank, found.name if found else "a network that its log does not name")
+    return networks
+
+
+def _measure(settings: Settings, world: World, meeting: Meeting, log: Path | None) -> Report:
     meeting.begin("facts")
     places = parallel.gather(_place(world), world)
     versions = _versions()
@@ -151,6 +174,7 @@ def _measure(settings: Settings, world: World, meeting: Meeting) -> Report:
     for link in links:
         logs.DDP.info("rank %d to %d: %.3g GB/s", *link.ranks, link.gb_per_second)
 
+    networks = _networks(world, backend, log)
     meeting.begin("compute")
     compute = measurements.measure_compute(world)
     shown = " ".join(f"{seconds * 1e3:.3g}" for seconds in compute)
@@ -160,7 +184,7 @@ def _measure(settings: Settings, world: World, meeting: Meeting) -> Report:
     volumes = _volumes(settings, world)
     meeting.begin("train")
     training = train(settings, world)
-    return Report(world.size, backend, versions, places, reductions, links, compute, volumes, training)
+    return Report(world.size, backend, versions, places, reductions, links, compute, volumes, training, networks)
 
 
 def _place(world: World) -> Place:
@@ -288,6 +312,10 @@ def judge(report: Report, settings: Settings) -> list[str]:
     for one in report.all_reduce:
         wrong = ", ".join(named[rank] for rank in one.wrong_ranks)
         problems += [f"all-reduce of {one.bytes:,} bytes gave wrong sums on {wrong}"] if wrong else []
+    for rank, network in enumerate(report.networks):
+        if network is not None and network.name == "Socket":
+            reason = f": {network.reason}" if network.reason else ""
+            problems.append(f"{named[rank]}: RDMA was asked for (NCCL_IB_HCA), but NCCL uses sockets{reason}")
     for rank, ratio in measurements.outliers(report.compute_seconds, factor).items():
         problems.append(f"{named[rank]} is slow: the same work takes {ratio:.1f} times as long as elsewhere")
     for index, ratio in measurements.outliers([link.seconds for link in report.links], factor).items():

@@ -172,11 +172,21 @@ class TolerationConfig(ClusterSection):
 class RdmaConfig(ClusterSection):
     resource: str | None = Field(
         None,
-        description="Device-plugin resource such as `rdma/hca`; left out: /dev/infiniband of the node is mounted "
-        "into a privileged container.",
+        description="Device-plugin resource such as `rdma/hca` that gives a pod the adapters.",
+    )
+    privileged: bool = Field(
+        False,
+        description="Where there is no device plugin: mount /dev/infiniband of the node into a privileged container, "
+        "which is root on the node to whoever gets into it.",
     )
     devices: int = Field(1, ge=1, le=64, description="How many of the resource each pod gets.")
     hca: str = Field("mlx5", description="NCCL_IB_HCA: the adapters that NCCL uses.")
+
+    @model_validator(mode="after")
+    def _privileges_or_a_resource(self) -> RdmaConfig:
+        if self.privileged and self.resource is not None:
+            raise ValueError("privileged is for nodes without a device plugin; give it or a resource, not both")
+        return self
 
 
 class PreprocessConfig(ClusterSection):

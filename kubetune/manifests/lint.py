@@ -163,6 +163,13 @@ def _profile(spec: RunSpec) -> Iterator[Finding]:
     if k.profile != "restricted":
         if spec.gpus == 0:
             yield advice("kubernetes.profile", "rdma serves NCCL between GPUs, and this run asks for none")
+        if k.rdma.resource is None and not k.rdma.privileged:
+            yield error(
+                "kubernetes.profile",
+                "rdma: a pod gets no adapter without kubernetes.rdma.resource, the device plugin's resource (kubectl "
+                "describe node shows it, such as rdma/hca); where there is no device plugin, kubernetes.rdma."
+                "privileged: true takes the node's devices into a privileged container",
+            )
         return
     if k.run_as_user == 0:
         yield error("kubernetes.run_as_user", "0 is root, which the restricted profile forbids; leave it out")

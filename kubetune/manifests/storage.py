@@ -119,7 +119,7 @@ def volumes(spec: RunSpec, *, cache_from_template: bool = False) -> list[Manifes
     found += [
         {"name": _mount_name(i), **_existing(mount, read_only=mount.read_only)} for i, mount in enumerate(k.mounts)
     ]
-    if k.profile == "rdma" and k.rdma.resource is None:
+    if k.profile == "rdma" and k.rdma.privileged:
         found.append({"name": "infiniband", "hostPath": {"path": "/dev/infiniband", "type": "Directory"}})
     return found
 
@@ -142,6 +142,6 @@ def volume_mounts(spec: RunSpec) -> list[Manifest]:
         if mount.sub_path:
             entry["subPath"] = mount.sub_path
         found.append(entry)
-    if k.profile == "rdma" and k.rdma.resource is None:
+    if k.profile == "rdma" and k.rdma.privileged:
         found.append({"name": "infiniband", "mountPath": "/dev/infiniband"})
     return found

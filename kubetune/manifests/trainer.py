@@ -38,10 +38,10 @@ def resources(spec: RunSpec) -> Manifest:
 
 
 def security(spec: RunSpec) -> Manifest:
-    """The trainer's security context. RDMA pins memory; without a device plugin it also needs the node's devices."""
+    """The trainer's security context. RDMA pins memory; without a device plugin, where asked for, it is privileged."""
     if spec.kubernetes.profile == "restricted":
         return restricted()
-    if spec.kubernetes.rdma.resource is None:
+    if spec.kubernetes.rdma.privileged:
         return {"privileged": True, "readOnlyRootFilesystem": True}
     return {**restricted(), "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
 

@@ -20,7 +20,10 @@ CASES: dict[str, list[str]] = {
     "pytorchjob": ["full.yaml", "--kind=pytorchjob"],
     "trainjob": ["full.yaml", "--kind=trainjob"],
     "rdma": ["minimal.yaml", "kubernetes.profile=rdma", "compute.gpus_per_node=8", "kubernetes.rdma.resource=rdma/hca"],
-    "rdma-host": ["minimal.yaml", "kubernetes.profile=rdma", "compute.gpus_per_node=8"],
+    "rdma-host": [
+        *("minimal.yaml", "kubernetes.profile=rdma", "compute.gpus_per_node=8"),
+        "kubernetes.rdma.privileged=true",
+    ],
     "existing": [
         "minimal.yaml",
         "kubernetes.storage={cache: {host_path: /mnt/nvme}, outputs: {csi: {driver: fs.example}}}",

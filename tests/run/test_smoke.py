@@ -21,6 +21,7 @@ from ruamel.yaml import YAML
 
 from kubetune import errors, processes, smoke_worker
 from kubetune.measurements import Reduction, outliers
+from kubetune.nccl import Network
 from kubetune.smoke import Settings
 from tests import schemas
 from tests.ranks import free_port, started, wait_all, wait_until
@@ -271,6 +272,12 @@ def test_wrong_sums_are_named(tmp_path: Path) -> None:
     wrong = [Reduction(4096, 1e-3, 1.0, 1.0, wrong_ranks=(1,))]
     report = smoke_worker.Report(2, "gloo", {}, places, wrong, [], [1.0, 1.0], [], training)
     assert smoke_worker.judge(report, SMALL) == ["all-reduce of 4,096 bytes gave wrong sums on rank 1 on host-1"]
+    networks = [Network("IB"), Network("Socket", "no adapter of that name can be opened")]
+    report = smoke_worker.Report(2, "nccl", {}, places, [], [], [1.0, 1.0], [], training, networks)
+    assert smoke_worker.judge(report, SMALL) == [
+        "rank 1 on host-1: RDMA was asked for (NCCL_IB_HCA), but NCCL uses sockets: no adapter of that name can be "
+        "opened"
+    ]
 
 
 def test_outliers_are_measured_by_all_others() -> None:

@@ -58,6 +58,7 @@ def test_what_we_render_has_no_errors(kind: str) -> None:
         ("model.chat_template=chatml", "model.chat_template", "not in the pods"),
         ("logging.report_json=/root/report.json", "logging.report_json", "cannot be written"),
         ("kubernetes.run_as_user=0", "kubernetes.run_as_user", "root"),
+        ("kubernetes.profile=rdma", "kubernetes.profile", "kubernetes.rdma.resource"),
         ("name=7b", "name", "begins with a digit"),
         ("kubernetes.labels={app.kubernetes.io/name: x}", "kubernetes.labels.app.kubernetes.io/name", "own labels"),
     ],
@@ -108,6 +109,11 @@ def test_an_image_that_nodes_hold_need_not_be_pulled(image: str, policy: str, fa
 )
 def test_no_false_alarms(override: str) -> None:
     assert findings(override) == []
+
+
+@pytest.mark.parametrize("adapters", ["{resource: rdma/hca}", "{privileged: true}"])
+def test_rdma_with_adapters_is_fine(adapters: str) -> None:
+    assert findings("kubernetes.profile=rdma", f"kubernetes.rdma={adapters}") == []
 
 
 def test_the_pods_of_initializers_need_room_in_the_name() -> None:

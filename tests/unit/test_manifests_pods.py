@@ -53,7 +53,8 @@ def test_the_hook_knows_a_process_that_listens(mask: str, listens: bool, tmp_pat
 
 @pytest.mark.parametrize("resource", [None, "rdma/hca"])
 def test_rdma_has_to_be_asked_for(resource: str | None) -> None:
-    wanted = ["kubernetes.profile=rdma", *([f"kubernetes.rdma.resource={resource}"] if resource else [])]
+    how = f"resource={resource}" if resource else "privileged=true"
+    wanted = ["kubernetes.profile=rdma", f"kubernetes.rdma.{how}"]
     for pod in trainer_pods(made("job", *wanted)):
         (container,) = pod["containers"]
         assert variables(container)["NCCL_IB_HCA"] == "mlx5"
