@@ -75,6 +75,7 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
     _tell_new(found, is_expected=classifies)
     if quantised is not None:
         quantization.keep_layout(loaded)
+        logs.MODEL.info("%s", quantization.describe(config, arithmetic, device))
         return loaded  # type: ignore[no-any-return]
     return loaded.to(device)  # type: ignore[no-any-return]
 

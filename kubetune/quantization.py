@@ -83,6 +83,20 @@ def settings(config: Config, compute_dtype: torch.dtype) -> Any:
     )
 
 
+def describe(config: Config, compute_dtype: torch.dtype, device: torch.device) -> str:
+    """What is stored and how it is multiplied, for the log; of a base that is quantised."""
+    products = f"products in {str(compute_dtype).removeprefix('torch.')}"
+    if config.quantization != "8bit":
+        kind = "nf4" if config.quantization == "4bit" else config.quantization
+        return f"the base is stored in 4 bits ({kind}), its scales in 8 (double quantisation); {products}"
+    if device.type != "cpu":
+        return "the base is stored in 8 bits and multiplied by inputs rounded to 8 bits, in training and evaluation"
+    return (
+        f"the base is stored in 8 bits; on a CPU bitsandbytes trains with {products}, but evaluates with inputs "
+        "rounded to 8 bits as well: the losses of the two differ a little for the same weights"
+    )
+
+
 def count(parameter: nn.Parameter) -> int:
     """How many numbers a parameter stands for: of a 4-bit one each byte holds two."""
     state = getattr(parameter, "quant_state", None)

@@ -17,7 +17,7 @@ from kubetune.config.schema import Config
 from kubetune.launch.local import create_run_dir
 from kubetune.plan import make_plan
 from tests.architectures import save_model
-from tests.ranks import started, wait_all, wait_until
+from tests.ranks import SECONDS, started, wait_all, wait_until
 
 ROWS, BATCH, STEPS_PER_EPOCH = 50, 8, 7
 WORDS = "the quick brown fox jumps over a lazy dog what is the capital of one two three".split()
@@ -72,15 +72,17 @@ def make_run(run_dir: Path, config: Config, world_size: int = 1) -> Path:
     return run_dir
 
 
-def train(run_dir: Path, world_size: int = 1, environ: Mapping[str, str] | None = None) -> list[int]:
+def train(
+    run_dir: Path, world_size: int = 1, environ: Mapping[str, str] | None = None, seconds: float = SECONDS
+) -> list[int]:
     """Train to the end in ranks of their own; returns their exit codes."""
     with started(train_worker.main, world_size, [str(run_dir)], environ=environ) as processes:
-        return wait_all(processes)
+        return wait_all(processes, seconds)
 
 
-def finished(run_dir: Path, config: Config, world_size: int = 1) -> Path:
+def finished(run_dir: Path, config: Config, world_size: int = 1, seconds: float = SECONDS) -> Path:
     """A run that has ended well."""
-    codes = train(make_run(run_dir, config, world_size), world_size)
+    codes = train(make_run(run_dir, config, world_size), world_size, seconds=seconds)
     assert codes == [0] * world_size, (run_dir / "logs" / "rank-0.log").read_text()
     return run_dir
 

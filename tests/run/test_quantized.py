@@ -99,6 +99,32 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
     assert relative_error(found, wanted) <= near
 
 
+def test_the_log_says_how_8_bits_are_multiplied_in_training_and_in_evaluation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_causal_lm(tmp_path, "8bit")
+    data, world = prepare(config), World()
+    with caplog.at_level("INFO", logger="kubetune"):
+        learner = causal_lm.build(config, world, Workload(1024, 0))
+    assert "trains with products in float32, but evaluates with inputs rounded to 8 bits" in caplog.text
+    learner.model.eval()
+    batch = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches[0]
+    evaluated = float(causal_lm.backward(learner, batch, 1.0 / batch.num_labels))
+    learner.model.train()
+    trained = float(causal_lm.backward(learner, batch, 1.0 / batch.num_labels))
+    assert 1e-7 < abs(evaluated / trained - 1) < 1e-2
+
+
+def test_the_log_says_that_4_bits_are_quantised_doubly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_causal_lm(tmp_path, "4bit")
+    with caplog.at_level("INFO", logger="kubetune"):
+        learner = causal_lm.build(config, World(), Workload(1024, 0))
+    assert "stored in 4 bits (nf4), its scales in 8 (double quantisation); products in float32" in caplog.text
+    layers = [m for m in learner.model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
+    assert layers
+    assert all(layer.weight.quant_state.nested for layer in layers)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("quantization", "near"), [("4bit", 0.15), ("fp4", 0.3), ("8bit", 0.03)])
