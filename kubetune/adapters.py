@@ -56,7 +56,7 @@ def add_lora(
             warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
             adapted = get_peft_model(model, settings)
     except ValueError as error:
-        raise errors.ConfigError(f"lora.target_modules: {' '.join(str(error).split())}") from error
+        raise errors.ConfigError(_explained(error, model, lora.target_modules)) from error
     saved: Any = adapted.peft_config["default"]
     if not isinstance(saved.target_modules, str):
         # PEFT keeps a set; a list makes equal runs save equal files.
@@ -72,6 +72,31 @@ def add_lora(
 def _to_float(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A head is trained in fp32; what a half-precision base hands it must be that too."""
     return (inputs[0].float(), *inputs[1:])
+
+
+def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]) -> str:
+    """What PEFT has against the targets, with such as it would take."""
+    said = " ".join(str(error).split())
+    if (found := re.search(r"Incompatible modules: \{([^}]*)\}", said)) is not None:
+        refused, linear = set(re.findall(r"\w+", found[1])), _endings(model, nn.Linear)
+        kind = getattr(model.config, "model_type", "this kind")
+        return (
+            f"lora.target_modules: {targets} takes in {' and '.join(sorted(refused & {*linear}))}, which can have no "
+            f"adapter in {kind}; write [{', '.join(name for name in linear if name not in refused)}]"
+        )
+    if "not found in the base model" in said:
+        return f"lora.target_modules: no module's whole name matches {targets}; names end in " + ", ".join(
+            _endings(model, nn.Module)
+        )
+    return f"lora.target_modules: {said}"
+
+
+def _endings(model: nn.Module, kind: type[nn.Module]) -> list[str]:
+    """Last parts of the names of a model's modules that hold a matrix, but for its head; of one half adapted too."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
+    named = [(name.removesuffix(".base_layer"), module) for name, module in model.named_modules() if module is not head]
+    found = [name for name, m in named if name and ".lora_" not in name and isinstance(m, kind) and _has_matrix(m)]
+    return sorted({name.rpartition(".")[2] for name in found})
 
 
 def _require_targets(model: nn.Module, targets: list[str]) -> None:

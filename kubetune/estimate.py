@@ -30,7 +30,10 @@ SAMPLE_PICTURED_ROWS = 50
 
 @dataclass(frozen=True)
 class Lengths:
-    """What `sampled` rows tell: tokens of a row that is kept, and shares of them all. `limit`: of a row's tokens."""
+    """What `sampled` rows tell: tokens of a row that is kept, on average and at most, and shares of them all.
+
+    `limit`: of a row's tokens.
+    """
 
     sampled: int
     tokens_per_row: float
@@ -38,6 +41,7 @@ class Lengths:
     limit: int
     bad_share: float
     kept_share: float
+    longest: int
 
     def tokens(self, rows: int | None) -> int | None:
         """Of so many rows, those that are not kept counted as nothing."""
@@ -149,6 +153,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
         limit=limit,
         bad_share=1 - len(lengths) / sampled,
         kept_share=len(kept) / sampled,
+        longest=max(kept, default=0),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 # Libraries telling each other about renamed functions is nothing a user of ours can mend.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
 
+_OTHER_KIND = re.compile(r"Unrecognized configuration class .*?(\w+)'> for this kind of AutoModel: (\w+)")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -155,6 +157,12 @@ def explain(model: ModelConfig) -> Iterator[None]:
         if said is not None:
             with explained_hub_errors(model.path, model.revision):
                 raise said from error
+        if found := _OTHER_KIND.search(str(error)):
+            # What follows lists each of the hundreds of classes that would do.
+            raise errors.ModelError(
+                f"model {model.path}: is a {found[1].removesuffix('Config')}, which {found[2]} has no form of; choose "
+                "a model of another kind, or another `task`"
+            ) from error
         raise errors.ModelError(f"model {model.path}: {' '.join(str(error).split())}") from error
 
 
@@ -194,6 +202,13 @@ def _of_another_vocabulary(model: ModelConfig, tokenizer: Tokenizer, rows: Rows,
 def _stated_positions(facts: Any) -> float:
     config = facts.get_text_config()
     return getattr(config, "n_positions", None) or getattr(config, "max_position_embeddings", None) or math.inf
+
+
+def skeleton(auto_class: Any, model: ModelConfig) -> nn.Module:
+    """A model on this machine without its weights: its modules alone, on no device."""
+    with explain(model), torch.device("meta"), imports.compiler_asleep():
+        config = AutoConfig.from_pretrained(model.path, revision=model.revision, local_files_only=True)
+        return auto_class.from_config(config)  # type: ignore[no-any-return]
 
 
 def check_positions(model: nn.Module, longest: int, *, warn: bool = True) -> None:

@@ -52,6 +52,16 @@ def find_folder(path: str, environ: Mapping[str, str]) -> Path | None:
     return found[-1].parent if found else None
 
 
+def read_config(path: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """A model's config.json, or None where it is not on this machine or cannot be read."""
+    folder = find_folder(path, environ)
+    try:
+        found = json.loads((folder / "config.json").read_text("utf-8")) if folder is not None else None
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
     """The weights of a model, or None where too little of it is on this machine to know them."""
     folder = find_folder(path, environ)

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kubetune.basis import require_kind
 from kubetune.cli import data_convert
 from kubetune.errors import OK, USER, ConfigError, DataError
 from kubetune.writing import counted, unused_keys, visible, visible_json
@@ -61,7 +62,9 @@ def _load(args: argparse.Namespace) -> Config:
         path, flags = None, {"data.train": args.target}
     if getattr(args, "model", None):
         flags["model.path"] = args.model
-    return load_config(path, overrides=args.overrides, flags=flags, environ=os.environ)
+    config = load_config(path, overrides=args.overrides, flags=flags, environ=os.environ)
+    require_kind(config, os.environ)
+    return config
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -182,6 +185,8 @@ def _show(report: Report, console: Console) -> None:
         console.print(f"[yellow]{counted(report.leaked, 'row')} of eval {are} in train too[/yellow]")
     for number, sample in enumerate(report.samples, 1):
         _show_sample(number, [(visible(text), trained) for text, trained in shortened(sample)], console)
+    if report.positions:
+        console.print(f"[yellow]{report.positions}[/yellow]")
     colour = "green" if report.ok else "red"
     console.print(f"\n[bold {colour}]{'ready to train' if report.ok else 'not ready to train'}[/bold {colour}]")
 

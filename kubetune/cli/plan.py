@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 
+from kubetune.basis import may_lack_targets, positions_of, require_kind
 from kubetune.cli import plan_forecast
 from kubetune.config.flags import add_run_arguments, config_from_args
 from kubetune.config.schema import Config
@@ -17,6 +18,7 @@ from kubetune.devices import visible_gpus
 from kubetune.estimate import Lengths, estimate_lengths, estimate_rows, is_upper_bound, makes_data
 from kubetune.forecast import quantization_of
 from kubetune.plan import Plan, default_output, make_plan
+from kubetune.weights import read_weights
 from kubetune.writing import counted
 
 
@@ -29,8 +31,13 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan of a run. Raises ConfigError for an impossible one, DataError for data that are nowhere."""
     show_notes()
     config = config_from_args(args, os.environ)
+    require_kind(config, os.environ)
     rows, eval_rows = estimate_rows(config)
     lengths = estimate_lengths(config, os.environ)
+    positions = positions_of(config, os.environ)
+    if positions is not None and lengths is not None:
+        positions.require(lengths.longest)
+    _require_targets(config)
     tokens = lengths.tokens(rows) if lengths is not None else None
     plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ), tokens=tokens)
     ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ)
@@ -41,6 +48,21 @@ def run(args: argparse.Namespace) -> int:
     for label, text in (*describe(config, plan, lengths), *plan_forecast.describe(config, plan, ahead)):
         print(f"{label:<17} {text}")
     return 0
+
+
+def _require_targets(config: Config) -> None:
+    """Raise ConfigError for target modules that the model lacks. It is built, without weights, only where in doubt."""
+    lora, weights = config.lora, read_weights(config.model.path, os.environ)
+    if lora is None or weights is None or config.model.trust_remote_code or not may_lack_targets(config, weights):
+        return
+    import transformers
+
+    from kubetune.adapters import add_lora
+    from kubetune.models import skeleton
+    from kubetune.tasks import task_module
+
+    auto_class = getattr(transformers, task_module(config).AUTO_CLASS)
+    add_lora(skeleton(auto_class, config.model), lora, task_type="CAUSAL_LM", seed=0)
 
 
 def show_notes() -> None:
@@ -63,6 +85,9 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     yield f"{label} batch", text
     yield "rows", _rows(config, plan)
     yield "tokens", _tokens(config, plan, lengths)
+    positions = positions_of(config, os.environ)
+    if positions is not None and lengths is not None and lengths.longest > positions.limit:
+        yield "positions", positions.say(lengths.longest)
     about = "at most " if is_upper_bound(config, config.data.train) else "about " if plan.global_batch_tokens else ""
     yield "steps per epoch", _steps(plan.steps_per_epoch, about)
     yield "steps", f"{_steps(plan.num_steps, '' if config.training.max_steps else about)} ({_epochs(plan.num_epochs)})"

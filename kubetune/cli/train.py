@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from kubetune import endings, metrics
+from kubetune.basis import require_kind
 from kubetune.cli.plan import describe, show_notes
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.config.schema import Config
@@ -70,6 +71,7 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
     with Relay() as relay:
         config = config_from_args(args, os.environ)
         check_model_folder(config.model)
+        require_kind(config, os.environ)
         _require_place_for_report(config)
         run_dir = Path(config.output) if config.output else _new_run_dir(config)
         config = config.model_copy(update={"output": str(run_dir)})

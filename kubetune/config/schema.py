@@ -6,9 +6,10 @@ The descriptions are the documentation: docs/config.md and the JSON Schema are g
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from kubetune.config.cluster import ComputeConfig, KubernetesConfig
 from kubetune.config.defaults import data_of_task, full_name, metrics_of
@@ -170,6 +171,19 @@ class LoraConfig(Section):
     )
     use_dora: bool = Field(False, description="DoRA: magnitude and direction apart (arXiv 2402.09353).")
     use_rslora: bool = Field(False, description="Scale by alpha/√r instead of alpha/r (arXiv 2312.03732).")
+
+    @field_validator("target_modules")
+    @classmethod
+    def _is_expression(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        try:
+            if isinstance(value, str):
+                re.compile(value)
+        except re.error as error:
+            raise ValueError(
+                f"found {value!r}, no regular expression ({error}); expected all-linear, a list of module names, or "
+                "an expression that whole names match, such as .*(q|v)_proj"
+            ) from None
+        return value
 
     @property
     def lora_alpha(self) -> float:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import groupby, islice
 from typing import Any
 
+from kubetune.basis import positions_of
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.encode_labelled import within_positions
 from kubetune.data.formats import Chat, read
@@ -39,7 +40,8 @@ Sample = list[tuple[str, bool]]
 class Report:
     """What a check found. `stats` are those of prepared data; `lengths` count rows by token count.
 
-    `labels` are a classifier's, and `classes` count the rows of each; `profiles` are there for a page.
+    `labels` are a classifier's, and `classes` count the rows of each; `profiles` are there for a page. `positions`
+    says what becomes of rows that are longer than the model has positions.
     """
 
     problems: Problems = field(default_factory=Problems)
@@ -51,6 +53,7 @@ class Report:
     duplicates: dict[Split, int] = field(default_factory=dict)
     leaked: int = 0
     samples: list[Sample] = field(default_factory=list)
+    positions: str = ""
     verdict: str = "ok"
 
     @property
@@ -71,6 +74,7 @@ class Report:
         return {
             "ok": self.ok,
             "verdict": self.verdict,
+            "positions": self.positions,
             "problems": problems,
             "splits": splits,
             "eval_rows_also_in_train": self.leaked,
@@ -123,7 +127,13 @@ def check(
     report.duplicates = {split: counts.total() - len(counts) for split, counts in seen.items()}
     if "eval" in seen:
         report.leaked = sum(number for digest, number in seen["eval"].items() if digest in seen["train"])
+    longest = max((max(lengths, default=0) for lengths in report.lengths.values()), default=0)
+    positions = positions_of(config, os.environ)
+    if positions is not None and longest > positions.limit:
+        report.positions = positions.say(longest)
     report.verdict = _verdict(config, report)
+    if report.ok and positions is not None and positions.is_table and report.positions:
+        report.verdict = report.positions
     return report
 
 

@@ -25,7 +25,7 @@ FLOORS: tuple[set[str], ...] = (
         "watchdog",
     },
     {"config", "devices", "checkpoint", "mirror", "mirror_copy", "mirror_owner", "peaks", "writing"},
-    {"plan", "memory", "weights", "forecast", "hindsight", "tracking"},
+    {"plan", "memory", "weights", "basis", "forecast", "hindsight", "tracking"},
     {"agent", "cluster", "launch", "manifests", "report"},
     {"cli", "__main__"},
 )

@@ -1,0 +1,152 @@
+"""What a plan and a check of the data say of the model before its weights are read: its kind, targets, positions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from kubetune import cli, errors
+from kubetune.adapters import add_lora
+from kubetune.basis import positions_of
+from kubetune.config.load import load_config
+from kubetune.config.schema import Config, LoraConfig
+from kubetune.errors import ConfigError, ModelError
+from kubetune.models import load_pretrained, skeleton
+from tests.architectures import COMMON
+from tests.tiny import train_tokenizer
+
+T5 = {"vocab_size": 512, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+MAMBA = {"vocab_size": 512, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tokenizer without a model, rows of 5 to 200 tokens, and a run file over both."""
+    monkeypatch.chdir(tmp_path)
+    train_tokenizer(tmp_path / "model")
+    rows = [{"text": "one two three four five " * (1 + n)} for n in range(10)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "run.yaml").write_text("model: model\ndata: {train: rows.jsonl, num_proc: 1}\nlora: true\n")
+    return tmp_path
+
+
+def describe_model(folder: Path, **facts: Any) -> None:
+    (folder / "model" / "config.json").write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    "command", [["plan", "run.yaml"], ["data", "check", "run.yaml"], ["data", "prepare", "run.yaml"]]
+)
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True, "architectures": ["T5ForConditionalGeneration"]},
+         "is an encoder-decoder (t5); task: causal_lm trains decoders"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "is an encoder, for task: sequence_classif"),
+    ],
+)  # fmt: skip
+def test_models_that_do_not_write_are_refused_before_anything_is_read(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: list[str], facts: dict[str, Any], what: str
+) -> None:
+    describe_model(folder, **facts)
+    assert cli.main(command) == errors.USER
+    assert what in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_class_that_has_no_such_model_is_named_without_the_hundreds_that_it_has(tmp_path: Path) -> None:
+    model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **T5))
+    model.save_pretrained(tmp_path)
+    config = Config.model_validate({"model": str(tmp_path), "data": {"train": "x"}})
+    with pytest.raises(ModelError) as caught:
+        load_pretrained(AutoModelForCausalLM, config, model.device)
+    assert "is a T5, which AutoModelForCausalLM has no form of" in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+def test_an_expression_that_is_none_is_refused_at_its_line(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model: m\ndata: {train: x}\nlora:\n  target_modules: '(unclosed'\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "run.yaml")
+    assert "run.yaml:4: lora.target_modules: found '(unclosed', no regular expression" in str(caught.value)
+    assert "such as .*(q|v)_proj" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (".*nosuch", "no module's whole name matches .*nosuch; names end in down_proj, embed_tokens, gate_proj"),
+        ("q_proj", "no module's whole name matches q_proj"),
+        ("[q_proj, nosuch]", "this model has no module named nosuch; it has down_proj"),
+        (".*\\.q_proj", None),
+        ("[q_proj, v_proj]", None),
+        ("model\\.layers\\.0\\.self_attn\\.q_proj", None),
+    ],
+)
+def test_targets_that_the_model_lacks_do_not_pass_a_plan(
+    folder: Path, capsys: pytest.CaptureFixture[str], targets: str, said: str | None
+) -> None:
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **COMMON)).save_pretrained(folder / "model")
+    capsys.readouterr()
+    code = cli.main(["plan", "run.yaml", f"lora.target_modules={targets}"])
+    assert code == (errors.USER if said else errors.OK)
+    if said:
+        assert said in capsys.readouterr().err
+
+
+def test_targets_that_a_mamba_can_have_are_told_and_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **MAMBA)).save_pretrained(folder / "model")
+    capsys.readouterr()
+    assert cli.main(["plan", "run.yaml"]) == errors.USER
+    said = capsys.readouterr().err
+    assert "all-linear takes in out_proj, which can have no adapter in mamba; write [dt_proj, in_proj, x_proj]" in said
+    assert cli.main(["plan", "run.yaml", f"lora.target_modules={said[said.index('[') :].strip()}"]) == errors.OK
+    lora = LoraConfig(target_modules=("dt_proj", "in_proj", "x_proj"))
+    config = Config.model_validate({"model": str(folder / "model"), "data": {"train": "x"}})
+    model = skeleton(AutoModelForCausalLM, config.model)
+    assert any(
+        "in_proj.lora_A" in name for name, _ in add_lora(model, lora, task_type="CAUSAL_LM", seed=0).named_parameters()
+    )
+
+
+def test_a_table_of_positions_that_ends_is_told_before_training(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    describe_model(folder, model_type="gpt2", n_positions=32)
+    said = "the model has 32 positions, the longest row "
+    assert cli.main(["plan", "run.yaml"]) == errors.USER
+    assert said in capsys.readouterr().err
+    assert cli.main(["data", "check", "run.yaml", "--json"]) == errors.USER
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["verdict"].startswith(said)) == (False, True)
+    assert "set data.max_length to 32 or less" in report["positions"]
+    assert cli.main(["plan", "run.yaml", "data.max_length=32"]) == errors.OK
+
+
+def test_positions_that_turn_go_on_but_were_never_trained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    describe_model(folder, model_type="llama", max_position_embeddings=32)
+    assert cli.main(["plan", "run.yaml"]) == errors.OK
+    assert "beyond them it was never trained" in capsys.readouterr().out
+    assert cli.main(["data", "check", "run.yaml"]) == errors.OK
+    told = capsys.readouterr().out
+    assert "beyond them it was never trained" in told
+    assert "ready to train" in told
+
+
+def test_a_table_of_positions_is_seen_in_the_weights(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    describe_model(tmp_path, model_type="own", max_position_embeddings=32)
+    config = Config.model_validate({"model": str(model), "data": {"train": "x"}})
+    found = positions_of(config, {})
+    assert found is not None
+    assert not found.is_table
+    save_file({"own.wpe.weight": np.zeros((34, 4), np.float32)}, model / "model.safetensors")
+    found = positions_of(config, {})
+    assert found is not None
+    assert (found.limit, found.is_table) == (32, True)
