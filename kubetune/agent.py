@@ -18,6 +18,7 @@ if __name__ == "__main__":
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -44,6 +45,7 @@ SAMPLES = "kubetune.samples"
 _PEER_REPORT_SECONDS = 2.0
 _TORCHRUN_MARGIN_SECONDS = 10.0
 _DEFAULT_PORT = 29500
+_DEFAULT_PATIENCE_SECONDS = 1800.0
 
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -243,25 +245,34 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
 
 
 def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> list[Death]:
-    note = run_dir / "logs" / f"node-{place.node}.deaths.jsonl"
-    note.unlink(missing_ok=True)
     if place.nodes == 1:
         # An address of its own: the host's name, torchrun's default, need not resolve.
         meeting = ["--standalone", "--local-addr", "127.0.0.1"]
     else:
         meeting = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
         meeting += ["--master-port", str(place.master_port)]
+        patience = (
+            files.read_object(run_dir / RESOLVED).get("training", {}).get("timeout_seconds", _DEFAULT_PATIENCE_SECONDS)
+        )
+        meeting += ["--rdzv-conf", f"timeout={math.ceil(patience)}"]
         where = f"{place.master_addr}:{place.master_port}"
         print(f"kubetune: node {place.node} of {place.nodes} meets the others at {where}", flush=True)
-    command = processes.module("kubetune.torchrun", note, int(relay.grace_seconds), *meeting)
+    # A pipe: a run must be able to end with its own reason where nothing can be written any more.
+    reading, writing = os.pipe()
+    command = processes.module("kubetune.torchrun", writing, int(relay.grace_seconds), *meeting)
     command += ["--nnodes", str(place.nodes), "--nproc-per-node", str(place.processes), "--max-restarts", "0"]
     command += ["--module", worker, str(run_dir)]
     # torchrun kills what outlives the grace time; the relay's own limit is for a torchrun that hangs itself.
     relay.grace_seconds += _TORCHRUN_MARGIN_SECONDS
-    status = relay.run(command, _environment(place), has_workers_below=True)
-    if note.exists():
-        return [Death(*json.loads(line)) for line in note.read_text().splitlines()]
-    return [Death(rank, status, time.time()) for rank in place.ranks if status != 0]
+    with open(reading) as told:
+        try:
+            status = relay.run(command, _environment(place), has_workers_below=True, pass_fds=[writing])
+        finally:
+            os.close(writing)
+        facts = [json.loads(line) for line in told]
+    if facts and not isinstance(facts[0], str):
+        return [Death(*fact) for fact in facts]
+    return [Death(rank, status, time.time(), *facts) for rank in place.ranks if status != 0]
 
 
 _ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}

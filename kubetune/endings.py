@@ -37,11 +37,15 @@ class Ending:
 
 @dataclass(frozen=True)
 class Death:
-    """The process of a rank seen to fail: its status, negative for a signal, and when, in seconds since the epoch."""
+    """The process of a rank seen to fail: its status, negative for a signal, and when, in seconds since the epoch.
+
+    `said`: why, where whoever started it knows.
+    """
 
     rank: int
     status: int
     seen: float
+    said: str = ""
 
     @property
     def was_killed(self) -> bool:
@@ -143,7 +147,10 @@ def _from_status(death: Death) -> Ending:
         return Ending(errors.PREEMPTED, _STOPPED_EARLY)
     known = (errors.USER, errors.ENVIRONMENT, errors.DIVERGED, errors.PREEMPTED, errors.LOST_PEER)
     code = death.status if death.status in known else errors.BUG
-    return Ending(code, f"rank {death.rank} ended with exit code {death.status}; its log is logs/rank-{death.rank}.log")
+    return Ending(
+        code,
+        death.said or f"rank {death.rank} ended with exit code {death.status}; its log is logs/rank-{death.rank}.log",
+    )
 
 
 def _rank_path(run_dir: Path, rank: int) -> Path:

@@ -24,9 +24,16 @@ _MARGIN_SECONDS = 5.0
 _ONE_PEER_SECONDS = 1.0
 
 
+class Absent(errors.EnvironmentFault):
+    """Somebody who was waited for did not come."""
+
+
 @dataclass(frozen=True)
 class Meeting:
-    """The board as one rank sees it. Ranks write their host's name when they come, and what they are about to do."""
+    """The board as one rank sees it. Ranks write their host's name when they come, and what they are about to do.
+
+    `who` meets: ranks, or the first processes of nodes.
+    """
 
     rank: int
     size: int
@@ -34,6 +41,7 @@ class Meeting:
     timeout_seconds: float
     address: str
     store: Store
+    who: str = "rank"
 
     def begin(self, phase: str) -> None:
         """This rank is about to do `phase`."""
@@ -63,7 +71,9 @@ class Meeting:
         return bytes(self.store.get(key)).decode()
 
     def _name(self, rank: int) -> str:
-        return f"rank {rank}" + (f" (node {rank // self.ranks_per_node})" if self.size > self.ranks_per_node else "")
+        return f"{self.who} {rank}" + (
+            f" (node {rank // self.ranks_per_node})" if self.size > self.ranks_per_node else ""
+        )
 
     def _missing(self, topic: str, seconds: float) -> list[int]:
         """Ranks that have not written about `topic` when `seconds` are over."""
@@ -75,7 +85,7 @@ class Meeting:
         return []
 
     def call_roll(self) -> None:
-        """Wait until all ranks are here. Raises EnvironmentFault on all that are, naming those that never came."""
+        """Wait until all ranks are here. Raises Absent on all that are, naming those that never came."""
         self.store.set(f"here/{self.rank}", socket.gethostname())
         if self.rank == 0:
             missing = self._missing("here", self.timeout_seconds)
@@ -91,22 +101,24 @@ class Meeting:
             here = [f"heard/{rank}" for rank in range(self.size) if rank not in missing]
             with suppress(dist.DistStoreError):
                 self.store.wait(here, timedelta(seconds=_MARGIN_SECONDS))
-        raise errors.EnvironmentFault(explanation)
+        raise Absent(explanation)
 
     def _explain(self, missing: Collection[int]) -> str:
         names = ", ".join(self._name(rank) for rank in missing)
         hosts = {rank: self._read(f"here/{rank}") for rank in range(self.size) if rank not in missing}
-        here = ", ".join(f"rank {rank} on {host}" for rank, host in hosts.items())
+        here = ", ".join(f"{self.who} {rank} on {host}" for rank, host in hosts.items())
         return (
-            f"{names} never came: {self.size} ranks were to meet at {self.address} within {self.timeout_seconds:g} s, "
-            f"here are {here}. Look whether their processes run, and whether they reach that address and port"
+            f"{names} never came: {self.size} {self.who}s were to meet at {self.address} within "
+            f"{self.timeout_seconds:g} s, here are {here}. Look whether their processes run, and whether they reach "
+            "that address and port"
         )
 
 
 def meet(environ: Mapping[str, str], timeout_seconds: float) -> Meeting:
     """Open the board that torchrun's variables describe, and wait there for all ranks.
 
-    Raises ConfigError when a variable is missing or no number, and EnvironmentFault when somebody does not come.
+    Raises ConfigError when a variable is missing or no number, Absent when somebody does not come, and EnvironmentFault
+    when rank 0 cannot listen.
     """
     size, rank = _number(environ, "WORLD_SIZE", 1), _number(environ, "RANK", 0)
     if rank >= size:
@@ -121,16 +133,25 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Meeting:
         meeting = Meeting(rank, size, _number(environ, "LOCAL_WORLD_SIZE", size), timeout_seconds, address, store)
         meeting.call_roll()
     except dist.DistError as error:
-        said = str(error).splitlines()[0]
         if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             raise errors.EnvironmentFault(
-                f"rank 0 cannot listen at {address}: {said}. Set MASTER_PORT to a free port"
+                f"rank 0 cannot listen at {address}: {first_line(error)}. Set MASTER_PORT to a free port"
             ) from error
-        raise errors.EnvironmentFault(
-            f"rank {rank} on {socket.gethostname()} did not find rank 0 at {address} within {timeout_seconds:g} s: "
-            f"{said.rstrip('.')}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"
-        ) from error
+        raise not_found("rank", rank, address, timeout_seconds, error) from error
     return meeting
+
+
+def not_found(who: str, number: int, address: str, timeout_seconds: float, error: Exception) -> Absent:
+    """What to say when the one that holds the board could not be reached."""
+    return Absent(
+        f"{who} {number} on {socket.gethostname()} did not find {who} 0 at {address} within {timeout_seconds:g} s: "
+        f"{first_line(error).rstrip('.')}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"
+    )
+
+
+def first_line(error: Exception) -> str:
+    """What torch says, without the stack of its C++ below."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -67,14 +67,26 @@ def join(environ: Mapping[str, str] = os.environ, timeout_seconds: float = 600.0
     if cuda:
         torch.cuda.set_device(device)
     if size > 1:
-        dist.init_process_group(
-            "nccl" if cuda else "gloo",
-            timeout=timedelta(seconds=timeout_seconds),
-            device_id=device if cuda else None,
-        )
+        _meet(environ, timeout_seconds)
+        with noticing_losses():
+            dist.init_process_group(
+                "nccl" if cuda else "gloo",
+                timeout=timedelta(seconds=timeout_seconds),
+                device_id=device if cuda else None,
+            )
     yield World(rank, local_rank, size, device)
     if size > 1:
         dist.destroy_process_group()
+
+
+def _meet(environ: Mapping[str, str], timeout_seconds: float) -> None:
+    """Call the roll before torch does, which would not say who is missing."""
+    from kubetune import meeting
+
+    try:
+        meeting.meet(environ, timeout_seconds)
+    except meeting.Absent as absent:
+        raise errors.LostPeer(str(absent)) from absent
 
 
 def side_group(world: World, timeout_seconds: float) -> Group:

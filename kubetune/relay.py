@@ -53,7 +53,14 @@ class Relay:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def run(self, command: Sequence[str], environ: Mapping[str, str], *, has_workers_below: bool = False) -> int:
+    def run(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        has_workers_below: bool = False,
+        pass_fds: Sequence[int] = (),
+    ) -> int:
         """Run `command` to its end; returns its status as subprocess does (minus the number of the signal it died of).
 
         `has_workers_below`: what is to be saved is in its children, so without any it may be killed at once. torchrun
@@ -69,6 +76,7 @@ class Relay:
             list(command),
             env=processes.shielded({**environ, processes.AGENT_PID: str(os.getpid())}),
             start_new_session=True,
+            pass_fds=pass_fds,
             preexec_fn=processes.die_with_parent,
         )
         if self.stopping and self._child.poll() is None:  # asked while the process was being started

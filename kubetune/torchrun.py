@@ -1,47 +1,78 @@
-"""torchrun as the agent needs it: the same launcher, which leaves a note of what became of each rank.
+"""torchrun as the agent needs it: the same launcher, which tells what became of each rank, and which node never came.
 
-    python -m kubetune.torchrun NOTE SECONDS [torchrun's own arguments]
+    python -P -m kubetune.torchrun FD SECONDS [torchrun's own arguments]
 
-At a stop ranks have SECONDS to save and end. NOTE receives one JSON line `[rank, status, seconds since the epoch]` for
-each rank that failed, the first one seen first. torchrun itself would only return 1, and end with tracebacks of its own
-after every stop and many a success.
+At a stop ranks have SECONDS to save and end. To the file descriptor FD goes one JSON line `[rank, status, seconds since
+the epoch]` for each rank that failed, the first one seen first, or one text where the nodes did not meet. torchrun
+itself would only return 1, and end with tracebacks of its own after every stop and many a success.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from signal import Signals
+from typing import Any
 
-from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.run import get_args_parser, parse_args, run
 
-from kubetune import errors, processes
+from kubetune import errors, meeting, processes
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run torchrun and return an exit code of errors.py; 1 means: see the note."""
-    note, patience, arguments = Path(argv[0]), _patience(int(argv[1])), argv[2:]
+    """Run torchrun and return an exit code of errors.py; 1 means: see what was told."""
+    patience, arguments = _patience(int(argv[1])), argv[2:]
+
+    def tell(*facts: object) -> None:
+        os.write(int(argv[0]), "".join(json.dumps(fact) + "\n" for fact in facts).encode())
+
     # Its warnings and errors tell of signals we sent and of ranks that explain themselves.
     logging.disable(logging.ERROR)
+    StaticTCPRendezvous.next_rendezvous = _roll_called(StaticTCPRendezvous.next_rendezvous)  # type: ignore[method-assign]
     try:
         run(parse_args([*patience, *arguments]))
     except ChildFailedError as error:
-        lines = [json.dumps([rank, one.exitcode, one.timestamp]) + "\n" for rank, one in error.failures.items()]
-        note.write_text("".join(lines))
+        tell(*([rank, one.exitcode, one.timestamp] for rank, one in error.failures.items()))
         return errors.BUG
     except SignalException:
         return errors.PREEMPTED
-    except (RendezvousError, DistNetworkError, DistStoreError) as error:
-        print(f"kubetune: the nodes did not find each other: {error}", file=sys.stderr, flush=True)
+    except meeting.Absent as absent:
+        tell(str(absent))
+        return errors.LOST_PEER
+    except (RendezvousError, DistError) as error:
+        tell(f"the nodes lost each other before training: {meeting.first_line(error)}")
         return errors.LOST_PEER
     return errors.OK
+
+
+def _roll_called(next_rendezvous: Any) -> Any:
+    """The same meeting of nodes, but it ends naming those that did not come in time."""
+
+    def meet(handler: StaticTCPRendezvous) -> RendezvousInfo:
+        if handler._store is None:
+            host, port, node, nodes = handler.master_addr, handler.master_port, handler.rank, handler.world_size
+            seconds, address = handler.timeout.total_seconds(), f"{host}:{port}"
+            try:
+                # Not waiting for workers: the board is there to tell which of them are missing.
+                handler._store = TCPStore(
+                    host, port, nodes, node == 0, handler.timeout, multi_tenant=True, wait_for_workers=False
+                )
+                board = PrefixStore("kubetune.nodes", handler._store)
+                meeting.Meeting(node, nodes, nodes, seconds, address, board, "node").call_roll()
+            except DistError as error:
+                raise meeting.not_found("node", node, address, seconds, error) from error
+        info: RendezvousInfo = next_rendezvous(handler)
+        return info
+
+    return meet
 
 
 def _patience(seconds: int) -> list[str]:

@@ -310,7 +310,7 @@ class TrainingConfig(Section):
         1800.0,
         ge=1,
         description="A rank that gets nowhere for this long ends the run, and so does one that others wait for this "
-        "long. Loading the model, and each checkpoint, must take less.",
+        "long, or a node that does not come. Loading the model, and each checkpoint, must take less.",
     )
     seed: int = Field(42, ge=0, lt=2**63, description="Decides data order, splits, initial weights and dropout.")
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import endings, errors
+from kubetune import endings, errors, train_worker
 from kubetune.watchdog import HANG
 from tests import toy
+from tests.ranks import started, wait_all
 
 TIMEOUT = 5.0
 """Longer than loading the toy takes on a crowded machine, which is no hang."""
@@ -57,6 +58,16 @@ def test_a_hung_rank_ends_the_run_and_is_named(
     assert verdict.reason.startswith(
         f"rank {rank} hung in {hang['phase']} for {hang['seconds']:.0f} s after step {step}"
     )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_never_comes_is_named_by_the_others(toy_inputs: Path, tmp_path: Path, rank: int) -> None:
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"timeout_seconds": 1}), 2)
+    with started(train_worker.main, 2, [str(run_dir)], environ={"KUBETUNE_FAULT": f"hang:joining:1:{rank}"}) as ranks:
+        assert wait_all([ranks[1 - rank]]) == [errors.LOST_PEER]
+    reason = endings.read_rank_endings(run_dir)[1 - rank].reason
+    assert ("did not find rank 0 at 127.0.0.1:", "rank 1 never came: 2 ranks were to meet")[rank] in reason
+    assert "Traceback" not in (run_dir / "logs" / f"rank-{1 - rank}.log").read_text()
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def play(run_dir: Path, rank: int, role: dict[str, int]) -> int:
     # Blocked instead of handled: a signal that comes before sigwait is kept for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     (run_dir / f"environ-{rank}.json").write_text(json.dumps(dict(os.environ)))
-    print("started", rank, os.getpid(), flush=True)
+    os.write(1, f"started {rank} {os.getpid()}\n".encode())  # at once: under torchrun print writes word by word
     if "status" in role:
         os._exit(role["status"])
     if "kill" in role:

@@ -74,13 +74,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
         nodes: int = 1,
         grace: int = 60,
         environ: dict[str, str | None] | None = None,
+        resolved: dict[str, object] | None = None,
     ) -> Agent:
         config = Config.model_validate(
             {"model": "m", "data": {"train": "d"}, "compute": {"processes": processes, "nodes": nodes}}
         )
         plan = make_plan(config).model_copy(update={"grace_seconds": grace})
         (tmp_path / "plan.json").write_text(plan.to_json())
-        (tmp_path / "resolved.json").write_text("{}")
+        (tmp_path / "resolved.json").write_text(json.dumps(resolved or {}))
         (tmp_path / "roles.json").write_text(json.dumps(roles))
         started.append(Agent(tmp_path, environ or {}))
         return started[-1]
@@ -324,6 +325,19 @@ def test_a_node_that_waits_for_others_stops_at_once(start: Start) -> None:
         agent.process.terminate()
         assert agent.finish(seconds=5) == 143
         connection.close()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start, node: int) -> None:
+    port = free_port()
+    environ = {"NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    agent = start({}, nodes=2, environ=environ, resolved={"training": {"timeout_seconds": 1}})
+    assert agent.finish(seconds=30) == 145
+    absent = ("node 1 never came: 2 nodes were to meet", f"did not find node 0 at 127.0.0.1:{port} within 1 s")[node]
+    assert absent in agent.errors
+    assert "Traceback" not in agent.errors
+    if node == 0:
+        assert absent in ending(tmp_path)[1]
 
 
 def test_a_node_that_does_not_know_its_place_says_what_is_missing(start: Start) -> None:
