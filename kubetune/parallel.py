@@ -67,24 +67,25 @@ def join(environ: Mapping[str, str] = os.environ, timeout_seconds: float = 600.0
     if cuda:
         torch.cuda.set_device(device)
     if size > 1:
-        _meet(environ, timeout_seconds)
+        board = _meet(environ, timeout_seconds)
         with noticing_losses():
             dist.init_process_group(
                 "nccl" if cuda else "gloo",
                 timeout=timedelta(seconds=timeout_seconds),
                 device_id=device if cuda else None,
             )
+        del board  # not before: rank 0's serves them all until torch's own, at the same address, is there
     yield World(rank, local_rank, size, device)
     if size > 1:
         dist.destroy_process_group()
 
 
-def _meet(environ: Mapping[str, str], timeout_seconds: float) -> None:
+def _meet(environ: Mapping[str, str], timeout_seconds: float) -> object:
     """Call the roll before torch does, which would not say who is missing."""
     from kubetune import meeting
 
     try:
-        meeting.meet(environ, timeout_seconds)
+        return meeting.meet(environ, timeout_seconds)
     except meeting.Absent as absent:
         raise errors.LostPeer(str(absent)) from absent
 
