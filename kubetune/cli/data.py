@@ -149,6 +149,8 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> int:
     else:
         for kind, number in kinds.most_common():
             console.print(f"{counted(number, 'record')} of kind {kind}")
+        if problems.total:
+            console.print(f"{counted(problems.total, 'record')} that cannot be used")
         if line := unused_keys(unused):
             console.print(line, markup=False)
         console.print("Tokens were not looked at; give --model, or a run file, for that.")

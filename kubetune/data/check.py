@@ -31,6 +31,7 @@ from kubetune.data.sources import read_source
 from kubetune.data.splits import changes, plan_batches, require_rows, split_sources, summarise
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.errors import DataError
+from kubetune.writing import counted
 
 Sample = list[tuple[str, bool]]
 """A rendered row in pieces, each with whether it is trained."""
@@ -106,7 +107,7 @@ def check(
         report.classes = {split: Counter(dict.fromkeys(report.labels.names, 0)) for split in sources}
     limits = tuple(sorted({*LIMITS, config.data.max_length})) if gallery is not None else ()
     worker = Worker(tokenizer, config.data, sources, report.labels, load_image_processor(config, tokenizer), limits)
-    batches = plan_batches(config, report.problems)
+    batches = plan_batches(config, report.problems, tallies)
     for result in encode_batches(worker, batches, report.problems, config.data.num_proc):
         tallies[result.split][result.source].add(result.tally)
         report.lengths[result.split].update(result.lengths)
@@ -139,7 +140,7 @@ def check(
 
 def _verdict(config: Config, report: Report) -> str:
     if report.problems.total:
-        return f"{report.problems.total:,} bad records"
+        return counted(report.problems.total, "bad record")
     try:
         for split, stats in report.stats.items():
             require_rows(config, split, stats)

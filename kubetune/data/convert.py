@@ -15,8 +15,7 @@ from kubetune.data.formats import IMAGE_TAG, Chat, Example, Labelled, Pair, Text
 from kubetune.data.images import ADDRESS, image_of_row
 from kubetune.data.problems import Problems
 from kubetune.data.readers import Record
-from kubetune.data.selection import decide_fates
-from kubetune.data.sources import read_source
+from kubetune.data.splits import read_taken
 from kubetune.errors import DataError
 from kubetune.files import written_whole
 
@@ -43,7 +42,7 @@ def convert_source(source: SourceConfig, output: Path, to: str, seed: int = 42) 
 def _converted(
     source: SourceConfig, output: Path, to: str, seed: int, problems: Problems, counts: Counter[str]
 ) -> Iterator[dict[str, Any]]:
-    for record in _threads(_taken(source, seed, problems), counts):
+    for record in _threads(read_taken(source, seed, problems), counts):
         try:
             example = _placed(convert(record.value, source.format, source.columns), record.file, output)
             value = _SHAPERS[to](example)
@@ -54,13 +53,6 @@ def _converted(
             counts["skipped"] += 1
         else:
             yield value
-
-
-def _taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[Record]:
-    (fates,) = decide_fates([source], seed)
-    for index, record in enumerate(read_source(source, problems)):
-        if fates is None or (index < len(fates) and fates[index]):
-            yield record
 
 
 def _placed(example: Example, data_file: str, output: Path) -> Example:

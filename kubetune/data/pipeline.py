@@ -54,6 +54,7 @@ class Batch:
 class Tally:
     """What became of records. `overlong` and `no_label` were left out, `truncated` were cut to `max_length`.
 
+    `refused` could be read and are bad, `unreadable` are no records. With these, rows and what is left out are all.
     Of `reasoning_dropped` the chat template left out reasoning that the record holds. Of the images of all records,
     `images_above_budget` have more tokens than `vision.image_max_tokens`, `images_animated` lose all frames but the
     first, and `images_deep` lose what 8 bits of grey cannot hold. `unused_keys` hold something in so many records and
@@ -65,6 +66,8 @@ class Tally:
     overlong: int = 0
     truncated: int = 0
     no_label: int = 0
+    refused: int = 0
+    unreadable: int = 0
     reasoning_dropped: int = 0
     images: int = 0
     images_above_budget: int = 0
@@ -153,6 +156,9 @@ class Worker:
                 result.problems.append((where, encoded))
             else:
                 self._keep(result, index, where, example, encoded)
+        bad = len(batch.records) - result.tally.records
+        result.tally.records += bad
+        result.tally.refused += bad
         return result
 
     def _is_read_by_template(self, key: str) -> bool:
@@ -174,6 +180,7 @@ class Worker:
         if len(ids) > limit:
             if self._data.overlong == "error":
                 result.problems.append((where, f"has {len(ids):,} tokens; data.max_length is {limit:,}"))
+                tally.refused += 1
                 return
             if self._data.overlong == "drop":
                 tally.overlong += 1

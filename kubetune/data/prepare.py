@@ -201,7 +201,7 @@ def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Ca
             )
             for split in sources
         }
-        results = encode_batches(worker, plan_batches(config, problems), problems, config.data.num_proc)
+        results = encode_batches(worker, plan_batches(config, problems, tallies), problems, config.data.num_proc)
         for result in stack.enter_context(closing(results)):
             writers[result.split].write(result.source, result.chunk)
             tallies[result.split][result.source].add(result.tally)

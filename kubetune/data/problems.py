@@ -28,6 +28,10 @@ class Problems:
         if self._keep is not None:
             del self._kept[self._keep :]
 
+    def part(self) -> Problems:
+        """Problems that are noted here, and counted on their own as well: those of one source."""
+        return _Part(self)
+
     @property
     def first(self) -> list[str]:
         """The problems kept, in the order of their lines."""
@@ -44,3 +48,13 @@ class Problems:
         """Raise DataError when there is a problem."""
         if self.total:
             raise self.error()
+
+
+class _Part(Problems):
+    def __init__(self, whole: Problems) -> None:
+        super().__init__(0)
+        self._whole = whole
+
+    def add(self, where: str, what: str) -> None:
+        self.total += 1
+        self._whole.add(where, what)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.pipeline import Batch, Split, Tally, make_batches
 from kubetune.data.problems import Problems
+from kubetune.data.readers import Record
 from kubetune.data.sources import locate, read_source
 from kubetune.errors import DataError
 
@@ -20,15 +21,32 @@ def split_sources(config: Config) -> dict[Split, tuple[SourceConfig, ...]]:
     return {"train": config.data.train, "eval": config.data.train if isinstance(given, float) else given}
 
 
-def plan_batches(config: Config, problems: Problems) -> Iterator[Batch]:
-    """Read every record that the config asks for, in the order of the sources, training before evaluation."""
+def plan_batches(config: Config, problems: Problems, tallies: Mapping[Split, Sequence[Tally]]) -> Iterator[Batch]:
+    """Read every record that the config asks for, in the order of the sources, training before evaluation.
+
+    What cannot be read is counted in the tallies; where a share is held out, in those of training.
+    """
     data, seed = config.data, config.training.seed
     share = data.eval if isinstance(data.eval, float) else 0.0
-    for index, (source, fates) in enumerate(zip(data.train, _fates(data.train, seed, share), strict=True)):
-        yield from make_batches(read_source(source, problems), index, _splitter("train", fates))
     eval_sources = data.eval if isinstance(data.eval, tuple) else ()
-    for index, (source, fates) in enumerate(zip(eval_sources, _fates(eval_sources, seed, 0.0), strict=True)):
-        yield from make_batches(read_source(source, problems), index, _splitter("eval", fates))
+    given: tuple[tuple[Split, Sequence[SourceConfig], float], ...] = (
+        ("train", data.train, share),
+        ("eval", eval_sources, 0.0),
+    )
+    for split, sources, held_out in given:
+        for index, (source, fates) in enumerate(zip(sources, _fates(sources, seed, held_out), strict=True)):
+            unreadable = problems.part()
+            yield from make_batches(read_source(source, unreadable), index, _splitter(split, fates))
+            tallies[split][index].records += unreadable.total
+            tallies[split][index].unreadable += unreadable.total
+
+
+def read_taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[Record]:
+    """The records of a source that `path#N` and `range` take, whatever split they go to."""
+    (fates,) = _fates([source], seed, 0.0)
+    for index, record in enumerate(read_source(source, problems)):
+        if fates is None or (index < len(fates) and fates[index]):
+            yield record
 
 
 def _fates(sources: Sequence[SourceConfig], seed: int, share: float) -> Sequence[bytes | None]:
@@ -62,8 +80,10 @@ def remarks(stats: dict[str, Any]) -> list[str]:
         "overlong": "left out as too long",
         "truncated": "truncated",
         "no_label": "left out with nothing to learn",
+        "refused": "refused",
+        "unreadable": "that cannot be read",
     }
-    found = (f"{stats[name]:,} {fate}" for name, fate in fates.items() if stats[name])
+    found = (f"{stats[name]:,} {fate}" for name, fate in fates.items() if stats.get(name))
     return [*found, *changes(stats)]
 
 

@@ -17,7 +17,8 @@ from kubetune.data.formats import Chat, Example, Label, Labelled, Pair, Text, co
 from kubetune.data.images import UnusableImage, image_file, verifier
 from kubetune.data.labels import is_vector
 from kubetune.data.problems import Problems
-from kubetune.data.sources import class_names, read_source
+from kubetune.data.sources import class_names
+from kubetune.data.splits import read_taken
 from kubetune.data.statistics import bars
 from kubetune.data.tokenizer import cache_folder
 
@@ -32,10 +33,15 @@ _EMPTY = "is empty"
 
 @dataclass
 class Survey:
-    """What the records of one source hold. `empty`: where the first records without an answer are."""
+    """What the records of one source hold; of `refused` and `unreadable` ones nothing else is known.
+
+    `empty`: where the first records without an answer are.
+    """
 
     path: str
     records: int = 0
+    refused: int = 0
+    unreadable: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     roles: Counter[str] = field(default_factory=Counter)
     characters: Counter[str] = field(default_factory=Counter)
@@ -54,6 +60,8 @@ class Survey:
         return {
             "path": self.path,
             "records": self.records,
+            "refused": self.refused,
+            "unreadable": self.unreadable,
             "kinds": self.kinds.most_common(),
             "roles": [(role, count, round(self.characters[role] / count)) for role, count in self.roles.most_common()],
             "turns": sorted(self.turns.items()),
@@ -81,13 +89,15 @@ def _survey(source: SourceConfig, config: Config, name_language: Callable[[str],
     labelled = config.task == "sequence_classification"
     names = dict(enumerate(class_names(source))) if labelled else {}
     verify, cache = verifier(), cache_folder(config.data.cache)
-    for record in read_source(source, Problems()):
+    problems = Problems(0)
+    for record in read_taken(source, config.training.seed, problems):
         found.records += 1
         try:
             example = convert(record.value, source.format, source.columns, labelled=labelled)
         except ValueError as error:
             if _EMPTY in str(error):
                 _note_empty(found, record.where)
+            found.refused += 1
             continue  # a bad record, which the check itself names
         found.kinds[_KINDS[type(example)]] += 1
         for role, text in _texts(example):
@@ -105,6 +115,8 @@ def _survey(source: SourceConfig, config: Config, name_language: Callable[[str],
             found.turns[sum(message["role"] == "assistant" for message in example.messages)] += 1
             found.systems.update(m["content"] for m in example.messages if m["role"] == "system")
             _look_at_images(found, example, partial(image_file, record.file, cache=cache), verify)
+    found.unreadable = problems.total
+    found.records += problems.total
     return found
 
 

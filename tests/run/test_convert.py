@@ -219,7 +219,7 @@ def test_images_of_a_folder_are_looked_at_and_stay_where_they_are(source: Path, 
     assert {json.loads(row)["images"][0] for row in rows.read_text().splitlines()} == {
         f"{images}/train2017/{0:012d}.jpg"
     }
-    problems, kinds = check_shapes(SourceConfig(path=str(rows)))
+    problems, kinds, _ = check_shapes(SourceConfig(path=str(rows)))
     assert (problems.total, kinds) == (0, {"Chat with images": stats["examples_generated"]})
 
 
@@ -299,7 +299,7 @@ def test_volcano_mixes_rows_with_and_without_images(source: Path, tmp_path: Path
     file = write_list(tmp_path / "volcano-train.json", iter(records))
     stats = convert("volcano", "--source", file, "--skip-images", "--output", tmp_path / "out", MAX_HISTORY_ROUNDS="x")
     assert stats["train"]["samples_used_by_source"] == {"coco": 4, "text": 5}
-    _, kinds = check_shapes(SourceConfig(path=str(tmp_path / "out" / "volcano_train.jsonl")))
+    _, kinds, _ = check_shapes(SourceConfig(path=str(tmp_path / "out" / "volcano_train.jsonl")))
     assert kinds == {"Chat": 5, "Chat with images that are not there": 4}
 
 

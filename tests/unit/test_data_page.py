@@ -75,6 +75,84 @@ def test_the_page_of_bad_data_names_the_lines(tmp_path: Path, model: Path, capsy
     assert "data.jsonl:2:" in page
 
 
+COUNTS = "records", "rows", "overlong", "no_label", "refused", "unreadable"
+MIXED = [
+    json.dumps(chat("1", "2")),
+    json.dumps({"messages": [{"role": "bot", "content": "x"}]}),
+    '{"messages": ',
+    json.dumps(chat("1", "2", id=3, **{"\x1b[31mred": 1})),
+    json.dumps({"messages": [{"role": "user", "content": "x"}]}),
+    json.dumps(chat("1", "a b c d " * 100)),
+]
+
+
+def test_the_counts_of_records_add_up_and_are_the_same_everywhere(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.jsonl").write_text("\n".join(MIXED))
+    code, page = page_of(tmp_path, model, capsys)
+    assert code == 2
+    table = page.split('id="counts"')[1].split("</table>")[0]
+    heads, cells = (re.findall(rf"<{tag}\b[^>]*>([^<]*)<", table) for tag in ("th", "td"))
+    found = dict(zip(heads[2:], cells[1:], strict=False))
+    names = ("records", "rows kept", "too long, left out", "nothing to learn", "refused", "cannot be read")
+    assert [int(found[name]) for name in names] == [6, 2, 1, 1, 1, 1]
+    assert "<p>6 records, 4 of them conversations, 1 of a form that is refused, 1 that cannot be read." in page
+    cli.main(["data", "check", str(tmp_path / "run.yaml"), "--json"])
+    (source,) = json.loads(capsys.readouterr().out)["splits"]["train"]["sources"]
+    assert [source[name] for name in COUNTS] == [6, 2, 1, 1, 1, 1]
+    cli.main(["data", "check", str(tmp_path / "run.yaml")])
+    told = capsys.readouterr().out
+    assert "2 rows of 6 records" in told
+    assert "1 left out as too long, 1 left out with nothing to learn, 1 refused, 1 that cannot be read" in told
+
+
+def test_what_data_hold_reaches_no_terminal_as_an_order(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "\x1b]0;owned\x07\x9b31m\u202e"
+    rows = [chat(f"1{hostile}", f"2{hostile}", **{hostile: 1}), {"messages": [{"role": hostile, "content": "x"}]}]
+    write(tmp_path / "data.jsonl", [*rows, {hostile: 2}])
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(f"model: {model}\ndata: {{train: data.jsonl}}\n")
+    targets = (str(run_file), f"{tmp_path}/data.jsonl")
+    checks = [["check", target, *more] for target in targets for more in ([], ["--json"])]
+    for command in (*checks, ["prepare", str(run_file)]):
+        assert cli.main(["data", *command]) == 2
+        out, err = capsys.readouterr()
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out + err)
+        assert "owned" in out + err
+
+
+def test_keys_that_are_not_used_are_told_on_the_terminal_and_on_the_page(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "data.jsonl", [chat("1", f"{i}", id=i, **({"source": "x"} if i else {})) for i in range(3)])
+    code, page = page_of(tmp_path, model, capsys)
+    assert code == 0
+    assert "data.jsonl, train: keys not used: id × 3, source × 2." in page
+    for target in (str(tmp_path / "run.yaml"), str(tmp_path / "data.jsonl")):
+        assert cli.main(["data", "check", target]) == 0
+        assert "keys not used: id × 3, source × 2" in capsys.readouterr().out
+
+
+def test_long_rows_are_shortened_on_the_terminal(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = chat("q", "a")["messages"] * 30
+    write(tmp_path / "data.jsonl", [chat("begin " + "a b c d " * 500 + " end", "x"), {"messages": talk}])
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(f"model: {model}\ndata: {{train: data.jsonl, max_length: 100000}}\n")
+    assert cli.main(["data", "check", str(run_file)]) == 0
+    told = capsys.readouterr().out
+    assert len(told) < 3000
+    assert "begin a b c d" in told
+    assert re.search(r"… 3,\d\d\d characters … .* end<\|im_end\|>", told, re.DOTALL)
+    assert "… 37 pieces …" in told
+    assert cli.main(["data", "check", str(run_file), "--json"]) == 0
+    assert "a b c d " * 400 in capsys.readouterr().out
+
+
 def test_the_page_says_what_another_length_would_cost(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
