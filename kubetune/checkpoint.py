@@ -116,7 +116,19 @@ def verify(folder: Path, *, thorough: bool = True) -> str | None:
             return f"{name} has {path.stat().st_size} bytes instead of {listed[name]['bytes']}"
         if thorough and files.sha256_file(path) != listed[name]["sha256"]:
             return f"{name} is damaged (checksum differs)"
-    return None
+    return _misnamed(folder)
+
+
+def _misnamed(folder: Path) -> str | None:
+    """What is wrong with a checkpoint that is named for another step than its own, or says nothing of steps."""
+    named = STEP_FOLDER.fullmatch(folder.name)
+    if named is None:
+        return None
+    try:
+        step = files.read_object(folder / STATE).get("step")
+    except (OSError, errors.EnvironmentFault) as error:
+        return f"has no {STATE} that can be read ({error})"
+    return None if step == int(named[1]) else f"is of step {step}, not of the one in its name"
 
 
 def steps(run_dir: Path) -> list[int]:
@@ -182,8 +194,14 @@ def choose(run_dir: Path, which: str = "best") -> Path:
 
 
 def load_state(folder: Path) -> State:
-    """The state a checkpoint holds."""
-    return State(**json.loads((folder / STATE).read_text()))
+    """The state a checkpoint holds. Raises ConfigError for what another version wrote, EnvironmentFault for damage."""
+    facts = files.read_object(folder / STATE)
+    if unknown := sorted(facts.keys() - State.__dataclass_fields__.keys()):
+        raise errors.ConfigError(
+            f"{folder / STATE} has {', '.join(unknown)}, which this version of kubetune does not know; go on with the "
+            "one that wrote it. Nothing was written."
+        )
+    return State(**facts)
 
 
 def link(run_dir: Path, name: str, step: int) -> None:

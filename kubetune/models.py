@@ -20,9 +20,10 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
-from kubetune import errors, imports, logs, quantization
+from kubetune import errors, imports, logs, quantization, weights
 from kubetune.config.schema import Config, ModelConfig
-from kubetune.data.hub import check_model_folder, explained_hub_errors, hub_token
+from kubetune.data.hub import check_model_folder, explained_hub_errors, find_files, hub_token
+from kubetune.data.tokenizer_files import read_json
 from kubetune.writing import counted
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers
 
 _OTHER_KIND = re.compile(r"Unrecognized configuration class .*?(\w+)'> for this kind of AutoModel: (\w+)")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+_OF_ODD_FILES = (
+    LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, ImportError, NotImplementedError,
+    RecursionError,
+)  # fmt: skip
+"""What transformers raises where a file says something that nobody thought of."""
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
@@ -54,6 +62,7 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
     """
     model = config.model
     check_model_folder(model)
+    _require_plain(model)
     arithmetic = choose_dtype(model.dtype, device)
     if (quantised := quantization.settings(config, arithmetic)) is not None:
         settings |= {"quantization_config": quantised, "device_map": {"": str(device)}}
@@ -94,6 +103,38 @@ def load_trained(auto_class: Any, config: Config, folder: Path, device: torch.de
 
     base: Any = load_pretrained(auto_class, config, device, **settings)
     return PeftModel.from_pretrained(base, str(folder))
+
+
+def _require_plain(model: ModelConfig) -> None:
+    """Raise ModelError for a config.json or an index that would have code or weights fetched from anywhere else."""
+    found = find_files(model, model.path, ("config.json", weights.INDEX))
+    if "config.json" not in found:
+        return  # transformers says what is missing
+    weights.files_of(found["config.json"].parent)
+    facts = read_json(found["config.json"])
+    layers = facts.get("num_hidden_layers")
+    if isinstance(layers, int) and not 0 < layers <= weights.MOST_LAYERS:
+        raise errors.ModelError(f"model {model.path}: its config.json has {layers:,} layers; expected a model's number")
+    for key, value in _implementations(facts):
+        if not value.replace("_", "").isalnum():  # transformers takes `owner/name` for a kernel of the hub, and runs it
+            raise errors.ModelError(
+                f"model {model.path}: its config.json has {key}: {value!r}, code from elsewhere; take that key "
+                "out of it, and choose with model.attention. Nothing was loaded."
+            )
+
+
+def _implementations(facts: Any) -> Iterator[tuple[str, str]]:
+    """Every text, at any depth of a config.json, that names how something is computed."""
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            yield from ((key, name) for name in value.values() if _chooses(key) and isinstance(name, str))
+            yield from _implementations(value)
+        elif isinstance(value, str) and value and _chooses(key):
+            yield key, value
+
+
+def _chooses(key: str) -> bool:
+    return key.removesuffix("_internal").endswith("_implementation")
 
 
 @contextmanager
@@ -138,6 +179,7 @@ def explain(model: ModelConfig) -> Iterator[None]:
     """Turn what huggingface_hub and transformers raise into one sentence that says what to do."""
     from huggingface_hub import errors as hub
 
+    strict: type[Exception] = hub.StrictDataclassError
     kinds = (hub.HfHubHTTPError, hub.HFValidationError, hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError)
     try:
         yield
@@ -164,6 +206,16 @@ def explain(model: ModelConfig) -> Iterator[None]:
                 "a model of another kind, or another `task`"
             ) from error
         raise errors.ModelError(f"model {model.path}: {' '.join(str(error).split())}") from error
+    except (*_OF_ODD_FILES, RuntimeError, strict) as error:
+        # A lack of memory, a lost rank and a broken device have kinds, or words, of their own.
+        is_odd = isinstance(error, _OF_ODD_FILES) or type(error) is RuntimeError
+        words = " ".join(str(error).split())[:300]
+        if isinstance(error, RuntimeError) and (not is_odd or re.search(r"alloc|memory|CUDA", words)):
+            raise
+        raise errors.ModelError(
+            f"model {model.path}: transformers cannot make a model of its config.json and weights "
+            f"({type(error).__name__}: {words}); fetch it again, or mend config.json"
+        ) from error
 
 
 def check_rows(auto_class: Any, config: Config, data: Prepared) -> None:

@@ -18,6 +18,9 @@ from kubetune.errors import ModelError
 MAX_HEADER_BYTES = 100 << 20
 INDEX = "model.safetensors.index.json"
 
+MOST_LAYERS = 10_000
+"""A config.json that has more is no decoder's, and would take for ever."""
+
 TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
 """What models that see call the part that sees."""
 
@@ -73,11 +76,11 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
         for file in sorted(folder.glob("*.safetensors")):
             shapes |= _header(file)
         whole = _is_whole(folder, shapes)
-    except (OSError, ValueError):
-        return None
-    if whole:
-        return Weights(shapes, config, stated=True)
-    derived = shapes_of(Weights({}, config, stated=False).text_config)
+        if whole:
+            return Weights(shapes, config, stated=True)
+        derived = shapes_of(Weights({}, config, stated=False).text_config)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return None  # loading says what is wrong with it
     return Weights(derived, config, stated=False) if derived else None
 
 
@@ -134,6 +137,8 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     if config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts"):
         return {}
     if not all(isinstance(size, int) and size > 0 for size in (hidden, layers, vocabulary, heads, intermediate)):
+        return {}
+    if layers > MOST_LAYERS:
         return {}
     size = config.get("head_dim") or hidden // heads
     keys = (config.get("num_key_value_heads") or heads) * size

@@ -64,7 +64,9 @@ class ModelConfig(Section):
     )
     local_files_only: bool = Field(False, description="Never ask the hub; the model must be on disk or in the cache.")
     trust_remote_code: bool = Field(
-        False, description="Run Python code that comes with the model. Needs `revision` pinned to a commit."
+        False,
+        description="Run Python code that comes with the model. Needs `revision` pinned to a commit; for a folder, to "
+        "the digest of its Python and JSON files, which the refusal of another names.",
     )
 
     @model_validator(mode="after")

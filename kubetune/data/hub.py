@@ -6,13 +6,16 @@ Weights are not fetched here. `huggingface_hub` is imported only when the hub is
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from kubetune import weights
 from kubetune.config.schema import ModelConfig
 from kubetune.errors import EnvironmentFault, ModelError
+from kubetune.files import sha256_file
 
 _NOT_HERE = (
     "{kind} {repo} is not in the local cache and the hub cannot be reached; go online once (`hf download {repo}`) or "
@@ -88,7 +91,8 @@ def _is_offline() -> bool:
 def check_model_folder(model: ModelConfig) -> None:
     """Look into a local folder before anything starts; transformers' own message would send the user to the hub.
 
-    Raises ModelError when it is missing, is no model, or holds weights only as pickles.
+    Raises ModelError when it is missing, is no model, holds weights only as pickles or elsewhere, or other code than
+    the config pins.
     """
     if not is_local(model.path):
         return
@@ -97,7 +101,10 @@ def check_model_folder(model: ModelConfig) -> None:
         raise ModelError(f"model {folder}: there is no such folder")
     if not (folder / "config.json").is_file():
         raise ModelError(f"model {folder}: has no config.json; expected a folder in Hugging Face form")
-    if list(folder.glob("*.safetensors")):
+    files = weights.files_of(folder)
+    if model.trust_remote_code and model.revision is not None:
+        _require_read_code(folder, model.revision)
+    if files:
         return
     pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt*"))
     if pickled:
@@ -106,6 +113,19 @@ def check_model_folder(model: ModelConfig) -> None:
             "safetensors (model.save_pretrained with transformers does)"
         )
     raise ModelError(f"model {folder}: has no *.safetensors file")
+
+
+def _require_read_code(folder: Path, pin: str) -> None:
+    """Raise ModelError unless `pin` is the digest of what can make code run: the modules of a folder, and its JSON."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".json") and path.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0{sha256_file(path)}\n".encode())
+    if digest.hexdigest()[:40] != pin:
+        raise ModelError(
+            f"model {folder}: model.trust_remote_code runs its code, and model.revision pins {pin}, but the folder's "
+            f"Python and JSON files have the digest {digest.hexdigest()[:40]}. Read the code, then set model.revision "
+            "to that. Nothing was run."
+        )
 
 
 @contextlib.contextmanager

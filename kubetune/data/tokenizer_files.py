@@ -101,7 +101,7 @@ def read_json(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}; the model may be downloaded incompletely") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a {type(value).__name__}; expected an object")

@@ -170,3 +170,21 @@ def test_retention_keeps_the_newest_good_ones_and_the_best(tmp_path: Path, event
             step = max(good, default=0)
         assert {n for n in checkpoint.steps(run_dir) if checkpoint.verify(folder_of(run_dir, n)) is None} == good
         assert len(checkpoint.steps(run_dir)) <= keep + 1 + sum(event.startswith("damage") for event in events)
+
+
+def test_a_checkpoint_that_is_named_for_another_step_is_set_aside(tmp_path: Path) -> None:
+    commit(tmp_path, 10, 20)
+    folder_of(tmp_path, 20).rename(folder_of(tmp_path, 999_999))
+    assert checkpoint.verify(folder_of(tmp_path, 999_999)) == "is of step 20, not of the one in its name"
+    assert checkpoint.newest_step(tmp_path) == 10
+    checkpoint.prune(tmp_path, 1, set())
+    assert checkpoint.find(tmp_path) == folder_of(tmp_path, 10)
+    assert names(tmp_path) == {"step-000010", "damaged-step-999999-1"}
+
+
+def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
+    commit(tmp_path, 1)
+    path = folder_of(tmp_path, 1) / checkpoint.STATE
+    path.write_text(path.read_text().replace('"samples"', '"momentum"'))
+    with pytest.raises(errors.ConfigError, match="has momentum, which this version of kubetune does not know"):
+        checkpoint.load_state(path.parent)

@@ -8,7 +8,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from kubetune import weights
 from kubetune.config.schema import Config, ModelConfig
+from kubetune.data.hub import check_model_folder
 from kubetune.data.prepare import prepare
 from kubetune.data.tokenizer import load_tokenizer
 from kubetune.errors import ConfigError, ModelError
@@ -147,3 +149,76 @@ def test_positions_that_begin_behind_the_padding_are_not_counted():
         check_positions(model, 19)
     with pytest.raises((IndexError, RuntimeError), match="index"):
         model(input_ids=torch.full((1, 19), 5))
+
+
+def config_of(folder, **model):
+    return Config.model_validate({"model": {"path": str(folder), **model}, "data": {"train": "x.jsonl"}})
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/outside.safetensors", "model.bin", 5, None])
+def test_an_index_that_leads_elsewhere_is_refused(tmp_path, name):
+    folder = save_model(tmp_path / "model")
+    (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    (folder / "other.safetensors").touch()
+    (folder / weights.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": name}}))
+    config = config_of(folder)
+    for read in (lambda: check_model_folder(config.model), lambda: weights.files_of(folder)):
+        with pytest.raises(
+            ModelError, match=r"index\.json names .*; expected names of \*\.safetensors files in the same"
+        ):
+            read()
+    with pytest.raises(ModelError, match=r"index\.json names"):
+        load_pretrained(AutoModelForCausalLM, config, torch.device("cpu"))
+    (folder / weights.INDEX).write_text("[" * 100_000)
+    with pytest.raises(ModelError, match="cannot be read"):
+        check_model_folder(config.model)
+
+
+ODD = [
+    ("attn_implementation", "kernels-community/flash-attn"),
+    ("_attn_implementation", {"": "owner/name:function"}),
+    ("text_config", {"attn_implementation": "owner/name@main"}),
+    ("num_hidden_layers", 2**62),
+    ("num_hidden_layers", -1),
+    ("hidden_size", "x"),
+    ("head_dim", -1),
+    ("num_attention_heads", 0),
+    ("rms_norm_eps", []),
+    ("vocab_size", 2**62),
+    ("quantization_config", {"quant_method": "gptq", "bits": 4}),
+    ("quantization_config", [1]),
+    ("layer_types", 5),
+    ("architectures", {"a": 1}),
+    ("rope_parameters", "x"),
+    ("text_config", 1.5),
+    ("model_type", ["llama"]),
+    ("model_type", "whisper"),
+    ("sub_configs", 1),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), ODD, ids=[f"{key} {str(value)[:20]}" for key, value in ODD])
+def test_an_odd_config_of_a_model_is_no_bug(tmp_path, key, value):
+    folder = save_model(tmp_path / "model")
+    facts = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**facts, key: value}))
+    weights.read_weights(str(folder), {})
+    try:
+        load_pretrained(AutoModelForCausalLM, config_of(folder), torch.device("cpu"))
+    except ModelError as error:
+        assert str(folder) in str(error)
+    else:
+        assert key in ("architectures", "layer_types"), "transformers does not look at it"
+
+
+def test_code_of_a_folder_is_pinned_by_its_content(tmp_path):
+    folder = save_model(tmp_path / "model")
+    (folder / "modeling_own.py").write_text("x = 1\n")
+    made_up = config_of(folder, trust_remote_code=True, revision="a" * 40)
+    with pytest.raises(ModelError, match="have the digest [0-9a-f]{40}. Read the code, then") as caught:
+        load_pretrained(AutoModelForCausalLM, made_up, torch.device("cpu"))
+    digest = str(caught.value).split("the digest ")[1][:40]
+    check_model_folder(config_of(folder, trust_remote_code=True, revision=digest).model)
+    (folder / "modeling_own.py").write_text("x = 2\n")
+    with pytest.raises(ModelError, match="Nothing was run"):
+        check_model_folder(config_of(folder, trust_remote_code=True, revision=digest).model)
