@@ -18,7 +18,7 @@ from kubetune.config.schema import DataConfig, SourceConfig
 from kubetune.data.encode import Encoded, Encoder
 from kubetune.data.encode_labelled import LabelledEncoder
 from kubetune.data.encode_vision import VisionEncoder
-from kubetune.data.formats import Chat, Example, read
+from kubetune.data.formats import IMAGE_TAG, Chat, Example, read
 from kubetune.data.image_processor import ImageProcessor
 from kubetune.data.images import image_file
 from kubetune.data.labels import Labels
@@ -55,7 +55,8 @@ class Tally:
     """What became of records. `overlong` and `no_label` were left out, `truncated` were cut to `max_length`.
 
     `refused` could be read and are bad, `unreadable` are no records. With these, rows and what is left out are all.
-    Of `reasoning_dropped` the chat template left out reasoning that the record holds. Of the images of all records,
+    Of `reasoning_dropped` the chat template left out reasoning that the record holds; the texts of `special_texts`
+    hold what the tokenizer takes for special tokens. Of the images of all records,
     `images_above_budget` have more tokens than `vision.image_max_tokens`, `images_animated` lose all frames but the
     first, and `images_deep` lose what 8 bits of grey cannot hold. `unused_keys` hold something in so many records and
     decide nothing.
@@ -69,6 +70,7 @@ class Tally:
     refused: int = 0
     unreadable: int = 0
     reasoning_dropped: int = 0
+    special_texts: int = 0
     images: int = 0
     images_above_budget: int = 0
     images_animated: int = 0
@@ -128,6 +130,7 @@ class Worker:
             encoder = Encoder(tokenizer, train_on=data.train_on, add_special_tokens=data.add_special_tokens)
             self._encoder = encoder if processor is None else VisionEncoder(encoder, processor)
         self._labelled = labels is not None
+        self._find_special = None if labels is not None else tokenizer.find_special
         self._data = data
         self._sources = sources
         self._limits = limits
@@ -172,6 +175,7 @@ class Worker:
         ids = encoded.ids
         tally.records += 1
         tally.longest = max(tally.longest, len(ids))
+        tally.special_texts += self._holds_special_tokens(example)
         for note in encoded.image_notes:
             setattr(tally, note, getattr(tally, note) + 1)
         result.lengths.append(len(ids))
@@ -197,6 +201,15 @@ class Worker:
         tally.reasoning_dropped += encoded.drops_reasoning
         tally.images += len(encoded.images)
         result.chunk.add(index, encoded.ids, encoded.trained, encoded.target, encoded.segments, encoded.images)
+
+    def _holds_special_tokens(self, example: Example) -> bool:
+        """Whether texts of a conversation hold what the tokenizer takes for special tokens, as transformers' does."""
+        if self._find_special is None or not isinstance(example, Chat):
+            return False
+        contents = (message["content"] for message in example.messages)
+        if example.images:
+            contents = (content.replace(IMAGE_TAG, "") for content in contents)
+        return any(map(self._find_special, contents))
 
 
 def _keys_of_messages(template: str) -> frozenset[str]:

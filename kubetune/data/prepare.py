@@ -39,7 +39,7 @@ from kubetune.files import (
 
 __all__ = ["Prepared", "Rows", "load_prepared", "prepare"]
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Changes when the same input would give other rows, or the files another form."""
 
 LABELS: Final = "labels.json"

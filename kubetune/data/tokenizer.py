@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,13 @@ class Tokenizer:
         """Ids of all special tokens."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(id for id, token in added.items() if token.special)
+
+    @cached_property
+    def find_special(self) -> Callable[[str], object]:
+        """A function that finds the text of a special token in a text, for what has one; it is None where none is."""
+        added = self.backend.get_added_tokens_decoder().values()
+        texts = sorted((str(token) for token in added if token.special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts))).search if texts else lambda _: None
 
     @property
     def eos_id(self) -> int:
