@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kubetune import checkpoint, endings, errors, files, logs, metrics, mirror, processes, watchdog
 from kubetune.endings import Death, Ending
@@ -130,13 +130,18 @@ def _start(args: argparse.Namespace, relay: Relay) -> int:
         with hold(args.run_dir, read_place(args.run_dir).node):
             return supervise(args.run_dir, relay)
     except errors.KubetuneError as error:
-        print(logs.scrub(f"kubetune: {error}"), file=sys.stderr)
-        return error.exit_code
+        return _end(error)
     except OSError as error:
         if (fault := files.fault_of(error)) is None:
             raise
-        print(logs.scrub(f"kubetune: {fault}"), file=sys.stderr)
-        return fault.exit_code
+        return _end(fault)
+
+
+def _end(error: errors.KubetuneError) -> int:
+    """Say why nothing was begun; returns the exit code."""
+    print(logs.scrub(f"kubetune: {error}"), file=sys.stderr)
+    endings.leave_message(Ending(error.exit_code, endings.reason_of(error)))
+    return error.exit_code
 
 
 def _launch(args: argparse.Namespace, relay: Relay) -> int:
@@ -183,6 +188,7 @@ def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worke
         if place.node == 0:
             endings.write_ending(run_dir, ending)
         metrics.record_event(run_dir, "exit", node=place.node, **asdict(ending))
+    endings.leave_message(ending, _progress(run_dir) if place.node == 0 else None)
     if ending.code != errors.OK:
         # What a rank says it has also logged; only what was seen from outside is news.
         is_told = any(ending.reason.endswith(rank.reason) for rank in endings.read_rank_endings(run_dir).values())
@@ -193,6 +199,16 @@ def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worke
         _sample(run_dir, relay)
         _push(run_dir, relay)
     return ending.code
+
+
+def _progress(run_dir: Path) -> dict[str, Any] | None:
+    """How far the run is, for when nobody can be asked any more."""
+    from kubetune.cluster.inside import progress
+
+    try:
+        return {key: told for key, told in progress(run_dir).items() if key not in ("ending", "last_exit")}
+    except (errors.KubetuneError, OSError, ValueError, KeyError):
+        return None  # damaged files are told of by whoever reads them
 
 
 def _sample(run_dir: Path, relay: Relay) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from kubetune import errors
 from kubetune.files import read_object, write_atomic
@@ -19,7 +21,11 @@ from kubetune.logs import scrub
 from kubetune.metrics import now
 
 EXIT = "exit.json"
+TERMINATION_LOG = Path("/dev/termination-log")
+"""Where a container leaves its last word: Kubernetes keeps it in the pod's status when the container is gone."""
 
+# Kubernetes keeps 4,096 bytes, in which the reason is what may be long.
+_MESSAGE_CHARACTERS = 1000
 # Deaths that follow from a first one within this time were not yet caused by torchrun, which kills after 30 seconds.
 _SAME_CAUSE_SECONDS = 10.0
 _REQUESTS_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -81,6 +87,14 @@ def write_ending(run_dir: Path, ending: Ending) -> None:
 def read_ending(run_dir: Path) -> Ending | None:
     """The verdict of exit.json; None while the run goes on or when it was cut off without one."""
     return _read(run_dir / EXIT)
+
+
+def leave_message(ending: Ending, progress: Mapping[str, Any] | None = None) -> None:
+    """Tell Kubernetes how this container ends, and how far the run is. Nothing where there is no Kubernetes."""
+    told = {**asdict(ending), "reason": ending.reason[:_MESSAGE_CHARACTERS], "progress": progress}
+    with suppress(OSError):
+        if TERMINATION_LOG.is_file():
+            TERMINATION_LOG.write_text(scrub(json.dumps(told)))
 
 
 def clear_endings(run_dir: Path, ranks: Collection[int] | None = None) -> None:

@@ -154,7 +154,9 @@ def _train(
     if world.is_main:
         dtype = choose_dtype(config.model.dtype, world.device)
         facts = throughput.describe(learner, config, data.train, world.device, dtype)
-        metrics.record_event(run_dir, "resume" if state.step else "start", step=state.step, **facts)
+        metrics.record_event(
+            run_dir, "resume" if state.step else "start", step=state.step, steps=run.plan.num_steps, **facts
+        )
     if config.training.fp8:
         fp8.adopt(learner.model, world.device, lambda: _loss_ahead(run, state))
     if config.training.probe:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kubetune.cluster.runs import Snapshot
 
 _SHOWN_EVENTS = 5
+_SAME_END_SECONDS = 900.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +94,7 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
         "evaluation": progress.get("evaluation"),
         "saved_step": progress.get("saved_step", words.saved_step),
         "last_exit": progress.get("last_exit"),
+        "cause": snapshot.cause,
         "not_asked": snapshot.silence or None,
         "pods": [
             {
@@ -120,6 +122,12 @@ def why(snapshot: Snapshot) -> str:
         return "its pods were removed; submit it again to go on with it"
     reasons = [reason for pod in snapshot.pods if (reason := pods.why(pod, _events_of(snapshot, pod)))]
     if snapshot.state == "failed":
+        guilty = pods.culprit(snapshot.pods)
+        told = pods.message_of(guilty) if guilty else None
+        if told and told["reason"]:
+            return str(told["reason"])
+        if guilty and pods.node_number(guilty) and pods.exit_code(guilty) not in pods.VICTIMS:
+            return f"{pods.name_of(guilty)}: {pods.why(guilty)}"
         return snapshot.words.reason or next(iter(reasons), snapshot.reason)
     queue = snapshot.spec.kubernetes.queue
     if queue and snapshot.workload is not None and pods.is_suspended(snapshot.workload):
@@ -152,11 +160,31 @@ def headline(snapshot: Snapshot) -> Iterator[str]:
         yield " · ".join(filter(None, numbers))
     elif told["phase"] and snapshot.state == "running":
         yield f"no step yet; rank 0: {told['phase']}"
-    if told["last_exit"] and told["restarts"]:
-        last = told["last_exit"]
-        yield f"last stop {last['time']}: exit code {last['code']}, {last['reason']}"
+    if snapshot.state != "failed" and told["restarts"] and (said := last_stop(told)):
+        yield said
     if snapshot.silence:
         yield f"! its pods could not be asked how far they are: {snapshot.silence.splitlines()[0]}"
+
+
+def last_stop(told: dict[str, Any]) -> str:
+    """Why the last start ended: what its ranks left behind, or Kubernetes where those only followed a pod's death."""
+    from kubetune.cluster import pods
+
+    last, cause = told["last_exit"], told["cause"]
+    is_known = last is not None and last["code"] not in pods.VICTIMS
+    if cause and not is_known and _is_of_one_end(last, cause):
+        return f"last stop {cause['time']}: {cause['pod']}: {cause['reason']}"
+    return f"last stop {last['time']}: exit code {last['code']}, {last['reason']}" if last else ""
+
+
+def _is_of_one_end(last: dict[str, Any] | None, cause: dict[str, Any]) -> bool:
+    """Whether what followed a death may have followed this one."""
+    from kubetune.cluster.pods import age_seconds
+
+    if last is None:
+        return True
+    after = (age_seconds(cause["time"]) or 0.0) - (age_seconds(last["time"]) or 0.0)
+    return abs(after) < _SAME_END_SECONDS
 
 
 def _number(value: float | None, form: str, unknown: str = "?") -> str:

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune import endings, files, metrics, watchdog
-from kubetune.errors import ENVIRONMENT, OK, EnvironmentFault
+from kubetune.errors import ENVIRONMENT, LOST_PEER, OK, PREEMPTED, EnvironmentFault
 from kubetune.processes import is_alive
 from kubetune.relay import STAY, Relay
 
@@ -51,10 +51,11 @@ def progress(run_dir: Path) -> dict[str, Any]:
     events = metrics.read_events(run_dir)
     plan = _plan(run_dir)
     step = steps[-1]["step"] if steps else None
-    total = plan.get("num_steps") or None
+    # A start that is still preparing does not know it yet; the one before it did.
+    known = [event["steps"] for event in events if event["event"] in ("start", "resume") and event.get("steps")]
+    total = plan.get("num_steps") or (known[-1] if known else None)
     seconds = sum(line["seconds"] for line in timings) / len(timings) if timings else None
     ending = endings.read_ending(run_dir)
-    exits = [event for event in events if event["event"] == "exit" and event.get("code")]
     return {
         "phase": next((beat["phase"] for beat in watchdog.read_beats(run_dir)), None),
         "step": step,
@@ -65,9 +66,21 @@ def progress(run_dir: Path) -> dict[str, Any]:
         "evaluation": evaluations[-1] if evaluations else None,
         "saved_step": _newest_checkpoint(run_dir),
         "restarts": max(0, sum(event["event"] == "launch" and event.get("node") == 0 for event in events) - 1),
-        "last_exit": exits[-1] if exits else None,
+        "last_exit": _cause(events),
         "ending": asdict(ending) if ending else None,
     }
+
+
+def _cause(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Of the exits of the last start that failed on some node, the one that brought the others about."""
+    exits: list[dict[str, Any]] = []
+    for event in reversed(events):
+        if event["event"] == "exit" and event.get("code"):
+            exits.insert(0, event)
+        elif event["event"] == "launch" and exits:
+            break
+    # The first of those that did not only lose a peer, or were told to stop because another did.
+    return min(exits, key=lambda event: event["code"] in (LOST_PEER, PREEMPTED), default=None)
 
 
 def _plan(run_dir: Path) -> dict[str, Any]:

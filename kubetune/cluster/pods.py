@@ -5,6 +5,7 @@ Pure questions to plain dicts as the API server gives them. Asking the server is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -20,6 +21,9 @@ TRAINER_NAMES = ("trainer", "pytorch", "node")
 
 IDLE = "idle"
 """What the trainers of `kubetune dev` do, as the last word of their command."""
+
+VICTIMS = (errors.LOST_PEER, errors.PREEMPTED)
+"""Exit codes of pods that only followed another."""
 
 COMPONENT = "app.kubernetes.io/component"
 
@@ -122,6 +126,34 @@ def exit_code(pod: Object) -> int | None:
     return None
 
 
+def message_of(pod: Object) -> Object | None:
+    """What the trainer's agent left at its last end: `code`, `reason`, `step`, on node 0 `progress`; None without."""
+    status = trainer_status(pod)
+    for state in (status.get("state") or {}, status.get("lastState") or {}):
+        if "terminated" in state:
+            try:
+                told = json.loads(state["terminated"].get("message") or "")
+            except ValueError:
+                return None
+            return told if isinstance(told, dict) and isinstance(told.get("reason"), str) else None
+    return None
+
+
+def culprit(pods: Sequence[Object]) -> Object | None:
+    """The pod that brought the end about: of each node's last that failed, none that only lost it or was told to stop.
+
+    What another start would only repeat comes first, however many pods lost their peers by it.
+    """
+    last = {node_number(pod): pod for pod in pods if exit_code(pod)}
+    return min(last.values(), key=lambda pod: _blame(exit_code(pod) or 0), default=None)
+
+
+def _blame(code: int) -> int:
+    if code in (errors.USER, errors.DIVERGED):
+        return 0
+    return 2 if code in VICTIMS else 1
+
+
 def failed_container(pod: Object) -> str | None:
     """The first of its containers whose last end was none with exit code 0; None where there is none."""
     for status in container_statuses(pod):
@@ -160,13 +192,21 @@ def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> s
     if code:
         ended = container_status(pod, failed_container(pod) or "")
         terminated = (ended.get("state") or {}).get("terminated") or {}
-        meaning = "out of memory (OOMKilled)" if terminated.get("reason") == "OOMKilled" else _EXIT_MEANING.get(code)
-        return f"exit code {code}" + (f": {meaning}" if meaning else "")
+        if terminated.get("reason") == "OOMKilled":
+            return f"exit code {code}: out of memory (OOMKilled)"
+        told = message_of(pod)
+        return ended_with(code, str(told["reason"]) if told else "")
     if status.get("reason"):
         return f"{status['reason']}: {status.get('message', '')}".strip(": ")
     if phase_of(pod) == "Pending":
         return next((str(event["message"]) for event in reversed(events) if event.get("type") == "Warning"), "")
     return ""
+
+
+def ended_with(code: int, reason: str = "") -> str:
+    """An exit code with its reason, or with what it means."""
+    meaning = reason.partition("\n")[0] or _EXIT_MEANING.get(code)
+    return f"exit code {code}" + (f": {meaning}" if meaning else "")
 
 
 def condition(obj: Object, kind: str, value: str = "True") -> Object | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,10 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 _LAST_WORDS = "kubetune/last-words"
+# What the controllers of Jobs (with a failure policy) and of PyTorchJobs say of a pod.
+_FAILED = re.compile(
+    r"(?:for pod [^/\s]+/(?P<pod>\S+) failed|^Pod: [^.\s]+\.(?P<other>\S+) exited) with (?:exit )?code (?P<code>\d+)"
+)
 _STATES: dict[int, State] = {OK: "done", PREEMPTED: "stopped"}
 _FINAL = (OK, USER, DIVERGED)
 _POD_SECONDS = 300
@@ -65,7 +70,8 @@ class Snapshot:
     """A run at one moment. `pods` are the trainer's, by node and age; `progress` is inside.progress's answer.
 
     `preparing` are the pods that fetch and prepare, while there is no trainer, or where they are why there is none;
-    `silence` says why pods that run could not be asked how far they are.
+    `silence` says why pods that run could not be asked how far they are; `cause` is the pod by which the last start
+    ended, its code and the time, as far as Kubernetes knows it.
     """
 
     spec: RunSpec
@@ -78,6 +84,7 @@ class Snapshot:
     words: Words
     preparing: list[Object] = field(default_factory=list)
     silence: str = ""
+    cause: dict[str, Any] | None = None
 
 
 def workload_kind(spec: RunSpec) -> str:
@@ -204,12 +211,46 @@ def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
         state, cause = preparation.standing(cluster, spec, state, preparing)
         reason = cause or reason
     progress, silence = ask_progress(cluster, spec, found)
+    events = events_of(cluster, spec)
     if state == "running" and (ending := ending_of(workload, progress)):
         state, reason = _STATES.get(ending["code"], "failed"), ending["reason"]
     words = Words()
+    if progress is None and not silence:
+        progress = _left_progress(found)
     if progress is None:
         words = recall_words(cluster, spec) if state == "stopped" else _last_words(cluster, found)
-    return Snapshot(spec, workload, found, events_of(cluster, spec), state, reason, progress, words, preparing, silence)
+    last = find_cause(found, events)
+    return Snapshot(spec, workload, found, events, state, reason, progress, words, preparing, silence, last)
+
+
+def _left_progress(found: Sequence[Object]) -> dict[str, Any] | None:
+    """How far the run was when node 0 ended last, as its agent left it with Kubernetes."""
+    told = [message for pod in found if pods.node_number(pod) == 0 and (message := pods.message_of(pod))]
+    return dict(told[-1]["progress"]) if told and isinstance(told[-1].get("progress"), dict) else None
+
+
+def find_cause(found: Sequence[Object], events: Sequence[Object]) -> dict[str, Any] | None:
+    """The pod by which a start ended last: one that is there still, or, where its Job is deleted with it, of an event.
+
+    `pod`, `code`, `reason` and `time`; None where no more is known than that others followed.
+    """
+    left = pods.culprit(found)
+    if left is not None and pods.exit_code(left) not in pods.VICTIMS:
+        ended = pods.trainer_status(left)
+        states = [ended.get("state") or {}, ended.get("lastState") or {}]
+        time = next((state["terminated"].get("finishedAt") for state in states if "terminated" in state), None)
+        return {"pod": pods.name_of(left), "code": pods.exit_code(left), "reason": pods.why(left), "time": time}
+    for event in reversed(events):
+        told = _FAILED.search(str(event.get("message") or ""))
+        if told and int(told["code"]) not in pods.VICTIMS:
+            code = int(told["code"])
+            return {
+                "pod": told["pod"] or told["other"],
+                "code": code,
+                "reason": pods.ended_with(code),
+                "time": event_time(event),
+            }
+    return None
 
 
 def ending_of(workload: Object | None, progress: dict[str, Any] | None) -> dict[str, Any] | None:

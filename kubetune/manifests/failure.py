@@ -7,15 +7,15 @@ starts again and counts.
 
 from __future__ import annotations
 
-from kubetune.errors import DIVERGED, PREEMPTED, USER
+from kubetune.errors import DIVERGED, OK, PREEMPTED, USER
 from kubetune.manifests.spec import Manifest
 
 FINAL = sorted((USER, DIVERGED))
 
 
-def _on_codes(action: str, codes: list[int]) -> Manifest:
+def _on_codes(action: str, codes: list[int], operator: str = "In") -> Manifest:
     # No container is named: an init container that meets bad data ends the run just the same.
-    return {"action": action, "onExitCodes": {"operator": "In", "values": codes}}
+    return {"action": action, "onExitCodes": {"operator": operator, "values": codes}}
 
 
 def _on_disruption(action: str) -> Manifest:
@@ -26,7 +26,10 @@ def _on_disruption(action: str) -> Manifest:
 def pod_failure_policy(*, gang: bool) -> Manifest:
     """The policy of a Job. With `gang` every end fails the Job, since whoever owns it restarts all pods together."""
     again = "FailJob" if gang else "Ignore"
-    return {"rules": [_on_codes("FailJob", FINAL), _on_disruption(again), _on_codes(again, [PREEMPTED])]}
+    rules = [_on_codes("FailJob", FINAL), _on_disruption(again), _on_codes(again, [PREEMPTED])]
+    # All other codes would fail a gang's Job too, as "the specified backoff limit": a rule names pod and code in the
+    # Job's event, which is all that is left of a pod whose Job is deleted with it.
+    return {"rules": [*rules, _on_codes("FailJob", [OK], "NotIn")] if gang else rules}
 
 
 def jobset_failure_policy(max_restarts: int, *, deadline: bool) -> Manifest:

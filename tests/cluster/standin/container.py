@@ -25,6 +25,7 @@ KILLED = 128 + signal.SIGKILL
 _READ_ONLY_VOLUMES = {"configMap", "secret", "projected", "downwardAPI"}
 _LONGEST_BACKOFF_FACTOR = 30
 _CHUNK_BYTES = 16_384
+_MESSAGE_PATH, _MESSAGE_BYTES = "/dev/termination-log", 4096
 
 
 class Container:
@@ -95,7 +96,11 @@ class Container:
             "sandbox": worker.sandbox_pid,
             "scratch": str(worker.folder / "scratch"),
             "files": worker.files,
-            "mounts": [*([source, target, True] for source, target in image.mounts.items()), *self._mounts()],
+            "mounts": [
+                *([source, target, True] for source, target in image.mounts.items()),
+                *self._mounts(),
+                [str(self._message_file()), _MESSAGE_PATH, False],
+            ],
             "read_only": context.get("readOnlyRootFilesystem", False),
             "no_new_privileges": context.get("allowPrivilegeEscalation") is False,
             "uid": self._uid,
@@ -105,6 +110,13 @@ class Container:
             "argv": [expand(word, self._env) for word in argv],
             "env": self._env,
         }
+
+    def _message_file(self) -> Path:
+        """Where the container may leave its last word, empty at each start."""
+        path = self.worker.folder / f"{self.name}.message"
+        path.write_text("")
+        path.chmod(0o666)
+        return path
 
     def folders(self) -> dict[str, str]:
         """Where volumes would be mounted, and the folders that they are."""
@@ -154,9 +166,14 @@ class Container:
         self.pid = None
         reason = "StartError" if error else self.end_reason or ("Completed" if code == 0 else "Error")
         terminated = {"exitCode": code, "reason": reason, "startedAt": started, "finishedAt": now()}
-        terminated |= {"containerID": f"standin://{pid}"} | ({"message": error} if error else {})
+        message = error or self._message()
+        terminated |= {"containerID": f"standin://{pid}"} | ({"message": message} if message else {})
         self.status.update(ready=False, started=False, state={"terminated": terminated})
         return code
+
+    def _message(self) -> str:
+        path = self.worker.folder / f"{self.name}.message"
+        return path.read_bytes()[:_MESSAGE_BYTES].decode(errors="replace") if path.exists() else ""
 
     def _say_started(self, pid: int, started: str) -> None:
         self.pid = pid

@@ -28,6 +28,9 @@ _COPIED_FROM_ETC = ("passwd", "group", "nsswitch.conf", "ld.so.cache", "alternat
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
+
 
 def _check(result: int, what: str) -> None:
     if result:
@@ -152,7 +155,7 @@ def _make_root(spec: dict[str, Any]) -> None:
         os.chmod(root + "/root", 0o711)  # interpreters may live there
     except OSError:  # in a user namespace "/" has locked submounts, which overlayfs cannot clone
         _bind_root(root)
-    mount("/dev", root + "/dev", None, BIND | REC)
+    _make_devices(root + "/dev")
     mount("shm", root + "/dev/shm", "tmpfs", 0, "mode=1777,size=64m")  # every runtime's default, and a known trap
     mount("proc", root + "/proc", "proc")
     mount("sysfs", root + "/sys", "sysfs", RDONLY)
@@ -168,6 +171,19 @@ def _make_root(spec: dict[str, Any]) -> None:
         mount(None, root, None, REMOUNT | BIND | RDONLY)
     os.chroot(root)
     os.chdir(spec["folder"])
+
+
+def _make_devices(folder: str) -> None:
+    """A /dev of its own, as runtimes make it: nothing that a container leaves there reaches the machine's."""
+    mount("tmpfs", folder, "tmpfs", 0, "mode=755")
+    for name in _DEVICES:
+        open(f"{folder}/{name}", "w").close()
+        mount(f"/dev/{name}", f"{folder}/{name}", None, BIND)
+    for name, target in _DEVICE_LINKS.items():
+        os.symlink(target, f"{folder}/{name}")
+    for name in ("shm", "pts"):
+        os.mkdir(f"{folder}/{name}")
+    mount("/dev/pts", folder + "/pts", None, BIND)
 
 
 def _bind(source: str, target: str, read_only: bool) -> None:

@@ -100,6 +100,9 @@ def _restart_or_fail(context: Context, job: Object, role: str, pod: Object) -> N
     policy = job["spec"]["pytorchReplicaSpecs"][role].get("restartPolicy")
     entry = next(entry for entry in pod["status"]["containerStatuses"] if entry["name"] == "pytorch")
     code = entry["state"].get("terminated", {}).get("exitCode", 0)
+    if policy == "ExitCode":
+        where = f"{namespace_of(pod)}.{name_of(pod)}"
+        context.store.event(job, "Normal", "ExitedWithCode", f"Pod: {where} exited with code {code}")
     # not a field of the real status: the operator counts in memory
     if policy == "ExitCode" and code >= _FIRST_RETRYABLE_CODE and status.get("restarts", 0) < limit:
         status["restarts"] = status.get("restarts", 0) + 1

@@ -1,0 +1,106 @@
+"""Why a start has ended: the pod that brought it about is named, by whatever Kubernetes still knows of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from kubetune.cluster.inside import progress
+from tests.cluster.harness import Cluster
+from tests.cluster.operation import Desk, slow, write_progress
+from tests.cluster.standin.objects import container_statuses
+
+TRAINERS = "app.kubernetes.io/component=trainer"
+
+# Node 1 is killed as for want of memory, in its first start; node 0 then loses its peer.
+KILLED = """
+trap 'exit 143' TERM
+if test -e /outputs/again; then touch /outputs/up-$NODE; while :; do sleep 0.02; done; fi
+if test "$NODE" = 1; then touch /outputs/again; exit 137; fi
+while test ! -e /outputs/again; do sleep 0.02; done; sleep 0.5; exit 145
+"""
+NODES = {
+    "jobset": "NODE=$JOB_COMPLETION_INDEX", "trainjob": "NODE=$JOB_COMPLETION_INDEX",
+    "job": "NODE=$JOB_COMPLETION_INDEX", "pytorchjob": "NODE=$PET_NODE_RANK",
+}  # fmt: skip
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path) -> Desk:
+    return Desk(cluster, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["jobset", slow("pytorchjob"), slow("trainjob"), slow("job")])
+def test_a_killed_pod_is_named_though_it_is_gone(desk: Desk, kind: str) -> None:
+    desk.submit_script(f"{NODES[kind]}\n{KILLED}", kubernetes__kind=kind)
+    outputs, deadline = desk.cluster.claim_folder("fit-outputs"), time.monotonic() + 60
+    while not all((outputs / f"up-{node}").exists() for node in range(2)):
+        assert time.monotonic() < deadline, "the gang did not start again"
+        time.sleep(0.02)
+    folder = write_progress(desk)
+    events = [
+        {"event": "launch", "node": 0, "time": "2020-01-01T00:00:00Z"},
+        {"event": "launch", "node": 0, "time": "2020-01-01T00:00:01Z"},
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    told = json.loads(desk.quick("status", "fit", "--json").stdout)
+    assert told["cause"]["code"] == 137
+    assert told["cause"]["pod"].startswith({"pytorchjob": "fit-worker-0", "job": "fit-1-"}.get(kind, "fit-node-0-1-"))
+    shown = desk.quick("status", "fit").stdout
+    assert f"{told['cause']['pod']}: exit code 137: killed (SIGKILL): out of memory, or its grace period" in shown
+
+
+LEAVES_WORD = """
+test "$JOB_COMPLETION_INDEX" = 1 || { trap 'exit 143' TERM; while :; do sleep 0.02; done; }
+echo '{"code": 2, "reason": "train.jsonl:3: not JSON", "step": null, "progress": null}' > /dev/termination-log; exit 2
+"""
+
+
+@pytest.mark.parametrize("kind", ["job", slow("jobset")])
+def test_the_reason_of_a_mistake_comes_from_any_node(desk: Desk, kind: str) -> None:
+    desk.submit_script(LEAVES_WORD, kubernetes__kind=kind)
+    desk.cluster.wait_condition({"job": "Job", "jobset": "JobSet"}[kind], "fit", "Failed")
+    headline, *rows = desk.quick("status", "fit").stdout.splitlines()
+    assert headline.endswith(", failed, train.jsonl:3: not JSON")
+    assert any("exit code 2: train.jsonl:3: not JSON" in row for row in rows), rows
+
+
+def test_the_agent_leaves_its_word_with_kubernetes(desk: Desk) -> None:
+    """The true agent, which finds no model where the run file says."""
+    desk.write({"compute.nodes": 1})
+    desk.quick("submit", "run.yaml")
+    desk.cluster.wait_condition("Job", "fit", "Failed", seconds=60)
+    (pod,) = desk.cluster.find("Pod", TRAINERS)
+    (status,) = container_statuses(pod)
+    left = json.loads(status["state"]["terminated"]["message"])
+    assert left["code"] == 2
+    assert "/models/tiny" in left["reason"]
+    assert f"failed, {left['reason'].splitlines()[0]}" in desk.quick("status", "fit").stdout
+
+
+def test_a_finished_run_tells_what_it_has_come_to(desk: Desk) -> None:
+    told = {"step": 20, "steps": 20, "loss": 0.5, "tokens_per_second": 10.0, "saved_step": 20, "restarts": 0}
+    told |= {"evaluation": {"step": 20, "eval_loss": 1.25}, "seconds_left": 0.0}
+    left = {"code": 0, "reason": "done", "step": 20, "progress": told}
+    desk.submit_script(f"echo '{json.dumps(left)}' > /dev/termination-log", compute__nodes=1)
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    headline, numbers, *_ = desk.quick("status", "fit").stdout.splitlines()
+    assert headline.endswith(", done")
+    assert "step 20/20 · loss 0.5000 · 10 tokens/s · eval_loss 1.2500 at step 20 · saved step 20" in numbers
+
+
+def test_of_the_exits_of_a_start_the_cause_is_told(tmp_path: Path) -> None:
+    exits = [("exit", 0, 145, "lost rank 1"), ("exit", 1, 3, "the disk is full"), ("exit", 2, 143, "stopped")]
+    events = [("launch", 0, 0, ""), ("exit", 0, 1, "an older one"), ("launch", 0, 0, ""), ("launch", 1, 0, ""), *exits]
+    lines = [{"event": event, "node": node, "code": code, "reason": why} for event, node, code, why in events]
+    lines.append({"event": "start", "step": 0, "steps": 30})
+    lines.append({"event": "launch", "node": 0})  # which is preparing now
+    (tmp_path / "events.jsonl").write_text(
+        "".join(json.dumps({"time": "2026-11-20T10:15:00.000Z", **line}) + "\n" for line in lines)
+    )
+    found = progress(tmp_path)
+    assert (found["last_exit"]["code"], found["last_exit"]["reason"]) == (3, "the disk is full")
+    assert found["steps"] == 30
