@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from kubetune import errors
 from kubetune.cli.render import SMOKE_HELP, report
 from kubetune.cli.run_on_cluster import asker, local_folder, open_cluster, told_on_interrupt
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
+from kubetune.errors import DataError
 from kubetune.manifests import KINDS, dump, local_files, render
 from kubetune.manifests.lint import lint
 from kubetune.manifests.smoke import smoke_config, testing
@@ -37,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="client: print the manifests; server: have the cluster check them; neither changes anything",
     )
     target.add_argument("--smoke", action="store_true", help=SMOKE_HELP)
+    target.add_argument(
+        "--no-check", action="store_true", help="do not look first whether the data files on this machine can be read"
+    )
     target.add_argument("--wait", action="store_true", help="wait for the run's end and take over its exit code")
     target.add_argument("--follow", action="store_true", help="as --wait, and show the logs")
     target.add_argument("--yes", action="store_true", help="replace pods of this run without asking")
@@ -55,9 +59,29 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run == "client":
         print(dump(objects), end="")
         return errors.OK
+    if not (args.no_check or args.smoke):
+        check_data(config, files)
     assert config.kubernetes is not None
     cluster = open_cluster(config.kubernetes.namespace)
     return submit_config(cluster, config, files, args)
+
+
+def check_data(config: Config, files: Mapping[str, str]) -> None:
+    """Read all records of the data files that travel along. Raises DataError with the bad ones, as the pods would.
+
+    What needs a tokenizer, as lengths and empty rows do, shows there only.
+    """
+    from kubetune.data.check import check_shapes
+
+    data = config.data
+    for source in (*data.train, *(data.eval if isinstance(data.eval, tuple) else ())):
+        if source.path.partition("#")[0] not in files:
+            continue
+        problems, kinds, _ = check_shapes(source)
+        if problems.total or not kinds:
+            said = str(problems.error()) if problems.total else f"{source.path} holds no records."
+            found = said.removesuffix(" Nothing was written.")
+            raise DataError(f"{found}\nNothing was changed. --no-check submits it all the same.")
 
 
 def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -118,10 +118,13 @@ def _receive(cluster: Cluster, target: Target, path: str, sink: BinaryIO, size: 
 
 
 def _link(to: Path, entry: dict[str, Any]) -> None:
-    """Make the same relative link, if it leads to something below `to`."""
-    path = to / entry["path"]
-    _inside(to, str(Path(entry["path"]).parent))
-    _inside(to, os.path.normpath(Path(entry["path"]).parent / entry["link"]))
+    """Make the same relative link, if it leads to something below `to` by the links that are there by now."""
+    path = _inside(to, str(Path(entry["path"]).parent)) / Path(entry["path"]).name
+    relative = path.parent.relative_to(to.resolve())
+    if os.path.isabs(entry["link"]):
+        raise EnvironmentFault(f"refused to copy: link {entry['path']} leads to {entry['link']}, outside {to}")
+    # Not by its text: `x/../y` is not `y` where x is itself a link.
+    _inside(to, str(relative / entry["link"]))
     with explained_writes(path):
         if path.is_symlink() and os.readlink(path) == entry["link"]:
             return
@@ -130,11 +133,28 @@ def _link(to: Path, entry: dict[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(entry["link"])
         os.replace(temporary, path)
+        # What an earlier link led to may be elsewhere now that there is this one.
+        for link in _links(to):
+            if not _leads_inside(to, link):
+                path.unlink()
+                raise EnvironmentFault(f"refused to copy: link {entry['path']} has {link} lead outside {to}")
+
+
+def _leads_inside(to: Path, link: Path) -> bool:
+    try:
+        return link.resolve().is_relative_to(to.resolve())
+    except RuntimeError:
+        return False  # a loop
+
+
+def _links(to: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(to):
+        yield from (path for name in (*folders, *names) if (path := Path(folder, name)).is_symlink())
 
 
 def _inside(to: Path, relative: str) -> Path:
     """Names come from the pod, which is not to be trusted with the rest of this disk."""
     try:
         return join_inside(to, relative)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
         raise EnvironmentFault(f"refused to copy: {error}") from None

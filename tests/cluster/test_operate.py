@@ -52,6 +52,18 @@ def test_a_dry_run_changes_nothing(desk: Desk) -> None:
     assert desk.cluster.find("Job") == desk.cluster.find("ConfigMap") == []
 
 
+def test_a_bad_record_of_this_machine_goes_nowhere(desk: Desk) -> None:
+    (desk.folder / "train.jsonl").write_text('{"prompt": "1", "completion": "2"}\nnot JSON\n')
+    refused = desk.quick("submit", "run.yaml", code=2).stderr
+    assert "train.jsonl:2: is not JSON" in refused
+    assert refused.endswith("\nNothing was changed. --no-check submits it all the same.\n")
+    (desk.folder / "train.jsonl").write_text("")
+    assert "train.jsonl holds no records." in desk.quick("submit", "run.yaml", "--dry-run=server", code=2).stderr
+    assert desk.cluster.find("ConfigMap") == []
+    desk.cluster.break_image(".")
+    assert "was submitted" in desk.quick("submit", "run.yaml", "--no-check").stdout
+
+
 def test_submitting_twice_is_submitting_once(desk: Desk) -> None:
     desk.cluster.break_image(".")
     desk.quick("submit", "run.yaml")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kubetune.cluster.copies import _link
+from kubetune.errors import EnvironmentFault
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow
 from tests.cluster.standin.objects import name_of
@@ -141,3 +143,37 @@ def test_dev_alone_means_start(desk: Desk) -> None:
         "0 of 2 pods are running; see kubetune status fit-dev -n "
         in desk.quick("dev", "run", "run.yaml", code=2).stderr
     )
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        [("x/y", ".."), ("z", "x/y/../victim")],  # by text z is x/victim, on disk it is ../victim
+        [("a", "b/c/../../victim"), ("b/c", "../..")],
+        [("a", "b/../x/victim"), ("x", "..")],  # a led inside until x was there
+        [("loop", "loop/x")],
+        [("up", "..")],
+        [("abs", "/etc/passwd")],
+    ],
+)
+def test_links_of_a_pod_lead_nowhere_else(tmp_path: Path, links: list[tuple[str, str]]) -> None:
+    """Who wrote the run directory is not trusted with the rest of this disk, by whatever steps a link goes."""
+    to = tmp_path / "home" / "fit"
+    to.mkdir(parents=True)
+    (tmp_path / "home" / "victim").write_text("mine")
+    *before, last = [{"path": path, "link": target} for path, target in links]
+    for entry in before:
+        _link(to, entry)
+    with pytest.raises(EnvironmentFault, match="refused to copy"):
+        _link(to, last)
+    for folder, folders, names in os.walk(to):
+        for name in (*folders, *names):
+            assert Path(folder, name).resolve().is_relative_to(to)
+
+
+def test_links_of_a_run_directory_are_made(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-000004").mkdir(parents=True)
+    for _ in range(2):
+        _link(tmp_path, {"path": "checkpoints/last", "link": "step-000004"})
+        _link(tmp_path, {"path": "checkpoints/best", "link": "last"})
+    assert (tmp_path / "checkpoints" / "best").resolve().name == "step-000004"

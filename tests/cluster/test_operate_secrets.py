@@ -129,7 +129,7 @@ def test_runs_that_fail(listener: Listener) -> None:
     for wrong in (f"name={TOKEN}", f"training.seed={TOKEN}", f"kubernetes.image={TOKEN} x", f"kubernetes.{TOKEN}=1"):
         listener.kubetune("submit", "run.yaml", wrong, code=2)
     (desk.folder / "train.jsonl").write_text('{"prompt": "1", "completion": "2"}\nnot JSON\n')
-    listener.kubetune("submit", "run.yaml", "--follow", code=2)
+    listener.kubetune("submit", "run.yaml", "--follow", "--no-check", code=2)
     listener.kubetune("status", "fit")
     listener.kubetune("events", "fit")
     listener.kubetune("logs", "fit", code=None)

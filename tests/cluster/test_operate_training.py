@@ -169,7 +169,7 @@ def test_a_drained_node_costs_no_bit_and_no_retry(desk: Desk, journey: Journey) 
 @pytest.mark.slow
 def test_a_mistake_is_not_tried_again(desk: Desk) -> None:
     (desk.folder / "train.jsonl").write_text('{"prompt": "1", "completion": "2"}\nnot JSON\n')
-    done = desk.kubetune("submit", "run.yaml", "--follow", code=2)
+    done = desk.kubetune("submit", "run.yaml", "--follow", "--no-check", code=2)
     assert "failed" in done.stdout.splitlines()[-1]
     starts = [event["message"] for event in desk.cluster.find("Event") if event["reason"] == "Started"]
     assert len(starts) <= 2  # one for each node: the other one may have been told to go before it had begun
