@@ -169,6 +169,44 @@ class TolerationConfig(ClusterSection):
         return self
 
 
+class NodeAffinityConfig(ClusterSection):
+    key: LabelKey = Field(description="Label of nodes.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field(
+        "In", description="How the label is compared: `Gt` and `Lt` with one whole number."
+    )
+    values: tuple[LabelValue, ...] = Field((), description="Values to compare with; none with `Exists`.")
+    weight: int | None = Field(
+        None, ge=1, le=100, description="How much such nodes are preferred; left out: no other node will do."
+    )
+
+    @model_validator(mode="after")
+    def _as_many_values_as_needed(self) -> NodeAffinityConfig:
+        if self.operator in ("Exists", "DoesNotExist"):
+            if self.values:
+                raise ValueError(f"operator {self.operator} takes no values")
+        elif self.operator in ("Gt", "Lt"):
+            if len(self.values) != 1 or not self.values[0].isdecimal():
+                raise ValueError(f"operator {self.operator} takes one whole number as its value")
+        elif not self.values:
+            raise ValueError(f"operator {self.operator} needs values")
+        return self
+
+
+class ResourceClaimConfig(ClusterSection):
+    name: Label = Field(description="Name of the claim in the pod.")
+    template: Name | None = Field(None, description="ResourceClaimTemplate from which each pod gets a claim.")
+    claim: Name | None = Field(None, description="An existing ResourceClaim that all pods share instead.")
+    request: Label | None = Field(None, description="Only this request of the claim; left out: all of them.")
+    gpus: bool = Field(
+        False, description="Whether the claim holds the node's GPUs: then none is asked for by `gpu_resource`."
+    )
+
+    @model_validator(mode="after")
+    def _one_source_of_devices(self) -> ResourceClaimConfig:
+        _one_source(self, ("template", "claim"), needed=True)
+        return self
+
+
 class RdmaConfig(ClusterSection):
     resource: str | None = Field(
         None,
@@ -274,6 +312,23 @@ class KubernetesConfig(ClusterSection):
     )
     gpu_resource: str = Field(
         "nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$", description="Resource name of a GPU."
+    )
+    resource_claims: tuple[ResourceClaimConfig, ...] = Field(
+        (), description="Devices by dynamic resource allocation (Kubernetes 1.34 or newer) for the pods that train."
+    )
+    runtime_class: Name | None = Field(
+        None, description="RuntimeClass of the pods with GPUs, such as `nvidia`; of all pods where the run has none."
+    )
+    cpu_limits: bool = Field(
+        False,
+        description="A CPU limit as high as the request on every container, as some quotas and the static CPU manager "
+        "ask for. Left out: none, since a limit throttles.",
+    )
+    ephemeral_storage: Quantity | None = Field(
+        None, description="Disk of the node that each container may fill with logs and files: request and limit."
+    )
+    node_affinity: tuple[NodeAffinityConfig, ...] = Field(
+        (), description="What more than equal labels a node must have, or should have with `weight`."
     )
     node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="Labels a node must have.")
     tolerations: tuple[TolerationConfig, ...] = Field(

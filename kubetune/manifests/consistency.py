@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from kubetune.config.cluster import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL_VALUE
 from kubetune.config.secrets import is_secret, names_secret
@@ -108,8 +107,8 @@ def _pod(where: str, template: Manifest, owner: Manifest) -> Iterator[Finding]:
         yield from _variables(title, container.get("env", ()), pod)
 
 
-def _quantities(title: str, resources: dict[str, dict[str, Any]]) -> Iterator[Finding]:
-    for amounts in resources.values():
+def _quantities(title: str, resources: Manifest) -> Iterator[Finding]:
+    for amounts in (resources.get("requests") or {}, resources.get("limits") or {}):
         for name, amount in amounts.items():
             if not QUANTITY.fullmatch(str(amount)):
                 key = f"compute.{name}" if name in ("cpu", "memory") else "kubernetes.gpu_resource"

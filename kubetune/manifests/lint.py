@@ -49,7 +49,7 @@ def lint(
     Raises ConfigError when the config has no `kubernetes` section.
     """
     spec = RunSpec.of(config, plan, files)
-    checks = (_size, _image, _variables, _volumes, _paths, _profile, _kind, _gang, _names)
+    checks = (_size, _claims, _image, _variables, _volumes, _paths, _profile, _kind, _gang, _names)
     found = [finding for check in checks for finding in check(spec)]
     # A mistake in the config often shows in each object made from it; it is told once, where it was made.
     told = {finding.key for finding in found}
@@ -67,13 +67,33 @@ def _size(spec: RunSpec) -> Iterator[Finding]:
             "left out, so pods would have no limit, and one that leaks takes its node's other pods along; give it, "
             "such as 64Gi",
         )
-    if compute.cpu is None:
+    k = spec.kubernetes
+    if compute.cpu is None and k.cpu_limits:
+        yield error("kubernetes.cpu_limits", "the limit is compute.cpu, and that is left out; give it")
+    elif compute.cpu is None:
         yield advice("compute.cpu", "left out, so pods ask for no CPU and may be put where none is free")
     if compute.memory and quantity_bytes(shm_size(spec)) >= quantity_bytes(compute.memory):
         yield error(
             "kubernetes.shm_size",
             f"{shm_size(spec)} is not below compute.memory {compute.memory}, and shared memory counts as memory",
         )
+
+
+def _claims(spec: RunSpec) -> Iterator[Finding]:
+    claims = spec.kubernetes.resource_claims
+    names = [claim.name for claim in claims]
+    for index, claim in enumerate(claims):
+        key = f"kubernetes.resource_claims.{index}"
+        if claim.name in names[:index]:
+            yield error(f"{key}.name", f"{claim.name} is given twice; each claim of a pod has a name of its own")
+        if claim.claim and spec.nodes > 1:
+            yield advice(
+                f"{key}.claim",
+                f"all {spec.nodes} pods share {claim.claim}, and most devices belong to one node; give a template, so "
+                "that each pod has a claim of its own",
+            )
+        if claim.gpus and not spec.gpus:
+            yield error(f"{key}.gpus", "the claim holds GPUs, but compute.gpus_per_node is 0")
 
 
 def _image(spec: RunSpec) -> Iterator[Finding]:

@@ -42,6 +42,7 @@ def container(
 ) -> Manifest:
     """A container of the run's image, or another; `more` holds its other fields (env, ports, resources, mounts …)."""
     policy = spec.kubernetes.image_pull_policy
+    resources = {"resources": limited(spec, more.get("resources") or {})}
     return {
         "name": name,
         "image": more.pop("image", None) or spec.kubernetes.image,
@@ -49,9 +50,41 @@ def container(
         "command": command,
         # Relative paths of the config, such as ./mlruns, then lie on the outputs volume.
         "workingDir": OUTPUTS,
-        **{field: setting for field, setting in more.items() if setting},
+        **{field: setting for field, setting in (more | resources).items() if setting},
         "securityContext": security or restricted(),
     }
+
+
+def limited(spec: RunSpec, resources: Manifest) -> Manifest:
+    """Requests and limits with those that the config wants on every container: CPU limits, disk of the node."""
+    k = spec.kubernetes
+    requests, limits = dict(resources.get("requests", {})), dict(resources.get("limits", {}))
+    if k.cpu_limits and "cpu" in requests:
+        limits["cpu"] = requests["cpu"]
+    if k.ephemeral_storage:
+        requests["ephemeral-storage"] = limits["ephemeral-storage"] = k.ephemeral_storage
+    amounts = {"requests": requests, "limits": limits}
+    return {**resources, **{field: setting for field, setting in amounts.items() if setting}}
+
+
+def node_affinity(spec: RunSpec) -> Manifest:
+    """What the config says of nodes beyond labels that are equal: one term for all that must be, one for each wish."""
+    required, preferred = [], []
+    for wanted in spec.kubernetes.node_affinity:
+        expression: Manifest = {"key": wanted.key, "operator": wanted.operator}
+        if wanted.values:
+            expression["values"] = list(wanted.values)
+        if wanted.weight is None:
+            required.append(expression)
+        else:
+            preferred.append({"weight": wanted.weight, "preference": {"matchExpressions": [expression]}})
+    found: Manifest = {}
+    if required:
+        terms = {"nodeSelectorTerms": [{"matchExpressions": required}]}
+        found["requiredDuringSchedulingIgnoredDuringExecution"] = terms
+    if preferred:
+        found["preferredDuringSchedulingIgnoredDuringExecution"] = preferred
+    return {"nodeAffinity": found} if found else {}
 
 
 def cpu_resources(cpu: str | int, memory: str) -> Manifest:
@@ -67,13 +100,17 @@ def tolerations(spec: RunSpec, *, gpus: int) -> list[Manifest]:
 
 
 def pod_basics(spec: RunSpec, *, gpus: int = 0) -> Manifest:
-    """Pod fields that every pod of a run has. A pod without GPUs does not take the run's place on GPU nodes."""
+    """Pod fields that every pod of a run has."""
     k = spec.kubernetes
+    # A pod without GPUs does not take the run's place on GPU nodes.
+    is_placed = bool(gpus) or not spec.gpus
     optional = {
+        "runtimeClassName": k.runtime_class if is_placed else None,
         "imagePullSecrets": [{"name": name} for name in k.image_pull_secrets],
         "priorityClassName": k.priority_class,
         "schedulerName": k.scheduler,
-        "nodeSelector": dict(k.node_selector) if gpus or not spec.gpus else {},
+        "nodeSelector": dict(k.node_selector) if is_placed else {},
+        "affinity": node_affinity(spec) if is_placed else {},
         "tolerations": tolerations(spec, gpus=gpus),
     }
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kubetune.manifests.environment import trainer_environment
 from kubetune.manifests.gang import join
 from kubetune.manifests.initialisers import init_containers
-from kubetune.manifests.pod import container, pod_basics, pod_metadata, restricted
+from kubetune.manifests.pod import container, node_affinity, pod_basics, pod_metadata, restricted
 from kubetune.manifests.spec import CONFIG_FILE, MARGIN_SECONDS, PORT, TRAINER, Manifest, RunSpec
 from kubetune.manifests.storage import volume_mounts, volumes
 
@@ -29,12 +29,26 @@ def resources(spec: RunSpec) -> Manifest:
     exact: dict[str, str] = {}
     if compute.memory:
         exact["memory"] = compute.memory
-    if spec.gpus:
+    if spec.gpus and not any(claim.gpus for claim in k.resource_claims):
         exact[k.gpu_resource] = str(spec.gpus)
     if k.profile == "rdma" and k.rdma.resource:
         exact[k.rdma.resource] = str(k.rdma.devices)
-    amounts = {"requests": {**requests, **exact}, "limits": exact}
+    claims = [
+        {"name": claim.name, **({"request": claim.request} if claim.request else {})} for claim in k.resource_claims
+    ]
+    amounts: Manifest = {"requests": {**requests, **exact}, "limits": exact, "claims": claims}
     return {name: amount for name, amount in amounts.items() if amount}
+
+
+def resource_claims(spec: RunSpec) -> Manifest:
+    """Where the pod's devices come from, by the names that its container asks for."""
+    found = [
+        {"name": claim.name, "resourceClaimTemplateName": claim.template}
+        if claim.template
+        else {"name": claim.name, "resourceClaimName": claim.claim}
+        for claim in spec.kubernetes.resource_claims
+    ]
+    return {"resourceClaims": found} if found else {}
 
 
 def security(spec: RunSpec) -> Manifest:
@@ -66,7 +80,7 @@ def placement(spec: RunSpec) -> Manifest:
     """Pod fields that place the pods of several nodes relative to each other; nothing for a single one."""
     if spec.nodes == 1:
         return {}
-    apart = affinity(spec)
+    apart = {**node_affinity(spec), **affinity(spec)}
     found: Manifest = {"affinity": apart} if apart else {}
     if spec.kubernetes.spread != "none":
         required = spec.kubernetes.spread == "required"
@@ -114,6 +128,7 @@ def pod_template(
         "terminationGracePeriodSeconds": spec.kubernetes.grace_seconds + MARGIN_SECONDS,
         **pod_basics(spec, gpus=spec.gpus),
         **placement(spec),
+        **resource_claims(spec),
         **({"initContainers": inits} if inits else {}),
         "containers": [trainer],
         "volumes": volumes(spec, cache_from_template=cache_from_template),

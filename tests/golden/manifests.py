@@ -42,6 +42,12 @@ CASES: dict[str, list[str]] = {
             ("native-statefulset", "gang: native", "--kind=statefulset"),
         )
     },
+    "placed": [
+        *("minimal.yaml", "compute.nodes=2", "compute.gpus_per_node=8", "compute.cpu=32", "kubernetes.queue=gpu"),
+        *("kubernetes.runtime_class=nvidia", "kubernetes.cpu_limits=true", "kubernetes.ephemeral_storage=50Gi"),
+        "kubernetes.resource_claims=[{name: gpus, template: eight-gpus, gpus: true}, {name: nic, claim: fabric}]",
+        "kubernetes.node_affinity=[{key: example.com/gpu, values: [h100, h200]}, {key: zone, values: [a], weight: 5}]",
+    ],
     "shared-cache": ["minimal.yaml", "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}", "compute.nodes=2"],
 }
 
