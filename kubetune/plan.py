@@ -144,14 +144,8 @@ def make_plan(
     it found itself in, which take precedence over both. Raises ConfigError naming the splits that are possible.
     """
     training = config.training
-    nodes = config.compute.nodes
-    if world_size is None:
-        processes, on_gpu = _processes(config, gpus)
-        world_size = nodes * processes
-    else:
-        nodes = nodes if world_size % nodes == 0 else 1
-        processes, on_gpu = world_size // nodes, bool(config.compute.gpus_per_node or gpus)
-    device = device or ("cuda" if on_gpu else "cpu")
+    nodes, processes, on_gpu = _world(config, gpus, world_size)
+    world_size, device = nodes * processes, device or ("cuda" if on_gpu else "cpu")
     global_batch_size, batch_tokens, accumulation = _batches(config, world_size)
     if batch_tokens is None:
         steps_per_epoch = math.ceil(rows / global_batch_size) if rows else 0
@@ -204,6 +198,15 @@ def _micro_batches(plan: Plan) -> int | None:
 
 def _interval(steps: int | Literal["epoch"], steps_per_epoch: int) -> int:
     return steps_per_epoch if steps == "epoch" else steps
+
+
+def _world(config: Config, gpus: int, world_size: int | None) -> tuple[int, int, bool]:
+    """Nodes, processes on each, and whether each process has a GPU; as planned, or as a rank found it."""
+    nodes = config.compute.nodes
+    if world_size is None:
+        return nodes, *_processes(config, gpus)
+    nodes = nodes if world_size % nodes == 0 else 1
+    return nodes, world_size // nodes, bool(config.compute.gpus_per_node or gpus)
 
 
 def _processes(config: Config, gpus: int) -> tuple[int, bool]:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from kubetune.data.prepare import prepare
 from kubetune.data.rows import Rows
 from kubetune.evaluate import evaluate
 from kubetune.journal import Journal
+from kubetune.launch.local import check_run_dir
 from kubetune.optim import AdamSettings, FlatAdamW, decays
 from kubetune.parallel import World
 from kubetune.plan import make_plan
@@ -322,6 +324,20 @@ def test_an_epoch_whose_losses_are_lost_in_part_says_so(
         journal._end_epoch(State(step=14))
     told = "epoch 2 done: mean loss 10.7500 of 4 of its 7 steps, as metrics.jsonl lacks the others, step 14"
     assert told in caplog.text
+
+
+def test_a_batch_of_so_many_tokens_is_kept_by_more_processes_and_a_packed_one_is_refused(
+    inputs: Path, tmp_path: Path
+) -> None:
+    for number, tokens in enumerate((320, "packed")):
+        sizes = {"global_batch_size": None, "global_batch_tokens": tokens}
+        config = toy.make_config(inputs, sizes).model_copy(update={"output": str(tmp_path / str(number))})
+        run_dir = toy.make_run(tmp_path / str(number), config)
+        (run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
+        with pytest.raises(errors.ConfigError) if tokens == "packed" else nullcontext() as caught:
+            check_run_dir(config, run_dir, make_plan(config, world_size=2))
+        if caught is not None:
+            assert "training.global_batch_tokens was 128, now is 256" in str(caught.value)
 
 
 def test_other_data_under_the_same_run_are_refused(inputs: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Every key of every peer's own schema ends in exactly one of the lists that `kubetune import` prints.
 
-The schemas are a table of names, types and defaults, read from the peers' source: tests/schemas/read_peers.py.
+The schemas are a table of names, types and defaults, read from the peers' source: tests/peers/read_keys.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from kubetune.config.importers import Foreign, understand
 from kubetune.config.importers.draft import Note
 from kubetune.errors import ConfigError
-from tests.schemas.read_peers import TABLE
+from tests.peers.read_keys import TABLE
 
 SMALLEST: dict[str, dict[str, Any]] = {
     "axolotl": {"base_model": "a/model", "datasets": [{"path": "a/set"}], "adapter": "lora", "sequence_len": 512},

@@ -1,7 +1,7 @@
-"""Reads the keys of other tools' configs from their source, for tests/schemas/peers.json.
+"""Reads the keys of other tools' configs from their source, for tests/peers/keys.json.
 
     pip install --no-deps --target FOLDER axolotl llamafactory trl ms-swift transformers
-    python -m tests.schemas.read_peers FOLDER
+    python -m tests.peers.read_keys FOLDER
 
 Nothing of a peer is imported, only parsed: names, types as written, and plain defaults of the classes that its config
 is read into, and of those they inherit from.
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-TABLE = Path(__file__).with_name("peers.json")
+TABLE = Path(__file__).with_name("keys.json")
 _HUGGING_FACE = "transformers/training_args.py:TrainingArguments"
 _SEQUENCES = "transformers/training_args_seq2seq.py:Seq2SeqTrainingArguments"
 PEERS = {
@@ -66,9 +66,11 @@ def main(folder: Path) -> None:
         for place in places:
             for field, written in _fields_of(folder, place):
                 keys.setdefault(field, written)
-        table[name] = {"version": _version(folder, distribution), "keys": dict(sorted(keys.items()))}
+        used = [distribution, *(["transformers"] if _HUGGING_FACE in places else [])]
+        versions = ", ".join(f"{package} {_version(folder, package)}" for package in used)
+        table[name] = {"read_from": versions, "keys": dict(sorted(keys.items()))}
     lines = [
-        f' {json.dumps(name)}: {{"version": {json.dumps(peer["version"])}, "keys": {{\n  '
+        f' {json.dumps(name)}: {{"read_from": {json.dumps(peer["read_from"])}, "keys": {{\n  '
         + ",\n  ".join(f"{json.dumps(key)}: {json.dumps(written)}" for key, written in peer["keys"].items())
         + "\n }}"
         for name, peer in table.items()
