@@ -20,17 +20,27 @@ if TYPE_CHECKING:
     from kubetune.data.prepare import prepare
     from kubetune.export import export_run
     from kubetune.generate import answer, load_run
-    from kubetune.launch.local import launch
+    from kubetune.launch.local import launch_run
     from kubetune.manifests import render
     from kubetune.plan import make_plan
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "answer", "export_run", "launch", "load_config", "load_run", "make_plan", "prepare", "render"]
+__all__ = [
+    "__version__",
+    "answer",
+    "export_run",
+    "launch_run",
+    "load_config",
+    "load_run",
+    "make_plan",
+    "prepare",
+    "render",
+]
 
 _HOMES = {
     "answer": "kubetune.generate",
     "export_run": "kubetune.export",
-    "launch": "kubetune.launch.local",
+    "launch_run": "kubetune.launch.local",
     "load_config": "kubetune.config.load",
     "load_run": "kubetune.generate",
     "make_plan": "kubetune.plan",
@@ -42,4 +52,5 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'kubetune' has no attribute {name!r}")
+    # No name here is that of a module of ours: importing that module would put it in the function's place.
     return getattr(import_module(_HOMES[name]), name)

@@ -147,12 +147,12 @@ def _end(error: errors.KubetuneError) -> int:
 def _launch(args: argparse.Namespace, relay: Relay) -> int:
     from kubetune.config.load import load_config
     from kubetune.devices import visible_gpus
-    from kubetune.launch.local import launch
+    from kubetune.launch.local import launch_run
     from kubetune.plan import make_plan
 
     config = load_config(args.config, overrides=[*args.overrides, f"output={args.run_dir}"], environ=os.environ)
     plan = make_plan(config, gpus=visible_gpus(os.environ))
-    return launch(config, plan, args.run_dir, source=args.config, relay=relay)
+    return launch_run(config, plan, args.run_dir, source=args.config, relay=relay)
 
 
 def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: str = WORKER) -> int:

@@ -11,7 +11,7 @@ import gc
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kubetune import checkpoint, errors, faults, files, merge, metrics, models, proof
+from kubetune import checkpoint, errors, faults, files, merge, metrics, models, ollama, proof
 from kubetune.config.load import read_config, resolved
 from kubetune.config.schema import DTYPE_NAMES, Config
 from kubetune.data.hub import is_local
@@ -83,12 +83,12 @@ class _Job:
 
 
 def export_run(
-    run_dir: Path,
+    run_dir: files.StrPath,
     which: str = "best",
     *,
     merged: bool = False,
     dtype: str | None = None,
-    out: Path | None = None,
+    out: files.StrPath | None = None,
     device: str | None = None,
     max_shard_size: str = SHARD,
     tell: Tell = print,
@@ -102,14 +102,14 @@ def export_run(
     fails, EnvironmentFault when the disk is full; nothing is left in `out` then, and an export that was there before
     stays.
     """
-    result = open_result(run_dir, which, model)
+    run_dir, result = Path(run_dir), open_result(run_dir, which, model)
     config, folder = result.config, result.checkpoint
     if problem := checkpoint.verify(folder):
         raise errors.ConfigError(f"{folder} {problem}; choose another --step. Nothing was written.")
     kind = _kind(config, merged)
     if merged and config.lora is None:
         raise errors.ConfigError(f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out")
-    out = (out or run_dir / "exports" / f"{folder.name}-{kind}").absolute()
+    out = Path(out or run_dir / "exports" / f"{folder.name}-{kind}").absolute()
     check_place(out)
     job = _open(config, folder, kind, dtype, device, tell, _bytes_of(max_shard_size))
     with files.lock(run_dir / "logs" / "export.lock", wait=False), written_aside(out) as partial:
@@ -131,6 +131,7 @@ def export_run(
         lines = [line for line in metrics.read_metrics(run_dir) if line["step"] <= step]
         if picture := draw(lines):
             files.write_atomic(partial / CURVES, picture)
+        _write_modelfile(partial, job.config, kind, job.tokenizer)
         card = write_card(job.config, kind, facts, lines, pictured=picture is not None)
         files.write_atomic(partial / "README.md", scrub(card))
         files.share_like(partial, partial / "README.md")
@@ -138,6 +139,23 @@ def export_run(
         text = json.dumps(facts, indent=1, ensure_ascii=False).replace(str(Path.home()), "~")
         files.write_atomic(partial / PROVENANCE, scrub(text + "\n"))
     return Export(out, kind, facts)
+
+
+def _write_modelfile(folder: Path, config: Config, kind: Kind, tokenizer: Tokenizer) -> None:
+    """What Ollama wants beside weights, for models that it can run."""
+    if config.task != "causal_lm":
+        return
+    bos = tokenizer.backend.id_to_token(tokenizer.bos_id) if tokenizer.bos_id is not None else None
+
+    def render(turns: Sequence[tuple[str, str]]) -> str:
+        messages = [{"role": role, "content": text} for role, text in turns]
+        prompt = tokenizer.require_chat().render(messages, generation_prompt=True)
+        return prompt.removeprefix(bos or "")  # Ollama puts it there itself
+
+    stop = [token for id in tokenizer.eos_ids if (token := tokenizer.backend.id_to_token(id))]
+    base = base_name(config.model.path) if kind == "adapter" else None
+    text = ollama.modelfile(render if tokenizer.chat else None, stop=stop, base=base)
+    files.write_atomic(folder / ollama.MODELFILE, scrub(text))
 
 
 def find_export(

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ from kubetune.data.pictures import PictureReader, collate_pictured
 from kubetune.data.problems import Problems
 from kubetune.data.sources import read_source
 from kubetune.data.tokenizer import Tokenizer, load_tokenizer
+from kubetune.files import StrPath
 from kubetune.results import Result, open_result
 from kubetune.tasks import task_module
 
@@ -144,7 +144,7 @@ def _require_room(model: Any) -> None:
         )
 
 
-def load_run(run_dir: Path, which: str = "best", *, model: str | None = None) -> Speaker:
+def load_run(run_dir: StrPath, which: str = "best", *, model: str | None = None) -> Speaker:
     """Load the result of a run, ready to answer. `model`: its base, where that lies elsewhere here.
 
     Raises ConfigError where the base, or its tokenizer, is another than the run was trained with.

@@ -25,6 +25,7 @@ AUTO_CLASSES = {
     "sequence_classification": "AutoModelForSequenceClassification",
     "vision_language": "AutoModelForImageTextToText",
 }
+_TAGS = {"adapter": ["lora"], "merged": [], "model": ["full-fine-tuning"]}
 CURVES = "curves.svg"
 """The name of the picture beside the card."""
 _BARS = "▁▂▃▄▅▆▇█"
@@ -55,6 +56,7 @@ def write_card(
         _front_matter(config, kind, base),
         f"# {name}\n\n{_summary(config, kind, base, facts)}",
         f"## How to load\n\n```python\n{_snippet(config, kind, base)}\n```",
+        *_serving(config, kind, base),
         f"## Training\n\n{_table(_settings(config, facts))}",
         f"## Metrics\n\n{_curves(lines, pictured)}",
         f"## Proof of export\n\n{_proof(facts['proof'])}",
@@ -71,7 +73,7 @@ def _front_matter(config: Config, kind: str, base: str) -> str:
         f"base_model_relation: {'adapter' if kind == 'adapter' else 'finetune'}",
         f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
         f"pipeline_tag: {PIPELINES[config.task]}",
-        f"tags: [kubetune, {'lora' if config.lora else 'full-fine-tuning'}]",
+        f"tags: [{', '.join(['kubetune', *_TAGS[kind]])}]",
         "# license: to be filled in",
     ]
     if "/" not in base:
@@ -117,6 +119,26 @@ def _snippet(config: Config, kind: str, base: str) -> str:
         f"{'processor' if reader == 'AutoProcessor' else 'tokenizer'} = {reader}.from_pretrained({here})",
     ]
     return "\n".join(lines)
+
+
+def _serving(config: Config, kind: str, base: str) -> list[str]:
+    """Commands that serve an export, as a person would type them in its folder; none for what none of them serves."""
+    if config.task != "causal_lm":
+        return []
+    if kind == "adapter":
+        rank = config.lora.r if config.lora else 16
+        lines = [
+            f"$ vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules tuned=.",
+            f"$ python llama.cpp/convert_lora_to_gguf.py . --base {base} --outfile adapter.gguf",
+            "$ ollama create tuned -f Modelfile    # the base in its FROM line is to be one that Ollama has",
+        ]
+    else:
+        lines = [
+            "$ vllm serve .",
+            "$ python llama.cpp/convert_hf_to_gguf.py . --outfile model-q8_0.gguf --outtype q8_0",
+            "$ ollama create tuned -f Modelfile",
+        ]
+    return ["\n".join(["## How to serve", "", "```console", *lines, "```"])]
 
 
 def _global_batch(checkpoint: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from kubetune import checkpoint, errors, identity, quantization
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.hub import is_local
+from kubetune.files import StrPath
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,12 @@ class Result:
         return str(self.checkpoint) in (model.tokenizer, model.path)
 
 
-def open_result(run_dir: Path, which: str = "best", model: str | None = None) -> Result:
+def open_result(run_dir: StrPath, which: str = "best", model: str | None = None) -> Result:
     """The result of a run: `best`, `last` or a step. `model`: folder or hub id of its base, if elsewhere here.
 
     Raises ConfigError where there is no such run or checkpoint, ModelError where an adapter's base is not here.
     """
+    run_dir = Path(run_dir)
     config = quantization.as_trained(run_dir, read_config(run_dir))
     folder = checkpoint.choose(run_dir, which)
     settings = config.model

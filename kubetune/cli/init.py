@@ -32,7 +32,7 @@ data:
 lora:                           # without this section every parameter is trained
   r: 16
   alpha: 32                     # default: 2 × r
-  dropout: 0.05
+  dropout: 0.0
   target_modules: all-linear    # or a list such as [q_proj, v_proj]
 quantization: none              # none | 4bit | 8bit | auto: of the frozen base
 

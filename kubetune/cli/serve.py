@@ -58,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--to", default="-", metavar="DIR", help="one file per object; - prints them all")
 
 
+_KINDS = {"adapter": "adapter", "merged": "merged weights", "model": "weights"}
+
+
 @dataclass(frozen=True)
 class Target:
     """One thing to serve. `run`: the config of the run it comes from; `base`: it is an adapter on that model."""
@@ -99,7 +102,10 @@ def _target(word: str, args: argparse.Namespace) -> Target:
     if args.merged:
         raise ConfigError(f"{path} is no run directory, so --merged says nothing about it; leave it out")
     if not (path.startswith("/") or on_hub(path)):
-        raise ConfigError(f"{path}: neither a run directory here, nor ORG/NAME, nor an absolute path in the pod")
+        raise ConfigError(
+            f"{path}: expected a run directory (`kubetune runs` lists them), a model of the hub (ORG/NAME) or an "
+            "absolute path in the pod; it is none of them"
+        )
     name = name or path.rstrip("/").rsplit("/", 1)[-1]
     return Target(name, path, args.rank or DEFAULT_RANK, args.base)
 
@@ -121,7 +127,7 @@ def _of_run(name: str, run_dir: Path, *, merged: bool) -> Target:
     if not exports:
         flag = " --merge" if merged else ""
         raise ConfigError(
-            f"{run_dir} has no export of that kind; make one first, where its volume is mounted: "
+            f"{run_dir} has no export of its {_KINDS[kind]}; make one first, where its volume is mounted: "
             f"kubetune export {run_dir}{flag}"
         )
     path = f"{OUTPUTS}/{run_name(config)}/exports/{exports[-1].parent.name}"

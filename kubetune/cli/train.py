@@ -20,7 +20,7 @@ from kubetune.data.hub import check_model_folder
 from kubetune.devices import visible_gpus
 from kubetune.errors import OK, EnvironmentFault
 from kubetune.estimate import estimate_rows
-from kubetune.launch.local import launch
+from kubetune.launch.local import launch_run
 from kubetune.plan import default_output, make_plan
 from kubetune.relay import Relay
 from kubetune.writing import counted
@@ -87,7 +87,7 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         for label, text in describe(config, plan, None):
             if label != "tokens":
                 print(f"{label:<17} {text}", flush=True)
-        code = launch(config, plan, run_dir, source=run_file(args), relay=relay)
+        code = launch_run(config, plan, run_dir, source=run_file(args), relay=relay)
         if code == OK:
             ask = "generate" if config.task == "sequence_classification" else "chat"
             print("Next: " + " · ".join(f"kubetune {verb} {run_dir}" for verb in (ask, "report", "export")), flush=True)

@@ -27,6 +27,7 @@ from kubetune.config.problems import explain
 from kubetune.config.schema import Config
 from kubetune.config.secrets import ADVICE, is_secret
 from kubetune.errors import ConfigError
+from kubetune.files import StrPath
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ LOCAL_PATHS: tuple[KeyPath, ...] = (
 
 
 def load_config(
-    path: Path | None,
+    path: StrPath | None,
     *,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
@@ -57,6 +58,7 @@ def load_config(
     problems: list[Problem] = []
     tree = Tree(Origin(str(path) if path else "command line"))
     here = Path.cwd()
+    path = Path(path) if path is not None else None
     if path is not None:
         written, broken = read_entries(path)
         written, doubled = canonical_file(written)
@@ -147,8 +149,10 @@ def load_resolved(source: Mapping[str, Any] | Path) -> Config:
 
 def read_config(run_dir: Path) -> Config:
     """The config of a run. Raises ConfigError when the folder is no run directory."""
+    if not run_dir.is_dir():
+        raise ConfigError(f"{run_dir}: no such folder; expected a run directory (`kubetune runs` lists them)")
     if not (run_dir / "resolved.json").is_file():
-        raise ConfigError(f"{run_dir} is no run directory: it has no resolved.json")
+        raise ConfigError(f"{run_dir} is no run directory: it has no resolved.json (`kubetune runs` lists them)")
     return load_resolved(run_dir / "resolved.json")
 
 

@@ -15,6 +15,7 @@ from kubetune import agent, errors, files, mirror, mirror_copy, processes, track
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
+from kubetune.files import StrPath
 from kubetune.plan import Plan
 from kubetune.relay import Relay
 
@@ -24,7 +25,9 @@ PLAN = "plan.json"
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 
 
-def launch(config: Config, plan: Plan, run_dir: Path, *, source: Path | None = None, relay: Relay | None = None) -> int:
+def launch_run(
+    config: Config, plan: Plan, run_dir: StrPath, *, source: Path | None = None, relay: Relay | None = None
+) -> int:
     """Run here to the end; returns the exit code. `source` is the user's own config file, kept with the run.
 
     Raises ConfigError when the directory belongs to another run or a tracker is not installed, and EnvironmentFault
@@ -32,7 +35,8 @@ def launch(config: Config, plan: Plan, run_dir: Path, *, source: Path | None = N
     """
     if relay is None:
         with Relay() as relay:
-            return launch(config, plan, run_dir, source=source, relay=relay)
+            return launch_run(config, plan, run_dir, source=source, relay=relay)
+    run_dir = Path(run_dir)
     tracking.check_installed(config.tracking)
     place = agent.find_place(plan.nodes, plan.processes_per_node, os.environ)
     if config.push is not None and not any(os.environ.get(name) for name in _TOKENS):

@@ -207,6 +207,8 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     assert facts["checkpoint"]["step"] == 7
     assert facts["run"]["config"]["lora"]["r"] == 4
     card = (found.path / "README.md").read_text()
+    assert "ollama create" in card
+    assert "FROM .\n" in (found.path / "Modelfile").read_text()
     assert "eval_loss" in card
     assert "training loss" in card
     assert "![Curves over steps](curves.svg)" in card

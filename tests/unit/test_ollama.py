@@ -1,0 +1,90 @@
+"""Modelfiles: Ollama's template gives the prompts of the model's own, or none is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+import pytest
+
+from kubetune.data.templates import CHATML, ChatTemplate
+from kubetune.ollama import Turn, modelfile, pieces_of
+
+TOKENIZERS = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
+HEADERS = (
+    "{% for m in messages %}<|start|>{{ m.role }}<|end|>\n\n{{ m.content | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
+)
+INST = (
+    "{% if messages[0].role == 'system' %}{% set s = messages[0].content + '\n\n' %}{% set messages = messages[1:] %}"
+    "{% endif %}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ s if loop.last and s is defined else '' }}"
+    "{{ m.content }} [/INST]{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+)
+
+
+class Renderer:
+    """Turns to prompts by a chat template."""
+
+    def __init__(self, source: str) -> None:
+        self.template = ChatTemplate(source, {})
+
+    def __call__(self, turns: Sequence[Turn]) -> str:
+        messages = [{"role": role, "content": text} for role, text in turns]
+        return self.template.render(messages, generation_prompt=True)
+
+
+def as_ollama(template: str, turns: Sequence[Turn]) -> str:
+    """What Go's template language makes of our few actions, here by translating them to Jinja's."""
+    known = {
+        "{{ if .System }}": "{% if system %}", "{{ .System }}": "{{ system }}", "{{ else }}": "{% else %}",
+        "{{ range .Messages }}": "{% for m in messages %}", '{{ if eq .Role "user" }}': "{% if m[0] == 'user' %}",
+        '{{ else if eq .Role "assistant" }}': "{% elif m[0] == 'assistant' %}", "{{ .Content }}": "{{ m[1] }}",
+    }  # fmt: skip
+    for action, jinja in known.items():
+        template = template.replace(action, jinja)
+    ends = iter(["{% endif %}", "{% endif %}", "{% endfor %}"])
+    while "{{ end }}" in template:
+        template = template.replace("{{ end }}", next(ends), 1)
+    system = "".join(text for role, text in turns if role == "system")
+    found = jinja2.Environment(keep_trailing_newline=True).from_string(template)
+    return found.render(system=system, messages=turns)
+
+
+TALKS: list[list[Turn]] = [
+    [("user", "Hi")],
+    [("user", "Hi"), ("assistant", "Hello."), ("user", "Who?")],
+    [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello."), ("user", "Who?")],
+]
+
+
+@pytest.mark.parametrize("source", [CHATML, HEADERS], ids=["chatml", "headers"])
+def test_prompts_are_those_of_the_chat_template(source: str) -> None:
+    render = Renderer(source)
+    pieces = pieces_of(render)
+    assert pieces is not None
+    for turns in TALKS:
+        assert as_ollama(pieces.template(), turns) == render(turns)
+    text = modelfile(render, stop=["<|eot|>"], base=None)
+    assert "FROM .\n" in text
+    assert 'PARAMETER stop "<|eot|>"' in text
+    assert "ADAPTER .\n" in modelfile(render, stop=[], base="org/base")
+
+
+@pytest.mark.parametrize("source", [INST, "{{ 'x' }}", "{{ messages[0].content }}{{ messages[0].content }}"])
+def test_a_template_that_is_not_so_simple_is_left_out_with_a_word(source: str) -> None:
+    assert pieces_of(Renderer(source)) is None
+    text = modelfile(Renderer(source), stop=[], base=None)
+    assert 'TEMPLATE """' not in text
+    assert "# TEMPLATE: the model's chat template has no form" in text
+
+
+@pytest.mark.skipif(not TOKENIZERS.is_dir(), reason="the published tokenizers are not here")
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
+def test_published_templates(name: str) -> None:
+    folder = TOKENIZERS / name
+    source = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
+    pieces = pieces_of(Renderer(source))
+    assert pieces is not None
+    assert all(as_ollama(pieces.template(), turns) == Renderer(source)(turns) for turns in TALKS)
