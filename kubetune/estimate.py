@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.hub import is_local
-from kubetune.data.sources import Located, count_rows, locate, read_source
+from kubetune.data.sources import Located, count_rows, evaluated_rows, locate, read_source
 from kubetune.errors import DataError
 
 if TYPE_CHECKING:
@@ -57,7 +57,10 @@ def estimate_rows(config: Config) -> tuple[int | None, int | None]:
     total = _total(taken)
     eval_rows: int | None = 0
     if isinstance(config.data.eval, tuple):
-        eval_rows = _total([_taken(config, source) for source in config.data.eval])
+        eval_taken = [_taken(config, source) for source in config.data.eval]
+        eval_rows = _total(eval_taken)
+        if eval_rows is not None:
+            eval_rows = sum(evaluated_rows([n or 0 for n in eval_taken], [s.weight for s in config.data.eval]))
     elif config.data.eval and total is None:
         eval_rows = None
     elif config.data.eval and total:
@@ -67,6 +70,9 @@ def estimate_rows(config: Config) -> tuple[int | None, int | None]:
     # What is held out is drawn from all sources alike.
     left = 1.0 if isinstance(config.data.eval, tuple) else 1 - (eval_rows or 0) / max(1, total)
     kept = [(round((rows or 0) * left), source.weight) for rows, source in zip(taken, config.data.train, strict=True)]
+    if isinstance(config.data.eval, float) and eval_rows and total:
+        held_out = [round(eval_rows * (rows or 0) / total) for rows in taken]
+        eval_rows = max(1, sum(evaluated_rows(held_out, [source.weight for source in config.data.train])))
     return sum(max(1, round(rows * weight)) for rows, weight in kept if rows), eval_rows
 
 

@@ -195,11 +195,11 @@ def _open_prepared(folder: Path, config: Config) -> tuple[Prepared, Config]:
 
 def sizes(data: Prepared) -> dict[str, Any]:
     """What the plan needs to know of the prepared data."""
-    from kubetune.data.feed import rows_per_epoch, tokens_per_epoch
+    from kubetune.data.feed import evaluated, rows_per_epoch, tokens_per_epoch
 
     return {
         "rows": rows_per_epoch(data.train),
-        "eval_rows": len(data.eval) if data.eval is not None else 0,
+        "eval_rows": len(evaluated(data.eval)) if data.eval is not None else 0,
         "tokens": tokens_per_epoch(data.train),
     }
 
@@ -207,13 +207,14 @@ def sizes(data: Prepared) -> dict[str, Any]:
 def log_start(plan: Plan, world: World, data: Prepared) -> None:
     """The facts that every log should begin with."""
     from kubetune import parallel
+    from kubetune.data.feed import evaluated
     from kubetune.data.splits import remarks
     from kubetune.writing import unused_keys
 
     environment = " ".join(f"{k}={v}" for k, v in parallel.environment().items()) or "one process"
     logs.DDP.info("%s, device %s", environment, world.device)
-    evaluated = f", {len(data.eval):,} for evaluation" if data.eval is not None else ""
-    logs.DATA.info("%s rows%s, fingerprint %s", f"{len(data.train):,}", evaluated, data.fingerprint[:12])
+    held_out = f", {len(evaluated(data.eval)):,} for evaluation" if data.eval is not None else ""
+    logs.DATA.info("%s rows%s, fingerprint %s", f"{len(data.train):,}", held_out, data.fingerprint[:12])
     if data.labels is not None:
         logs.DATA.info("%s", data.labels)
     for split, stats in data.stats.items():

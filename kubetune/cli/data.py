@@ -171,6 +171,8 @@ def _show(report: Report, console: Console) -> None:
         console.print(Text.assemble((split, "bold"), f": {_counts(stats, labelled)}"))
         for source in stats["sources"] if len(stats["sources"]) > 1 else []:
             console.print(f"  {visible(source['path'])}: {_counts(source, labelled)}", markup=False)
+        if split == "eval" and report.evaluated < stats["rows"]:
+            console.print(f"  {counted(report.evaluated, 'row')} of these evaluated, the mix that the weights make")
         if line := unused_keys(stats["unused_keys"]):
             console.print(f"  {line}", style="yellow", markup=False)
         if classes := report.classes.get(split):

@@ -82,7 +82,11 @@ class ModelConfig(Section):
 class SourceConfig(Section):
     path: str = Field(min_length=1, description="File, folder or hub data set; `path#500` takes 500 seeded samples.")
     weight: float = Field(
-        1.0, gt=0, le=1000, description="How often this source appears in each epoch: 0.5 is a seeded half, 2 is twice."
+        1.0,
+        gt=0,
+        le=1000,
+        description="How often this source appears in each epoch: 0.5 is a seeded half, 2 is twice. "
+        "Evaluation takes as many rows of each source as make the same mix.",
     )
     format: Literal["auto", "messages", "prompt_completion", "text", "sharegpt", "alpaca", "labelled"] = Field(
         "auto", description="Shape of the records; `auto` looks at the first one."

@@ -27,7 +27,7 @@ from kubetune.data.pipeline import Split, Tally, Worker, encode_batches
 from kubetune.data.problems import SHOWN, Problems
 from kubetune.data.profile import LIMITS, Profile
 from kubetune.data.row_writer import Chunk
-from kubetune.data.sources import read_source
+from kubetune.data.sources import evaluated_rows, read_source
 from kubetune.data.splits import changes, plan_batches, require_rows, split_sources, summarise
 from kubetune.data.tokenizer import Tokenizer
 from kubetune.errors import DataError
@@ -41,8 +41,9 @@ Sample = list[tuple[str, bool]]
 class Report:
     """What a check found. `stats` are those of prepared data; `lengths` count rows by token count.
 
-    `labels` are a classifier's, and `classes` count the rows of each; `profiles` are there for a page. `positions`
-    says what becomes of rows that are longer than the model has positions.
+    Of the rows of eval, an evaluation takes `evaluated`. `labels` are a classifier's, and `classes` count the rows of
+    each; `profiles` are there for a page. `positions` says what becomes of rows that are longer than
+    the model has positions.
     """
 
     problems: Problems = field(default_factory=Problems)
@@ -53,6 +54,7 @@ class Report:
     profiles: dict[Split, Profile] = field(default_factory=dict)
     duplicates: dict[Split, int] = field(default_factory=dict)
     leaked: int = 0
+    evaluated: int = 0
     samples: list[Sample] = field(default_factory=list)
     positions: str = ""
     verdict: str = "ok"
@@ -79,6 +81,7 @@ class Report:
             "problems": problems,
             "splits": splits,
             "eval_rows_also_in_train": self.leaked,
+            "eval_rows_evaluated": self.evaluated,
             "samples": [[{"text": text, "trained": trained} for text, trained in sample] for sample in self.samples],
         }
 
@@ -127,6 +130,8 @@ def check(
     report.stats = {split: summarise(sources[split], given) for split, given in tallies.items()}
     report.duplicates = {split: counts.total() - len(counts) for split, counts in seen.items()}
     if "eval" in seen:
+        weights = [source.weight for source in sources["eval"]]
+        report.evaluated = sum(evaluated_rows([tally.rows for tally in tallies["eval"]], weights))
         report.leaked = sum(number for digest, number in seen["eval"].items() if digest in seen["train"])
     longest = max((max(lengths, default=0) for lengths in report.lengths.values()), default=0)
     positions = positions_of(config, os.environ)

@@ -22,6 +22,7 @@ from kubetune.data.order import (
 )
 from kubetune.data.pictures import collate_pictured
 from kubetune.data.prepare import Rows
+from kubetune.data.sources import evaluated_rows
 from kubetune.parallel import World
 from kubetune.plan import Plan
 
@@ -123,15 +124,26 @@ def tokens_per_epoch(rows: Rows) -> int:
     return sum(int(all_ * size) // count for all_, size, count in zip(tokens, sizes, counts, strict=True) if count)
 
 
+def evaluated(rows: Rows) -> Ids:
+    """The rows that an evaluation takes: all, or where the weights of their sources differ as many as mirror these."""
+    counts = np.bincount(rows.source, minlength=len(rows.weights)).tolist()
+    keys = hash_ids(np.arange(len(rows), dtype=np.int64), "evaluated")
+    parts = []
+    for source, number in enumerate(evaluated_rows(counts, rows.weights)):
+        ids = np.flatnonzero(rows.source == source).astype(np.int64)
+        parts.append(ids[np.argsort(keys[ids], kind="stable")[:number]])
+    return np.sort(np.concatenate(parts)) if parts else NOTHING
+
+
 def evaluation_batches(
     rows: Rows, plan: Plan, world: World, *, flat: bool = True, even: bool = False, limit: int | None = None
 ) -> list[list[Ids]]:
-    """Every row exactly once: `[rank][batch] -> row ids`. Batches hold at most training's budget of tokens.
+    """Every row of `evaluated` once: `[rank][batch] -> row ids`. Batches hold at most training's budget of tokens.
 
     Which rows share a batch does not depend on the world, so that the last bit of every output does not either.
     `even`: equally many batches for every rank, some of them empty.
     """
-    ids = np.arange(len(rows), dtype=np.int64)
+    ids = evaluated(rows)
     if limit is not None:
         ids = np.sort(ids[np.argsort(hash_ids(ids, "evaluation sample"), kind="stable")][:limit])
     if flat and plan.micro_batch_tokens is not None:

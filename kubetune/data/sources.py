@@ -9,7 +9,7 @@ import errno
 import glob
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -104,6 +104,17 @@ def _count(file: Path) -> int:
     if suffix == ".parquet":
         return parquet_rows(file)
     return sum(1 for _ in READERS[suffix](file, Problems()))
+
+
+def evaluated_rows(rows: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """How many rows of each source an evaluation takes, so that it has the mix that an epoch of training has.
+
+    All of the source of the largest weight, of others as much less as their weight is, but at least one.
+    """
+    largest = max((weight for count, weight in zip(rows, weights, strict=True) if count), default=1.0)
+    return [
+        max(1, round(count * weight / largest)) if count else 0 for count, weight in zip(rows, weights, strict=True)
+    ]
 
 
 def input_digests(source: SourceConfig) -> list[str]:

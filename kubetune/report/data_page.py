@@ -92,6 +92,12 @@ def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], sett
         share = stats["trained_tokens"] / stats["tokens"] if stats["tokens"] else 0
         if stats["tokens"] and share < 0.05 and settings["task"] == "causal_lm":
             said.append(f"Only {share:.1%} of the tokens of {name} are learnt; the rest is there to be read.")
+    held_out = check["splits"].get("eval", {}).get("rows", 0)
+    if (evaluated := check["eval_rows_evaluated"]) < held_out:
+        said.append(
+            f"{counted(evaluated, 'row')} of the {number(held_out)} of eval evaluated: as many of each source as make "
+            "the mix that their weights make in training."
+        )
     if leaked := check["eval_rows_also_in_train"]:
         said.append(
             f"{counted(leaked, 'row')} of the evaluation also in the training data: the model looks better than it is."

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.data.feed import Feed, rows_per_epoch, tokens_per_epoch
+from kubetune.data.feed import Feed, evaluated, evaluation_batches, rows_per_epoch, tokens_per_epoch
 from kubetune.data.prepare import prepare
 from kubetune.errors import DataError
 from kubetune.estimate import estimate_lengths, estimate_rows
@@ -161,3 +163,38 @@ def test_what_is_not_on_this_machine_stays_open(folder: Path, monkeypatch: pytes
     assert estimate_lengths(elsewhere, {"HF_HOME": str(folder)}) is None
     with pytest.raises(DataError, match=r"none\.jsonl does not exist"):
         estimate_rows(config(folder, train="none.jsonl"))
+
+
+@pytest.mark.parametrize("held_out", [0.25, "own"])
+def test_an_evaluation_has_the_mix_of_training(held_out: float | str, folder: Path) -> None:
+    weighted: list[dict[str, Any]] = [
+        {"path": str(folder / "b.jsonl"), "weight": 2.0},
+        {"path": str(folder / "a.jsonl"), "weight": 0.2},
+    ]
+    given = config(folder, train=weighted, eval=weighted if held_out == "own" else held_out)
+    rows = prepare(given).eval
+    assert rows is not None
+    per_source = np.bincount(rows.source).tolist()
+    taken = evaluated(rows)
+    counts = np.bincount(rows.source[taken]).tolist()
+    assert counts == [per_source[0], round(per_source[1] * 0.1)]
+    plan = make_plan(given, rows_per_epoch(rows), len(taken))
+    batches = [ids for rank in evaluation_batches(rows, plan, World()) for ids in rank]
+    assert np.sort(np.concatenate(batches)).tolist() == taken.tolist()
+    assert abs((estimate_rows(given)[1] or 0) - len(taken)) <= (1 if held_out != "own" else 0)
+    even = [source | {"weight": 3.0} for source in weighted]
+    alike = prepare(config(folder, train=even, eval=even if held_out == "own" else held_out))
+    assert alike.eval is not None
+    assert len(evaluated(alike.eval)) == len(alike.eval) == len(rows)
+    assert alike.fingerprint == prepare(given).fingerprint  # so that runs from before go on
+
+
+def test_the_check_says_how_many_rows_an_evaluation_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sources = f"[{{path: {folder}/b.jsonl}}, {{path: {folder}/a.jsonl, weight: 0.1}}]"
+    (folder / "run.yaml").write_text(f"model: {folder}/model\ndata: {{train: {sources}, eval: 0.5}}\n")
+    command = ["data", "check", str(folder / "run.yaml"), "--html", str(folder / "page.html")]
+    assert cli.main(command) == 0
+    told = re.search(r"(\d+) rows of these evaluated, the mix that the weights make", capsys.readouterr().out)
+    assert told is not None
+    assert int(told[1]) < 15
+    assert f"{told[1]} rows of the 25 of eval evaluated" in (folder / "page.html").read_text()
