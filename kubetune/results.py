@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kubetune import checkpoint, errors, identity, quantization
+from kubetune import arithmetic, checkpoint, errors, identity, quantization
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.hub import is_local
@@ -54,7 +54,7 @@ def open_result(run_dir: StrPath, which: str = "best", model: str | None = None)
     Raises ConfigError where there is no such run or checkpoint, ModelError where an adapter's base is not here.
     """
     run_dir = Path(run_dir)
-    config = quantization.as_trained(run_dir, read_config(run_dir))
+    config = arithmetic.as_trained(run_dir, quantization.as_trained(run_dir, read_config(run_dir)))
     folder = checkpoint.choose(run_dir, which)
     settings = config.model
     if model is not None:

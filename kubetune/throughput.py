@@ -66,17 +66,19 @@ def flops_per_token(cost: Cost, rows: Rows, *, is_causal: bool) -> float:
 
 
 def describe(learner: Any, config: Config, rows: Rows, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """What report.json needs to speak of MFU: FLOPs per token and the peak. Empty where the model hides its sizes."""
+    """Device and dtype, and what report.json needs to speak of MFU, unless the model hides its sizes: FLOPs per token
+    and the peak."""
     classifies = config.task == "sequence_classification"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    known = {"device": name, "device_bytes": device_bytes(device), "dtype": str(dtype).removeprefix("torch.")}
     try:
         cost = cost_of(learner.model, has_vocabulary=not classifies)
     except AttributeError:
-        return {}
+        return known
     is_causal = not classifies or pools_last(unwrap(learner.model))
     peak, source = peak_of(device, dtype, config.compute.peak_tflops)
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        "device_bytes": device_bytes(device),
+        **known,
         "flops_per_token": flops_per_token(cost, rows, is_causal=is_causal),
         "peak_tflops": peak,
         "peak_source": source,
@@ -92,11 +94,11 @@ def peak_of(device: torch.device, dtype: torch.dtype, stated: float | None) -> t
         known = stated_tflops(name)
         if known is not None:
             return known, f"stated for {name}"
-    return _measured(device, dtype)
+    return measured(device, dtype)
 
 
-def _measured(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """The fastest of a few bare matrix products."""
+def measured(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """TFLOP/s of the fastest of a few bare matrix products, and what was multiplied."""
     size = _GPU_SIZE if device.type == "cuda" else _CPU_SIZE
     left = torch.full((size, size), 0.5, dtype=dtype, device=device)
     right, best = left.clone(), math.inf

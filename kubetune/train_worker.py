@@ -116,7 +116,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
             import transformers.generation.utils
             import transformers.modeling_utils  # noqa: F401
 
-            from kubetune import parallel
+            from kubetune import arithmetic, parallel
             from kubetune.data.statistics import describe
             from kubetune.identity import Check
             from kubetune.tasks import task_module
@@ -135,6 +135,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     # Ranks that wait have the more patience, so that the one that hangs is the one that says so.
     patience = config.training.timeout_seconds
     with parallel.join(timeout_seconds=patience + watchdog.WAITING_SECONDS) as world:
+        config = arithmetic.decide(config, run_dir, world)
         device: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
         plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
         log_start(plan, world, data)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from safetensors import safe_open
 
-from kubetune import endings, errors, faults, metrics, processes, trace
+from kubetune import arithmetic, endings, errors, faults, metrics, processes, trace
 from kubetune.config.outlets import TrackingConfig
 from kubetune.config.schema import Config
 from kubetune.launch.local import create_run_dir
@@ -121,6 +121,7 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
     whole = _make(folder / "uninterrupted", config, plan)
     _train(whole, start)
     expected = facts_of(whole)
+    config = arithmetic.as_trained(whole, config)  # measuring anew might choose otherwise
 
     resumed = _make(folder / "resumed", config, plan)
     # The stop is the one that every run knows: SIGTERM while a step runs, a checkpoint after it, exit code 143.

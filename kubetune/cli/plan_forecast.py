@@ -55,6 +55,8 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, st
         yield "memory", f"about {size(memory.peak_bytes)} at the peak of each {_device(plan)}{_verdict(memory)}"
         for name, bytes_ in memory.parts.items():
             yield "", f"{size(bytes_):>10}  {name}"
+        if plan.device == "cpu" and config.model.dtype == "auto":
+            yield "", "in float32; the run itself measures whether this CPU is faster in bfloat16 (model.dtype: auto)"
         if not ahead.weights.stated:
             yield "", "from config.json alone: the weights are not on this machine"
         if memory.fits is False and memory.device_bytes is not None:

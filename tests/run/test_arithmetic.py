@@ -1,0 +1,95 @@
+"""What `model.dtype: auto` means on a CPU: measured where a run begins, alike on all ranks, kept to the run's end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from kubetune import arithmetic, checkpoint, errors, evaluate, metrics, throughput
+from kubetune.parallel import World
+from tests import toy
+
+PINNED = arithmetic.PINNED
+FULL = {"lora": None, "data": {"max_length": 64}}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
+
+
+def log_of(run_dir: Path, rank: int = 0) -> str:
+    return (run_dir / "logs" / f"rank-{rank}.log").read_text()
+
+
+def starts(run_dir: Path) -> list[dict[str, object]]:
+    return [event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
+
+
+def test_two_ranks_take_what_the_first_measured(inputs: Path, tmp_path: Path) -> None:
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(inputs, {"max_steps": 1, "eval_steps": 1}), 2)
+    assert toy.train(run_dir, 2, environ={PINNED: ""}) == [0, 0]
+    said = r"auto -> (\w+), because matrices are multiplied at ([\d.e+]+) GFLOP/s here in bfloat16, ([\d.e+]+) in float"
+    found = re.search(said, log_of(run_dir))
+    assert found, log_of(run_dir)
+    assert "model.dtype: auto" not in log_of(run_dir, 1)
+    halves, singles = float(found[2]), float(found[3])
+    if not 1.19 < halves / singles < 1.21:  # what is printed is rounded
+        assert (found[1] == "bfloat16") == (halves > 1.2 * singles)
+    assert [event["dtype"] for event in starts(run_dir)] == [found[1]]
+
+
+@pytest.mark.parametrize(("halves", "chosen"), [(0.068, "float32"), (0.15, "float32"), (0.54, "bfloat16")])
+def test_the_faster_is_taken(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, halves: float, chosen: str
+) -> None:
+    speeds = {torch.float32: 0.135, torch.bfloat16: halves}
+    monkeypatch.delenv(PINNED)
+    monkeypatch.setattr(throughput, "measured", lambda device, dtype: (speeds[dtype], ""))
+    config = toy.make_config(inputs)
+    assert arithmetic.decide(config, tmp_path, World()).model.dtype == chosen
+    stated = toy.make_config(inputs, model={"path": str(inputs / "model"), "dtype": "float16"})
+    assert arithmetic.decide(stated, tmp_path, World()) == stated
+
+
+def test_what_is_pinned_must_be_one_of_two(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PINNED, "fp8")
+    with pytest.raises(errors.ConfigError, match="KUBETUNE_CPU_DTYPE is 'fp8'; expected float32 or bfloat16"):
+        arithmetic.decide(toy.make_config(inputs), tmp_path, World())
+
+
+@pytest.mark.parametrize(
+    ("began", "later"), [("bfloat16", "float32"), pytest.param("float32", "bfloat16", marks=pytest.mark.slow)]
+)
+def test_a_run_goes_on_and_is_evaluated_in_what_it_began_with(
+    inputs: Path, tmp_path: Path, began: str, later: str
+) -> None:
+    config = toy.make_config(inputs, {"num_train_epochs": 1}, **FULL)
+    whole = toy.make_run(tmp_path / "whole", config)
+    assert toy.train(whole, environ={PINNED: began}) == [0]
+    cut = toy.make_run(tmp_path / "cut", config)
+    killed = {"KUBETUNE_FAULT": f"signal {signal.SIGKILL:d}:commit.written:2", PINNED: began}
+    assert toy.train(cut, environ=killed) == [-signal.SIGKILL]
+    assert toy.train(cut, environ={PINNED: later}) == [0]
+    assert f"model.dtype: auto -> {began}, as this run began" in log_of(cut)
+    assert {event["dtype"] for event in starts(cut)} == {began}
+    assert toy.digests(cut) == toy.digests(whole)
+    last = [line for line in metrics.read_metrics(cut) if "eval_loss" in line][-1]
+    for name, value in evaluate.evaluate_run(cut, "last").metrics.items():
+        assert value == pytest.approx(last[name], rel=1e-6), name
+    facts = json.loads((checkpoint.choose(cut, "last") / "config.json").read_text())
+    assert facts["dtype"] == began
+
+
+def test_runs_of_older_versions_go_on_in_float32(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PINNED, "bfloat16")
+    config = toy.make_config(inputs)
+    metrics.record_event(tmp_path, "start", step=0, device="NVIDIA H100")
+    assert arithmetic.decide(config, tmp_path, World()).model.dtype == "bfloat16"
+    metrics.record_event(tmp_path, "start", step=0, device="CPU")
+    assert arithmetic.decide(config, tmp_path, World()).model.dtype == "float32"
