@@ -103,7 +103,7 @@ def test_claimed_devices_take_the_place_of_the_gpu_resource(kind: str) -> None:
     assert container["resources"]["claims"] == [{"name": "gpus"}, {"name": "nic", "request": "port"}]
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
     assert not [name for name, pod in pods.items() if "resourceClaims" in pod and name != "trainer"]
-    (beside,) = [p for p in [every_pod("kubernetes.resource_claims=[{name: nic, template: a}]")["trainer"]]]
+    beside = every_pod("kubernetes.resource_claims=[{name: nic, template: a}]")["trainer"]
     assert beside["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
