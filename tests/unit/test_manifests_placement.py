@@ -50,9 +50,8 @@ def test_quotas_on_every_container_are_met(kind: str) -> None:
 
 def test_node_affinity_is_beside_the_pods_own() -> None:
     """All that must be in one term, since terms are alternatives; a pod without GPUs stays off those nodes."""
-    wanted = (
-        "[{key: model, values: [a, b]}, {key: gen, operator: Gt, values: ['8']}, {key: z, operator: Exists, weight: 7}]"
-    )
+    must = "{key: model, values: [a, b]}, {key: gen, operator: Gt, values: ['8']}"
+    wanted = f"[{must}, {{key: z, operator: Exists, weight: 7}}]"
     pods = every_pod(f"kubernetes.node_affinity={wanted}")
     affinity = pods["trainer"]["affinity"]
     assert affinity["nodeAffinity"] == {
