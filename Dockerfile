@@ -1,15 +1,40 @@
 # The image that a run's pods start from. scripts/image builds it; docs/image.md explains it.
 # Plain Dockerfile syntax without BuildKit's additions, so that docker, podman and buildah build the same.
 
-# Both stages must start from the same image: the virtual environment points at its Python.
-ARG BASE=python:3.11-slim
+# All stages must start from the same image: the virtual environment points at its Python. scripts/image-pins looks the
+# digest up again; it is that of all architectures.
+ARG BASE=python:3.11-slim-trixie@sha256:90744cff8f32887f075c47d747a173ff333e9e98801667af93c357fa9f5e28ff
+
+FROM ${BASE} AS debian
+# Debian packages to add, such as libibverbs1=56.1-1, and the day of snapshot.debian.org that has these versions when the
+# mirrors have moved on. They are unpacked, not installed, so that the image needs no RUN on top of its base; each
+# leaves its description where makers of bills of materials look for it.
+ARG PACKAGES=
+ARG SNAPSHOT=
+RUN mkdir -p /debs/partial /debian/usr/lib /debian/var/lib/dpkg/status.d \
+    && fetch() { apt-get update -q && apt-get install -qy --no-install-recommends --download-only \
+        -o Dir::Cache::archives=/debs -o APT::Sandbox::User=root $PACKAGES; } \
+    && if [ -n "$PACKAGES" ] && ! fetch; then \
+        [ -n "$SNAPSHOT" ] || exit 1; \
+        . /etc/os-release; \
+        echo "deb [check-valid-until=no] http://snapshot.debian.org/archive/debian/$SNAPSHOT $VERSION_CODENAME main" \
+            > /etc/apt/sources.list.d/snapshot.list; \
+        fetch || exit 1; fi \
+    && for package in /debs/*.deb; do \
+        if [ -f "$package" ]; then \
+            dpkg-deb --extract "$package" /debian \
+                && dpkg-deb --field "$package" > "/debian/var/lib/dpkg/status.d/$(dpkg-deb --field "$package" Package)" \
+                || exit 1; fi; done \
+    # /lib is a link to /usr/lib in the base, which a copied folder of that name would be in the way of.
+    && if [ -d /debian/lib ]; then cp -a /debian/lib/. /debian/usr/lib/ && rm -r /debian/lib; fi
 
 FROM ${BASE} AS dependencies
 # cpu or cuda: which build of PyTorch the image is meant to hold, checked below.
 ARG VARIANT=cpu
 # Address of a package index to take PyTorch from; empty: the one that pip is set up with.
 ARG TORCH_INDEX=
-ARG EXTRAS=hub,tracking,vision,jupyter,s3
+# Which of kubetune's extras; tracking and jupyter are not what training needs.
+ARG EXTRAS=hub,vision,s3
 # Compiled below: pip's bytecode holds the times of its sources, which copies between stages need not keep, and a
 # read-only root could not keep what Python would then compile anew at every start.
 ENV PIP_NO_COMPILE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
@@ -39,9 +64,14 @@ print(*project["dependencies"], *sum(extras, []), sep="\n")' "$EXTRAS" > require
 FROM dependencies AS package
 COPY README.md LICENSE ./
 COPY kubetune kubetune
+COPY scripts/sbom.py /source/
+COPY --from=debian /debian/var/lib/dpkg /debian-dpkg
+ARG VERSION=
 # --no-build-isolation: with the setuptools that constraints.txt pins.
 RUN /pip/bin/pip --python /opt/kubetune/bin/python install --no-deps --no-build-isolation --prefix=/package . \
-    && python3 -m compileall -q --invalidation-mode unchecked-hash -s /package -p /opt/kubetune /package/lib
+    && python3 -m compileall -q --invalidation-mode unchecked-hash -s /package -p /opt/kubetune /package/lib \
+    && python3 sbom.py kubetune "${VERSION:-unknown}" --python /opt/kubetune/lib /package/lib /usr/local/lib \
+        --dpkg /var/lib/dpkg /debian-dpkg > /package/sbom.cdx.json
 
 # No RUN from here on: nothing of the build, such as its mounts, leaves a trace.
 FROM ${BASE}
@@ -49,12 +79,15 @@ ARG BASE
 ARG VARIANT=cpu
 ARG VERSION=
 ARG REVISION=
+ARG SOURCE=
 LABEL org.opencontainers.image.title="kubetune" \
       org.opencontainers.image.description="Fine-tune language models from one YAML file (${VARIANT})" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.base.name="${BASE}"
+COPY --from=debian /debian /
 COPY --from=dependencies /opt/kubetune /opt/kubetune
 COPY --from=package /package /opt/kubetune
 COPY --from=dependencies --chown=10001:10001 /outputs /outputs

@@ -239,7 +239,9 @@ class JupyterConfig(ClusterSection):
     cpu: int = Field(4, ge=1, description="CPU cores.")
     memory: Quantity = Field("16Gi", description="Memory.")
     gpus: int = Field(0, ge=0, le=64, description="GPUs it holds while it lives.")
-    image: str | None = Field(None, min_length=1, description="Another image with JupyterLab; left out: the run's.")
+    image: str | None = Field(
+        None, min_length=1, description="Another image with JupyterLab; left out: `tools_image`, or the run's."
+    )
     hours: int = Field(8, ge=1, le=720, description="The pod ends after this time, so that it cannot be forgotten.")
 
 
@@ -374,6 +376,12 @@ class KubernetesConfig(ClusterSection):
         None,
         description="The CPU-only job that initialisers run in, and a command of your own in place of "
         "`kubetune data prepare`. `{}` prepares the data there.",
+    )
+    tools_image: str | None = Field(
+        None,
+        min_length=1,
+        description="Image with kubetune's extras `tracking` and `jupyter`, for TensorBoard and JupyterLab: "
+        "`scripts/image tools` builds it. Left out: the run's.",
     )
     tensorboard: bool = Field(False, description="A TensorBoard Deployment and Service over the outputs volume.")
     jupyter: JupyterConfig | None = Field(None, description="A pod with JupyterLab and the run's volumes.")

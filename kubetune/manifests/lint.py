@@ -97,7 +97,22 @@ def _claims(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _image(spec: RunSpec) -> Iterator[Finding]:
-    key, image = "kubernetes.image", spec.kubernetes.image
+    k = spec.kubernetes
+    tools = {"kubernetes.image": k.image, "kubernetes.tools_image": k.tools_image}
+    for key, image in tools.items():
+        if image is not None:
+            yield from _image_name(spec, key, image)
+    lab = k.jupyter is not None and k.jupyter.image is None
+    if (k.tensorboard or lab) and k.tools_image is None:
+        what = " and ".join(["TensorBoard"] * k.tensorboard + ["JupyterLab"] * lab)
+        yield advice(
+            "kubernetes.tools_image",
+            f"left out, so {what} would start from the run's image, which has the extras tracking and jupyter only "
+            "where it was built with them; scripts/image tools builds one that has",
+        )
+
+
+def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Finding]:
     scheme, separator, _ = image.partition("://")
     if separator:
         yield error(key, f"found {scheme}:// in front; nodes pull over HTTPS and expect registry/name:tag")

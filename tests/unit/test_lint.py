@@ -111,6 +111,16 @@ def test_no_false_alarms(override: str) -> None:
     assert findings(override) == []
 
 
+def test_tools_need_an_image_that_has_them() -> None:
+    """The training image has neither TensorBoard nor JupyterLab unless it was built with them."""
+    (found,) = findings("kubernetes.tools_image=null")
+    assert (found.key, found.fatal) == ("kubernetes.tools_image", False)
+    assert "so TensorBoard and JupyterLab would start from the run's image" in found.text
+    assert findings("kubernetes.tools_image=null", "kubernetes.tensorboard=false", "kubernetes.jupyter.image=x:1") == []
+    (found,) = findings("kubernetes.tools_image=http://registry.example/x:1")
+    assert (found.key, found.fatal) == ("kubernetes.tools_image", True)
+
+
 @pytest.mark.parametrize("adapters", ["{resource: rdma/hca}", "{privileged: true}"])
 def test_rdma_with_adapters_is_fine(adapters: str) -> None:
     assert findings("kubernetes.profile=rdma", f"kubernetes.rdma={adapters}") == []
