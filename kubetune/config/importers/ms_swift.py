@@ -226,7 +226,7 @@ RULES: dict[str, Rule] = {
     "freeze_aligner": sees("vision.freeze_projector"),
     **each("max_pixels MAX_PIXELS", pixels("vision.image_max_tokens")),
     **each("min_pixels MIN_PIXELS", pixels("vision.image_min_tokens")),
-    "template": template(("chatml",)),
+    "template": template(),
     **each(
         "dataset_shuffle train_dataloader_shuffle",
         always("rows are shuffled, each epoch anew", "rows are shuffled, each epoch anew"),
