@@ -131,7 +131,7 @@ def _start(args: argparse.Namespace, relay: Relay) -> int:
             return supervise(args.run_dir, relay)
     except errors.KubetuneError as error:
         return _end(error)
-    except OSError as error:
+    except Exception as error:
         if (fault := files.fault_of(error)) is None:
             raise
         return _end(fault)

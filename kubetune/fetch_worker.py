@@ -67,6 +67,11 @@ def main(argv: Sequence[str]) -> int:
     except errors.KubetuneError as error:
         print(f"kubetune: {error}", file=sys.stderr)
         return error.exit_code
+    except Exception as error:
+        if (fault := files.fault_of(error)) is None:
+            raise
+        print(f"kubetune: {fault}", file=sys.stderr)
+        return fault.exit_code
     return errors.OK
 
 

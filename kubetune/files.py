@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import resource
 import shutil
 import socket
 import stat
@@ -88,14 +89,49 @@ def explained_writes(path: StrPath) -> Iterator[None]:
 def fault_of(error: BaseException) -> EnvironmentFault | None:
     """What the system refused, in words, where nobody had more to say about it; None for what may be our own mistake.
 
-    A name that is only looked up can be refused too, as in a folder that this user may not enter.
+    A name that is only looked up can be refused too, as in a folder that this user may not enter. What ran short may
+    show in what was going on when something else failed for it.
     """
+    seen: BaseException | None = error
+    while seen is not None:
+        if shortage := _shortage_of(seen):
+            return shortage
+        seen = seen.__cause__ or seen.__context__
     if not isinstance(error, OSError) or error.errno not in _OF_THE_SYSTEM:
         return None
     name = error.filename2 or error.filename  # of two names the second is the one that was to be made
     where = f"{name}: " if name is not None else ""
     advice = "free some space" if error.errno in DISK_FULL else "see that it can be read and written, or name another"
     return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
+
+
+_SHORT_OF_PROCESSES = ("can't start new thread", "Resource temporarily unavailable")
+_SHORT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "failed to map segment", "std::bad_alloc")
+
+
+def _shortage_of(error: BaseException) -> EnvironmentFault | None:
+    """Processes, memory or open files that a limit did not allow, as Python, the loader and torch say it."""
+    number, text = error.errno if isinstance(error, OSError) else None, str(error)
+    if number in (errno.EMFILE, errno.ENFILE):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return EnvironmentFault(f"{error}: this process may have {most:,} files open; allow more (ulimit -n)")
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or any(said in text for said in _SHORT_OF_MEMORY):
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        allowed = "" if limit == resource.RLIM_INFINITY else f" ulimit -v allows {limit:,} bytes."
+        said = (text.splitlines() or ["memory ran out"])[0]
+        return EnvironmentFault(
+            f"out of memory: {said}.{allowed} Allow more, or take smaller batches or a smaller model"
+        )
+    if number == errno.EAGAIN or (
+        isinstance(error, RuntimeError) and any(said in text for said in _SHORT_OF_PROCESSES)
+    ):
+        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        allowed = "no limit" if most == resource.RLIM_INFINITY else f"{most:,}"
+        return EnvironmentFault(
+            f"no more processes or threads can be started ({text}); allow more: ulimit -u gives {allowed}, and the "
+            "container or the service may have a limit of its own (pids.max)"
+        )
+    return None
 
 
 def free_bytes(path: StrPath) -> int:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from kubetune import endings, errors, files, logs, processes
 from kubetune.config.load import load_resolved
-from kubetune.data.prepare import prepare
 from kubetune.identity import pinned
 
 
@@ -26,8 +25,11 @@ def main(argv: Sequence[str]) -> int:
     logs.configure(config.logging.level, run_dir, rank)
     logs.STEP.info("preparing data")
     try:
+        processes.try_threads()
+        from kubetune.data.prepare import prepare
+
         prepare(pinned(config, run_dir))
-    except (errors.KubetuneError, OSError) as error:
+    except Exception as error:
         known = error if isinstance(error, errors.KubetuneError) else files.fault_of(error)
         if known is None:
             raise

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -108,6 +109,24 @@ def kill_children(spared: Collection[int] = ()) -> None:
         for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+def try_threads() -> None:
+    """Start as many threads at once as torch and its libraries will, and end them. Raises what Python does.
+
+    C++ that is refused a thread ends the process without a word that anybody could pass on.
+    """
+    count, go_on = 2 * int(os.environ.get("OMP_NUM_THREADS") or usable_cores()) + 8, threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=go_on.wait)
+            thread.start()
+            started.append(thread)
+    finally:
+        go_on.set()
+        for thread in started:
+            thread.join()
 
 
 def usable_cores() -> int:

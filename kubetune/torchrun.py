@@ -10,35 +10,55 @@ itself would only return 1, and end with tracebacks of its own after every stop 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from signal import Signals
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.multiprocessing import PContext, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousInfo
-from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-from torch.distributed.run import get_args_parser, parse_args, run
+from kubetune import errors, files, processes
 
-from kubetune import errors, meeting, processes
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import PContext
+    from torch.distributed.elastic.rendezvous import RendezvousInfo
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+Tell = Callable[..., None]
 
 
 def main(argv: Sequence[str]) -> int:
     """Run torchrun and return an exit code of errors.py; 1 means: see what was told."""
-    patience, arguments = _patience(int(argv[1])), argv[2:]
 
     def tell(*facts: object) -> None:
         os.write(int(argv[0]), "".join(json.dumps(fact) + "\n" for fact in facts).encode())
+
+    try:
+        processes.try_threads()
+        return _run(int(argv[1]), argv[2:], tell)
+    except Exception as error:
+        if (fault := files.fault_of(error)) is None:
+            raise
+        tell(str(fault))
+        return fault.exit_code
+
+
+def _run(patience: int, arguments: Sequence[str], tell: Tell) -> int:
+    import logging
+
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+    from torch.distributed.run import parse_args, run
+
+    from kubetune import meeting
 
     # Its warnings and errors tell of signals we sent and of ranks that explain themselves.
     logging.disable(logging.ERROR)
     StaticTCPRendezvous.next_rendezvous = _roll_called(StaticTCPRendezvous.next_rendezvous)  # type: ignore[method-assign]
     try:
-        run(parse_args([*patience, *arguments]))
+        run(parse_args([*_patience(patience), *arguments]))
     except ChildFailedError as error:
         tell(*([rank, one.exitcode, one.timestamp] for rank, one in error.failures.items()))
         return errors.BUG
@@ -55,6 +75,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _roll_called(next_rendezvous: Any) -> Any:
     """The same meeting of nodes, but it ends naming those that did not come in time."""
+
+    from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    from kubetune import meeting
 
     def meet(handler: StaticTCPRendezvous) -> RendezvousInfo:
         if handler._store is None:
@@ -77,6 +101,9 @@ def _roll_called(next_rendezvous: Any) -> Any:
 
 def _patience(seconds: int) -> list[str]:
     """torchrun's argument for how long ranks may take to end; older ones have none, and kill after half a minute."""
+    from torch.distributed.elastic.multiprocessing import PContext
+    from torch.distributed.run import get_args_parser
+
     if "--shutdown-timeout" in get_args_parser().format_help():
         return ["--shutdown-timeout", str(seconds)]
     close = PContext.close

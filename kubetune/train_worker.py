@@ -108,6 +108,7 @@ def _shows_bar(rank: int) -> bool:
 def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     """Prepare, join the others, train, report."""
     malloc.keep_memory()
+    processes.try_threads()
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     logs.STEP.info("preparing data" if alone else "opening the prepared data")

@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has what it wants; without this the interpreter complains while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.OK
-    except OSError as error:
+    except Exception as error:
         from kubetune.files import fault_of
 
         if (fault := fault_of(error)) is None:
