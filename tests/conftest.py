@@ -15,6 +15,7 @@ OFFLINE = Path(__file__).parent / "offline"
 
 # At import, not in a fixture: libraries read these variables when they are imported, and so do child processes.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["KUBETUNE_DEFAULTS"] = ""  # none, whatever this machine has
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["KUBETUNE_CPU_DTYPE"] = "float32"  # whatever this machine's CPU is fastest at
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(OFFLINE), os.environ.get("PYTHONPATH"))))

@@ -12,7 +12,9 @@ from datetime import datetime
 
 from kubetune.basis import may_lack_targets, positions_of, require_kind
 from kubetune.cli import plan_forecast
-from kubetune.config.flags import add_run_arguments, config_from_args
+from kubetune.cli.run_on_cluster import print_table
+from kubetune.config.flags import add_run_arguments, config_from_args, sources_of
+from kubetune.config.load import dotted_values, read_layers, resolved
 from kubetune.config.schema import Config
 from kubetune.devices import visible_gpus
 from kubetune.estimate import Lengths, estimate_lengths, estimate_rows, is_upper_bound, makes_data
@@ -25,12 +27,15 @@ from kubetune.writing import counted
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--origins", action="store_true", help="print every setting and where it comes from instead")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan of a run. Raises ConfigError for an impossible one, DataError for data that are nowhere."""
     show_notes()
     config = config_from_args(args, os.environ)
+    if args.origins:
+        return _show_origins(args, config)
     require_kind(config, os.environ)
     rows, eval_rows = estimate_rows(config)
     lengths = estimate_lengths(config, os.environ)
@@ -47,6 +52,23 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for label, text in (*describe(config, plan, lengths), *plan_forecast.describe(config, plan, ahead)):
         print(f"{label:<17} {text}")
+    return 0
+
+
+def _show_origins(args: argparse.Namespace, config: Config) -> int:
+    """Print each setting as the run will have it, with the file and line, variable or option that it comes from."""
+    file, sources = sources_of(args, os.environ)
+    tree, _ = read_layers(file, **sources)
+    rows = []
+    for key, value in dotted_values(resolved(config)):
+        path = tuple(key.split("."))
+        # `model: ID` is short for model.path
+        origin = tree.origin_of(path) or (tree.origin_of(path[:-1]) if tree.find(path[:-1]) == value else None)
+        rows.append({"key": key, "value": value, "origin": str(origin) if origin else "kubetune's default"})
+    if args.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        print_table(("KEY", "VALUE", "FROM"), [(row["key"], json.dumps(row["value"]), row["origin"]) for row in rows])
     return 0
 
 

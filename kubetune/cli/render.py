@@ -11,15 +11,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kubetune.config.aliases import canonical_file
-from kubetune.config.document import read_entries
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
-from kubetune.config.layers import Origin, Tree, dotted
+from kubetune.config.layers import Tree, dotted
+from kubetune.config.load import read_layers
 from kubetune.errors import OK, ConfigError
 from kubetune.files import write_atomic
 from kubetune.manifests import KINDS, dump, local_files, render, secret_templates
 from kubetune.manifests.finding import Finding
 from kubetune.manifests.lint import lint
+from kubetune.manifests.patches import titles
 from kubetune.manifests.smoke import smoke_config, testing
 from kubetune.manifests.spec import Manifest
 from kubetune.plan import make_plan
@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}")
     for path in files:
         print(f"kubetune: {path} travels along in a ConfigMap", file=sys.stderr)
+    for number, patch in enumerate(config.kubernetes.patches if config.kubernetes else ()):
+        print(f"kubetune: kubernetes.patches[{number}] changes {', '.join(titles(objects, patch))}", file=sys.stderr)
     for secret in secrets:
         name, keys = secret["metadata"]["name"], ", ".join(secret["stringData"])
         print(f"kubetune: Secret {name} (key {keys}) must exist before the pods start", file=sys.stderr)
@@ -70,11 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def origins(path: Path | None) -> Tree:
-    """Where each key of the run file stands, for messages."""
-    tree = Tree(Origin(str(path) if path else "command line"))
-    if path is not None:
-        tree.put(canonical_file(read_entries(path)[0])[0])
-    return tree
+    """Where each key of the run file, or of the organisation's defaults, stands, for messages."""
+    return read_layers(path)[0]
 
 
 def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> None:

@@ -263,6 +263,18 @@ class SchedulingConfig(ClusterSection):
     )
 
 
+class PatchTarget(ClusterSection):
+    kind: str = Field(min_length=1, description="Kind of the objects, such as `Job`, `Service` or `Deployment`.")
+    name: Name | None = Field(None, description="Name of one object; left out: all of this kind.")
+
+
+class PatchConfig(ClusterSection):
+    target: PatchTarget = Field(description="What is patched, as in kustomize.")
+    patch: dict[str, Any] | tuple[dict[str, Any], ...] = Field(
+        description="A mapping: a strategic merge patch. A list of `{op, path, value}`: a JSON Patch (RFC 6902)."
+    )
+
+
 class KubernetesConfig(ClusterSection):
     image: str = Field(min_length=1, description="Container image with kubetune in it; pin a tag or a digest.")
     kind: Literal["job", "statefulset", "jobset", "pytorchjob", "trainjob"] = Field(
@@ -351,6 +363,10 @@ class KubernetesConfig(ClusterSection):
     operators: tuple[OperatorConfig, ...] = Field(
         (),
         description="Who may watch, enter, copy from, stop and delete this namespace's runs: a Role and a RoleBinding.",
+    )
+
+    patches: tuple[PatchConfig, ...] = Field(
+        (), description="Laid over the rendered objects, for fields that no key here sets."
     )
 
     max_restarts: int = Field(

@@ -127,8 +127,15 @@ def run_file(args: argparse.Namespace) -> Path | None:
 
 def config_from_args(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     """The config that a command line describes. Raises ConfigError with every problem."""
-    from kubetune.config.environment import VARIABLES
     from kubetune.config.load import load_config
+
+    path, settings = sources_of(args, environ)
+    return load_config(path, **settings)
+
+
+def sources_of(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Path | None, dict[str, Any]]:
+    """The run file of a command line, and what else `load_config` takes. Raises ConfigError where there is nothing."""
+    from kubetune.config.environment import VARIABLES
 
     given = vars(args)
     flags = {key: given[key] for key in ("lora", "output") if given[key] is not None}
@@ -146,4 +153,4 @@ def config_from_args(args: argparse.Namespace, environ: Mapping[str, str]) -> Co
         )
     if targets := flags.get("lora.target_modules"):
         flags["lora.target_modules"] = targets[0] if len(targets) == 1 else targets
-    return load_config(path, overrides=overrides, flags=flags, environ=environ)
+    return path, {"overrides": overrides, "flags": flags, "environ": environ}

@@ -85,6 +85,19 @@ class Tree:
                 return min(below)
         return self._default_origin
 
+    def origin_of(self, path: KeyPath) -> Origin | None:
+        """Where the value at `path` was written, itself or as a part of one above it; None where nobody wrote it."""
+        if self.find(path) is None:
+            return None
+        return next((self._origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self._origins), None)
+
+    def find(self, path: KeyPath) -> Any:
+        """The value at `path`; None where there is none."""
+        try:
+            return self.get(path)
+        except (LookupError, TypeError):
+            return None
+
     def get(self, path: KeyPath) -> Any:
         """The value at `path`. Raises LookupError or TypeError where there is none."""
         node: Any = self.data

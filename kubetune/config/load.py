@@ -1,6 +1,7 @@
 """Makes a Config from a run file, environment variables, flags and overrides, or says everything that is wrong.
 
-Later sources win: file < environment < flags < `key=value`. Nothing is written and nothing but the file is read.
+Later sources win: the organisation's defaults < file < environment < flags < `key=value`. Nothing is written, and
+nothing but these two files is read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from kubetune.config import reference
+from kubetune.config import organisation, reference
 from kubetune.config.aliases import canonical, canonical_file
 from kubetune.config.document import parse_value, read_entries
 from kubetune.config.environment import max_samples, read_variables
@@ -55,21 +56,7 @@ def load_config(
     one in the current directory; existing local paths come back absolute, so that workers started elsewhere find them.
     Raises ConfigError with every problem found; checks between sections come when each key is right by itself.
     """
-    problems: list[Problem] = []
-    tree = Tree(Origin(str(path) if path else "command line"))
-    here = Path.cwd()
-    path = Path(path) if path is not None else None
-    if path is not None:
-        written, broken = read_entries(path)
-        written, doubled = canonical_file(written)
-        problems += broken + doubled
-        tree.put(_safe(_absolute(written, [path.absolute().parent, here]), problems))
-    typed = [*_from_environment(environ or {}, problems), *_from_flags(flags or {}), *_split(overrides, problems)]
-    ours = [step for entry in typed if (known := canonical(entry)) is not None for step in _steps(entry, known)]
-    _displace_global_batch(tree, {entry.path for entry in ours})
-    tree.put(_safe(_absolute(ours, [here]), problems))
-    _sample_sources(tree, environ or {}, problems)
-    _split_output(tree, problems)
+    tree, problems = read_layers(path, overrides=overrides, flags=flags, environ=environ)
     try:
         config = Config.model_validate_json(json.dumps(tree.data), strict=True)
     except ValidationError as error:
@@ -77,6 +64,47 @@ def load_config(
     if problems:
         raise ConfigError(list(dict.fromkeys(str(problem) for problem in sorted(problems))))
     return config
+
+
+def read_layers(
+    path: StrPath | None,
+    *,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[Tree, list[Problem]]:
+    """What `load_config` makes a config of: settings laid over one another with their origins, and what is wrong."""
+    problems: list[Problem] = []
+    tree = Tree(Origin(str(path) if path else "command line"))
+    here = Path.cwd()
+    path = Path(path) if path is not None else None
+    written: list[Entry] = []
+    if path is not None:
+        written, broken = read_entries(path)
+        written, doubled = canonical_file(written)
+        problems += broken + doubled
+    typed = [*_from_environment(environ or {}, problems), *_from_flags(flags or {}), *_split(overrides, problems)]
+    ours = [step for entry in typed if (known := canonical(entry)) is not None for step in _steps(entry, known)]
+    _put_defaults(tree, {str(entry.path[0]) for entry in (*written, *ours)}, problems)
+    if path is not None:
+        tree.put(_safe(_absolute(written, [path.absolute().parent, here]), problems))
+    _displace_global_batch(tree, {entry.path for entry in ours})
+    tree.put(_safe(_absolute(ours, [here]), problems))
+    _sample_sources(tree, environ or {}, problems)
+    _split_output(tree, problems)
+    return tree, problems
+
+
+def _put_defaults(tree: Tree, sections: set[str], problems: list[Problem]) -> None:
+    """Lay the organisation's defaults under everything, if there are any: those of a machine, whatever `environ` is."""
+    place = organisation.defaults_file(os.environ)
+    if place is None:
+        return
+    entries, broken = read_entries(place)
+    entries, doubled = canonical_file(entries)
+    problems += broken + doubled
+    tree.put(_safe(organisation.fitting(entries, sections, problems), problems))
+    log.info("defaults of %s are laid under the run file (`kubetune plan --origins` shows which)", place)
 
 
 def _sample_sources(tree: Tree, environ: Mapping[str, str], problems: list[Problem]) -> None:

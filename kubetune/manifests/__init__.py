@@ -14,6 +14,7 @@ from kubetune.manifests.configmap import config_maps, local_files
 from kubetune.manifests.extras import jupyter, jupyter_secret, tensorboard
 from kubetune.manifests.initialisers import preprocess_job
 from kubetune.manifests.network import network_policy
+from kubetune.manifests.patches import patched
 from kubetune.manifests.rbac import operator_role, service_account
 from kubetune.manifests.spec import Manifest, RunSpec
 from kubetune.manifests.storage import claims
@@ -39,11 +40,11 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
 
     `files` is what `local_files` found: small data files that travel along in a ConfigMap.
     Secrets are not among them: pods refer to them by name, and `secret_templates` says which must exist.
-    Raises ConfigError when the config has no `kubernetes` section.
+    Raises ConfigError when the config has no `kubernetes` section, or for patches that do not fit.
     """
     spec = RunSpec.of(config, plan, files)
     workload: list[Manifest] = import_module(KINDS[spec.kubernetes.kind]).workload(spec)
-    return [
+    objects = [
         *service_account(spec),
         *operator_role(spec),
         *network_policy(spec),
@@ -54,6 +55,7 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
         *tensorboard(spec),
         *jupyter(spec),
     ]
+    return patched(objects, spec.kubernetes.patches) if spec.kubernetes.patches else objects
 
 
 def secret_templates(config: Config, plan: Plan) -> list[Manifest]:
