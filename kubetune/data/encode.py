@@ -58,23 +58,31 @@ class Encoder:
 
     def encode(self, example: Example) -> Encoded:
         """One row. Raises ValueError when the chat template refuses the conversation or hides where answers are."""
-        if isinstance(example, Chat):
-            return self._encode_chats([self._render(example)])[0]
-        return self._encode_plain(example)
+        (row,) = self.encode_batch([example])
+        if isinstance(row, str):
+            raise ValueError(row)
+        return row
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Rows of many examples; in the place of one that is refused stands why."""
         results: list[Encoded | str] = [""] * len(examples)
-        chats: dict[int, Rendered] = {}
+        chats: dict[int, Chat] = {}
         for i, example in enumerate(examples):
             try:
                 if isinstance(example, Chat):
-                    chats[i] = self._render(example)
+                    self._require_usable(example)
+                    chats[i] = example
                 else:
                     results[i] = self._encode_plain(example)
             except ValueError as error:
                 results[i] = str(error)
-        for i, row in zip(chats, self._encode_chats(list(chats.values())), strict=True):
+        rendered: dict[int, Rendered] = {}
+        for i, found in zip(chats, self._render(list(chats.values())), strict=True):
+            if isinstance(found, ValueError):
+                results[i] = str(found)
+            else:
+                rendered[i] = found
+        for i, row in zip(rendered, self._encode_chats(list(rendered.values())), strict=True):
             results[i] = row
         return results
 
@@ -82,19 +90,28 @@ class Encoder:
         """The first `limit` tokens of a row."""
         return replace(encoded, ids=encoded.ids[:limit], trained=encoded.trained[:limit])
 
-    def _render(self, chat: Chat) -> Rendered:
+    def _require_usable(self, chat: Chat) -> None:
+        """Raise ValueError for a conversation with what this run cannot do."""
         if chat.images:
             raise ValueError("has images, which a language model cannot see; set `task: vision_language`")
+        if self._all and chat.unlearnt:
+            raise ValueError(
+                f"messages[{min(chat.unlearnt)}] says that it is not to be learnt, and `data.train_on` is all; "
+                "set that to assistant, or leave the other out of the message"
+            )
+
+    def _render(self, chats: Sequence[Chat]) -> list[Rendered | ValueError]:
+        """Conversations as texts with the spans to be learnt; an error where the template refuses one."""
+        if not chats:
+            return []
+        learnt = [[] if self._all else _learnt(chat) for chat in chats]
         template = self.tokenizer.require_chat()
-        if self._all:
-            if chat.unlearnt:
-                raise ValueError(
-                    f"messages[{min(chat.unlearnt)}] says that it is not to be learnt, and `data.train_on` is all; "
-                    "set that to assistant, or leave the other out of the message"
-                )
-            rendered = template.render_answers(chat.messages, chat.tools)
-            return replace(rendered, spans=[(0, len(rendered.text))])
-        return template.render_answers(chat.messages, chat.tools, learnt=_learnt(chat))
+        found = template.render_all(
+            [(chat.messages, chat.tools, turns) for chat, turns in zip(chats, learnt, strict=True)]
+        )
+        if not self._all:
+            return found
+        return [replace(r, spans=[(0, len(r.text))]) if isinstance(r, Rendered) else r for r in found]
 
     def _encode_chats(self, chats: Sequence[Rendered]) -> list[Encoded]:
         """Rows of rendered conversations, of which only what the spans enclose is learnt."""

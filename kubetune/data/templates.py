@@ -214,6 +214,8 @@ class ChatTemplate:
                 add_generation_prompt=generation_prompt,
                 **self._special_tokens,
             )
+        except MemoryError:
+            raise
         except Exception as error:
             # A template is a program of somebody else's: whatever it trips over is the row's or the template's fault.
             raise ValueError(f"{self.name} chat template refused the conversation: {error}") from error

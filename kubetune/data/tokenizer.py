@@ -20,7 +20,8 @@ import tokenizers
 from kubetune.config.schema import ModelConfig
 from kubetune.data import hub
 from kubetune.data.marks import Message
-from kubetune.data.templates import CHATML, ChatTemplate
+from kubetune.data.template_process import LimitedTemplate
+from kubetune.data.templates import CHATML
 from kubetune.data.tokenizer_files import FILES, MODEL_FILES, PROCESSOR_FILES, load_backend, read_json, special_tokens
 from kubetune.errors import ModelError
 
@@ -80,15 +81,10 @@ class Tokenizer:
         return self._loaded[1]
 
     @cached_property
-    def chat(self) -> ChatTemplate | None:
+    def chat(self) -> LimitedTemplate | None:
         """The chat template, or None when the model has none."""
         name, source = self._given_template or ("the tokenizer's", self._own_template())
-        if not source:
-            return None
-        try:
-            return ChatTemplate(source, self.special, name)
-        except ValueError as error:
-            raise ModelError(f"{name} chat template is not valid Jinja: {error}") from error
+        return LimitedTemplate(source, self.special, name) if source else None
 
     @property
     def given_template(self) -> str | None:
@@ -100,13 +96,14 @@ class Tokenizer:
         """Whether the run's own chat template replaces the tokenizer's."""
         return self._given_template is not None
 
-    def require_chat(self) -> ChatTemplate:
+    def require_chat(self) -> LimitedTemplate:
         """The chat template. Raises ModelError, saying how to give one, when there is none."""
         if self.chat is None:
             raise ModelError(
                 f"the tokenizer of {self.name} has no chat template, and the data are conversations; set "
                 "`model.chat_template: chatml` (built in), or a Jinja file: `model.chat_template: template.jinja`"
             )
+        self.chat.load()
         return self.chat
 
     def _own_template(self) -> str:
