@@ -79,13 +79,11 @@ ARG BASE
 ARG VARIANT=cpu
 ARG VERSION=
 ARG REVISION=
-ARG SOURCE=
 LABEL org.opencontainers.image.title="kubetune" \
       org.opencontainers.image.description="Fine-tune language models from one YAML file (${VARIANT})" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.base.name="${BASE}"
 COPY --from=debian /debian /
 COPY --from=dependencies /opt/kubetune /opt/kubetune

@@ -155,6 +155,7 @@ def test_training_images_hold_what_training_needs(copy: Path) -> None:
     arguments, words = asked_of_builder(copy, "cpu")
     assert (arguments["EXTRAS"], arguments["PACKAGES"]) == ("hub,vision,s3", "")
     assert words[-1] == "."
+    assert "--label" not in words  # there is no source to name: no git, no origin
     tag = words[words.index("--tag") + 1]
     assert list((copy / "dist").iterdir()) == [copy / "dist" / f"{tag.replace(':', '-')}.cdx.json"]
 
@@ -171,11 +172,11 @@ def test_tools_architectures_and_the_source_are_options(copy: Path) -> None:
     arguments, words = asked_of_builder(copy, "tools", PLATFORM="linux/arm64", SOURCE="https://git.example/kubetune")
     assert arguments["EXTRAS"] == "hub,vision,s3,tracking,jupyter"
     assert arguments["VARIANT"] == "cpu"
-    assert arguments["SOURCE"] == "https://git.example/kubetune"
+    assert words[words.index("--label") + 1] == "org.opencontainers.image.source=https://git.example/kubetune"
     assert words[words.index("--platform") + 1] == "linux/arm64"
     assert words[words.index("--tag") + 1].endswith("-tools-arm64")
     subprocess.run(["git", "init", "-q", copy], check=True)
     origin = "https://somebody:a-token@git.example/kubetune.git"
     subprocess.run(["git", "-C", copy, "remote", "add", "origin", origin], check=True)
-    arguments, _ = asked_of_builder(copy, "cpu")
-    assert arguments["SOURCE"] == "https://git.example/kubetune.git"
+    _, words = asked_of_builder(copy, "cpu")
+    assert words[words.index("--label") + 1] == "org.opencontainers.image.source=https://git.example/kubetune.git"
