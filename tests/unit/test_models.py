@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -163,9 +165,7 @@ def test_an_index_that_leads_elsewhere_is_refused(tmp_path, name):
     (folder / weights.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": name}}))
     config = config_of(folder)
     for read in (lambda: check_model_folder(config.model), lambda: weights.files_of(folder)):
-        with pytest.raises(
-            ModelError, match=r"index\.json names .*; expected names of \*\.safetensors files in the same"
-        ):
+        with pytest.raises(ModelError, match=r"index\.json names .*; expected names of \*\.safetensors files"):
             read()
     with pytest.raises(ModelError, match=r"index\.json names"):
         load_pretrained(AutoModelForCausalLM, config, torch.device("cpu"))
@@ -203,12 +203,9 @@ def test_an_odd_config_of_a_model_is_no_bug(tmp_path, key, value):
     facts = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**facts, key: value}))
     weights.read_weights(str(folder), {})
-    try:
+    is_ignored = key == "architectures"  # transformers does not look at it
+    with nullcontext() if is_ignored else pytest.raises(ModelError, match=re.escape(str(folder))):
         load_pretrained(AutoModelForCausalLM, config_of(folder), torch.device("cpu"))
-    except ModelError as error:
-        assert str(folder) in str(error)  # noqa: PT017 - some values are not looked at
-    else:
-        assert key in ("architectures", "layer_types"), "transformers does not look at it"
 
 
 def test_code_of_a_folder_is_pinned_by_its_content(tmp_path):
