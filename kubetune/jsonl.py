@@ -12,7 +12,8 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
-from itertools import count, pairwise
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,7 @@ def read(path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None
     Lines that hold no object, or none that `is_good`, are stepped over; a warning names them, or `damaged` collects
     their numbers. A last line without an end is not there yet.
     """
-    for line, value in read_both(path, is_good, damaged):
-        del line
-        yield value
+    return map(itemgetter(1), read_both(path, is_good, damaged))
 
 
 def read_both(
@@ -94,7 +93,7 @@ def read_both(
     except FileNotFoundError:
         return
     with file:
-        for number, line in zip(count(1), file, strict=False):
+        for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 break
             value = _parse(line)

@@ -124,8 +124,9 @@ def last_lines(path: Path) -> list[dict[str, Any]]:
     return jsonl.tail(path, _IS_GOOD.get(path.name, _is_anything))
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+def _is_number(value: Any) -> bool:
+    # Asked of every line of every run: type and difference are the quickest that Python has.
+    return type(value) is int or (type(value) is float and value - value == 0.0)
 
 
 def _is_time(value: object) -> bool:
@@ -140,11 +141,11 @@ def _is_anything(line: Mapping[str, Any]) -> bool:
 
 
 def _is_step(line: Mapping[str, Any]) -> bool:
-    return _is_number(line.get("step"))
+    return type(line.get("step")) is int
 
 
 def _is_timing(line: Mapping[str, Any]) -> bool:
-    return _is_number(line.get("step")) and _is_number(line.get("seconds"))
+    return type(line.get("step")) is int and _is_number(line.get("seconds"))
 
 
 def _is_event(line: Mapping[str, Any]) -> bool:
@@ -173,6 +174,16 @@ class Totals:
     last: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] | None = None
 
+    def add(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Count these lines of steps too."""
+        if not steps:
+            return
+        self.first, self.last = self.first or steps[0], steps[-1]
+        self.steps += len(steps)
+        self.samples += sum(line.get("samples", 0) for line in steps)
+        self.tokens += sum(line.get("tokens", 0) for line in steps)
+        self.trained_tokens += sum(line.get("trained_tokens", 0) for line in steps)
+
 
 def read_totals(run_dir: Path) -> Totals:
     """The sums of what metrics.jsonl and timings.jsonl hold."""
@@ -181,12 +192,7 @@ def read_totals(run_dir: Path) -> Totals:
         if "eval_loss" in line:
             found.evaluation = line
         if "loss" in line:
-            found.first = found.first or line
-            found.last = line
-            found.steps += 1
-            found.samples += line.get("samples", 0)
-            found.tokens += line.get("tokens", 0)
-            found.trained_tokens += line.get("trained_tokens", 0)
+            found.add([line])
     return found
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kubetune.report.reading import Incident, Lines, RunRecord
+from kubetune.report.numbers import SKEW
+from kubetune.report.reading import POINTS, Incident, Lines, RunRecord
 from kubetune.report.series import Number, Series, merge, shorten, smooth
 
-POINTS = 600
 _TABLE_ROWS = 10
 GIB = 2**30
 
@@ -81,13 +81,18 @@ class Chart:
 
 def charts_of(runs: Sequence[RunRecord]) -> list[Chart]:
     """The charts of one run, or the same of several on top of each other."""
-    points = max(100, POINTS // len(runs))
+    points = points_of(len(runs))
     marks = markers(runs[0].incidents) if len(runs) == 1 else []
     makers: list[Callable[[Sequence[RunRecord], int], Chart | None]] = [
         _loss, _rate, _norm, _speed, _memory, _skew, _scores,
     ]  # fmt: skip
     found = [chart for make in makers if (chart := make(runs, points)) is not None]
     return [Chart(**{**chart.__dict__, "markers": marks}) for chart in found]
+
+
+def points_of(runs: int) -> int:
+    """Points of each curve where so many runs are laid over each other."""
+    return max(100, POINTS // runs)
 
 
 def markers(incidents: Iterable[Incident]) -> list[dict[str, Any]]:
@@ -135,7 +140,7 @@ def labels(runs: Sequence[RunRecord]) -> list[str]:
 def _loss(runs: Sequence[RunRecord], points: int) -> Chart | None:
     lines = []
     for number, run in enumerate(runs):
-        raw = column(run.steps, "loss", points)
+        raw = run.numbers.curves.get("loss")
         if raw is None:
             continue
         span = max(1.0, len(raw.steps) / 80)
@@ -155,13 +160,13 @@ def _loss(runs: Sequence[RunRecord], points: int) -> Chart | None:
 
 
 def _of_steps(
-    name: str, title: str, unit: str, key: str, *, timings: bool = False, about: str = "", logarithm: bool = False
+    name: str, title: str, unit: str, key: str, *, about: str = "", logarithm: bool = False
 ) -> Callable[[Sequence[RunRecord], int], Chart | None]:
     def make(runs: Sequence[RunRecord], points: int) -> Chart | None:
         lines = [
             Line(_label(run, title.lower(), runs), found, number if len(runs) > 1 else 0, band=len(runs) == 1)
             for number, run in enumerate(runs)
-            if (found := column(run.timings if timings else run.steps, key, points)) is not None
+            if (found := run.numbers.curves.get(key)) is not None
         ]
         return Chart(name, title, unit, lines, about, logarithm=logarithm) if lines else None
 
@@ -170,7 +175,7 @@ def _of_steps(
 
 _rate = _of_steps("rate", "Learning rate", "exponent", "learning_rate")
 _memory = _of_steps(
-    "memory", "Peak memory", "bytes", "peak_memory_bytes", timings=True,
+    "memory", "Peak memory", "bytes", "peak_memory_bytes",
     about="Highest so far on rank 0: allocated on the GPU, or resident in memory without one.",
 )  # fmt: skip
 
@@ -192,7 +197,7 @@ def _speed(runs: Sequence[RunRecord], points: int) -> Chart | None:
         for colour, (key, what) in enumerate(
             [("tokens_per_second", "tokens/s"), ("trained_tokens_per_second", "trained tokens/s")]
         ):
-            found = column(run.timings, key, points)
+            found = run.numbers.curves.get(key)
             if colour and (len(runs) > 1 or run.config.task == "sequence_classification"):
                 continue
             if found is not None:
@@ -206,14 +211,9 @@ def _speed(runs: Sequence[RunRecord], points: int) -> Chart | None:
 def _skew(runs: Sequence[RunRecord], points: int) -> Chart | None:
     if len(runs) > 1:
         return None
-    found = []
-    for line in runs[0].timings:
-        seconds = line.get("rank_seconds") or []
-        if len(seconds) > 1 and max(seconds) > 0:
-            found.append((line["step"], 1 - min(seconds) / max(seconds)))
-    if not found:
+    series = runs[0].numbers.curves.get(SKEW)
+    if series is None:
         return None
-    series = shorten([step for step, _ in found], [skew for _, skew in found], points)
     about = "How much shorter the fastest rank computed than the slowest, for which all others wait."
     return Chart("skew", "Skew between ranks", "percent", [Line("skew", series, 0)], about)
 

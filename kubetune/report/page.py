@@ -18,7 +18,7 @@ from kubetune.files import write_atomic
 from kubetune.forecast import quantization_of
 from kubetune.logs import scrub
 from kubetune.metrics import METRICS, now, versions
-from kubetune.report.charts import Chart, charts_of, labels
+from kubetune.report.charts import Chart, charts_of, labels, points_of
 from kubetune.report.reading import RunRecord, read_run
 from kubetune.writing import counted, duration, number, place, share, short, size
 
@@ -30,7 +30,7 @@ _CLASSES = 40
 
 def write_report(run_dirs: Sequence[Path], output: Path) -> Path:
     """The page of one run, or of several laid over each other, in `output`. Raises ConfigError for what is no run."""
-    runs = [read_run(folder) for folder in run_dirs]
+    runs = [read_run(folder, points_of(len(run_dirs))) for folder in run_dirs]
     charts = charts_of(runs)
     common = {
         "charts": [_chart(chart) for chart in charts],
@@ -111,20 +111,19 @@ def status(run: RunRecord) -> tuple[str, str]:
 
 def _cards(run: RunRecord) -> list[tuple[str, str, str]]:
     """What a reader wants to know first: label, value, and a word on it."""
-    report, last = run.report, run.steps[-1] if run.steps else {}
+    report, known = run.report, run.numbers.totals
     best = _best(run)
     if report and report.get("steps") == _last_step(run):  # it counts what the disk has lost of the lines, too
         seconds, tokens, trained = (report.get(key) or 0 for key in ("seconds", "tokens", "trained_tokens"))
     else:
-        seconds = math.fsum(line["seconds"] for line in run.timings)
-        tokens, trained = (sum(line.get(key, 0) for line in run.steps) for key in ("tokens", "trained_tokens"))
+        seconds, tokens, trained = known.seconds, known.tokens, known.trained_tokens
     planned = run.plan.num_steps if run.plan else 0
     cards = [
         ("Steps", number(_last_step(run)), f"of {planned:,} planned" if planned else ""),
         (
             "Training loss",
-            number(last.get("loss")),
-            f"{number(run.steps[0].get('loss'))} at first" if run.steps else "",
+            number(known.last.get("loss")),
+            f"{number(known.first.get('loss'))} at first" if known.steps else "",
         ),
     ]
     if best is not None:
@@ -151,9 +150,7 @@ def _cards(run: RunRecord) -> list[tuple[str, str, str]]:
                 f"of {throughput['peak_tflops']:,.3g} TFLOP/s, {throughput['peak_source'].partition(':')[0]}",
             )
         )
-    peak = report.get("peak_memory_bytes") or max(
-        (line.get("peak_memory_bytes", 0) for line in run.timings), default=None
-    )
+    peak = report.get("peak_memory_bytes") or run.numbers.peak_memory_bytes
     cards.append(("Peak memory", size(peak), "highest of all ranks" if report else "rank 0"))
     return cards
 
@@ -161,13 +158,13 @@ def _cards(run: RunRecord) -> list[tuple[str, str, str]]:
 def _last_step(run: RunRecord) -> int:
     """The last step that is known of, though its numbers may be lost."""
     known = [run.report.get("steps") or 0, *(found.step for found in run.checkpoints)]
-    return max(*known, int(run.steps[-1]["step"]) if run.steps else 0)
+    return max(*known, int(run.numbers.totals.last.get("step", 0)))
 
 
 def _damage(run: RunRecord) -> list[str]:
     """What of the run is not on the page, because a disk lost it."""
     last = _last_step(run)
-    lost = last - len(run.steps)
+    lost = last - run.numbers.totals.steps
     gap = f"{METRICS} lacks {lost:,} of {last:,} steps, and so do the curves"
     return [*run.damage, *([gap] if lost > 0 else [])]
 
@@ -315,20 +312,16 @@ def _hindsight(run: RunRecord) -> list[tuple[str, str, str, float | None, str]]:
 
 def _ranks(run: RunRecord) -> dict[str, Any] | None:
     """How long each rank computed, and how often the others waited for it."""
-    lines = [line["rank_seconds"] for line in run.timings if len(line.get("rank_seconds") or []) > 1]
-    if not lines:
+    found = run.numbers.ranks
+    if found is None:
         return None
-    world = len(lines[-1])
-    lines = [line for line in lines if len(line) == world]
-    slowest = [max(range(world), key=line.__getitem__) for line in lines]
-    means = [math.fsum(line[rank] for line in lines) / len(lines) for rank in range(world)]
-    lost = math.fsum(max(line) - math.fsum(line) / world for line in lines)
+    longest = max(*found.means, 1e-12)
     return {
         "rows": [
-            (rank, means[rank], means[rank] / max(max(means), 1e-12), slowest.count(rank) / len(lines))
-            for rank in range(world)
+            (rank, mean, mean / longest, slowest)
+            for rank, (mean, slowest) in enumerate(zip(found.means, found.slowest, strict=True))
         ],
-        "lost": lost / max(math.fsum(max(line) for line in lines), 1e-12),
+        "lost": found.lost,
     }
 
 

@@ -17,8 +17,12 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.files import read_object
 from kubetune.plan import Plan, model_short_name
+from kubetune.report.numbers import Numbers, read_numbers
 
 Lines = list[dict[str, Any]]
+
+POINTS = 600
+"""Of a curve on a page."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +47,12 @@ class Incident:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All that is known of one run. `steps` and `timings` are lines of metrics.jsonl and timings.jsonl.
-
-    `damage`: what a disk has lost or spoilt, and is not shown.
-    """
+    """All that is known of one run. `damage`: what a disk has lost or spoilt, and is not shown."""
 
     path: Path
     config: Config
     plan: Plan | None
-    steps: Lines
-    evaluations: Lines
-    timings: Lines
+    numbers: Numbers
     events: Lines
     report: dict[str, Any]
     data: dict[str, Any]
@@ -63,6 +62,11 @@ class RunRecord:
     incidents: Sequence[Incident]
     ending: endings.Ending | None
     damage: Sequence[str] = ()
+
+    @property
+    def evaluations(self) -> Lines:
+        """The lines of metrics.jsonl that tell of evaluations."""
+        return self.numbers.evaluations
 
     @property
     def name(self) -> str:
@@ -75,18 +79,22 @@ class RunRecord:
         return model_short_name(self.config.model.path)
 
 
-def read_run(run_dir: Path) -> RunRecord:
-    """The record of a run. Raises ConfigError where there is none; what is damaged is left out, and named."""
+def read_run(run_dir: Path, points: int = POINTS) -> RunRecord:
+    """The record of a run, its curves with at most so many `points`.
+
+    Raises ConfigError where there is none; what is damaged is left out, and named.
+    """
     config, damage = read_config(run_dir), list[str]()
-    numbers = _lines(run_dir / metrics.METRICS, damage)
+    wrong: dict[str, list[int]] = {metrics.METRICS: [], metrics.TIMINGS: []}
+    numbers = read_numbers(run_dir, points, wrong)
+    for name, lines in wrong.items():
+        _tell(name, lines, damage)
     events = _lines(run_dir / metrics.EVENTS, damage)
     return RunRecord(
         path=run_dir,
         config=config,
         plan=_plan(run_dir / "plan.json", damage),
-        steps=[line for line in numbers if "loss" in line],
-        evaluations=[line for line in numbers if "eval_loss" in line],
-        timings=_lines(run_dir / metrics.TIMINGS, damage),
+        numbers=numbers,
         events=events,
         report=_object(run_dir / metrics.REPORT, damage),
         data=_object(run_dir / metrics.DATA, damage),
@@ -102,9 +110,13 @@ def read_run(run_dir: Path) -> RunRecord:
 def _lines(path: Path, damage: list[str]) -> Lines:
     wrong: list[int] = []
     lines = list(metrics.stream_lines(path, wrong))
-    if wrong:
-        damage.append(f"{path.name}: {jsonl.describe(wrong)} damaged and left out")
+    _tell(path.name, wrong, damage)
     return lines
+
+
+def _tell(name: str, wrong: list[int], damage: list[str]) -> None:
+    if wrong:
+        damage.append(f"{name}: {jsonl.describe(wrong)} damaged and left out")
 
 
 def _object(path: Path, damage: list[str]) -> dict[str, Any]:

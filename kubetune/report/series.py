@@ -41,6 +41,82 @@ def shorten(steps: Sequence[int], values: Sequence[Number], points: int) -> Seri
     return result
 
 
+class Thinner:
+    """A column of any length made short while it is read: between half of `points` and all of them are left.
+
+    Neighbours are put together two by two as often as there are too many, so that memory does not grow.
+    """
+
+    def __init__(self, points: int) -> None:
+        self._points, self._size, self._open = points, 1, _Bucket()
+        self._buckets: list[_Bucket] = []
+
+    def extend(self, steps: Sequence[int], values: Sequence[Number]) -> None:
+        """Add values, None for one that is not finite, with their steps."""
+        at = 0
+        while at < len(steps):
+            end = at + self._size - self._open.count
+            self._open.add(steps[at:end], values[at:end])
+            at = min(end, len(steps))
+            if self._open.count == self._size:
+                self._buckets.append(self._open)
+                self._open = _Bucket()
+                if len(self._buckets) > self._points:
+                    self._halve()
+
+    def _halve(self) -> None:
+        pairs = [self._buckets[at : at + 2] for at in range(0, len(self._buckets), 2)]
+        self._size *= 2
+        if len(pairs[-1]) == 1:
+            self._open = pairs.pop()[0]
+        self._buckets = [first.joined(second) for first, second in pairs]
+
+    def series(self) -> Series | None:
+        """What was added; None where no value was finite."""
+        found = [*self._buckets, *([self._open] if self._open.count else [])]
+        if not any(bucket.known for bucket in found):
+            return None
+        steps, means = [bucket.step for bucket in found], [_digits(bucket.mean) for bucket in found]
+        if self._size == 1:
+            return Series(steps, means)
+        return Series(
+            steps, means, [_digits(bucket.low) for bucket in found], [_digits(bucket.high) for bucket in found]
+        )
+
+
+@dataclass
+class _Bucket:
+    """Neighbours of a column: how many, how many of them finite, and what is shown of these. `step`: the last one's."""
+
+    step: int = 0
+    count: int = 0
+    known: int = 0
+    total: float = 0
+    low: Number = None
+    high: Number = None
+
+    def add(self, steps: Sequence[int], values: Sequence[Number]) -> None:
+        self.count, self.step = self.count + len(steps), steps[-1]
+        if known := [value for value in values if value is not None]:
+            self._take(len(known), math.fsum(known) if len(known) > 1 else known[0], min(known), max(known))
+
+    def joined(self, other: _Bucket) -> _Bucket:
+        """Both as one, `other` being the later."""
+        self.count, self.step = self.count + other.count, other.step
+        if other.low is not None and other.high is not None:
+            self._take(other.known, other.total, other.low, other.high)
+        return self
+
+    def _take(self, known: int, total: float, low: float, high: float) -> None:
+        self.known, self.total = self.known + known, self.total + total
+        self.low = low if self.low is None else min(self.low, low)
+        self.high = high if self.high is None else max(self.high, high)
+
+    @property
+    def mean(self) -> Number:
+        return None if not self.known else self.total / self.known if self.known > 1 else self.total
+
+
 def smooth(values: Sequence[Number], span: float) -> list[Number]:
     """Exponential moving average whose weights sum to one from the first value on. `span`: values it looks back."""
     keep, total, weight = 1 - 1 / max(1.0, span), 0.0, 0.0

@@ -1,0 +1,126 @@
+"""The numbers of a run, read as a stream: curves of as many points as a page shows, and sums, whatever its length.
+
+A run of a million steps leaves half a gigabyte of lines, of which a page needs some thousand numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from kubetune import metrics
+from kubetune.report.series import Number, Series, Thinner
+
+Lines = list[dict[str, Any]]
+
+OF_STEPS = ("loss", "learning_rate", "grad_norm")
+OF_TIMINGS = ("tokens_per_second", "trained_tokens_per_second", "peak_memory_bytes")
+SKEW = "skew"
+
+_LINES_AT_ONCE = 256
+"""Few enough that they stay in a cache of the processor."""
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """How long each rank computed: means in seconds, how often it was the slowest, as a share, and the share lost."""
+
+    means: Sequence[float]
+    slowest: Sequence[float]
+    lost: float
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What metrics.jsonl and timings.jsonl say. `curves`: by the name of their key, and `skew`."""
+
+    totals: metrics.Totals
+    evaluations: Lines
+    curves: Mapping[str, Series]
+    peak_memory_bytes: int | None
+    ranks: RankTimes | None
+
+
+def read_numbers(run_dir: Path, points: int, damaged: Mapping[str, list[int]]) -> Numbers:
+    """The numbers of a run, curves with at most so many points. `damaged` gets damaged lines' numbers, by file."""
+    thinners = {key: Thinner(points) for key in (*OF_STEPS, *OF_TIMINGS, SKEW)}
+    totals, evaluations = metrics.Totals(), Lines()
+    for chunk in _chunks(metrics.stream_lines(run_dir / metrics.METRICS, damaged[metrics.METRICS])):
+        evaluations += [line for line in chunk if "eval_loss" in line]
+        steps = [line for line in chunk if "loss" in line]
+        totals.add(steps)
+        _thin(thinners, OF_STEPS, steps)
+    totals.evaluation = evaluations[-1] if evaluations else None
+    peak, waits = None, _Waits()
+    for chunk in _chunks(metrics.stream_lines(run_dir / metrics.TIMINGS, damaged[metrics.TIMINGS])):
+        totals.seconds += math.fsum(line["seconds"] for line in chunk)
+        peaks = (line["peak_memory_bytes"] for line in chunk if line.get("peak_memory_bytes") is not None)
+        peak = max(peaks, default=peak) if peak is None else max(peak, *peaks, 0)
+        _thin(thinners, OF_TIMINGS, chunk)
+        shared = [line for line in chunk if len(line.get("rank_seconds") or ()) > 1]
+        rows = [line["rank_seconds"] for line in shared]
+        waits.add(rows)
+        steps_of = [line["step"] for line in shared]
+        thinners[SKEW].extend(steps_of, [1 - min(row) / longest if (longest := max(row)) > 0 else None for row in rows])
+    curves = {key: found for key, thinner in thinners.items() if (found := thinner.series()) is not None}
+    return Numbers(totals, evaluations, curves, peak, waits.summary())
+
+
+def _chunks(lines: Iterable[dict[str, Any]]) -> Iterator[Lines]:
+    stream = iter(lines)
+    while chunk := list(islice(stream, _LINES_AT_ONCE)):
+        yield chunk
+
+
+def _thin(thinners: Mapping[str, Thinner], keys: Sequence[str], lines: Lines) -> None:
+    steps = [line["step"] for line in lines]
+    for key in keys:
+        try:
+            thinners[key].extend(steps, [line[key] for line in lines])
+        except KeyError:  # not every line has it
+            having = [(line["step"], line[key]) for line in lines if key in line]
+            thinners[key].extend([step for step, _ in having], [value for _, value in having])
+
+
+@dataclass
+class _Waits:
+    """Sums over what each rank computed, apart for each number of ranks that the run had."""
+
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+    slowest: dict[int, Counter[int]] = field(default_factory=dict)
+    longest: Counter[int] = field(default_factory=Counter)
+    count: Counter[int] = field(default_factory=Counter)
+    world: int = 0
+
+    def add(self, rows: Sequence[Sequence[float]]) -> None:
+        for world in {len(row) for row in rows}:
+            of_world = [row for row in rows if len(row) == world]
+            sums = map(math.fsum, zip(*of_world, strict=True))
+            before = self.seconds.get(world, [0.0] * world)
+            self.seconds[world] = [one + two for one, two in zip(before, sums, strict=True)]
+            highest = [max(row) for row in of_world]
+            found = Counter(row.index(most) for row, most in zip(of_world, highest, strict=True))
+            self.slowest[world] = self.slowest.get(world, Counter()) + found
+            self.longest[world] += math.fsum(highest)  # type: ignore[assignment]
+            self.count[world] += len(of_world)
+        self.world = len(rows[-1]) if rows else self.world
+
+    def summary(self) -> RankTimes | None:
+        """Of the number of ranks that the run had last."""
+        if not self.world:
+            return None
+        count, seconds = self.count[self.world], self.seconds[self.world]
+        longest = self.longest[self.world]
+        return RankTimes(
+            means=[total / count for total in seconds],
+            slowest=[self.slowest[self.world][rank] / count for rank in range(self.world)],
+            lost=(longest - math.fsum(seconds) / self.world) / max(longest, 1e-12),
+        )
+
+
+__all__ = ["OF_STEPS", "OF_TIMINGS", "SKEW", "Number", "Numbers", "RankTimes", "read_numbers"]

@@ -1,0 +1,104 @@
+"""The page of a run of very many steps: soon there, in little memory, and still showing what was rare."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kubetune.report.numbers import read_numbers
+from kubetune.report.series import Series, Thinner, shorten
+
+MEASURED = r"""
+import re, sys, time
+from pathlib import Path
+from kubetune.cli import main
+code = main(["report", sys.argv[1], "-o", sys.argv[2]])
+highest = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())  # of getrusage a part is the parent's
+print(time.process_time(), highest[1])
+sys.exit(code)
+"""
+
+
+def write_run(run_dir: Path, steps: int, ranks: int = 2) -> Path:
+    """A run directory with the numbers of so many steps, and one spike of the loss."""
+    run_dir.mkdir()
+    config = {"name": "long", "model": {"path": "org/model"}, "data": {"train": [{"path": "train.jsonl"}]}}
+    (run_dir / "resolved.json").write_text(json.dumps(config))
+    draw, spike = random.Random(0), steps * 2 // 3
+    with (run_dir / "metrics.jsonl").open("w") as lines, (run_dir / "timings.jsonl").open("w") as timings:
+        for step in range(1, steps + 1):
+            loss = 99.0 if step == spike else 2.0 + draw.random()
+            lines.write(
+                f'{{"step": {step}, "epoch": {step / 1000}, "loss": {loss}, "learning_rate": {1e-4 * draw.random()}, '
+                f'"grad_norm": {draw.random()}, "samples": 32, "tokens": 6000, "trained_tokens": 2000}}\n'
+            )
+            if step % (steps // 50) == 0:
+                lines.write(f'{{"step": {step}, "epoch": {step / 1000}, "eval_loss": {draw.random()}}}\n')
+            seconds = ", ".join(str(draw.random()) for _ in range(ranks))
+            timings.write(
+                f'{{"step": {step}, "seconds": 0.5, "tokens_per_second": {draw.random() * 1e4}, '
+                f'"trained_tokens_per_second": {draw.random() * 1e3}, "peak_memory_bytes": {10**10 + step}, '
+                f'"rank_seconds": [{seconds}]}}\n'
+            )
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    ("steps", "cpu_seconds", "megabytes"),
+    [(20_000, 3.0, 200), pytest.param(1_000_000, 15.0, 200, marks=pytest.mark.slow)],
+    ids=["20,000", "1,000,000"],
+)
+def test_a_long_run_has_its_page_soon_and_in_little_memory(
+    tmp_path: Path, steps: int, cpu_seconds: float, megabytes: int
+) -> None:
+    """The limit of time leaves room for a crowded machine: a quiet one takes a third of it."""
+    run_dir, page = write_run(tmp_path / "run", steps), tmp_path / "page.html"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", MEASURED, str(run_dir), str(page)], capture_output=True, text=True, check=True
+    )
+    seconds, kilobytes = done.stdout.split()[-2:]
+    print(f"{steps:,} steps: {float(seconds):.2f} s of CPU, {int(kilobytes) / 1024:.0f} MiB")
+    assert float(seconds) < cpu_seconds
+    assert int(kilobytes) / 1024 < megabytes
+    text = page.read_text()
+    data = json.loads(re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.S)[1])  # type: ignore[index]
+    (loss,) = (chart for chart in data if chart["name"] == "loss")
+    assert max(value for column in loss["data"][1:] for value in column if value is not None) == 99.0
+    assert len(loss["data"][0]) <= 600 + 50
+
+
+@pytest.mark.parametrize("count", [1, 5, 599, 600, 601, 1200, 1201, 9999])
+def test_thinned_while_read_is_as_shortened_afterwards(count: int) -> None:
+    draw = random.Random(count)
+    values = [None if draw.random() < 0.1 else draw.uniform(-5, 5) for _ in range(count)]
+    steps = list(range(1, count + 1))
+    thinner = Thinner(600)
+    for begin in range(0, count, 97):
+        thinner.extend(steps[begin : begin + 97], values[begin : begin + 97])
+    found, size = thinner.series(), next(2**power for power in range(20) if count // 2**power <= 600)
+    expected = shorten(steps, values, -(-count // size))
+    assert isinstance(found, Series) or values == [None]
+    if found is not None:
+        assert found == expected
+        assert count <= 600 or 300 <= len(found.steps) <= 601
+
+
+def test_sums_over_ranks_are_of_the_number_that_the_run_had_last(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0, "tokens": 3}\n{"step": 2, "eval_loss": 0.5}\n')
+    seconds = [[9.0, 1.0, 1.0], [1.0, 2.0], [3.0, 2.0], [1.0, 4.0]]
+    lines = [{"step": step, "seconds": 1.0, "rank_seconds": row} for step, row in enumerate(seconds, 1)]
+    (tmp_path / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_numbers(tmp_path, 600, {"metrics.jsonl": [], "timings.jsonl": []})
+    assert (found.totals.steps, found.totals.tokens, found.totals.seconds) == (1, 3, 4.0)
+    assert found.evaluations == [{"step": 2, "eval_loss": 0.5}]
+    assert found.ranks is not None
+    assert found.ranks.means == pytest.approx([5 / 3, 8 / 3])
+    assert found.ranks.slowest == pytest.approx([1 / 3, 2 / 3])
+    assert found.ranks.lost == pytest.approx((9 - 13 / 2) / 9)
+    assert found.curves["skew"].values == pytest.approx([1 - 1 / 9, 0.5, 1 / 3, 0.75], rel=1e-4)
