@@ -7,6 +7,7 @@ Exit codes are part of the interface: Kubernetes' podFailurePolicy and the launc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 OK = 0
@@ -69,11 +70,12 @@ class Preempted(KubetuneError):
 
     def __init__(self, step: int) -> None:
         self.step = step
-        super().__init__(
-            f"stopped after step {step}; run the same command again to continue from there"
-            if step
-            else "stopped before the first step; run the same command again to start"
-        )
+        # In a pod there is no command to run again: Kubernetes does it after a drain, a person after `kubetune stop`.
+        again = "run the same command again to"
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            again = "the next start, after `kubetune stop` that of `kubetune resume`, will"
+        where = (f"after step {step}", "continue from there") if step else ("before the first step", "start")
+        super().__init__(f"stopped {where[0]}; {again} {where[1]}")
 
 
 class LostPeer(KubetuneError):

@@ -110,7 +110,9 @@ class Journal:
         self._numbers.write(step, {"epoch": self.epoch(step), **values})
         if self._tracker is not None:
             self._tracker.log(step, values)
-        shown = " ".join(f"{name} {value:.4f}" for name, value in values.items())
+        # A perplexity of a model that has learnt nothing has hundreds of digits.
+        texts = {name: f"{value:.4f}" if value < 1e6 else f"{value:.3g}" for name, value in values.items()}
+        shown = " ".join(f"{name} {text}" for name, text in texts.items())
         logs.EVAL.info("step %d %s%s", step, shown, " (best so far)" if best else "")
 
     def sync(self) -> None:

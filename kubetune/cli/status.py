@@ -32,7 +32,10 @@ def run(args: argparse.Namespace) -> int:
 
     cluster, name = connect(args)
     if name is None:
-        snapshots = on_all(lambda found: take_snapshot(cluster, find_run(cluster, found)), list_runs(cluster))
+        names = list_runs(cluster)
+        if not names:
+            cluster.require_namespace()
+        snapshots = on_all(lambda found: take_snapshot(cluster, find_run(cluster, found)), names)
         _print_runs(cluster, snapshots, as_json=args.json)
         return OK
     snapshot = take_snapshot(cluster, find_run(cluster, name))
@@ -108,7 +111,7 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
             }
             for pod in snapshot.pods
         ],
-        "warnings": [event["message"] for event in snapshot.events if event.get("type") == "Warning"],
+        "warnings": [event["message"] for event in _warnings(snapshot)],
     }
 
 
@@ -193,7 +196,9 @@ def _number(value: float | None, form: str, unknown: str = "?") -> str:
 
 def _events_of(snapshot: Snapshot, pod: Object) -> list[Object]:
     name = pod["metadata"]["name"]
-    return [event for event in snapshot.events if event["involvedObject"].get("name") == name]
+    uid = pod["metadata"].get("uid")
+    about = [(event["involvedObject"], event) for event in snapshot.events]
+    return [event for ref, event in about if ref.get("name") == name and ref.get("uid", uid) == uid]
 
 
 def _news(snapshot: Snapshot) -> list[Object]:
@@ -201,8 +206,27 @@ def _news(snapshot: Snapshot) -> list[Object]:
     from kubetune.cluster import pods
 
     told = [pods.why(pod) for pod in (*snapshot.preparing, *snapshot.pods)]
-    warnings = [event for event in snapshot.events if event.get("type") == "Warning"]
-    return [event for event in warnings if not any(str(event["message"]) in reason for reason in told)]
+    return [event for event in _warnings(snapshot) if not any(str(event["message"]) in reason for reason in told)]
+
+
+def _warnings(snapshot: Snapshot) -> list[Object]:
+    """Warnings of what is not over: of a container that has started since, or of pods that others stand for."""
+    from kubetune.cluster import pods
+    from kubetune.cluster.runs import event_time
+
+    there = {pod["metadata"].get("uid"): pod for pod in (*snapshot.preparing, *snapshot.pods)}
+    all_run = sum(map(pods.is_running, snapshot.pods)) >= snapshot.spec.nodes
+
+    def matters(event: Object) -> bool:
+        pod = there.get(event["involvedObject"].get("uid"))
+        if event.get("type") != "Warning" or snapshot.state in ("done", "stopped"):
+            return False
+        if pod is None:
+            return not all_run
+        began = pods.began(pod)
+        return began is None or event_time(event)[: len(began) - 1] >= began[:-1]
+
+    return [event for event in snapshot.events if matters(event)]
 
 
 def _row(snapshot: Snapshot, pod: Object) -> tuple[object, ...]:

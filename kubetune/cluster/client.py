@@ -25,7 +25,7 @@ from lightkube.core.websocket import WebsocketDriver
 
 from kubetune.cluster.credentials import Login, read_login
 from kubetune.cluster.kinds import KINDS, key
-from kubetune.cluster.refusals import Question, Unreachable, refusal
+from kubetune.cluster.refusals import NoNamespace, Question, Refused, Unreachable, refusal
 from kubetune.errors import EnvironmentFault
 from kubetune.logs import scrub
 
@@ -126,6 +126,15 @@ class Cluster:
         facts = {"apiVersion": KINDS[kind].api_version, "kind": kind}
         items = [{**facts, **item} for item in answer.get("items") or []]
         return items, str((answer.get("metadata") or {}).get("resourceVersion") or "")
+
+    def require_namespace(self) -> None:
+        """Raise NoNamespace where there is no such namespace: it lists as an empty one. Who may not know is let go."""
+        question = Question("get", KINDS["Namespace"], "", self.namespace)
+        try:
+            self._send("GET", question)
+        except Refused as error:
+            if isinstance(error, NoNamespace) or error.code != 403:
+                raise
 
     def apply(self, obj: Object, *, dry_run: bool = False) -> Object:
         """Server-side apply, checked strictly: fields the server does not know are errors."""

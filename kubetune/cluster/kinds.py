@@ -47,6 +47,7 @@ class Kind:
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
+        Kind("Namespace", "v1", "namespaces", is_namespaced=False),
         Kind("ServiceAccount", "v1", "serviceaccounts"),
         Kind("Role", "rbac.authorization.k8s.io/v1", "roles"),
         Kind("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),

@@ -126,6 +126,12 @@ def exit_code(pod: Object) -> int | None:
     return None
 
 
+def began(pod: Object) -> str | None:
+    """When the trainer's container started last; None while it has not."""
+    state: Object = trainer_status(pod).get("state") or {}
+    return next((state[name].get("startedAt") for name in ("running", "terminated") if name in state), None)
+
+
 def message_of(pod: Object) -> Object | None:
     """What the trainer's agent left at its last end: `code`, `reason`, `step`, on node 0 `progress`; None without."""
     status = trainer_status(pod)

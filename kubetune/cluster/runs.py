@@ -102,6 +102,7 @@ def find_run(cluster: Cluster, name: str) -> RunSpec:
     """The run of that name. Raises ConfigError naming those there are."""
     found = read_run(cluster, name)
     if found is None:
+        cluster.require_namespace()
         there = ", ".join(list_runs(cluster)) or "none"
         raise ConfigError(
             f"there is no run {name} in namespace {cluster.namespace}; runs there: {there}. -n names another namespace"

@@ -185,7 +185,7 @@ class Streams:
                 while not is_over:
                     try:
                         if self._look_around is not None and told is not None:
-                            self._look_around(there.objects(), told.objects())
+                            self._look_around(self._told(there.objects()), told.objects())
                         is_over = self._is_over(there.objects())
                     except Unreachable:
                         self._stop.wait(_PAUSE_SECONDS)
@@ -197,6 +197,11 @@ class Streams:
                 self._read_out()
             finally:
                 self._stop.set()
+
+    def _told(self, there: Sequence[Object]) -> list[Object]:
+        """The pods but those that have ended and whose last lines, with the reason, are still to come."""
+        reading = {source.uid for source, thread in list(self._threads.items()) if thread.is_alive()}
+        return [pod for pod in there if not (pods.has_ended(pod) and pod["metadata"]["uid"] in reading)]
 
     def _begin(self, change: str, pod: Object) -> None:
         """Start readers for what has begun in a pod."""

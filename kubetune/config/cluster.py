@@ -33,7 +33,17 @@ def _as_text(value: Any) -> Any:
     return repr(value) if isinstance(value, (int, float)) else value
 
 
+def cores(text: str | int) -> float:
+    """Cores of an amount of CPU such as `500m` or `4`."""
+    said = str(text)
+    return int(said.removesuffix("m")) / 1000 if said.endswith("m") else float(said)
+
+
 Quantity = Annotated[str, Field(pattern=QUANTITY, examples=["32Gi", "500G"])]
+Cores = (
+    Annotated[int, Field(ge=1)]
+    | Annotated[str, Field(pattern=r"^([1-9][0-9]*m|[0-9]*\.[0-9]+)$", examples=["500m"]), BeforeValidator(_as_text)]
+)
 Label = Annotated[str, Field(pattern=DNS_LABEL, examples=["team-a"])]
 Name = Annotated[str, Field(pattern=DNS_NAME, max_length=253, examples=["hf-token"])]
 EnvName = Annotated[str, Field(pattern=ENV_NAME, examples=["NCCL_DEBUG"])]
@@ -79,7 +89,7 @@ class ComputeConfig(ClusterSection):
         ge=0,
         description="Price of one device for an hour, in your currency: `plan` and the log say what it costs.",
     )
-    cpu: int | None = Field(None, ge=1, description="CPU cores per node.")
+    cpu: Cores | None = Field(None, description="CPU cores per node, such as `16` or `500m`.")
     memory: Quantity | None = Field(None, description="Memory per node, such as `200Gi`.")
 
 
@@ -228,7 +238,7 @@ class RdmaConfig(ClusterSection):
 
 
 class PreprocessConfig(ClusterSection):
-    cpu: int = Field(8, ge=1, description="CPU cores of the job.")
+    cpu: Cores = Field(8, description="CPU cores of the job.")
     memory: Quantity = Field("32Gi", description="Memory of the job.")
     command: tuple[str, ...] | None = Field(
         None, min_length=1, description="What it runs; left out: `kubetune data prepare` with this config."
@@ -236,7 +246,7 @@ class PreprocessConfig(ClusterSection):
 
 
 class JupyterConfig(ClusterSection):
-    cpu: int = Field(4, ge=1, description="CPU cores.")
+    cpu: Cores = Field(4, description="CPU cores.")
     memory: Quantity = Field("16Gi", description="Memory.")
     gpus: int = Field(0, ge=0, le=64, description="GPUs it holds while it lives.")
     image: str | None = Field(

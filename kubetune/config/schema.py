@@ -6,6 +6,7 @@ The descriptions are the documentation: docs/config.md and the JSON Schema are g
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -326,7 +327,19 @@ def _as_lora(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
 
 
-RunName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$", examples=["support-bot"])]
+_RUN_NAME = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
+
+
+def _as_run_name(value: Any) -> Any:
+    if isinstance(value, str) and not re.match(_RUN_NAME, value):
+        raise ValueError(
+            f"found {json.dumps(value)}; expected at most 40 lower case letters, digits and dashes, with no dash at "
+            "either end, such as support-bot"
+        )
+    return value
+
+
+RunName = Annotated[str, Field(pattern=_RUN_NAME, examples=["support-bot"]), BeforeValidator(_as_run_name)]
 
 
 class Config(Section):

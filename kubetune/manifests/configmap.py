@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.config.schema import Config
-from kubetune.manifests.spec import CACHE, TRAINER, Manifest, RunSpec, on_volume, source_paths
+from kubetune.manifests.spec import TRAINER, Manifest, RunSpec, on_volume, source_paths
 from kubetune.manifests.text import dump
 
 # A ConfigMap ends at 1 MiB, and kubectl's client-side apply writes a second copy into an annotation.
@@ -36,9 +36,11 @@ def local_files(config: Config) -> dict[str, str]:
 
 
 def prepared_data(spec: RunSpec) -> str:
-    """Folder of the prepared data: where all pods see it when another pod prepares it, else in the pod's own cache."""
-    is_elsewhere = spec.kubernetes.preprocess or "data" in spec.kubernetes.initialisers
-    return spec.config.data.cache or f"{spec.shared if is_elsewhere else CACHE}/prepared"
+    """Folder of the prepared data: where all pods see it, and find it again when they are started anew.
+
+    A pod's own cache goes with the pod, and the next one would prepare everything again.
+    """
+    return spec.config.data.cache or f"{spec.shared}/prepared"
 
 
 def _moved(source: dict[str, Any], carried: dict[str, str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kubetune.config.cluster import cores
 from kubetune.manifests.spec import CACHE, PORT, Manifest, RunSpec
 
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -81,7 +82,7 @@ def _network(spec: RunSpec) -> list[Manifest]:
 def _threads(spec: RunSpec) -> list[Manifest]:
     """One thread per core asked for: a pod sees all cores of its node and would start a thread for each."""
     cpu = spec.config.compute.cpu
-    return [value("OMP_NUM_THREADS", max(1, cpu // spec.processes))] if cpu else []
+    return [value("OMP_NUM_THREADS", max(1, int(cores(cpu) // spec.processes)))] if cpu else []
 
 
 def secrets(spec: RunSpec) -> list[Manifest]:

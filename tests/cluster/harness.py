@@ -23,6 +23,7 @@ from tests.cluster.standin.objects import (
     condition,
     labels_of,
     name_of,
+    now,
     phase,
     terminating,
 )
@@ -210,6 +211,19 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         """Variables with which any client finds this cluster, and keeps its caches to itself."""
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self._folder / "cache")}
+
+    def add_event(
+        self, kind: str, name: str, reason: str, message: str, *, uid: str = "none", time: str | None = None
+    ) -> None:
+        """A warning about an object, that is there or not, at a time: left out, now."""
+        stamp = time or now()
+        about = {"apiVersion": "v1", "kind": kind, "name": name, "namespace": self.namespace, "uid": uid}
+        facts = {"type": "Warning", "reason": reason, "message": message, "count": 1}
+        times = {"firstTimestamp": stamp, "lastTimestamp": stamp}
+        metadata = {"name": f"{name}.{reason.lower()}"}
+        self.apply(
+            {"apiVersion": "v1", "kind": "Event", "metadata": metadata, "involvedObject": about, **facts, **times}
+        )
 
     # -- pods without processes
     def add_fake_node(self, name: str) -> None:

@@ -74,7 +74,7 @@ bf16: maybe
     found = problems_of(path, overrides=["foo", "training.wamup_ratio=1", "x=[1"], environ={"LR": "big", "BATCH": "0"})
     assert time.process_time() - started < 0.3
     expected = [
-        'run.yaml:1: name: found "Bad_Name"; expected text such as support-bot',
+        'run.yaml:1: name: found "Bad_Name"; expected at most 40 lower case letters, digits and dashes',
         "run.yaml:3: base_model: the same setting as model (line 2); keep one",
         "run.yaml:5: data.train[1].pat: unknown key; did you mean path?",
         "run.yaml:5: data.train[1].path: missing; expected text",

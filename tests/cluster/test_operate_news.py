@@ -1,0 +1,86 @@
+"""What status shows is of now: not warnings that are over, nor those of an earlier run of the name."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from kubetune.endings import Ending, write_ending
+from tests.cluster.harness import Cluster
+from tests.cluster.operation import Desk
+
+WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path) -> Desk:
+    return Desk(cluster, tmp_path)
+
+
+def warnings(desk: Desk) -> list[str]:
+    found: list[str] = json.loads(desk.quick("status", "fit", "--json").stdout)["warnings"]
+    return found
+
+
+def test_a_warning_is_gone_when_what_it_warned_of_is_over(desk: Desk) -> None:
+    desk.cluster.never_schedule("fit-1-")
+    desk.submit_script("until test -e /outputs/go; do sleep 0.02; done")
+    desk.cluster.wait_event("0/2 nodes are available")
+    assert any("0/2 nodes are available" in text for text in warnings(desk))
+    assert "no node fits" in desk.quick("status", "fit").stdout
+    desk.cluster.clear_faults()
+    desk.cluster.wait_ready("fit", pods=2)
+    (late,) = desk.cluster.find("Pod", "batch.kubernetes.io/job-completion-index=1")
+    # Times have whole seconds: the scheduler's own warning may be of the second in which the container began.
+    began = late["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
+    (event,) = [event for event in desk.cluster.find("Event") if event["reason"] == "FailedScheduling"]
+    expected = [event["message"]] * (event["lastTimestamp"] == began)
+    assert warnings(desk) == expected
+    (desk.cluster.claim_folder("fit-outputs") / "go").touch()
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    assert warnings(desk) == []
+
+
+def test_events_of_an_earlier_run_of_the_name_are_not_todays(desk: Desk) -> None:
+    """A pod of a StatefulSet has its predecessor's name, and another uid."""
+    desk.submit_script(WAIT, kubernetes__kind="statefulset", compute__nodes=1)
+    desk.cluster.wait_phase("fit-0", "Running")
+    desk.cluster.add_event("Pod", "fit-0", "BackOff", "the dog ate it", uid="of-its-predecessor")
+    desk.cluster.add_event("Pod", "fit-9", "BackOff", "of long ago", time="2026-01-01T00:00:00Z")
+    shown = desk.quick("status", "fit").stdout
+    assert "the dog" not in shown
+    assert "long ago" not in shown + desk.quick("events", "fit").stdout
+    assert "the dog" in desk.quick("events", "fit").stdout  # which lists all since the run was submitted
+
+
+def test_a_namespace_that_is_not_there_is_no_empty_one(desk: Desk) -> None:
+    assert "there is no namespace nowhere" in desk.quick("status", "-n", "nowhere", code=3).stderr
+    assert "there is no namespace nowhere" in desk.quick("logs", "fit", "-n", "nowhere", code=3).stderr
+    assert "no runs in namespace" in desk.quick("status", "-n", desk.cluster.namespace).stdout
+
+
+def test_a_name_that_does_not_fit_comes_with_its_rule(desk: Desk) -> None:
+    desk.write({"name": "My Run"})
+    told = desk.quick("submit", "run.yaml", code=2).stderr
+    assert 'name: found "My Run"; expected at most 40 lower case letters, digits and dashes' in told
+    desk.write({"compute.cpu": "500m"})
+    shown = desk.quick("render", "run.yaml", "compute.nodes=1").stdout
+    assert 'cpu: "500m"' in shown or "cpu: 500m" in shown
+    desk.write({"compute.cpu": 0.5})
+    assert '"0.5"' in desk.quick("render", "run.yaml").stdout
+    desk.write({"compute.cpu": "half"})
+    assert 'compute.cpu: found "half"; expected a whole number' in desk.quick("render", "run.yaml", code=2).stderr
+
+
+def test_the_end_of_a_statefulset_is_heard_at_once(desk: Desk) -> None:
+    desk.submit_script("echo first; echo last; exec sleep 600", kubernetes__kind="statefulset", compute__nodes=1)
+    desk.cluster.wait_phase("fit-0", "Running")
+    folder = desk.run_folder()
+    folder.mkdir(parents=True)
+    write_ending(folder, Ending(0, "done", 3))
+    began = time.monotonic()
+    assert desk.quick("logs", "-f", "fit").stdout == "first\nlast\n"
+    assert time.monotonic() - began < 10
