@@ -19,8 +19,10 @@ from kubetune.weights import TOWERS, Weights
 
 MIB, GIB = 2**20, 2**30
 
-PROCESS_BYTES = {"cpu": 480 * MIB, "cuda": 600 * MIB}
+PROCESS_BYTES = {"cpu": 391 * MIB, "cuda": 600 * MIB}
 """Before a model: on CPUs Python with torch and transformers, as measured; on GPUs the CUDA context, an allowance."""
+TRACKER_BYTES = {"tensorboard": 13 * MIB, "mlflow": 171 * MIB}
+"""What importing and using a tracker adds to the process of rank 0, as measured."""
 LOST_SHARE = {"cpu": 0.08, "cuda": 0.06}
 """Of everything but the process: blocks that the allocator cannot use again. On CPUs as measured, else an allowance."""
 LOST_SHARE_OF_HALVES = 0.28
@@ -113,11 +115,17 @@ def _is_target(name: str, targets: str | tuple[str, ...]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
-def forecast(config: Config, plan: Plan, weights: Weights, device_bytes: int | None = None) -> Forecast | None:
-    """The peak of one device; None for models whose sizes the config does not name."""
+def forecast(
+    config: Config, plan: Plan, weights: Weights, device_bytes: int | None = None, longest: int | None = None
+) -> Forecast | None:
+    """The peak of one device; None for models whose sizes the config does not name.
+
+    `longest`: tokens of the longest row, where the data are known; else rows may be as long as the config lets them.
+    """
     shape = _shape(weights)
     if shape is None:
         return None
+    config, plan = _for_rows(config, plan, longest)
     element = _element_bytes(config, plan)
     sharded = plan.world_size if config.training.parallelism == "fsdp" else 1
     frozen = _weight_bytes(config, plan, weights, element)
@@ -142,8 +150,21 @@ def forecast(config: Config, plan: Plan, weights: Weights, device_bytes: int | N
     parts["logits, a chunk at a time"] = chunk
     lost = LOST_SHARE_OF_HALVES if plan.device == "cpu" and element == 2 else LOST_SHARE[plan.device]
     parts["allocator"] = int(lost * sum(parts.values()))
+    if plan.device == "cpu":
+        parts["trackers"] = sum(size for name, size in TRACKER_BYTES.items() if getattr(config.tracking, name))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
     return Forecast({k: v for k, v in parts.items() if v}, trained, weights.parameters, device_bytes)
+
+
+def _for_rows(config: Config, plan: Plan, longest: int | None) -> tuple[Config, Plan]:
+    """Config and plan with no more tokens than rows of `longest` tokens can fill a step's micro-batches with."""
+    if longest is None or longest >= config.data.max_length:
+        return config, plan
+    data = config.data.model_copy(update={"max_length": max(1, longest)})
+    tokens = plan.micro_batch_tokens
+    if tokens is not None and plan.global_batch_tokens is None:
+        tokens = min(tokens, -(-plan.global_batch_size // plan.world_size) * longest)
+    return config.model_copy(update={"data": data}), plan.model_copy(update={"micro_batch_tokens": tokens})
 
 
 def micro_batch_tokens(config: Config, plan: Plan) -> int:
@@ -224,6 +245,9 @@ def _activation_parts(
     assert shape is not None
     fused = plan.device == "cuda"
     kept = tokens * activation_bytes_per_token(shape, element, recompute=False, fused=fused)
+    if not fused and _is_plain(weights):
+        sizes = 4 * shape.hidden + 2 * shape.attention + 2 * shape.keys + 2 * shape.intermediate
+        kept = tokens * shape.layers * sizes * element
     if not fused and any("q_norm" in name for name in weights.shapes):
         # Norms of queries and keys keep what the projections gave and what they made of it, in fp32.
         kept += shape.layers * tokens * 2 * (shape.attention + shape.keys) * 4
@@ -253,6 +277,12 @@ def _activation_parts(
     }
 
 
+def _is_plain(weights: Weights) -> bool:
+    """Whether layers are those of BERT: GELU by one kernel between two products, no gate, norms that keep no copy."""
+    act = weights.text_config.get("hidden_act") or weights.text_config.get("activation")
+    return act == "gelu" and not any("gate" in name for name in weights.shapes)
+
+
 def _pairs(config: Config, tokens: int) -> int:
     """Probabilities that block attention keeps for each head on CPUs, for rows of the longest kind."""
     length = min(config.data.max_length, tokens)
@@ -275,7 +305,9 @@ def _chunk_bytes(weights: Weights, tokens: int, element: int) -> int:
     return rows * vocabulary * (element + 8)
 
 
-def remedies(config: Config, plan: Plan, weights: Weights, device_bytes: int) -> list[tuple[str, Forecast]]:
+def remedies(
+    config: Config, plan: Plan, weights: Weights, device_bytes: int, longest: int | None = None
+) -> list[tuple[str, Forecast]]:
     """Changes of the config, each by itself, that make it fit, with what it comes to then. Mildest first."""
     training = config.training
     changes: list[tuple[str, Config, Plan]] = []
@@ -307,7 +339,7 @@ def remedies(config: Config, plan: Plan, weights: Weights, device_bytes: int) ->
     elif plan.device == "cuda" and quantization_of(config, plan) in ("none", "8bit"):
         change("quantization: 4bit", quantization="4bit")
     change(f"data.max_length: {config.data.max_length // 2}", "data", max_length=max(8, config.data.max_length // 2))
-    found = [(text, forecast(each, each_plan, weights, device_bytes)) for text, each, each_plan in changes]
+    found = [(text, forecast(each, each_plan, weights, device_bytes, longest)) for text, each, each_plan in changes]
     return [(text, what) for text, what in found if what is not None and what.fits]
 
 

@@ -22,6 +22,7 @@ def compare(
     plan: Plan,
     *,
     tokens: int,
+    longest: int | None = None,
     peak_memory_bytes: int,
     step_seconds: float,
     events: Sequence[Mapping[str, Any]],
@@ -29,12 +30,13 @@ def compare(
 ) -> dict[str, Any]:
     """`memory`, `hours` and `price` as report.json holds them; None for what was not, or could not be, foreseen.
 
-    `tokens` are those of all steps planned, `step_seconds` the time within steps, `until` when the run ended.
+    `tokens` are those of all steps planned, `longest` those of the longest row, `step_seconds` the time within steps,
+    `until` when the run ended.
     """
     weights = read_weights(config.model.path, os.environ)
     starts = [event for event in events if event["event"] in ("start", "resume")]
     begun: Mapping[str, Any] = starts[-1] if starts else {}
-    memory = forecast(config, plan, weights, begun.get("device_bytes")) if weights is not None else None
+    memory = forecast(config, plan, weights, begun.get("device_bytes"), longest) if weights is not None else None
     found = bill(config, plan, weights, tokens, begun.get("device") if plan.device == "cuda" else None)
     assert found is not None
     in_steps, whole = step_seconds / 3600, max(step_seconds, held_seconds(events, until)) / 3600

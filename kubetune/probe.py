@@ -72,7 +72,7 @@ def probe(run: Run, state: State) -> None:
         logs.STEP.info("no probe: this start goes on from step %d, and what was tried then has worked", state.step)
         return
     device, world = run.world.device, run.world
-    room = Room(run.config, run.plan, device)
+    room = Room(run.config, run.plan, device, run.data.longest)
     batch = run.feed.largest()
     content = f"{counted(len(batch.borders) - 1, 'row')}, {batch.num_tokens:,} tokens"
     logs.STEP.info("probe: the longest batch (%s), an evaluation, a save; foreseen: %s", content, room.outlook())
@@ -124,11 +124,13 @@ def _learn(run: Run, state: State, batch: Any) -> None:
 class Room:
     """What a device has, what the forecast says of it, and what would make a run fit that does not."""
 
-    def __init__(self, config: Config, plan: Plan, device: torch.device) -> None:
-        self._config, self._plan = config, plan
+    def __init__(self, config: Config, plan: Plan, device: torch.device, longest: int | None = None) -> None:
+        self._config, self._plan, self._longest = config, plan, longest
         self.device_bytes, self.whose = _device_bytes(config, plan, device)
         self._weights: Weights | None = read_weights(config.model.path, os.environ)
-        found = forecast(config, plan, self._weights, self.device_bytes) if self._weights is not None else None
+        found = None
+        if self._weights is not None:
+            found = forecast(config, plan, self._weights, self.device_bytes, longest)
         self._forecast: Forecast | None = found
         self.foreseen_bytes = found.allocated_bytes if found is not None else None
 
@@ -167,7 +169,7 @@ class Room:
         if self._weights is None or self._forecast is None:
             return "lower training.per_device_train_batch_size or data.max_length, or recompute activations"
         wrong_by = max(1.0, peak / self.foreseen_bytes) if peak and self.foreseen_bytes else 1 / share
-        found = remedies(self._config, self._plan, self._weights, int(self.device_bytes / wrong_by))
+        found = remedies(self._config, self._plan, self._weights, int(self.device_bytes / wrong_by), self._longest)
         if not found:
             return "no single change would make it fit; several together may, or a larger device"
         return "it would fit with " + ", or ".join(f"{text} (about {size(then.peak_bytes)})" for text, then in found)

@@ -246,6 +246,7 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
         config,
         plan,
         tokens=round(float(data.train.lengths.mean()) * (plan.rows or 0) * plan.num_epochs),
+        longest=data.longest,
         peak_memory_bytes=peak,
         step_seconds=totals.seconds,
         events=events,

@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     _require_targets(config)
     tokens = lengths.tokens(rows) if lengths is not None else None
     plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ), tokens=tokens)
-    ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ)
+    longest = lengths.longest_of(rows) if lengths is not None else None
+    ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ, longest)
     if args.json:
         facts = {"rows_at_most": is_upper_bound(config, config.data.train), **plan_forecast.as_json(ahead)}
         print(json.dumps(plan.model_dump(mode="json") | facts, indent=2))

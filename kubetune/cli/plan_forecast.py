@@ -22,17 +22,20 @@ class Ahead:
     weights: Weights | None
     memory: Forecast | None
     bill: Bill | None
+    longest: int | None = None
 
 
-def look_ahead(config: Config, plan: Plan, tokens_per_epoch: int | None, environ: Mapping[str, str]) -> Ahead:
-    """Forecast memory, time and price, as far as the model and the data are on this machine."""
+def look_ahead(
+    config: Config, plan: Plan, tokens_per_epoch: int | None, environ: Mapping[str, str], longest: int | None = None
+) -> Ahead:
+    """Forecast memory, time and price, as far as the model and the data are on this machine. `longest`: of its rows."""
     weights = read_weights(config.model.path, environ)
-    memory = forecast(config, plan, weights, device_bytes(config, plan)) if weights else None
+    memory = forecast(config, plan, weights, device_bytes(config, plan), longest) if weights else None
     tokens = None
     if tokens_per_epoch is not None and plan.steps_per_epoch:
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
     gpu = next((str(found["name"]) for found in gpu_use()), None) if plan.device == "cuda" else None
-    return Ahead(weights, memory, bill(config, plan, weights, tokens, gpu))
+    return Ahead(weights, memory, bill(config, plan, weights, tokens, gpu), longest)
 
 
 def device_bytes(config: Config, plan: Plan) -> int | None:
@@ -60,15 +63,17 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, st
         if not ahead.weights.stated:
             yield "", "from config.json alone: the weights are not on this machine"
         if memory.fits is False and memory.device_bytes is not None:
-            yield from _advice(config, plan, ahead.weights, memory.device_bytes)
+            yield from _advice(config, plan, ahead.weights, memory.device_bytes, ahead.longest)
     if (found := ahead.bill) is not None:
         yield "time", _time(found)
         if config.compute.price_per_gpu_hour is not None and found.price is not None:
             yield "price", f"about {found.price:,.2f} at {config.compute.price_per_gpu_hour:g} for each device and hour"
 
 
-def _advice(config: Config, plan: Plan, weights: Weights, device: int) -> Iterator[tuple[str, str]]:
-    fitting = remedies(config, plan, weights, device)
+def _advice(
+    config: Config, plan: Plan, weights: Weights, device: int, longest: int | None
+) -> Iterator[tuple[str, str]]:
+    fitting = remedies(config, plan, weights, device, longest)
     for text, then in fitting:
         yield "would fit with", f"{text} (about {size(then.peak_bytes)})"
     if not fitting:

@@ -11,7 +11,7 @@ import pytest
 
 from kubetune import cli
 from kubetune.config.load import load_config
-from kubetune.forecast import GIB, Forecast, adapter_parameters, bill, flops_per_token, forecast, remedies
+from kubetune.forecast import GIB, MIB, Forecast, adapter_parameters, bill, flops_per_token, forecast, remedies
 from kubetune.plan import make_plan
 from kubetune.weights import Weights, read_weights, shapes_of
 
@@ -211,3 +211,38 @@ def test_plan_says_it_and_what_would_help(tmp_path: Path, capsys: pytest.Capture
     memory = json.loads(capsys.readouterr().out)["memory"]
     assert memory["fits"] is True
     assert sum(memory["parts"].values()) == memory["peak_bytes"]
+
+
+def on_a_cpu(*overrides: str, weights: Weights = WEIGHTS, longest: int | None = None) -> Forecast:
+    settings = ["compute.gpus_per_node=0", "data.max_length=1024", *overrides]
+    config = load_config(None, overrides=["model=org/m", "data.train=org/d", *settings])
+    found = forecast(config, make_plan(config, rows=64, device="cpu"), weights, None, longest)
+    assert found is not None
+    return found
+
+
+def test_rows_that_are_short_fill_no_micro_batch_meant_for_long_ones() -> None:
+    whole, short = on_a_cpu("lora.r=16"), on_a_cpu("lora.r=16", longest=140)
+    assert short.parts["activations"] == pytest.approx(whole.parts["activations"] * 140 / 1024, rel=0.01)
+    assert short.parts["attention"] < whole.parts["attention"] / 20
+    assert on_a_cpu("lora.r=16", longest=1024) == on_a_cpu("lora.r=16", longest=4000) == whole
+    # Packed, all eight rows of a step share one micro-batch, as far as its tokens reach.
+    eight = ("lora.r=16", "training.global_batch_size=8")
+    assert on_a_cpu(*eight, longest=64).parts["activations"] == pytest.approx(whole.parts["activations"] / 2, rel=0.01)
+    assert on_a_cpu(*eight, longest=512).parts["activations"] == whole.parts["activations"]
+
+
+def test_layers_without_a_gate_keep_less() -> None:
+    sizes = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048}
+    shapes = {"bert.encoder.layer.0.intermediate.dense.weight": (2048, 512)}
+    exact, bent = (Weights(shapes, {**sizes, "hidden_act": act}, stated=True) for act in ("gelu", "silu"))
+    classifies = "task=sequence_classification"
+    kept = on_a_cpu(classifies, weights=exact).parts["activations"]
+    assert kept == 1024 * 6 * 4 * (4 * 512 + 4 * 512 + 2 * 2048)
+    assert kept < 0.7 * on_a_cpu(classifies, weights=bent).parts["activations"]
+
+
+def test_trackers_count() -> None:
+    plain = on_a_cpu("lora.r=16")
+    tracked = on_a_cpu("lora.r=16", "tracking.tensorboard=true", "tracking.mlflow={uri: ./mlruns, experiment: x}")
+    assert tracked.peak_bytes - plain.peak_bytes == tracked.parts["trackers"] == 184 * MIB
