@@ -93,18 +93,18 @@ def tell(found: Mapping[str, Any]) -> Iterator[str]:
     memory, hours, price = found["memory"], found["hours"], found["price"]
     if memory["foreseen_bytes"] is not None:
         measured, foreseen = (size(memory[key]) for key in ("measured_bytes", "foreseen_bytes"))
-        yield f"peak memory {measured}, foreseen {foreseen} ({memory['off']:+.0%})"
+        yield f"peak memory {measured}, forecast {foreseen} ({memory['off']:+.0%})"
     in_steps, whole, foreseen_steps = (
         duration(None if hours[key] is None else 3600 * hours[key]) for key in ("in_steps", "whole", "foreseen")
     )
     time = f"time {in_steps} in steps, {whole} in all"
     if hours["foreseen"] is not None:
-        time += f"; foreseen for the steps {foreseen_steps} ({hours['off']:+.0%}), by {hours['source']}"
+        time += f"; forecast for the steps {foreseen_steps} ({hours['off']:+.0%}), by {hours['source']}"
     yield time
     if price is not None:
         line = f"price {price['whole']:,.2f}, {price['in_steps']:,.2f} of it for the steps"
         if price["foreseen"] is not None:
-            line += f", foreseen {price['foreseen']:,.2f} ({price['off']:+.0%})"
+            line += f", forecast {price['foreseen']:,.2f} ({price['off']:+.0%})"
         yield f"{line}, at {price['of_a_device_and_hour']:g} a device and hour"
 
 

@@ -75,7 +75,7 @@ def probe(run: Run, state: State) -> None:
     room = Room(run.config, run.plan, device, run.data.longest)
     batch = run.feed.largest()
     content = f"{counted(len(batch.borders) - 1, 'row')}, {batch.num_tokens:,} tokens"
-    logs.STEP.info("probe: the longest batch (%s), an evaluation, a save; foreseen: %s", content, room.outlook())
+    logs.STEP.info("probe: the longest batch (%s), an evaluation, a save; forecast: %s", content, room.outlook())
     seconds = dict[str, float]()
     with _timed(seconds, "batch"), _noticing_shortage(run, room, f"the longest batch ({content})"):
         _learn(run, state, batch)
@@ -147,7 +147,7 @@ class Room:
         if reserved is not None:
             said += f" allocated, {size(reserved)} reserved"
         if self.foreseen_bytes:
-            said += f", foreseen {size(self.foreseen_bytes)} ({peak / self.foreseen_bytes - 1:+.0%})"
+            said += f", forecast {size(self.foreseen_bytes)} ({peak / self.foreseen_bytes - 1:+.0%})"
         share = (reserved or peak) / self.device_bytes
         said += f"; {share:.0%} of {size(self.device_bytes)} ({self.whose})"
         return said if share <= USABLE_SHARE else f"{said}, which leaves little for surprises; {self.advice(1.0, peak)}"

@@ -150,7 +150,7 @@ class Snapshots:
     def _settle(self, failure: errors.KubetuneError | None) -> None:
         self._require_all(failure)
         name = checkpoint.folder_of(self.run_dir, self._state.step).name
-        logs.STEP.info("saved checkpoint %s; training stood still for %.3g s", name, self._stall_seconds)
+        logs.STEP.info("saved checkpoint %s; training paused %.2g s", name, self._stall_seconds)
 
     def _attempt(self, state: State, held: Held) -> errors.KubetuneError | None:
         try:

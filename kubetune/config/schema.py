@@ -292,7 +292,11 @@ class TrainingConfig(Section):
         description="`ddp`: every process holds the whole model. `fsdp`: each holds a slice of every weight (FSDP2) "
         "and borrows the rest block by block, for models that do not fit one GPU.",
     )
-    lean: bool = Field(True, description="Cheaper forwards: LoRA by its class; norms and the like once proved equal.")
+    lean: bool = Field(
+        True,
+        description="Use faster forward code: for LoRA layers always, for norms and the like once equal "
+        "results are proved.",
+    )
     compile: Literal["auto", "blocks"] | bool = Field(
         "auto",
         description="torch.compile of pointwise parts; `auto`: where the planned work is worth it. `blocks`: of whole "

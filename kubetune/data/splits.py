@@ -79,7 +79,7 @@ def remarks(stats: dict[str, Any]) -> list[str]:
     fates = {
         "overlong": "left out as too long",
         "truncated": "truncated",
-        "no_label": "left out with nothing to learn",
+        "no_label": "left out with nothing to train on",
         "refused": "refused",
         "unreadable": "that cannot be read",
     }

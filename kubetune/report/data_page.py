@@ -82,16 +82,16 @@ def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], sett
             )
         if stats["truncated"]:
             said.append(
-                f"{counted(stats['truncated'], 'row')} of {name} cut at {number(settings['max_length'])} tokens."
+                f"{counted(stats['truncated'], 'row')} of {name} truncated at {number(settings['max_length'])} tokens."
             )
         if stats["no_label"]:
-            said.append(f"{counted(stats['no_label'], 'row')} of {name} left out: nothing in them is learnt.")
+            said.append(f"{counted(stats['no_label'], 'row')} of {name} left out: nothing in them is trained.")
         said += [f"In {name}: {change}." for change in stats["changes"]]
         if stats["duplicates"]:
             said.append(f"{counted(stats['duplicates'], 'repetition')} among the rows of {name}, word for word.")
         share = stats["trained_tokens"] / stats["tokens"] if stats["tokens"] else 0
         if stats["tokens"] and share < 0.05 and settings["task"] == "causal_lm":
-            said.append(f"Only {share:.1%} of the tokens of {name} are learnt; the rest is there to be read.")
+            said.append(f"Only {share:.1%} of the tokens of {name} are trained; the rest is only read.")
     held_out = check["splits"].get("eval", {}).get("rows", 0)
     if (evaluated := check["eval_rows_evaluated"]) < held_out:
         said.append(

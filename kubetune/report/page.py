@@ -300,7 +300,7 @@ def _hindsight(run: RunRecord) -> list[tuple[str, str, str, float | None, str]]:
     if hours := found.get("hours"):
         foreseen = None if hours["foreseen"] is None else hours["foreseen"] * 3600
         source = hours["source"]
-        about = f"by {source}" if foreseen is not None else f"not foreseen; {source.removeprefix('unknown: ')}"
+        about = f"by {source}" if foreseen is not None else f"no forecast; {source.removeprefix('unknown: ')}"
         rows.append(("Time in steps", duration(foreseen), duration(hours["in_steps"] * 3600), hours["off"], about))
         rows.append(("Time in all", "–", duration(hours["whole"] * 3600), None, "loading, evaluations and saves too"))
     if price := found.get("price"):

@@ -95,7 +95,7 @@ def test_the_counts_of_records_add_up_and_are_the_same_everywhere(
     table = page.split('id="counts"')[1].split("</table>")[0]
     heads, cells = (re.findall(rf"<{tag}\b[^>]*>([^<]*)<", table) for tag in ("th", "td"))
     found = dict(zip(heads[2:], cells[1:], strict=False))
-    names = ("records", "rows kept", "too long, left out", "nothing to learn", "refused", "cannot be read")
+    names = ("records", "rows kept", "too long, left out", "nothing to train on", "refused", "cannot be read")
     assert [int(found[name]) for name in names] == [6, 2, 1, 1, 1, 1]
     assert "<p>6 records, 4 of them conversations, 1 of a form that is refused, 1 that cannot be read." in page
     cli.main(["data", "check", str(tmp_path / "run.yaml"), "--json"])
@@ -104,7 +104,7 @@ def test_the_counts_of_records_add_up_and_are_the_same_everywhere(
     cli.main(["data", "check", str(tmp_path / "run.yaml")])
     told = capsys.readouterr().out
     assert "2 rows of 6 records" in told
-    assert "1 left out as too long, 1 left out with nothing to learn, 1 refused, 1 that cannot be read" in told
+    assert "1 left out as too long, 1 left out with nothing to train on, 1 refused, 1 that cannot be read" in told
 
 
 def test_what_data_hold_reaches_no_terminal_as_an_order(
@@ -167,7 +167,7 @@ def test_the_page_says_what_another_length_would_cost(
     rows_too_long, _, lost = zip(*numbers, strict=True)
     assert rows_too_long == (5, 5, 5, 0)
     assert lost[0] > lost[1] > lost[2] > lost[3] == 0.0
-    assert "Share of a row that is learnt, train" in page
+    assert "Share of a row that is trained, train" in page
     assert "Answers in a conversation" in page
 
 

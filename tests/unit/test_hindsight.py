@@ -1,4 +1,4 @@
-"""What was foreseen beside what came: the time that is paid for, and nothing made up where nothing is known."""
+"""The forecast beside what was measured: the time that is paid for, and nothing made up where nothing is known."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_hours_and_price_are_compared(tmp_path: Path) -> None:
     assert expected is not None
     assert rated["memory"]["foreseen_bytes"] == expected.peak_bytes
     memory, time, cost = hindsight.tell(rated)
-    assert memory.startswith("peak memory 954 MiB, foreseen ")
+    assert memory.startswith("peak memory 954 MiB, forecast ")
     assert time == (
-        "time 30 min in steps, 45 min in all; foreseen for the steps 30 min (+0%), by "
+        "time 30 min in steps, 45 min in all; forecast for the steps 30 min (+0%), by "
         "compute.tokens_per_second of each device"
     )
-    assert cost == "price 3.00, 2.00 of it for the steps, foreseen 2.00 (+0%), at 2 a device and hour"
+    assert cost == "price 3.00, 2.00 of it for the steps, forecast 2.00 (+0%), at 2 a device and hour"
 
 
 def test_what_nobody_could_foresee_is_not_made_up() -> None:
