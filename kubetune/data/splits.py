@@ -11,6 +11,7 @@ from kubetune.data.problems import Problems
 from kubetune.data.readers import Record
 from kubetune.data.sources import locate, read_source
 from kubetune.errors import DataError
+from kubetune.writing import counted
 
 
 def split_sources(config: Config) -> dict[Split, tuple[SourceConfig, ...]]:
@@ -108,7 +109,7 @@ def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
         return
     lost = stats["overlong"] + stats["no_label"]
     raise DataError(
-        f"data.{split}: {lost:,} of {stats['records']:,} records ({stats['lost_share']:.1%}) would be left out: "
+        f"data.{split}: {lost:,} of {counted(stats['records'], 'record')} ({stats['lost_share']:.1%}) would be left out: "
         f"{stats['overlong']:,} longer than data.max_length {limit:,} (the longest has {stats['longest']:,} tokens), "
         f"{stats['no_label']:,} with nothing to learn (no answer, or it was cut off). data.max_lost_share allows "
         f"{allowed:.0%}. Raise data.max_length, set data.overlong to truncate, mend the data, or raise "

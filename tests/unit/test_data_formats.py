@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -329,3 +331,11 @@ def test_openais_older_calls_of_functions() -> None:
         ),
         ("messages[].name",),
     )
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+
+
+@pytest.mark.parametrize("line", re.findall(r"^\{.*\}$", PAGE.read_text("utf-8"), re.MULTILINE))
+def test_every_record_of_the_page_is_read_whole(line: str) -> None:
+    assert read(json.loads(line))[1] == ()
