@@ -24,6 +24,7 @@ from kubetune import checkpoint, endings, errors, faults, files, imports, logs, 
 from kubetune.config.schema import Config
 from kubetune.health import StopRequest
 from kubetune.plan import Plan, make_plan
+from kubetune.writing import counted, unused_keys
 
 if TYPE_CHECKING:
     from kubetune.checkpoint import State
@@ -211,7 +212,6 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
     from kubetune import parallel
     from kubetune.data.feed import evaluated
     from kubetune.data.splits import remarks
-    from kubetune.writing import unused_keys
 
     environment = " ".join(f"{k}={v}" for k, v in parallel.environment().items()) or "one process"
     logs.DDP.info("%s, device %s", environment, world.device)
@@ -269,7 +269,7 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
     for line in hindsight.tell(found):
         logs.RESULT.info("%s", line)
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)
-    logs.DONE.info("%d steps, %s tokens, %.0f s", state.step, f"{numbers['tokens']:,}", numbers["seconds"])
+    logs.DONE.info("%s, %s tokens, %.0f s", counted(state.step, "step"), f"{numbers['tokens']:,}", numbers["seconds"])
 
 
 def totals_of(run_dir: Path, plan: Plan, state: State) -> metrics.Totals:

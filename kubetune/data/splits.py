@@ -108,8 +108,9 @@ def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
     if stats["rows"] and stats["lost_share"] <= allowed:
         return
     lost = stats["overlong"] + stats["no_label"]
+    records = counted(stats["records"], "record")
     raise DataError(
-        f"data.{split}: {lost:,} of {counted(stats['records'], 'record')} ({stats['lost_share']:.1%}) would be left out: "
+        f"data.{split}: {lost:,} of {records} ({stats['lost_share']:.1%}) would be left out: "
         f"{stats['overlong']:,} longer than data.max_length {limit:,} (the longest has {stats['longest']:,} tokens), "
         f"{stats['no_label']:,} with nothing to learn (no answer, or it was cut off). data.max_lost_share allows "
         f"{allowed:.0%}. Raise data.max_length, set data.overlong to truncate, mend the data, or raise "
