@@ -1,9 +1,37 @@
-"""`python -m kubetune` is `kubetune`."""
+"""`kubetune`, and `python -m kubetune`: listens to signals before anything is imported, and until the very end.
+
+Imports take most of the first second, in which Ctrl-C would show a traceback out of one of them, and the first process
+of a container would not be stopped at all. After the end the exit code is known, and no signal may change it.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from types import FrameType
 
-from kubetune.cli import main
+_STOPPED = 143  # of errors.py: nothing was begun, start me again
+_INTERRUPTED = 130
 
-sys.exit(main())
+
+def main() -> int:
+    """Run one verb; returns its exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it, and shells for what runs in the background
+            signal.signal(number, _leave)
+    from kubetune.cli import main as run
+
+    try:
+        return run()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(_INTERRUPTED if number == signal.SIGINT and sys.argv[1:2] != ["train"] else _STOPPED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

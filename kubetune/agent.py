@@ -318,4 +318,7 @@ def _first(environ: Mapping[str, str], *names: str) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # The verdict stands: a signal while Python takes itself apart must not make another exit code of it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    processes.leave(code)

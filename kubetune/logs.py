@@ -22,6 +22,8 @@ from types import TracebackType
 from typing import Literal, TextIO
 from urllib.parse import quote, quote_plus
 
+from kubetune.writing import visible
+
 _ROOT = "kubetune"
 _ERROR_FAMILY = "ERROR"
 
@@ -86,7 +88,9 @@ def shows_batch(which: Literal["all", "first-last", "none"], index: int, count: 
 
 
 class _Lines(logging.Formatter):
-    """`time [FAMILY] message`, with the level named from WARNING up, and no secrets: not in tracebacks either."""
+    """`time [FAMILY] message`, with the level named from WARNING up, and no secrets: not in tracebacks either.
+
+    Texts of data and models are part of lines: nothing in them may reach a terminal as a command."""
 
     def format(self, record: logging.LogRecord) -> str:
         family = record.name.removeprefix(f"{_ROOT}.").partition(".")[0]
@@ -94,7 +98,7 @@ class _Lines(logging.Formatter):
         line = f"{self.formatTime(record, '%Y-%m-%d %H:%M:%S')} [{family}] {level}{record.getMessage()}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
-        return scrub(line)
+        return visible(scrub(line))
 
 
 class _Console(logging.StreamHandler[TextIO]):

@@ -42,7 +42,9 @@ class Relay:
     def __enter__(self) -> Self:
         # Python lets only the main thread have signal handlers; elsewhere signals are the caller's business.
         if threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.signal(number, self._on_stop) for number in STOP_SIGNALS}
+            # nohup has SIGHUP ignored, for a run that is to outlive its terminal.
+            heeded = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+            self._handlers = {number: signal.signal(number, self._on_stop) for number in heeded}
             self._handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_expiry)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the agent blocks them until somebody listens
         return self

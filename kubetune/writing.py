@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 _ACTED_UPON: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal does not show but obeys: control characters, changes of direction; and what it cannot be sent."""
@@ -103,6 +103,11 @@ def visible(text: str, keep: str = "\n\t") -> str:
     The characters in `keep` stay as they are; give none where a text must not leave its line.
     """
     return _ACTED_UPON.sub(lambda found: found[0] if found[0] in keep else _spelt(found[0]), text)
+
+
+def shown_on(stream: TextIO, text: str, keep: str = "\n\t") -> str:
+    """A text of unknown origin for this stream: on a terminal as `visible` has it, into a file or a pipe as it is."""
+    return visible(text, keep) if stream.isatty() else text
 
 
 def visible_json(text: str) -> str:

@@ -10,12 +10,13 @@ import argparse
 import difflib
 import keyword
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kubetune import __version__, errors
 from kubetune.cli.overview import VERBS, examples_of, overview
@@ -26,6 +27,11 @@ from kubetune.logs import scrub, scrub_tracebacks
 from kubetune.writing import visible
 
 _INTERRUPTED = 130
+_USUAL: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 _FLUSH_SECONDS = 1.0
 
 
@@ -85,6 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv, command = argv[:at], argv[at + 1 :]
     args = parse(parser, argv)
     args.command = command
+    # Until now an early signal ends the process at once (__main__.py). `train` listens by itself, and never stops to.
+    if verb != "train" and threading.current_thread() is threading.main_thread():
+        for number, usual in _USUAL.items():
+            if signal.getsignal(number) not in (signal.SIG_IGN, usual):
+                signal.signal(number, usual)
     try:
         return int(args.run(args))
     except errors.KubetuneError as error:

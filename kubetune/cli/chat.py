@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.cli.generate import add_sampling, is_classifier, sampling_of
 from kubetune.data.formats import IMAGE_TAG
+from kubetune.writing import shown_on
 
 if TYPE_CHECKING:
     from kubetune.generate import Prompt, Sampling, Speaker
@@ -157,7 +158,9 @@ def stream(speaker: Speaker, prompt: Prompt, sampling: Sampling, label: str = ""
     from kubetune.generate import stream_answer
 
     print(label, end="", flush=True)
-    answer = stream_answer(speaker, prompt, sampling, lambda piece: print(piece, end="", flush=True), images)
+    answer = stream_answer(
+        speaker, prompt, sampling, lambda piece: print(shown_on(sys.stdout, piece), end="", flush=True), images
+    )
     print()
     return answer
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.cli.export import add_base, stoppable
 from kubetune.files import write_atomic, written_whole
+from kubetune.writing import shown_on
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
@@ -96,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         for row in rows:
             said = f"base:  {row['base_answer']}\ntuned: {row['answer']}" if args.compare else row["answer"]
-            print(json.dumps(row, ensure_ascii=False) if args.json else said, flush=True)
+            # What the model says is exact in a file or a pipe; a terminal must not obey it.
+            text = json.dumps(row, ensure_ascii=sys.stdout.isatty()) if args.json else shown_on(sys.stdout, said)
+            print(text, flush=True)
     return errors.OK
 
 

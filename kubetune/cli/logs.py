@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kubetune.cli.run_on_cluster import add_run, find, local_folder, prefix
 from kubetune.errors import OK, ConfigError
+from kubetune.writing import shown_on, visible
 
 if TYPE_CHECKING:
     from kubetune.cluster.client import Cluster, Object
@@ -83,7 +85,7 @@ def printer(spec: RunSpec) -> Callable[[Source, str], None]:
 
     def show(source: Source, text: str) -> None:
         more = "" if source.is_trainer else source.container
-        sys.stdout.write(f"{prefix(source.node, spec.nodes, more)}{text}\n")
+        sys.stdout.write(f"{prefix(source.node, spec.nodes, more)}{shown_on(sys.stdout, text)}\n")
         sys.stdout.flush()
 
     return show
@@ -156,12 +158,16 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
 
 
 class _Counter:
-    """Writes to the terminal and counts."""
+    """Writes to the terminal, which obeys none of it, or byte by byte to where it is kept; and counts."""
 
     def __init__(self) -> None:
         self.bytes = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def write(self, data: bytes) -> None:
         self.bytes += len(data)
-        sys.stdout.buffer.write(data)
+        if sys.stdout.isatty():
+            sys.stdout.write(visible(self._decoder.decode(data)))
+        else:
+            sys.stdout.buffer.write(data)
         sys.stdout.flush()

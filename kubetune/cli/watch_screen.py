@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kubetune.writing import brief, size
+from kubetune.writing import brief, size, visible
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _LATE_SECONDS = 15.0
@@ -50,7 +50,8 @@ class Sight:
 
 
 def draw(sight: Sight, width: int) -> RenderableType:
-    """The whole screen."""
+    """The whole screen. What runs and models say of themselves is shown, and never obeyed."""
+    sight = _harmless(sight)
     told = sight.vitals.get("progress") or {}
     parts: list[RenderableType] = [_headline(sight, told)]
     if told.get("steps") and told.get("step") is not None:
@@ -58,7 +59,9 @@ def draw(sight: Sight, width: int) -> RenderableType:
         bar.add_row(ProgressBar(total=told["steps"], completed=told["step"]))
         parts.append(bar)
     parts.append(_numbers(sight.vitals, told, width))
-    panels: list[RenderableType] = [Panel(Group(*parts), title=sight.name, title_align="left", border_style="dim")]
+    panels: list[RenderableType] = [
+        Panel(Group(*parts), title=Text(sight.name), title_align="left", border_style="dim")
+    ]
     if sight.vitals.get("ranks"):
         panels.append(_ranks(sight.vitals))
     if sight.vitals.get("gpus"):
@@ -72,6 +75,18 @@ def draw(sight: Sight, width: int) -> RenderableType:
     elif not sight.is_over:
         panels.append(Text("Ctrl-C leaves; the run goes on", style="dim"))
     return Group(*panels)
+
+
+def _harmless(sight: Sight) -> Sight:
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, str):
+            return visible(value)
+        if isinstance(value, dict):
+            return {key: cleaned(one) for key, one in value.items()}
+        return [cleaned(one) for one in value] if isinstance(value, list) else value
+
+    texts: dict[str, Any] = {name: visible(getattr(sight, name)) for name in ("name", "state", "why", "where", "lost")}
+    return replace(sight, vitals=cleaned(sight.vitals), **texts)
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
@@ -153,7 +168,7 @@ def _ranks(vitals: dict[str, Any]) -> Table:
         heard = f"{brief(rank['silent_seconds'])} ago"
         style = "bold red" if is_late else ""
         table.add_row(
-            str(rank["rank"]), f"{rank['step']:,}", phase, brief(rank["phase_seconds"]), lag, heard, style=style
+            str(rank["rank"]), f"{rank['step']:,}", Text(phase), brief(rank["phase_seconds"]), lag, heard, style=style
         )
     if len(ranks) > _MOST_RANKS:
         table.add_row("…", "", f"{len(ranks) - _MOST_RANKS} more, which lag less", "", "", "")
@@ -177,7 +192,7 @@ def _gpus(gpus: Sequence[dict[str, Any]]) -> Table:
         heat, power = gpu["temperature_celsius"], gpu["power_watts"]
         memory = f"{used:,}/{total:,} MiB" if used is not None else "?"
         warmth = f"{heat}°C" if heat is not None else ""
-        table.add_row(index, str(gpu["name"]), bar, memory, warmth, f"{power:.0f} W" if power is not None else "")
+        table.add_row(index, Text(str(gpu["name"])), bar, memory, warmth, f"{power:.0f} W" if power is not None else "")
     return table
 
 

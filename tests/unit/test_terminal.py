@@ -1,0 +1,62 @@
+"""What data, models and pods say reaches no terminal as a command: colours, titles, cursor moves and the like."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from kubetune import logs
+from kubetune.cli.logs import _Counter, printer
+from kubetune.cli.watch_screen import Sight, draw
+
+EVIL = "\x1b]0;mine\x07\x1b[2Jx\x9b31m[red]"
+
+
+def test_a_log_line_of_a_rank_spells_them_out(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("INFO")
+    try:
+        logs.DATA.info("label %s", EVIL)
+    finally:
+        for handler in list(logging.getLogger().handlers):
+            if type(handler).__module__ == "kubetune.logs":
+                logging.getLogger().removeHandler(handler)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert r"\x1b]0;mine\x07" in out
+
+
+def test_watch_shows_them_without_obeying() -> None:
+    rank = {"rank": 0, "step": 1, "phase": EVIL, "waiting": False, "phase_seconds": 1, "silent_seconds": 1}
+    gpu = {"index": 0, "name": EVIL, "utilization_percent": 1, "memory_used_mib": 1, "memory_total_mib": 2,
+           "temperature_celsius": 1, "power_watts": 1}  # fmt: skip
+    vitals: dict[str, Any] = {"log": [EVIL], "ranks": [rank], "gpus": [gpu]}
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    console.print(draw(Sight(EVIL, "failed", EVIL, vitals, where=EVIL, lost=EVIL), 200))
+    said = cast(io.StringIO, console.file).getvalue()
+    for char in ("\x1b", "\x07", "\x9b"):
+        assert char not in said
+    assert said.count("[red]") == 7
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_logs_of_pods(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    """On a terminal they are spelt out; a file or a pipe gets them byte by byte."""
+    reading, writing = pty.openpty() if is_terminal else os.pipe()
+    with os.fdopen(writing, "w", newline="") as out, os.fdopen(reading, "rb", 0) as read:
+        monkeypatch.setattr(sys, "stdout", out)
+        spec = SimpleNamespace(nodes=1)
+        printer(cast(Any, spec))(cast(Any, SimpleNamespace(node=0, is_trainer=True, container="")), EVIL)
+        counter = _Counter()
+        counter.write(EVIL.encode())
+        counter.write(b"\n")
+        said = read.read(4096)
+    assert (b"\x1b" in said) == (not is_terminal)
+    assert counter.bytes == len(EVIL.encode()) + 1
