@@ -254,6 +254,8 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
         return endings.judge(place.ranks, said, deaths, stopping=relay.stopping, frozen=frozen)
 
     ending = judge()
+    if ending.code != errors.OK and not (run_dir / RESOLVED).exists():
+        return Ending(errors.ENVIRONMENT, f"{run_dir} was deleted or moved away while the run went on")
     if ending.code == errors.LOST_PEER and place.nodes > 1:
         time.sleep(_PEER_REPORT_SECONDS)
         ending = judge()

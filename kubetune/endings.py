@@ -67,7 +67,7 @@ def reason_of(error: errors.KubetuneError) -> str:
 
 def write_rank_ending(run_dir: Path, rank: int, ending: Ending) -> None:
     """Leave the last word of one rank for the agent, as `logs/rank-N.exit.json`."""
-    _write(_rank_path(run_dir, rank), ending)
+    _write(run_dir, _rank_path(run_dir, rank), ending)
 
 
 def read_rank_endings(run_dir: Path) -> dict[int, Ending]:
@@ -81,7 +81,7 @@ def read_rank_endings(run_dir: Path) -> dict[int, Ending]:
 
 def write_ending(run_dir: Path, ending: Ending) -> None:
     """Write the verdict on the whole run to exit.json."""
-    _write(run_dir / EXIT, ending)
+    _write(run_dir, run_dir / EXIT, ending)
 
 
 def read_ending(run_dir: Path) -> Ending | None:
@@ -171,7 +171,9 @@ def _rank_path(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank-{rank}.exit.json"
 
 
-def _write(path: Path, ending: Ending) -> None:
+def _write(run_dir: Path, path: Path, ending: Ending) -> None:
+    if not run_dir.is_dir():  # deleted under the run: a new one would look like another run's
+        raise errors.EnvironmentFault(f"{run_dir} is gone, so nothing can be said there of how the run ended")
     write_atomic(path, scrub(json.dumps({**asdict(ending), "time": now()}, indent=2) + "\n"))
 
 

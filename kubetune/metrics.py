@@ -67,6 +67,7 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Make the lines durable; called before a checkpoint is committed, which must not be ahead of its metrics."""
+        self._metrics.require_place()
         self._metrics.sync()
         self._timings.sync()
 

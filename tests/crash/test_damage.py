@@ -6,6 +6,9 @@ import json
 import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,13 +17,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kubetune import agent, endings, errors, metrics
+from kubetune import agent, endings, errors, metrics, processes, train_worker
 from kubetune.cli import main
 from kubetune.cluster.inside import progress
 from kubetune.config.load import load_resolved
 from kubetune.launch.local import check_run_dir, create_run_dir
 from kubetune.plan import make_plan
 from tests import toy
+from tests.ranks import started, wait_all, wait_until
 
 EXPLAINED = (errors.OK, errors.USER, errors.ENVIRONMENT)
 LINES = ("metrics.jsonl", "timings.jsonl", "events.jsonl")
@@ -185,3 +189,48 @@ def test_a_damaged_plan_is_written_anew(stopped: Path, tmp_path: Path, capsys: p
     create_run_dir(config, run_dir, make_plan(config, world_size=1))
     assert "plan.json: not a plan" in capsys.readouterr().err
     assert agent.read_place(run_dir).nodes == 1
+
+
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_directory_that_is_deleted_is_noticed_at_the_next_step(
+    toy_inputs: Path, tmp_path: Path, world_size: int
+) -> None:
+    config = toy.make_config(toy_inputs, {"save_steps": 100, "eval_steps": 100}, data={"eval": None})
+    run_dir = toy.make_run(tmp_path / "run", config, world_size)
+    fault = {"KUBETUNE_FAULT": "signal 19:step:3"}
+    with started(train_worker.main, world_size, [str(run_dir)], environ=fault) as ranks:
+        toy.wait_until_stopped(ranks[0])
+        shutil.rmtree(run_dir.rename(tmp_path / "doomed"))
+        toy.go_on(ranks[0])
+        assert wait_all(ranks)[0] == errors.ENVIRONMENT
+    assert not run_dir.exists(), "nobody makes it anew"
+
+
+@pytest.mark.slow
+def test_the_agent_of_a_run_directory_that_is_deleted_says_so(toy_inputs: Path, tmp_path: Path) -> None:
+    config = toy.make_config(toy_inputs, data={"eval": None}, compute={"processes": 1})
+    run_dir = toy.make_run(tmp_path / "run", config)
+    command = [sys.executable, "-P", "-m", "kubetune.agent", str(run_dir)]
+    environ = {**os.environ, "KUBETUNE_FAULT": "signal 19:step:3"}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        path = run_dir / "logs" / "rank-0.beat.json"
+        wait_until(lambda: (run_dir / "metrics.jsonl").exists() and len(toy.losses(run_dir)) == 2 and path.exists())
+        (rank,) = (int(p.parent.name) for p in Path("/proc").glob("[0-9]*/environ") if is_rank_of(p, process.pid))
+        wait_until(lambda: toy.is_stopped(rank))
+        shutil.rmtree(run_dir.rename(tmp_path / "doomed"))
+        os.kill(rank, signal.SIGCONT)
+        said = "".join(process.communicate())
+    assert process.returncode == errors.ENVIRONMENT, said
+    assert f"{run_dir} was deleted or moved away while the run went on" in said
+    assert not run_dir.exists()
+
+
+def is_rank_of(environ: Path, agent_pid: int) -> bool:
+    """Whether a process is rank 0 of an agent: it stops itself."""
+    try:
+        words = (environ.parent / "cmdline").read_bytes().split(b"\0")
+        held = environ.read_bytes()
+    except OSError:
+        return False
+    is_worker = b"kubetune.train_worker" in words and b"kubetune.torchrun" not in words
+    return is_worker and b"RANK=0\0" in held and f"{processes.AGENT_PID}={agent_pid}\0".encode() in held
