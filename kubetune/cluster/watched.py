@@ -16,6 +16,7 @@ from kubetune.cluster.refusals import Refused, Unreachable
 # A watch begins again where it ended, at the price of a request; bookmarks see to it that it can.
 _WATCH_SECONDS = 20
 _PAUSE_SECONDS = 0.5
+_TRIES = 3
 _GONE = 410
 
 
@@ -39,7 +40,7 @@ class Watched:
         self._cluster, self._kind, self._labels, self._fields = cluster, kind, labels, fields
         self._on_change, self.changed = on_change, changed or threading.Event()
         self._known: dict[str, Object] = {}
-        self._revision = ""
+        self._revision, self._failures = "", 0
         self._lock, self._over = threading.Lock(), threading.Event()
         self._error: Exception | None = None
 
@@ -80,6 +81,9 @@ class Watched:
                             raise
                         # The server no longer knows what has changed since then.
                         self._revision = ""
+                    self._failures += 1
+                    if self._failures % _TRIES == 0:
+                        self._revision = ""  # some proxies let no watch through: asking now and then has to do
                     self._over.wait(_PAUSE_SECONDS)
         except Exception as error:  # told to whoever asks for the objects
             self._error = error
@@ -102,7 +106,7 @@ class Watched:
         for change, obj in changes:
             if self._over.is_set():
                 return
-            self._revision = str(obj["metadata"]["resourceVersion"])
+            self._revision, self._failures = str(obj["metadata"]["resourceVersion"]), 0
             if change != "BOOKMARK":
                 self._take(change, obj)
 

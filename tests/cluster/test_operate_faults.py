@@ -1,0 +1,114 @@
+"""Every call of every verb to the API server, refused, cut and delayed: a sentence and an exit code, no traceback.
+
+Which calls a verb makes is not written here: it runs once unharmed, and each kind of call it made then fails in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster
+from tests.cluster.operation import Desk, slow, write_progress
+
+WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "forbidden": {"code": 403, "message": 'User "ann" cannot do it'},
+    "cut within": {"cut": "within"},
+    "broken": {"code": 500, "message": "etcdserver: request timed out"},
+    "login page": {"code": 200, "message": "Please log in", "html": True},
+    "late": {"seconds": 0.3},
+}
+QUICK = ("forbidden", "cut within")
+
+VERBS: dict[str, list[str]] = {
+    "submit": ["submit", "run.yaml", "--yes"],
+    "submit, checked only": ["submit", "run.yaml", "--dry-run=server"],
+    "submit, replaced": ["submit", "run.yaml", "compute.memory=2Gi", "--yes"],
+    "status of all": ["status"],
+    "status": ["status", "fit"],
+    "logs": ["logs", "fit"],
+    "logs of a rank": ["logs", "fit", "--rank", "0"],
+    "events": ["events", "fit"],
+    "exec": ["exec", "fit", "--", "true"],
+    "exec everywhere": ["exec", "fit", "--all", "--", "true"],
+    "cp": ["cp", "fit"],
+    "gpus": ["gpus", "fit"],
+    "top": ["top", "fit"],
+    "watch": ["watch", "fit", "--once"],
+    "stop": ["stop", "fit"],
+    "stop, not waiting": ["stop", "fit", "--no-wait"],
+    "resume": ["resume", "fit"],
+    "delete": ["delete", "fit", "--yes"],
+    "secret": ["secret", "set", "KEY"],
+    "port-forward": ["port-forward", "fit", "tensorboard"],
+    "following logs of an end": ["logs", "-f", "fit"],
+}
+ENDED = ("following logs of an end",)
+STOPPED = ("resume",)
+CHANGING = ("submit, replaced", "stop", "stop, not waiting", "resume", "delete")
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    for name, seconds in (
+        ("client.PATIENCE_SECONDS", 0.3), ("copies._PATIENCE_SECONDS", 0.1), ("copies._PAUSE_SECONDS", 0.02),
+        ("runs._POD_SECONDS", 2), ("runs._ASK_SECONDS", 2.0), ("watched._PAUSE_SECONDS", 0.02),
+    ):  # fmt: skip
+        monkeypatch.setattr(f"kubetune.cluster.{name}", seconds)
+    return Desk(cluster, tmp_path)
+
+
+def furnisher(desk: Desk, verb: str) -> Callable[[], None]:
+    """Puts the run into the state in which a verb finds it, anew where the verb changes that."""
+    (desk.folder / ".env").write_text("KEY=value\n")
+    is_there = False
+
+    def furnish() -> None:
+        nonlocal is_there
+        if is_there and verb not in CHANGING:
+            return
+        desk.cluster.clear_faults()
+        if is_there:
+            desk.quick("delete", "fit", "--yes", "--volumes")
+        is_there = True
+        desk.submit_script("echo done" if verb in ENDED else WAIT, compute__nodes=1, kubernetes__grace_seconds=10)
+        if verb in ENDED:
+            desk.cluster.wait_condition("Job", "fit", "Complete")
+        else:
+            desk.cluster.wait_ready("fit")
+        if not desk.run_folder().exists():
+            write_progress(desk)
+        if verb in STOPPED:
+            desk.quick("stop", "fit")
+
+    return furnish
+
+
+def attempt(desk: Desk, argv: list[str]) -> None:
+    """Run a verb; whatever becomes of it, it is one of the ends that are documented, and explained."""
+    done = desk.any_end(*argv)
+    assert done.returncode in (0, 2, 3), f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stdout + done.stderr
+    if done.returncode:
+        assert "kubetune: " in done.stderr
+
+
+@pytest.mark.parametrize("verb", [name if name == "exec" else slow(name) for name in VERBS])
+@pytest.mark.parametrize("fault", [name if name in QUICK else slow(name) for name in FAULTS])
+def test_every_call_may_fail(desk: Desk, verb: str, fault: str) -> None:
+    furnish = furnisher(desk, verb)
+    furnish()
+    desk.cluster.clear_faults()
+    attempt(desk, VERBS[verb])
+    calls = dict.fromkeys(desk.cluster.asked())
+    assert calls
+    for call in calls:
+        furnish()
+        desk.cluster.trouble(call, **FAULTS[fault])
+        attempt(desk, VERBS[verb])
+        desk.cluster.clear_faults()
