@@ -49,7 +49,7 @@ def lint(
     Raises ConfigError when the config has no `kubernetes` section.
     """
     spec = RunSpec.of(config, plan, files)
-    checks = (_size, _claims, _image, _variables, _volumes, _paths, _profile, _kind, _gang, _names)
+    checks = (_size, _claims, _image, _trackers, _variables, _volumes, _paths, _profile, _kind, _gang, _names)
     found = [finding for check in checks for finding in check(spec)]
     # A mistake in the config often shows in each object made from it; it is told once, where it was made.
     told = {finding.key for finding in found}
@@ -110,6 +110,17 @@ def _image(spec: RunSpec) -> Iterator[Finding]:
             f"left out, so {what} would start from the run's image, which has the extras tracking and jupyter only "
             "where it was built with them; scripts/image tools builds one that has",
         )
+
+
+def _trackers(spec: RunSpec) -> Iterator[Finding]:
+    tracking = spec.config.tracking
+    for name, is_wanted in (("tensorboard", tracking.tensorboard), ("mlflow", tracking.mlflow is not None)):
+        if is_wanted:
+            yield advice(
+                f"tracking.{name}",
+                "the run's image has this only where it was built with the extra tracking, such as EXTRAS=hub,vision,"
+                "s3,tracking scripts/image cuda; without it the pods end with exit code 2 before they train",
+            )
 
 
 def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Finding]:

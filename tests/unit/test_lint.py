@@ -78,6 +78,8 @@ def test_errors(override: str, key: str, words: str) -> None:
         ("kubernetes.mounts=[{path: /d, host_path: /mnt}]", "kubernetes.mounts.0.host_path"),
         ("kubernetes.storage.cache={host_path: /mnt}", "kubernetes.storage.cache.host_path"),
         ("kubernetes.kind=pytorchjob", "kubernetes.kind"),
+        ("tracking.tensorboard=true", "tracking.tensorboard"),
+        ("tracking.mlflow={uri: ./mlruns}", "tracking.mlflow"),
     ],
 )
 def test_advice(override: str, key: str) -> None:
