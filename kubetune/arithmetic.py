@@ -22,16 +22,20 @@ LEAD = 1.2
 """How many times as fast bf16 has to be: what is gained must show beside what is not a product."""
 
 
-def decide(config: Config, run_dir: Path, world: World) -> Config:
+NARROW = 512
+"""Hidden size below which other things than products take the time, and those are slower in bf16."""
+
+
+def decide(config: Config, run_dir: Path, world: World, width: int | None = None) -> Config:
     """The config with `model.dtype: auto` replaced by what that means on this CPU; all ranks call it and agree.
 
-    A run that was begun goes on as it began.
+    A run that was begun goes on as it began. `width`: the model's hidden size, where it is known.
     """
     if config.model.dtype != "auto" or world.device.type == "cuda":
         return config
     from kubetune import parallel
 
-    chosen = parallel.broadcast(_choose(run_dir) if world.is_main else None, world)
+    chosen = parallel.broadcast(_choose(run_dir, width) if world.is_main else None, world)
     return _with(config, chosen)
 
 
@@ -53,7 +57,7 @@ def _kept(run_dir: Path) -> str | None:
     return str(starts[-1].get("dtype", "float32"))  # as all runs on CPUs had before it was written down
 
 
-def _choose(run_dir: Path) -> str:
+def _choose(run_dir: Path, width: int | None) -> str:
     if (kept := _kept(run_dir)) is not None:
         logs.MODEL.info("model.dtype: auto -> %s, as this run began", kept)
         return kept
@@ -62,11 +66,17 @@ def _choose(run_dir: Path) -> str:
             raise errors.ConfigError(f"{PINNED} is {pinned!r}; expected {' or '.join(CHOICES)}, or nothing")
         logs.MODEL.info("model.dtype: auto -> %s, because %s says so", pinned, PINNED)
         return pinned
+    if width is not None and width < NARROW:
+        logs.MODEL.info("model.dtype: auto -> float32, because the model is narrow: its hidden size is %d", width)
+        return "float32"
     import torch
 
     from kubetune import throughput
 
-    speed = {name: throughput.measured(torch.device("cpu"), getattr(torch, name))[0] for name in CHOICES}
+    speed = dict.fromkeys(CHOICES, 0.0)
+    for name in CHOICES * 2:  # in turns, as others may use the machine at one moment and not at the next
+        rate, _ = throughput.measured(torch.device("cpu"), getattr(torch, name))
+        speed[name] = max(speed[name], rate)
     chosen = "bfloat16" if speed["bfloat16"] >= LEAD * speed["float32"] else "float32"
     logs.MODEL.info(
         "model.dtype: auto -> %s, because matrices are multiplied at %.3g GFLOP/s here in bfloat16, %.3g in float32",

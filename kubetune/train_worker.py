@@ -137,7 +137,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
     # Ranks that wait have the more patience, so that the one that hangs is the one that says so.
     patience = config.training.timeout_seconds
     with parallel.join(timeout_seconds=patience + watchdog.WAITING_SECONDS) as world:
-        config = arithmetic.decide(config, run_dir, world)
+        config = arithmetic.decide(config, run_dir, world, width_of(data))
         device: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
         plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
         log_start(plan, world, data)
@@ -194,6 +194,16 @@ def _open_prepared(folder: Path, config: Config) -> tuple[Prepared, Config]:
     from kubetune.data.tokenizer import load_tokenizer
 
     return load_prepared(folder, load_tokenizer(config.model), config), config
+
+
+def width_of(data: Prepared) -> int | None:
+    """Hidden size of the model, from its config.json; None where that names none."""
+    from kubetune.data.tokenizer_files import read_json
+    from kubetune.memory import Shape
+    from kubetune.weights import Weights
+
+    shape = Shape.of(Weights({}, read_json(data.tokenizer.files.get("config.json")), stated=False).text_config)
+    return shape.hidden if shape is not None and isinstance(shape.hidden, int) else None
 
 
 def sizes(data: Prepared) -> dict[str, Any]:

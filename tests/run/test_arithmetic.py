@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kubetune import arithmetic, checkpoint, errors, evaluate, metrics, throughput
+from kubetune import arithmetic, checkpoint, errors, evaluate, logs, metrics, throughput
+from kubetune.config.schema import Config
 from kubetune.parallel import World
 from tests import toy
+from tests.ranks import run_ranks
 
 PINNED = arithmetic.PINNED
 FULL = {"lora": None, "data": {"max_length": 64}}
@@ -31,17 +34,30 @@ def starts(run_dir: Path) -> list[dict[str, object]]:
     return [event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
 
 
+def chosen_on(world: World, config: Config, run_dir: Path) -> str:
+    os.environ.pop(PINNED, None)
+    logs.configure("INFO", run_dir, world.rank)
+    return arithmetic.decide(config, run_dir, world).model.dtype
+
+
 def test_two_ranks_take_what_the_first_measured(inputs: Path, tmp_path: Path) -> None:
-    run_dir = toy.make_run(tmp_path / "run", toy.make_config(inputs, {"max_steps": 1, "eval_steps": 1}), 2)
-    assert toy.train(run_dir, 2, environ={PINNED: ""}) == [0, 0]
+    first, second = run_ranks(chosen_on, 2, toy.make_config(inputs), tmp_path)
+    assert first == second
     said = r"auto -> (\w+), because matrices are multiplied at ([\d.e+]+) GFLOP/s here in bfloat16, ([\d.e+]+) in float"
-    found = re.search(said, log_of(run_dir))
-    assert found, log_of(run_dir)
-    assert "model.dtype: auto" not in log_of(run_dir, 1)
+    found = re.search(said, log_of(tmp_path))
+    assert found, log_of(tmp_path)
+    assert found[1] == first
     halves, singles = float(found[2]), float(found[3])
     if not 1.19 < halves / singles < 1.21:  # what is printed is rounded
-        assert (found[1] == "bfloat16") == (halves > 1.2 * singles)
-    assert [event["dtype"] for event in starts(run_dir)] == [found[1]]
+        assert (first == "bfloat16") == (halves > 1.2 * singles)
+    assert "model.dtype: auto" not in log_of(tmp_path, 1)
+
+
+def test_a_narrow_model_is_not_measured(inputs: Path, tmp_path: Path) -> None:
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(inputs, {"max_steps": 1, "eval_steps": 1}))
+    assert toy.train(run_dir, environ={PINNED: ""}) == [0]
+    assert "auto -> float32, because the model is narrow: its hidden size is 64" in log_of(run_dir)
+    assert [event["dtype"] for event in starts(run_dir)] == ["float32"]
 
 
 @pytest.mark.parametrize(("halves", "chosen"), [(0.068, "float32"), (0.15, "float32"), (0.54, "bfloat16")])
