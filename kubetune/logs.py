@@ -78,6 +78,7 @@ def configure(level: str, run_dir: Path | None = None, rank: int = 0, *, progres
     root.setLevel(logging.WARNING)
     logging.getLogger(_ROOT).setLevel(level)
     logging.captureWarnings(True)
+    logging.setLogRecordFactory(_Record)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
 
@@ -140,6 +141,14 @@ class _RankFile(logging.FileHandler):
 def scrub_tracebacks() -> None:
     """Have uncaught exceptions printed without secrets, in processes that do not `configure` logging."""
     sys.excepthook = _print_uncaught
+    logging.setLogRecordFactory(_Record)
+
+
+class _Record(logging.LogRecord):
+    """A line of any library, whose own handlers know nothing of secrets: huggingface_hub tells addresses it retries."""
+
+    def getMessage(self) -> str:
+        return scrub(super().getMessage())
 
 
 def _print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

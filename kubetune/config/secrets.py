@@ -16,6 +16,7 @@ _NOT_A_SECRET = re.compile(r"(^|[_.-])(pad|eos|bos|unk|sep|cls|mask|special|imag
 _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
+    r"|://\S*[?&](?i:(access_|auth_|api_?)?(token|key)|password|secret|sig(nature)?)=[^&\s]{6,}"
 )
 _REFERENCES = ("kubernetes", "secrets")
 
