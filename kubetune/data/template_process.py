@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,8 @@ SECONDS: Final = 10
 """Processor time that one conversation may take: what is published takes a thousandth of a second."""
 MEMORY: Final = 1 << 30
 """Bytes that a template may use beyond what the process itself needs."""
+
+_REARM_SECONDS: Final = 0.2
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """A method of ChatTemplate and its arguments."""
@@ -202,22 +205,24 @@ def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise _TooSlow
 
 
-def _answer(template: ChatTemplate | None, call: Call, seconds: int, memory: int) -> tuple[str, Any]:
-    """What a call gives, as plain values: `done`, `invalid`, `refused` or `limit`, and what belongs to it."""
-    method, arguments, options = call
+def _arm(seconds: int) -> float:
+    """Start the time that a conversation may take anew, and say when that was."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     soft = math.ceil(used.ru_utime + used.ru_stime) + seconds + 1
     # The timer interrupts Python; what one instruction does, such as a power of powers, only the kernel ends.
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard < 0 else min(soft, hard), hard))
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    return time.monotonic()
+
+
+def _answer(template: ChatTemplate | None, call: Call, seconds: int, memory: int) -> tuple[str, Any]:
+    """What a call gives, as plain values: `done`, `invalid`, `refused` or `limit`, and what belongs to it."""
+    method, arguments, options = call
     try:
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        try:
-            if template is None:
-                return "made", ChatTemplate(*arguments)
-            value = template.closing if method == "closing" else getattr(template, method)(*arguments, **options)
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
+        if template is None:
+            return "made", ChatTemplate(*arguments)
+        value = template.closing if method == "closing" else getattr(template, method)(*arguments, **options)
     except _TooSlow:
         return "limit", f"{seconds} seconds of processor time"
     except MemoryError:
@@ -232,15 +237,19 @@ def _serve(requests: IO[bytes], answers: IO[bytes], seconds: int, memory: int) -
     while True:
         number, made_of, calls = pickle.loads(_receive(requests))
         results: list[tuple[str, Any]] = []
+        armed = _arm(seconds)
         if number is None:
             results = [_answer(None, ("", made_of, {}), seconds, memory)]
             if results[0][0] == "made":
                 templates.append(results.pop()[1])
                 number = len(templates) - 1
         for call in calls if number is not None else ():
+            if time.monotonic() - armed > _REARM_SECONDS:  # asking the kernel each time would cost as much as rendering
+                armed = _arm(seconds)
             results.append(_answer(templates[number], call, seconds, memory))
             if results[-1][0] == "limit":
                 break
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _send(answers, marshal.dumps((number, results)))
 
 
