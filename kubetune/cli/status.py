@@ -132,6 +132,9 @@ def why(snapshot: Snapshot) -> str:
         if guilty and pods.node_number(guilty) and pods.exit_code(guilty) not in pods.VICTIMS:
             return f"{pods.name_of(guilty)}: {pods.why(guilty)}"
         return snapshot.words.reason or next(iter(reasons), snapshot.reason)
+    # Pods of earlier starts are there still; why the next do not come is asked here.
+    coming = [pod for pod in snapshot.pods if not pods.has_ended(pod)]
+    reasons = [reason for pod in coming if (reason := pods.why(pod, _events_of(snapshot, pod)))] or reasons
     queue = snapshot.spec.kubernetes.queue
     if queue and snapshot.workload is not None and pods.is_suspended(snapshot.workload):
         return f"waiting in queue {queue}"

@@ -45,6 +45,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
 _SILENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 500
+_SWITCHED = 101
 # Of OpenSSL's message; no patience helps.
 _DISTRUST = "CERTIFICATE_VERIFY_FAILED"
 
@@ -386,7 +387,8 @@ def _selectors(labels: Mapping[str, str] | None, fields: Mapping[str, str] | Non
 
 
 def _read_refusal(response: httpx2.Response) -> None:
-    if response.status_code >= 400:
+    is_no_channel = "sec-websocket-key" in response.request.headers and response.status_code != _SWITCHED
+    if response.status_code >= 400 or is_no_channel:
         response.read()
 
 

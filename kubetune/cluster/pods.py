@@ -35,6 +35,7 @@ _ADVICE = {
     "ImagePullBackOff": "check kubernetes.image, and kubernetes.image_pull_secrets for a private registry",
     "ErrImagePull": "check kubernetes.image, and kubernetes.image_pull_secrets for a private registry",
     "InvalidImageName": "check kubernetes.image",
+    "ErrImageNeverPull": "its node has no such image (any more): load it again, or change kubernetes.image_pull_policy",
     "CreateContainerConfigError": "make the missing Secret: kubetune secret set HF_TOKEN",
     "CrashLoopBackOff": "it ends again and again; see kubetune logs",
 }

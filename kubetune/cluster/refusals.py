@@ -65,6 +65,8 @@ def refusal(question: Question, code: int, status: dict[str, Any]) -> Refused:
 
 
 def _sentence(question: Question, code: int, message: str, status: dict[str, Any]) -> str:
+    if code < 400:
+        return f"something else than an API server answered ({code}): {message}"
     if code == 401:
         return "the cluster does not know who you are; log in again (your credentials may have expired)"
     if code == 403:

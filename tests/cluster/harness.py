@@ -252,6 +252,10 @@ class Cluster:
         """No node fits pods of this namespace whose name matches the regular expression."""
         self._fault("never-schedule", pod=f"^{self.namespace}/{pod}")
 
+    def leave_unbound(self, claim: str) -> None:
+        """Nothing provides a volume for claims of this namespace whose name matches the regular expression."""
+        self._fault("leave-unbound", claim=f"^{self.namespace}/{claim}")
+
     def break_image(self, image: str) -> None:
         """Images whose name matches the regular expression cannot be pulled."""
         self._fault("break-image", image=image)

@@ -23,7 +23,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "login page": {"code": 200, "message": "Please log in", "html": True},
     "late": {"seconds": 0.3},
 }
-QUICK = ("forbidden", "cut within")
+QUICK = ("forbidden", "cut within", "login page")
 
 VERBS: dict[str, list[str]] = {
     "submit": ["submit", "run.yaml", "--yes"],
@@ -74,7 +74,7 @@ def furnisher(desk: Desk, verb: str) -> Callable[[], None]:
             return
         desk.cluster.clear_faults()
         if is_there:
-            desk.quick("delete", "fit", "--yes", "--volumes")
+            desk.any_end("delete", "fit", "--yes", "--volumes")  # which may have been done
         is_there = True
         desk.submit_script("echo done" if verb in ENDED else WAIT, compute__nodes=1, kubernetes__grace_seconds=10)
         if verb in ENDED:

@@ -84,3 +84,25 @@ def test_the_end_of_a_statefulset_is_heard_at_once(desk: Desk) -> None:
     began = time.monotonic()
     assert desk.quick("logs", "-f", "fit").stdout == "first\nlast\n"
     assert time.monotonic() - began < 10
+
+
+def test_a_claim_that_nothing_provides_is_named(desk: Desk) -> None:
+    desk.cluster.leave_unbound("fit-outputs")
+    desk.submit_script(WAIT)
+    desk.cluster.wait_event("unbound immediate PersistentVolumeClaims")
+    shown = desk.quick("status", "fit").stdout
+    assert "waiting, 0 of 2 pods running, no node fits: 0/2 nodes are available: 2 pod has unbound immediate" in shown
+    desk.cluster.clear_faults()
+    desk.cluster.wait_ready("fit", pods=2)
+
+
+def test_an_image_that_a_node_has_thrown_away_is_told_at_the_second_start(desk: Desk) -> None:
+    desk.submit_script("test -e /outputs/again || { touch /outputs/again; sleep 600; }", compute__nodes=1,
+                       kubernetes__image_pull_policy="Never")  # fmt: skip
+    (first,) = desk.cluster.wait_ready("fit")
+    desk.cluster.break_image(".")
+    desk.cluster.kill_pod(first["metadata"]["name"])
+    desk.cluster.wait_event("is not present with pull policy of Never")
+    shown = desk.quick("status", "fit").stdout
+    assert "ErrImageNeverPull: Container image" in shown
+    assert "load it again, or change kubernetes.image_pull_policy" in shown

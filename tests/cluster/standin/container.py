@@ -84,7 +84,7 @@ class Container:
     def _prepare(self) -> Object:
         """What runtime.py needs to start the container; Waiting when something is missing."""
         worker, context = self.worker, self._context
-        image = worker.kubelet.pull(self.spec["image"])
+        image = worker.kubelet.pull(self.spec["image"], self.spec.get("imagePullPolicy"))
         if self._uid == 0 and context.get("runAsNonRoot"):
             raise Waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root")
         home = "/" if self._uid else "/root"

@@ -48,6 +48,7 @@ class Faults:
         self.asked: list[str] = []
         self._unschedulable: list[str] = []
         self._broken_images: list[str] = []
+        self._unbound: list[str] = []
         self._uninstalled: set[str] = set()
         self._refusals: dict[str, str] = {}
 
@@ -58,6 +59,10 @@ class Faults:
     def break_image(self, image: str) -> None:
         """Images whose name matches this regular expression cannot be pulled."""
         self._broken_images.append(image)
+
+    def leave_unbound(self, claim: str) -> None:
+        """Nothing provides a volume for claims whose `namespace/name` matches this regular expression."""
+        self._unbound.append(claim)
 
     def uninstall(self, kind: str) -> None:
         """The server does not know this kind: its CustomResourceDefinition is not there."""
@@ -88,7 +93,7 @@ class Faults:
         return None
 
     def clear(self) -> None:
-        for faults in (self._unschedulable, self._broken_images, self._uninstalled, self._refusals):
+        for faults in (self._unschedulable, self._unbound, self._broken_images, self._uninstalled, self._refusals):
             faults.clear()
         self._troubles.clear()
         self.asked.clear()
@@ -105,6 +110,9 @@ class Faults:
 
     def is_unschedulable(self, pod: str) -> bool:
         return any(re.search(pattern, pod) for pattern in self._unschedulable)
+
+    def is_unbound(self, claim: str) -> bool:
+        return any(re.search(pattern, claim) for pattern in self._unbound)
 
     def image_is_broken(self, image: str) -> bool:
         return any(re.search(pattern, image) for pattern in self._broken_images)
@@ -161,6 +169,8 @@ def inject(faults: Faults, store: Store, kubelet: Kubelet, name: str, body: Obje
                     end(store, pod, body["code"])
         case "never-schedule":
             faults.never_schedule(**body)
+        case "leave-unbound":
+            faults.leave_unbound(**body)
         case "break-image":
             faults.break_image(**body)
         case "uninstall":

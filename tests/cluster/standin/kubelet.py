@@ -48,10 +48,13 @@ class Kubelet:
         taken = {worker.ip for worker in self.alive()}
         return next(address for address in self._addresses if address not in taken)
 
-    def pull(self, image: str) -> Image:
-        """What an image name stands for; Waiting when it cannot be pulled."""
+    def pull(self, image: str, policy: str | None = None) -> Image:
+        """What an image name stands for; Waiting when it cannot be pulled, or has to be there and is not any more."""
         found = self.settings.image(image)
         if found is None or self._faults.image_is_broken(image):
+            if policy == "Never":
+                message = f'Container image "{image}" is not present with pull policy of Never'
+                raise Waiting("ErrImageNeverPull", message)
             raise Waiting("ImagePullBackOff", f'Back-off pulling image "{image}"')
         return found
 

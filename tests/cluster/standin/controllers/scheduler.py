@@ -53,6 +53,8 @@ def _place(context: Context, members: list[Object], nodes: list[Object], pods: l
         for node in nodes:
             is_never = context.faults.is_unschedulable(f"{namespace_of(pod)}/{name_of(pod)}")
             reason = "Insufficient nvidia.com/gpu" if is_never else _misfit(pod, node, pods)
+            if any(map(context.faults.is_unbound, _claims(pod))):
+                reason = "pod has unbound immediate PersistentVolumeClaims"
             if reason is None:
                 pod["spec"]["nodeName"] = name_of(node)
                 break
@@ -100,6 +102,12 @@ def _lacking(context: Context, gang: Gang, pods: list[Object], refusals: dict[st
     if len(placed) >= least:
         return None
     return f"pod group is not ready, {len(members)} of {least} pods are there, {len(refusals)} fit on no node"
+
+
+def _claims(pod: Object) -> list[str]:
+    """`namespace/name` of the claims that a pod mounts."""
+    sources = [volume.get("persistentVolumeClaim") for volume in pod["spec"].get("volumes", [])]
+    return [f"{namespace_of(pod)}/{source['claimName']}" for source in sources if source]
 
 
 def _misfit(pod: Object, node: Object, pods: list[Object]) -> str | None:
