@@ -23,7 +23,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "login page": {"code": 200, "message": "Please log in", "html": True},
     "late": {"seconds": 0.3},
 }
-QUICK = ("forbidden", "cut within", "login page")
+QUICK = ("cut within", "login page")
 
 VERBS: dict[str, list[str]] = {
     "submit": ["submit", "run.yaml", "--yes"],

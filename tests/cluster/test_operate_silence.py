@@ -10,7 +10,7 @@ import pytest
 
 from kubetune.cluster import runs
 from tests.cluster.harness import Cluster
-from tests.cluster.operation import Desk, write_progress
+from tests.cluster.operation import Desk, slow, write_progress
 
 EXEC = ".* pods/exec"
 TRAINING = """
@@ -38,7 +38,7 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
     return desk
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [slow(name) if name in ("gone", "proxy", "cut before") else name for name in FAULTS])
 def test_pods_that_cannot_be_asked_end_no_verb(desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr("kubetune.cluster.copies._PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr("kubetune.cluster.copies._PAUSE_SECONDS", 0.05)
