@@ -1,6 +1,7 @@
 """`kubetune render`: the Kubernetes manifests of a run, to the terminal or into a folder. Asks no cluster for anything.
 
-A folder gets one file per object and a kustomization.yaml, so that it can be kept in git and changed by overlays.
+A folder gets one file per object and a kustomization.yaml, so that it can be kept in git and changed by overlays; what
+overlays rename stays consistent by the kustomizeconfig.yaml beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kubetune.errors import OK, ConfigError
 from kubetune.files import write_atomic
 from kubetune.manifests import KINDS, dump, local_files, render, secret_templates
 from kubetune.manifests.finding import Finding
+from kubetune.manifests.kustomize import CONFIGURATION, configuration
 from kubetune.manifests.lint import lint
 from kubetune.manifests.patches import titles
 from kubetune.manifests.smoke import smoke_config, testing
@@ -95,7 +97,7 @@ def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> N
 
 
 def write_folder(folder: Path, objects: Sequence[Manifest], secrets: Sequence[Manifest]) -> list[str]:
-    """Write one file per object, kustomization.yaml and secrets.template.yaml; returns their names.
+    """Write one file per object, kustomization.yaml with its configuration, secrets.template.yaml; returns their names.
 
     Files of an earlier render that are no longer needed are removed. Raises ConfigError, before anything is written,
     when a file in the way was not made by render.
@@ -105,7 +107,9 @@ def write_folder(folder: Path, objects: Sequence[Manifest], secrets: Sequence[Ma
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": list(texts),
+        "configurations": [CONFIGURATION],
     }
+    texts[CONFIGURATION] = HEADER + dump([configuration(objects)])
     texts["kustomization.yaml"] = HEADER + dump([kustomization])
     if secrets:
         texts["secrets.template.yaml"] = HEADER + SECRETS_HEADER + dump(secrets)

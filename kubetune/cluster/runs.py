@@ -121,8 +121,9 @@ def read_run(cluster: Cluster, name: str) -> RunSpec | None:
     config = load_resolved(YAML(typ="safe", pure=True).load(io.StringIO(text)))
     carried = cluster.get("ConfigMap", f"{name}-data")
     plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
-    # An overlay of kustomize may have moved it.
-    return RunSpec.of(config, plan, (carried or {}).get("data") or {}).in_namespace(cluster.namespace)
+    spec = RunSpec.of(config, plan, (carried or {}).get("data") or {}).in_namespace(cluster.namespace)
+    # An overlay of kustomize may have moved it, or put something before its name.
+    return spec if spec.name == name else spec.renamed(name)
 
 
 def trainer_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:

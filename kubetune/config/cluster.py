@@ -375,6 +375,10 @@ class KubernetesConfig(ClusterSection):
         description="Who may watch, enter, copy from, stop and delete this namespace's runs: a Role and a RoleBinding.",
     )
 
+    argocd: bool = Field(
+        False,
+        description="Sync waves by which Argo CD applies the objects: what pods mount, what prepares, then the run.",
+    )
     patches: tuple[PatchConfig, ...] = Field(
         (), description="Laid over the rendered objects, for fields that no key here sets."
     )

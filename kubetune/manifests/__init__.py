@@ -19,6 +19,7 @@ from kubetune.manifests.rbac import operator_role, service_account
 from kubetune.manifests.spec import Manifest, RunSpec
 from kubetune.manifests.storage import claims
 from kubetune.manifests.text import dump
+from kubetune.manifests.waves import in_waves
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
@@ -55,6 +56,7 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
         *tensorboard(spec),
         *jupyter(spec),
     ]
+    objects = in_waves(objects) if spec.kubernetes.argocd else objects
     return patched(objects, spec.kubernetes.patches) if spec.kubernetes.patches else objects
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from kubetune.config.cluster import cores
-from kubetune.manifests.spec import CACHE, PORT, Manifest, RunSpec
+from kubetune.manifests.spec import CACHE, INSTANCE, PORT, Manifest, RunSpec
 
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
+RUN = "KUBETUNE_RUN"
+RUN_NAME = f"$({RUN})"
 
 # What torchrun, the operators or kubetune itself set: a value from the config would break the rendezvous.
 RESERVED = frozenset(
@@ -29,9 +31,11 @@ def field(name: str, path: str) -> Manifest:
 def rendezvous(spec: RunSpec, master: str, rank_field: str) -> list[Manifest]:
     """What torchrun needs where no operator sets it: a fixed rank by pod index, and the pod of rank 0 as the master.
 
-    A static rendezvous, so that rank 0 is always pod 0: its log and its results are where one looks for them.
+    A static rendezvous, so that rank 0 is always pod 0: its log and its results are where one looks for them. The
+    master's address holds the run's name as the pod's label says it, so that it follows a name that kustomize changes.
     """
     return [
+        field(RUN, f"metadata.labels['{INSTANCE}']"),
         value("PET_NNODES", spec.nodes),
         value("PET_NPROC_PER_NODE", spec.processes),
         field("PET_NODE_RANK", rank_field),

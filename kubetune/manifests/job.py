@@ -5,7 +5,7 @@ Each pod of an index is replaced by itself; a pod that lost a peer ends with 145
 
 from __future__ import annotations
 
-from kubetune.manifests.environment import COMPLETION_INDEX, rendezvous
+from kubetune.manifests.environment import COMPLETION_INDEX, RUN_NAME, rendezvous
 from kubetune.manifests.failure import pod_failure_policy
 from kubetune.manifests.gang import pod_group
 from kubetune.manifests.services import headless_service
@@ -41,7 +41,7 @@ def indexed_job(spec: RunSpec, template: Manifest, *, gang: bool) -> Manifest:
 
 def workload(spec: RunSpec) -> list[Manifest]:
     """Service, PodGroup where there is one, and Job. Pod names resolve as `NAME-INDEX.NAME`."""
-    variables = rendezvous(spec, f"{spec.name}-0.{spec.name}", COMPLETION_INDEX)
+    variables = rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", COMPLETION_INDEX)
     template = pod_template(spec, rendezvous=variables, subdomain=spec.name)
     body = indexed_job(spec, template, gang=False)
     if spec.kubernetes.ttl_seconds is not None:

@@ -5,7 +5,7 @@ What is fetched and prepared before training is its first Job; the trainer's beg
 
 from __future__ import annotations
 
-from kubetune.manifests.environment import COMPLETION_INDEX, rendezvous
+from kubetune.manifests.environment import COMPLETION_INDEX, RUN_NAME, rendezvous
 from kubetune.manifests.failure import jobset_failure_policy
 from kubetune.manifests.gang import pod_group
 from kubetune.manifests.initialisers import PREPROCESS, one_after_the_other
@@ -46,7 +46,7 @@ def jobset_spec(spec: RunSpec, template: Manifest, before: list[Manifest], label
 
 def workload(spec: RunSpec) -> list[Manifest]:
     """PodGroup where there is one, and JobSet. Pod names resolve as `NAME-node-0-INDEX.NAME`."""
-    variables = rendezvous(spec, f"{spec.name}-{REPLICATED_JOB}-0-0.{spec.name}", COMPLETION_INDEX)
+    variables = rendezvous(spec, f"{RUN_NAME}-{REPLICATED_JOB}-0-0.{RUN_NAME}", COMPLETION_INDEX)
     before = [one_job(PREPROCESS, one_after_the_other(spec))] if spec.prepares else []
     template = pod_template(spec, rendezvous=variables)
     body = jobset_spec(spec, template, before, {})

@@ -238,6 +238,12 @@ def _kind(spec: RunSpec) -> Iterator[Finding]:
         yield advice("kubernetes.kind", "a StatefulSet never ends: delete it when the run is done, or use job")
         if k.max_runtime_seconds is not None:
             yield error("kubernetes.max_runtime_seconds", "a StatefulSet cannot end a run; use job, or leave it out")
+    if k.argocd and k.ttl_seconds is not None:
+        yield advice(
+            "kubernetes.ttl_seconds",
+            f"{k.ttl_seconds}: a finished run's objects are removed after this time, and Argo CD, which finds them "
+            "missing, starts it again; give null",
+        )
     if k.kind == "pytorchjob":
         if k.queue:
             yield advice("kubernetes.queue", "Kueue is dropping PyTorchJob; use jobset or job for queued runs")

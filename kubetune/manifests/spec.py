@@ -25,6 +25,7 @@ CONFIG_FOLDER = "/etc/kubetune"
 CONFIG_FILE = f"{CONFIG_FOLDER}/run.yaml"
 DATA_FOLDER = "/etc/kubetune-data"
 TRAINER = "trainer"
+INSTANCE = "app.kubernetes.io/instance"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
@@ -74,6 +75,7 @@ class RunSpec:
     """One run on a cluster: `nodes` pods with `processes` ranks and `gpus` GPUs each.
 
     `files` are the small local files that travel with the manifests: their text by their path on this machine.
+    `folder` is the run directory's name where that is not the run's own.
     """
 
     config: Config
@@ -83,6 +85,7 @@ class RunSpec:
     processes: int
     gpus: int
     files: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""
 
     @classmethod
     def of(cls, config: Config, plan: Plan, files: Mapping[str, str] | None = None) -> RunSpec:
@@ -107,10 +110,15 @@ class RunSpec:
         config = self.config.model_copy(update={"kubernetes": kubernetes})
         return replace(self, kubernetes=kubernetes, config=config)
 
+    def renamed(self, name: str) -> RunSpec:
+        """The same run under another name than its file says, such as a prefixed one; its folder keeps the old one."""
+        config = self.config.model_copy(update={"name": name})
+        return replace(self, config=config, name=name, folder=self.folder or self.name)
+
     @property
     def run_dir(self) -> str:
         """Run directory as the pods see it."""
-        return f"{OUTPUTS}/{self.name}"
+        return f"{OUTPUTS}/{self.folder or self.name}"
 
     @property
     def typed(self) -> str:
@@ -157,7 +165,7 @@ class RunSpec:
 
     def every_pod(self) -> dict[str, str]:
         """Labels that find all pods of this run, and only them."""
-        return {"app.kubernetes.io/name": "kubetune", "app.kubernetes.io/instance": self.name}
+        return {"app.kubernetes.io/name": "kubetune", INSTANCE: self.name}
 
     def selector(self, component: str) -> dict[str, str]:
         """Labels that find the pods of one component of this run, and only them."""

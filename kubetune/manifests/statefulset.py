@@ -6,7 +6,7 @@ again and again, and deleting the StatefulSet is the way to free the nodes.
 
 from __future__ import annotations
 
-from kubetune.manifests.environment import POD_INDEX, rendezvous, value
+from kubetune.manifests.environment import POD_INDEX, RUN_NAME, rendezvous, value
 from kubetune.manifests.gang import pod_group
 from kubetune.manifests.services import headless_service
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
@@ -18,7 +18,7 @@ from kubetune.relay import STAY
 def workload(spec: RunSpec) -> list[Manifest]:
     """Service, PodGroup where there is one, and StatefulSet. Pod names resolve as `NAME-INDEX.NAME`."""
     variables = [
-        *rendezvous(spec, f"{spec.name}-0.{spec.name}", POD_INDEX),
+        *rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", POD_INDEX),
         value(STAY, 1),
     ]
     template = pod_template(spec, rendezvous=variables, restart_policy="Always", cache_from_template=True)

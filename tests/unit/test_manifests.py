@@ -140,11 +140,15 @@ def test_rendezvous_is_set_once(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "address", "field"),
     [
-        ("job", "support-bot-0.support-bot", "metadata.annotations['batch.kubernetes.io/job-completion-index']"),
-        ("statefulset", "support-bot-0.support-bot", "metadata.labels['apps.kubernetes.io/pod-index']"),
+        (
+            "job",
+            "$(KUBETUNE_RUN)-0.$(KUBETUNE_RUN)",
+            "metadata.annotations['batch.kubernetes.io/job-completion-index']",
+        ),
+        ("statefulset", "$(KUBETUNE_RUN)-0.$(KUBETUNE_RUN)", "metadata.labels['apps.kubernetes.io/pod-index']"),
         (
             "jobset",
-            "support-bot-node-0-0.support-bot",
+            "$(KUBETUNE_RUN)-node-0-0.$(KUBETUNE_RUN)",
             "metadata.annotations['batch.kubernetes.io/job-completion-index']",
         ),
     ],
@@ -154,6 +158,9 @@ def test_rank_comes_from_the_index(kind: str, address: str, field: str) -> None:
     (pod,) = trainer_pods(objects)
     found = variables(pod["containers"][0])
     assert found["PET_MASTER_ADDR"] == address
+    assert found["KUBETUNE_RUN"] == {"fieldRef": {"fieldPath": "metadata.labels['app.kubernetes.io/instance']"}}
+    names = [entry["name"] for entry in pod["containers"][0]["env"]]
+    assert names.index("KUBETUNE_RUN") < names.index("PET_MASTER_ADDR"), "only what comes before is filled in"
     assert found["PET_NODE_RANK"] == {"fieldRef": {"fieldPath": field}}
     assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("4", "8")
 
