@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -131,9 +132,16 @@ def open_journal(config: Config, plan: Plan, run_dir: Path, world: World, state:
     with ExitStack() as stack:
         journal._numbers = stack.enter_context(MetricsLog(run_dir, state.step, state.evaluated_step))
         journal.remember(run_dir, state.step)
-        journal._tracker = stack.enter_context(tracking.open_tracker(config, run_dir, state.step))
+        tracker = tracking.open_tracker(config, run_dir, state.step, write_page=partial(_write_page, run_dir))
+        journal._tracker = stack.enter_context(tracker)
         journal._bar = stack.enter_context(Progress(plan.num_steps, state.step, is_wanted(world.rank)))
         yield journal
+
+
+def _write_page(run_dir: Path, file: Path) -> None:
+    from kubetune.report import write_report  # at the end, not before the first step
+
+    write_report([run_dir], file)
 
 
 def log_batch(config: Config, micro: int, count: int, batch: Batch, loss: float, began: float) -> None:

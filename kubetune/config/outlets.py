@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Outlet(BaseModel):
@@ -19,6 +19,17 @@ class Outlet(BaseModel):
 class MlflowConfig(Outlet):
     uri: str = Field("./mlruns", description="Folder, `sqlite:///…` or address of a tracking server.")
     experiment: str = Field("kubetune", description="Name of the experiment.")
+    tags: dict[str, str] = Field(default_factory=dict, description="More tags on the run.")
+    log_model: bool = Field(False, description="Upload the best checkpoint at the end: the adapter, or whole weights.")
+    registered_model_name: str | None = Field(
+        None, min_length=1, description="Register what `log_model` uploads under this name in the model registry."
+    )
+
+    @model_validator(mode="after")
+    def _registers_what_is_there(self) -> MlflowConfig:
+        if self.registered_model_name and not self.log_model:
+            raise ValueError("registered_model_name is for what log_model uploads; set log_model to true")
+        return self
 
 
 class TrackingConfig(Outlet):

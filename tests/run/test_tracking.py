@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import sqlite3
@@ -11,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from kubetune import errors, tracking
+from kubetune import errors, tracking, tracking_mlflow
+from kubetune.config.load import resolved
 from kubetune.config.schema import Config
-from kubetune.tracking import Tracker, find_store, open_tracker
+from kubetune.tracking import Tracker, open_tracker
+from kubetune.tracking_mlflow import find_store
+from tests.ranks import wait_until
 
 pytestmark = [
     # Theirs: SQLAlchemy's of MLflow's models, protobuf's and numpy's of TensorBoard.
@@ -42,10 +46,10 @@ def test_tensorboard_holds_the_curves_and_a_resume_replaces_what_was_lost(tmp_pa
         for step in (1, 2, 3):
             tracker.log(step, {"loss": 2.0 / step, "note": "no number"})
         tracker.log(3, {"eval_loss": 0.5})
-    assert scalars(tmp_path / "tensorboard")["eval/eval_loss"] == [(3, 0.5)]
+    assert scalars(tmp_path / "tensorboard")["eval/loss"] == [(3, 0.5)]
     with open_tracker(wanted, tmp_path, resume_step=2) as tracker:
         tracker.log(3, {"loss": 0.25})
-    assert scalars(tmp_path / "tensorboard") == {"train/loss": [(1, 2.0), (2, 1.0), (3, 0.25)], "eval/eval_loss": []}
+    assert scalars(tmp_path / "tensorboard") == {"train/loss": [(1, 2.0), (2, 1.0), (3, 0.25)], "eval/loss": []}
 
 
 def test_mlflow_holds_one_run_over_two_starts(
@@ -73,6 +77,74 @@ def test_mlflow_holds_one_run_over_two_starts(
     assert run.data.params["tracking.mlflow.experiment"] == "[secret] bots"
     assert not any("does not work" in message for message in caplog.messages)
     assert sqlite3.connect(tmp_path / "mlruns" / "mlflow.db").execute("select count(*) from runs").fetchone() == (1,)
+
+
+def test_mlflow_holds_files_tags_data_and_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("HF_TOKEN", "canary-value")
+    monkeypatch.setattr(tracking_mlflow, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    settings = {"tags": {"team": "nlp"}, "log_model": True, "registered_model_name": "bots"}
+    run_dir, uri = tmp_path / "run", str(tmp_path / "mlruns")
+    wanted = config(tmp_path, mlflow={"uri": uri, **settings})
+    (run_dir / "checkpoints" / "best").mkdir(parents=True)
+    (run_dir / "checkpoints" / "best" / "adapter_config.json").write_text("{}")
+    (run_dir / "resolved.json").write_text(json.dumps(resolved(wanted)))
+    (run_dir / "config.yaml").write_text("# canary-value\nmodel: m\n")
+    splits = {"train": {"records": 9, "rows": 8, "tokens": 90, "trained_tokens": 20, "sources": [{"path": "d.jsonl"}]}}
+    (run_dir / "data.json").write_text(json.dumps({"fingerprint": "f" * 64, "splits": splits}))
+    with open_tracker(wanted, run_dir, write_page=lambda file: file.write_text("page")) as tracker:
+        tracker.log(1, {"loss": 2.0, "epoch": 0.5, "samples": 4})
+        sink = tracker._sinks["MLflow"]
+        wait_until(lambda: any("cpu" in metric.key for metric in sink._waiting))  # type: ignore[attr-defined]
+    client = MlflowClient(tracking_uri=find_store(uri)[0])
+    (run,) = runs(client)
+    found = {item.path for item in client.list_artifacts(run.info.run_id)}
+    assert {"config.yaml", "data.json", "report.html", "model"} <= found
+    assert client.list_artifacts(run.info.run_id, "model")[0].path == "model/adapter_config.json"
+    assert "canary-value" not in Path(client.download_artifacts(run.info.run_id, "config.yaml")).read_text()
+    assert {"epoch", "samples"}.isdisjoint(run.data.metrics)
+    assert {"loss", "system/cpu_utilization_percentage"} <= run.data.metrics.keys()
+    assert run.data.tags["team"] == "nlp"
+    assert run.data.tags["kubetune.method"] == "full"
+    assert {"kubetune.host", "kubetune.version.torch"} <= run.data.tags.keys()
+    (used,) = run.inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.digest, used.tags[0].value) == ("d.jsonl", "f" * 36, "train")
+    assert client.get_model_version("bots", "1").run_id == run.info.run_id
+
+
+def test_files_that_are_not_taken_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = str(tmp_path / "mlruns")
+    (tmp_path / "run").mkdir()
+    wanted = config(tmp_path, mlflow={"uri": uri})
+
+    def fail(file: Path) -> None:
+        raise OSError("no page")
+
+    with open_tracker(wanted, tmp_path / "run", write_page=fail) as tracker:
+        tracker.log(1, {"loss": 2.0})
+    client = MlflowClient(tracking_uri=find_store(uri)[0])
+    assert [run.info.status for run in runs(client)] == ["FINISHED"]
+    assert sum("MLflow did not take the files" in message for message in caplog.messages) == 1
+
+
+def test_tensorboard_shows_the_settings(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+
+    with open_tracker(config(tmp_path, tensorboard=True), tmp_path) as tracker:
+        tracker.log(1, {"loss": 2.0})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "model:" in text
+    assert SESSION_START_INFO_TAG in events.PluginTagToContent("hparams")
 
 
 def runs(client: Any) -> list[Any]:

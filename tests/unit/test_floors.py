@@ -26,7 +26,7 @@ FLOORS: tuple[set[str], ...] = (
         "writing",
     },
     {"config", "devices", "checkpoint", "mirror", "mirror_copy", "mirror_owner", "peaks"},
-    {"plan", "memory", "weights", "basis", "forecast", "hindsight", "tracking"},
+    {"plan", "memory", "weights", "basis", "forecast", "hindsight", "tracking", "tracking_mlflow"},
     {"agent", "cluster", "launch", "manifests", "report"},
     {"cli", "__main__"},
 )
@@ -34,7 +34,7 @@ FLOORS: tuple[set[str], ...] = (
 
 HEAVY_FLOOR = 3
 LIBRARIES = {"torch", "transformers", "datasets", "peft", "numpy", "tokenizers", "pyarrow", "accelerate"}
-LATE = {"cli", "tracking"}
+LATE = {"cli", "tracking", "tracking_mlflow"}
 """May import what is heavy inside functions, which heavy verbs and training alone call."""
 CLUSTER = {"cluster", "manifests"}
 
