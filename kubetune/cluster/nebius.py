@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kubetune.config.nebius import NebiusCluster, NodeGroupConfig, gibibytes
+from kubetune.config.nebius import CsiChartConfig, JobSetChartConfig, NebiusCluster, NodeGroupConfig, gibibytes
 from kubetune.manifests.text import dump
 
 Command = tuple[str, ...]
 JSON = ("--format", "json")
+# What Nebius calls the effects of taints.
+EFFECTS = {"NoSchedule": "NO_SCHEDULE", "PreferNoSchedule": "PREFER_NO_SCHEDULE", "NoExecute": "NO_EXECUTE"}
 TOKEN = re.compile(r"@\{([^}]+)\}")
 
 
@@ -42,11 +44,18 @@ def _made_id(text: str, _: str) -> str | None:
     return str(json.loads(text)["metadata"]["id"])
 
 
-def _first_id(text: str, _: str) -> str | None:
-    items = json.loads(text or "{}").get("items") or []
-    if len(items) > 1:
-        raise ValueError(f"there are {len(items)} subnets: give one as subnet: in the cluster file")
-    return str(items[0]["metadata"]["id"]) if items else None
+def _subnet_id(text: str, name: str) -> str | None:
+    """The only subnet, or that of this name."""
+    answer = json.loads(text or "{}")
+    known = {str(item["metadata"]["id"]): str(item["metadata"].get("name", "")) for item in answer.get("items") or []}
+    found = [key for key, called in known.items() if name in ("", called)]
+    there = ", ".join(f"{key} ({called})" if called else key for key, called in known.items()) or "none"
+    if len(found) > 1:
+        raise ValueError(f"there are {len(found)} subnets, {there}: give one as subnet: in the cluster file")
+    if not found and (known or name):
+        more = ", and more than were listed: give its id" if answer.get("next_page_token") else ""
+        raise ValueError(f"subnet {name}: there is none of this name; there are {there}{more}")
+    return found[0] if found else None
 
 
 def _membership_id(text: str, name: str) -> str | None:
@@ -73,6 +82,18 @@ def _resource(title: str, *noun: str, within: str = "", has_state: bool = True) 
     )
 
 
+def _release(title: str) -> Kind:
+    """A Helm release."""
+    return Kind(
+        title=title,
+        look=("helm", "list", *_HELM_IN, "--filter", "^@{name}$", "--short"),
+        found=_whole,
+        jq="",
+        remove=("helm", "uninstall", "@{id}", *_HELM_IN),
+        within="cluster",
+    )
+
+
 _KUBECTL = ("kubectl", "--context", "@{context}")
 _HELM_IN = ("--kube-context", "@{context}", "--namespace", "@{parent}")
 
@@ -80,8 +101,9 @@ KINDS: dict[str, Kind] = {
     "subnet": Kind(
         title="subnet",
         look=("nebius", "vpc", "subnet", "list", "@{parent}", *JSON),
-        found=_first_id,
-        jq=".items[0].metadata.id",
+        found=_subnet_id,
+        jq='[.items[]? | select($name == "" or .metadata.name == $name).metadata.id] | '
+        'if length == 1 then .[0] else error("found \\(length) subnets, expected one") end',
         get=("nebius", "vpc", "subnet", "get", "--id", "@{id}", *JSON),
     ),
     "service-account": _resource("service account", "iam", "service-account", has_state=False),
@@ -97,14 +119,9 @@ KINDS: dict[str, Kind] = {
     "cluster": _resource("cluster", "mk8s", "cluster"),
     "gpu-cluster": _resource("GPU cluster (InfiniBand)", "compute", "gpu-cluster", has_state=False),
     "node-group": _resource("nodes", "mk8s", "node-group"),
-    "csi": Kind(
-        title="driver of the shared volumes",
-        look=("helm", "list", *_HELM_IN, "--filter", "^@{name}$", "--short"),
-        found=_whole,
-        jq="",
-        remove=("helm", "uninstall", "@{id}", *_HELM_IN),
-        within="cluster",
-    ),
+    "csi": _release("driver of the shared volumes"),
+    "jobset": _release("JobSet"),
+    "kueue": _release("Kueue"),
     # Never removed: others may have put their own things into it.
     "namespace": Kind(
         title="namespace",
@@ -167,9 +184,21 @@ def _create(config: NebiusCluster, key: str, kind: str, name: str, options: Comm
     return Step(key, kind, name, parent, (*noun, "create", *place, "--name", name, *options, *JSON))
 
 
+def _subnet(wanted: str | None) -> str:
+    """A subnet's id as the cluster file gives it, or what stands for that of the only one, or of the one so named."""
+    if wanted is None:
+        return "@{subnet}"
+    return wanted if wanted.startswith("vpcsubnet-") else f"@{{subnet/{wanted}}}"
+
+
+def _is_token(word: str) -> bool:
+    return TOKEN.fullmatch(word) is not None
+
+
 def _around(config: NebiusCluster) -> Iterator[Step]:
-    if config.subnet is None:
-        yield Step("subnet", "subnet", "", config.project or "")
+    for wanted in dict.fromkeys((config.subnet, *(g.subnet for g in config.node_groups if g.subnet))):
+        if _is_token(_subnet(wanted)):
+            yield Step(TOKEN.sub(r"\1", _subnet(wanted)), "subnet", wanted or "", config.project or "")
     if account := config.service_account:
         yield _create(config, "service-account", "service-account", account.name, ())
         if account.group:
@@ -192,7 +221,7 @@ def _around(config: NebiusCluster) -> Iterator[Step]:
 def _cluster(config: NebiusCluster) -> Iterator[Step]:
     options = [
         *("--control-plane-version", config.kubernetes_version),
-        *("--control-plane-subnet-id", config.subnet or "@{subnet}"),
+        *("--control-plane-subnet-id", _subnet(config.subnet)),
     ]
     if config.public_endpoint:
         options.append("--control-plane-endpoints-public-endpoint=true")
@@ -207,7 +236,18 @@ def _cluster(config: NebiusCluster) -> Iterator[Step]:
 
 def _node_options(config: NebiusCluster, group: NodeGroupConfig) -> Iterator[str]:
     disk = group.boot_disk
-    yield from ("--fixed-node-count", str(group.nodes))
+    if scaled := group.autoscaling:
+        yield from ("--autoscaling-min-node-count", str(scaled.min), "--autoscaling-max-node-count", str(scaled.max))
+    else:
+        yield from ("--fixed-node-count", str(group.nodes))
+    if group.preemptible:
+        yield "--template-preemptible=true"
+    if group.taints:
+        taints = [{"key": t.key, "value": t.value, "effect": EFFECTS[t.effect]} for t in group.taints]
+        yield from ("--template-taints", json.dumps(taints, separators=(",", ":")))
+    if group.subnet:
+        interfaces = [{"subnet_id": _subnet(group.subnet)}]
+        yield from ("--template-network-interfaces", json.dumps(interfaces, separators=(",", ":")))
     yield from ("--template-resources-platform", group.platform, "--template-resources-preset", group.preset)
     yield from ("--template-boot-disk-type", disk.type)
     yield from ("--template-boot-disk-size-gibibytes", str(gibibytes(disk.size)))
@@ -244,29 +284,46 @@ def cloud_init(mount_tag: str, mount_point: str) -> str:
 
 def _inside(config: NebiusCluster) -> Iterator[Step]:
     yield credentials(config)
+    # Kueue looks at start which kinds there are to queue.
+    for key, chart in (("jobset", config.jobset), ("kueue", config.kueue)):
+        if chart is not None:
+            yield _install(config, key, chart, dict(chart.values))
     if config.filesystem is None:
         return
-    chart = config.csi
+    driver = config.csi
+    data = f"{config.filesystem.mount_point.rstrip('/')}/{driver.chart.rpartition('/')[2]}-data/"
+    yield _install(config, "csi", driver, {"dataDir": data, **driver.values})
+    yield from _claims(config)
+
+
+def _install(
+    config: NebiusCluster, key: str, chart: CsiChartConfig | JobSetChartConfig, values: Mapping[str, str]
+) -> Step:
+    """A Helm chart in the cluster, waited for until it runs."""
     release = chart.chart.rpartition("/")[2]
-    data = f"{config.filesystem.mount_point.rstrip('/')}/{release}-data/"
-    yield Step(
-        key="csi",
-        kind="csi",
+    own = [] if chart.namespace == "kube-system" else ["--create-namespace"]
+    return Step(
+        key=key,
+        kind=key,
         name=release,
         parent=chart.namespace,
         make=(
             *("helm", "upgrade", release, chart.chart, "--install", "--version", chart.version),
-            *("--kube-context", config.context, "--namespace", chart.namespace),
-            *("--set", f"dataDir={data}", "--wait", "--timeout", f"{config.ready_minutes}m"),
+            *("--kube-context", config.context, "--namespace", chart.namespace, *own),
+            *(word for name, text in values.items() for word in ("--set", f"{name}={text}")),
+            *("--wait", "--timeout", f"{config.ready_minutes}m"),
         ),
         repeats=True,
     )
+
+
+def _claims(config: NebiusCluster) -> Iterator[Step]:
     apply = ("kubectl", "--context", config.context, "apply", "--server-side", "--field-manager=kubetune", "-f", "-")
     for namespace in sorted({claim.namespace for claim in config.claims} - {"default"}):
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         yield Step(f"namespace/{namespace}", "namespace", namespace, "", apply, dump([body]), repeats=True)
     for claim in config.claims:
-        text = dump([_claim(claim.name, claim.namespace, claim.size, chart.storage_class)])
+        text = dump([_claim(claim.name, claim.namespace, claim.size, config.csi.storage_class)])
         key = f"claim/{claim.namespace}/{claim.name}"
         yield Step(key, "claim", claim.name, claim.namespace, apply, text, repeats=True)
 
@@ -284,7 +341,16 @@ def _claim(name: str, namespace: str, size: str, storage_class: str) -> dict[str
     }
 
 
-def is_absent(stderr: str) -> bool:
-    """Whether a `get` failed because there is no such thing, as opposed to no network or no permission."""
-    text = stderr.lower()
-    return "notfound" in text or "not found" in text
+# The code of gRPC, as the CLI prints it; a word such as "profile not found" is none.
+ABSENT = r"code *[=:] *\"?(NotFound|NOT_FOUND)"
+
+
+def is_absent(command: Command, stderr: str, parent: str = "") -> bool:
+    """Whether a command failed because there is no such thing, as opposed to no network, permission, or project.
+
+    Anything else must not be taken for that: what is there already would be made again, and later be deleted as ours.
+    kubectl and `helm list` end well where there is nothing.
+    """
+    if command[0] != "nebius":
+        return command[:2] == ("helm", "uninstall") and "release: not found" in stderr
+    return re.search(ABSENT, stderr) is not None and not (parent and parent in stderr)

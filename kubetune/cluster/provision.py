@@ -183,7 +183,7 @@ class Provisioner:
             kind = KINDS[record.kind]
             if record.created and record.id is not None and kind.remove and not self._goes_with(record):
                 done = self._ask(self.state.fill(kind.remove, record))
-                if done.code and not is_absent(done.err):
+                if done.code and not is_absent(kind.remove, done.err):
                     raise _failed(kind.remove, done, "The rest stays until then; run the same command again.")
             if not self._goes_with(record):
                 self._forget(key)
@@ -229,7 +229,7 @@ class Provisioner:
         by_id = kind.get if record.id is not None else ()
         command = self.state.fill(by_id or kind.look, record)
         done = self._ask(command)
-        if done.code and not is_absent(done.err):
+        if done.code and not is_absent(command, done.err, "" if by_id else record.parent):
             raise _failed(command, done, "Nothing was changed by it.")
         exists = not done.code and (bool(by_id) or _read_id(record, done.out) is not None)
         return done if exists else None

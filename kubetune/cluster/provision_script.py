@@ -6,13 +6,31 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from kubetune.cluster.nebius import KINDS, TOKEN, Command, Step
+from kubetune.cluster.nebius import ABSENT, KINDS, TOKEN, Command, Step
 
 HEAD = """\
 #!/usr/bin/env bash
 # Made by kubetune cluster create --dry-run. Needs nebius (with a profile), jq, helm and kubectl.
 # Each thing is made only where there is none of its name, so it can be run again after a failure.
 set -euo pipefail
+
+look_up() {  # a name, jq's query, a command: prints the id, nothing where there is none; fails where that is not known
+  local name=$1 query=$2 errors found code=0
+  shift 2
+  errors=$(mktemp)
+  found=$("$@" 2>"$errors") || code=$?
+  if [ "$code" = 0 ]; then
+    rm "$errors"
+    jq -r --arg name "$name" "$query" <<<"$found"
+  elif grep -Eq 'ABSENT' "$errors"; then
+    rm "$errors"
+  else
+    cat "$errors" >&2
+    rm "$errors"
+    echo "whether there is a $name is not known; nothing was made on a guess" >&2
+    return 1
+  fi
+}
 
 until_it_runs() {  # a command that prints the thing as JSON
   local state
@@ -30,7 +48,7 @@ until_it_runs() {  # a command that prints the thing as JSON
 
 def script(steps: Sequence[Step], context: str) -> str:
     """The text of the script; it reads nothing and keeps no state but what Nebius has."""
-    parts = [HEAD]
+    parts = [HEAD.replace("ABSENT", ABSENT)]
     for number, step in enumerate(steps, 1):
         title = KINDS[step.kind].title if step.kind else step.key
         name = "" if TOKEN.search(step.name) else step.name
@@ -46,12 +64,11 @@ def _lines(step: Step, context: str) -> Iterator[str]:
         return
     kind, variable = KINDS[step.kind], _variable(step.key)
     words = {"name": step.name, "parent": step.parent, "context": context}
-    argument = f" --arg name {quote((step.name,))}" if "$name" in kind.jq else ""
-    query = f"{quote(_filled(kind.look, words))} | jq -er{argument} {shlex.quote(kind.jq)}"
+    look = quote(_filled(kind.look, words))
+    yield f"{variable}=$(look_up {quote((step.name,))} {shlex.quote(kind.jq)} {look})"
     if not step.make:
-        yield f"{variable}=$({query})"
         return
-    yield f"{variable}=$({query.replace(' | jq', ' 2>/dev/null | jq')}) ||"
+    yield f'[ -n "${variable}" ] ||'
     yield f"  {variable}=$({quote(step.make)} | jq -er .metadata.id)"
     if kind.has_state:
         yield f"until_it_runs {quote(_filled(kind.get, {'id': f'@{{{step.key}}}'}))}"

@@ -62,9 +62,34 @@ class DiskConfig(ClusterSection):
     price_per_gib_month: Price = Field(None, description="Price of one GiB for a month.")
 
 
+class AutoscalingConfig(ClusterSection):
+    min: int = Field(0, ge=0, le=1000, description="As few nodes while nothing wants more.")
+    max: int = Field(ge=1, le=1000, description="As many nodes at most.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> AutoscalingConfig:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is more than max {self.max}")
+        return self
+
+
+class TaintConfig(ClusterSection):
+    key: LabelKey = Field(description="Key; only pods that tolerate it run there: `kubernetes.tolerations` of a run.")
+    value: LabelValue = Field("", description="Its value.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
+        "NoSchedule", description="What happens to others."
+    )
+
+
 class NodeGroupConfig(ClusterSection):
     name: ResourceName = Field(description="Name of the group.")
-    nodes: int = Field(ge=1, le=1000, description="How many nodes, all the time.")
+    nodes: int | None = Field(None, ge=1, le=1000, description="How many nodes, all the time.")
+    autoscaling: AutoscalingConfig | None = Field(None, description="As many nodes as pods need, instead of `nodes`.")
+    preemptible: bool = Field(
+        False, description="Cheaper nodes that may be taken away at any moment; runs save and go on elsewhere."
+    )
+    taints: tuple[TaintConfig, ...] = Field((), description="Taints of the Kubernetes nodes.")
+    subnet: ResourceName | None = Field(None, description="Id or name of another subnet than the cluster's.")
     platform: str = Field(pattern=r"^[a-z0-9-]+$", description="Such as `gpu-h100-sxm` or `cpu-d3`.")
     preset: str = Field(pattern=r"^[a-z0-9-]+$", description="Size of a node, such as `1gpu-16vcpu-200gb`.")
     boot_disk: DiskConfig = Field(default_factory=DiskConfig, description="Disk of each node.")
@@ -79,6 +104,17 @@ class NodeGroupConfig(ClusterSection):
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="Labels of the Kubernetes nodes.")
     price_per_hour: Price = Field(None, description="Price of one node for an hour.")
 
+    @model_validator(mode="after")
+    def _fixed_or_scaled(self) -> NodeGroupConfig:
+        if (self.nodes is None) == (self.autoscaling is None):
+            raise ValueError("give either nodes or autoscaling")
+        return self
+
+    @property
+    def most(self) -> int:
+        """How many nodes there are at most."""
+        return self.autoscaling.max if self.autoscaling else self.nodes or 0
+
 
 class CsiChartConfig(ClusterSection):
     chart: str = Field(
@@ -89,6 +125,24 @@ class CsiChartConfig(ClusterSection):
     version: str = Field("0.1.3", pattern=r"^[A-Za-z0-9.+-]+$", description="Version of the chart.")
     namespace: Label = Field("kube-system", description="Where the driver runs.")
     storage_class: Name = Field("csi-mounted-fs-path-sc", description="The storage class that the chart makes.")
+    values: dict[str, str] = Field(default_factory=dict, description="More values of the chart, such as tolerations.")
+
+
+class JobSetChartConfig(ClusterSection):
+    chart: str = Field(
+        "oci://registry.k8s.io/jobset/charts/jobset", pattern=r"^[A-Za-z0-9:/._-]+$", description="Helm chart."
+    )
+    version: str = Field("0.12.0", pattern=r"^[A-Za-z0-9.+-]+$", description="Version of the chart.")
+    namespace: Label = Field("jobset-system", description="Where its controller runs.")
+    values: dict[str, str] = Field(default_factory=dict, description="Values of the chart.")
+
+
+class KueueChartConfig(JobSetChartConfig):
+    chart: str = Field(
+        "oci://registry.k8s.io/kueue/charts/kueue", pattern=r"^[A-Za-z0-9:/._-]+$", description="Helm chart."
+    )
+    version: str = Field("0.19.2", pattern=r"^[A-Za-z0-9.+-]+$", description="Version of the chart.")
+    namespace: Label = Field("kueue-system", description="Where its controller runs.")
 
 
 class ClaimConfig(ClusterSection):
@@ -104,12 +158,16 @@ class NebiusCluster(ClusterSection):
     name: ResourceName = Field(description="Name of the cluster, and of its context in the kubeconfig.")
     project: ResourceId | None = Field(None, description="Project; left out: that of the CLI's profile.")
     kubernetes_version: str = Field(pattern=r"^1\.[0-9]{1,2}$", description="Such as `1.33`.")
-    subnet: ResourceId | None = Field(None, description="Left out: the project's only subnet.")
+    subnet: ResourceName | None = Field(None, description="Id or name; left out: the project's only subnet.")
     public_endpoint: bool = Field(True, description="Whether the API server is reached from the internet.")
     service_account: ServiceAccountConfig | None = Field(None, description="Account of the nodes; left out: none.")
     filesystem: FilesystemConfig | None = Field(None, description="Shared filesystem, mounted by every node.")
     node_groups: tuple[NodeGroupConfig, ...] = Field(min_length=1, description="The nodes.")
     csi: CsiChartConfig = Field(default_factory=CsiChartConfig, description="Driver of the shared volumes.")
+    jobset: JobSetChartConfig | None = Field(
+        None, description="JobSet, for runs with `kubernetes.kind: jobset`; `{}` installs it."
+    )
+    kueue: KueueChartConfig | None = Field(None, description="Kueue, for runs with `kubernetes.queue`.")
     claims: tuple[ClaimConfig, ...] = Field((), description="Shared claims (ReadWriteMany) on the filesystem.")
     ready_minutes: int = Field(60, ge=1, le=1440, description="How long each part may take until it runs.")
     price_per_hour: Price = Field(None, description="Price of the control plane for an hour.")
@@ -156,10 +214,11 @@ def _costs(config: NebiusCluster) -> Iterator[tuple[str, str, float | None]]:
         yield "filesystem", what, _hourly(disk.size, disk.price_per_gib_month)
     for group in config.node_groups:
         key, each = f"node-group/{group.name}", group.price_per_hour
-        yield key, f"nodes {group.name} ({group.nodes} × {group.preset})", None if each is None else group.nodes * each
+        count = f"up to {group.most}" if group.autoscaling else f"{group.most}"
+        yield key, f"nodes {group.name} ({count} × {group.preset})", None if each is None else group.most * each
         disk_price = _hourly(group.boot_disk.size, group.boot_disk.price_per_gib_month)
-        what = f"boot disks {group.name} ({group.nodes} × {gibibytes(group.boot_disk.size):,} GiB)"
-        yield key, what, None if disk_price is None else group.nodes * disk_price
+        what = f"boot disks {group.name} ({count} × {gibibytes(group.boot_disk.size):,} GiB)"
+        yield key, what, None if disk_price is None else group.most * disk_price
 
 
 def _hourly(size: str, price_per_gib_month: float | None) -> float | None:
@@ -196,7 +255,9 @@ def _explain(error: ErrorDetails, tree: Tree) -> Iterator[Problem]:
             yield Problem(origin, f"{name}: unknown key; known here: {', '.join(close or known)}")
         case "value_error":
             for line in str(error["ctx"]["error"]).splitlines():
-                yield Problem(tree.origin((line.partition(":")[0],)), line)
+                # Those about the whole file name the key themselves.
+                own = path or (line.partition(":")[0],)
+                yield Problem(tree.origin(own), f"{name}: {line}" if path else line)
         case "string_type":
             found = json.dumps(tree.get(path), ensure_ascii=False)[:60]
             yield Problem(origin, f"{name}: found {found}, which is no text; write it in quotes")

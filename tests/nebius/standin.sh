@@ -4,6 +4,15 @@
 set -eu
 program=${0##*/}
 
+say_if_told() {  # what: an error of one look-up, which is none of "there is none"
+  [ -f "$STANDIN/says" ] || return 0
+  IFS='|' read -r what said < "$STANDIN/says"
+  if [ "$what" = "$1" ]; then
+    echo "$said" >&2
+    exit 1
+  fi
+}
+
 fail_if_told() {  # before|after, what
   [ -f "$STANDIN/fail" ] || return 0
   IFS='|' read -r when what < "$STANDIN/fail"
@@ -47,6 +56,7 @@ nebius)
   done
   things="$STANDIN/$noun"
   mkdir -p "$things"
+  say_if_told "$noun $verb"
   fail_if_told before "$noun $verb"
   case $verb in
     create)
@@ -68,7 +78,10 @@ nebius)
       rm "$things/${id#"$noun"-}"
       fail_if_told after "$noun $verb"
       ;;
-    list) echo '{"items":[{"metadata":{"id":"vpcsubnet-e00only"}}]}' ;;
+    list)
+      if [ -f "$STANDIN/subnets" ]; then cat "$STANDIN/subnets"
+      else echo '{"items":[{"metadata":{"id":"vpcsubnet-e00only","name":"default"}}]}'; fi
+      ;;
     list-members)
       printf '{"memberships":['
       comma=''
@@ -107,6 +120,7 @@ helm | kubectl)
   set -- $words
   verb=$1
   mkdir -p "$STANDIN/$program"
+  say_if_told "$program $verb"
   case $verb in
     apply)
       text=$(cat)

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from kubetune import cli
 from kubetune.cluster.nebius import steps
-from kubetune.cluster.provision import Provisioner, Record, State
+from kubetune.cluster.provision import Provisioner, Record, State, _read_id
 from kubetune.config.nebius import NebiusCluster, costs, load_cluster
 from kubetune.errors import ConfigError, EnvironmentFault
 
@@ -35,6 +35,8 @@ FLAGS = {
         *("--template-resources-preset", "--template-boot-disk-type", "--template-boot-disk-size-gibibytes"),
         *("--template-gpu-settings-drivers-preset", "--template-service-account-id", "--template-gpu-cluster-id"),
         *("--template-filesystems", "--template-cloud-init-user-data", "--template-metadata-labels"),
+        *("--autoscaling-min-node-count", "--autoscaling-max-node-count", "--template-taints"),
+        *("--template-network-interfaces", "--template-preemptible=true"),
     },
 }
 MAKING = (
@@ -82,7 +84,16 @@ class Cloud:
 
     def things(self) -> set[str]:
         names = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
-        return {name for name in names if name not in ("calls", "fail", "slow")}
+        return {name for name in names if name not in ("calls", "fail", "slow", "says", "subnets")}
+
+    def change(self, **changes: object) -> None:
+        """Change keys of the cluster file; `node` those of its first node group."""
+        content = YAML(typ="safe").load(self.file.read_text())
+        for key, setting in changes.pop("node", {}).items():  # type: ignore[attr-defined]
+            content["node_groups"][0][key] = setting
+        content["node_groups"][0] = {k: v for k, v in content["node_groups"][0].items() if v is not None}
+        with open(self.file, "w") as stream:
+            YAML(typ="safe").dump(content | changes, stream)
 
     def state(self) -> dict[str, dict[str, object]]:
         records = json.loads(self.file.with_suffix(".state.json").read_text())["records"]
@@ -388,11 +399,115 @@ def test_a_damaged_state_file_stops_everything(cloud: Cloud) -> None:
     assert cloud.calls() == []
 
 
-def test_two_subnets_have_to_be_chosen_from(tmp_path: Path) -> None:
-    from kubetune.cluster.provision import _read_id
+SUBNETS = json.dumps({"items": [{"metadata": {"id": f"vpcsubnet-{n}", "name": n}} for n in ("default", "training")]})
 
-    two = json.dumps({"items": [{"metadata": {"id": "a"}}, {"metadata": {"id": "b"}}]})
-    with pytest.raises(ConfigError, match="give one as subnet"):
-        _read_id(Record("subnet", "", ""), two)
+
+def test_of_several_subnets_one_is_chosen_by_name(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    (cloud.folder / "subnets").write_text(SUBNETS)
+    assert cloud.run("create") == 2
+    said = capsys.readouterr().err
+    assert "there are 2 subnets, vpcsubnet-default (default), vpcsubnet-training (training): give one" in said
+    cloud.change(subnet="trainig")
+    assert cloud.run("create") == 2
+    assert "subnet trainig: there is none of this name; there are vpcsubnet-default" in capsys.readouterr().err
+    assert cloud.made() == []
+    cloud.change(subnet="default", node={"subnet": "training"})
+    assert cloud.run("create") == 0
+    calls = {" ".join(call[1:4]): call for call in cloud.calls() if call[0] == "nebius"}
+    cluster, nodes = calls["mk8s cluster create"], calls["mk8s node-group create"]
+    assert cluster[cluster.index("--control-plane-subnet-id") + 1] == "vpcsubnet-default"
+    interfaces = json.loads(nodes[nodes.index("--template-network-interfaces") + 1])
+    assert interfaces == [{"subnet_id": "vpcsubnet-training"}]
+    cloud.change(subnet="vpcsubnet-default", node={"subnet": "vpcsubnet-training"})
+    config = load_cluster(cloud.file)
+    assert not [step for step in steps(config) if step.kind == "subnet"], "an id needs no look-up"
+
+
+@pytest.mark.parametrize(
+    ("what", "says", "never"),
+    [
+        ("compute-filesystem get-by-name", "Error: profile prod not found", "compute filesystem create"),
+        ("compute-filesystem get-by-name", "bash: helper: command not found", "compute filesystem create"),
+        (
+            "mk8s-cluster get-by-name",
+            "Error: code = NotFound desc = project-e00gone not found",
+            "mk8s cluster create",
+        ),
+        ("helm list", "Error: kubernetes cluster unreachable: host not found", "helm upgrade"),
+        ("kubectl get", 'error: context "x" not found (NotFound)', "kubectl apply"),
+    ],
+)
+def test_a_look_up_that_fails_makes_nothing(cloud: Cloud, what: str, says: str, never: str) -> None:
+    """However much its words are like those of "there is none": what was there would count as ours, to be deleted."""
+    cloud.change(project="project-e00gone")
+    (cloud.folder / "says").write_text(f"{what}|{says}\n")
+    assert cloud.run("create") == 3
+    program, *words = never.split()
+    assert not [call for call in cloud.calls() if call[0] == program and all(word in call for word in words)]
+    (cloud.folder / "says").unlink()
+    assert cloud.run("create") == 0
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="the script needs jq")
+def test_the_script_makes_nothing_on_a_guess(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cloud.run("create", "--dry-run") == 0
+    path = cloud.file.with_name("create.sh")
+    path.write_text(capsys.readouterr().out)
+    (cloud.folder / "says").write_text("compute-filesystem get-by-name|Error: profile prod not found\n")
+    done = subprocess.run(["bash", path], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "profile prod not found" in done.stderr
+    assert "whether there is a tune-shared is not known" in done.stderr
+    assert "compute filesystem create" not in cloud.made()
+    (cloud.folder / "says").unlink()
+    (cloud.folder / "subnets").write_text(SUBNETS)
+    done = subprocess.run(["bash", path], capture_output=True, text=True, check=False)
+    assert (done.returncode != 0, "found 2 subnets, expected one" in done.stderr) == (True, True)
+
+
+def test_nodes_come_and_go_cheaply_and_keep_others_off(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    taint = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
+    scaled = {"nodes": None, "autoscaling": {"min": 0, "max": 4}, "preemptible": True, "taints": [taint]}
+    cloud.change(node=scaled)
+    assert cloud.run("create") == 0
+    (call,) = [call for call in cloud.calls() if call[1:4] == ["mk8s", "node-group", "create"]]
+    assert {word for word in call if word.startswith("--")} <= FLAGS["mk8s node-group create"]
+    counts = [call[call.index(f"--autoscaling-{which}-node-count") + 1] for which in ("min", "max")]
+    assert counts == ["0", "4"]
+    assert "--fixed-node-count" not in call
+    assert "--template-preemptible=true" in call
+    taints = json.loads(call[call.index("--template-taints") + 1])
+    assert taints == [{"key": "dedicated", "value": "ml", "effect": "NO_SCHEDULE"}]
+    assert "nodes tune-gpu (up to 4 × 1gpu-16vcpu-200gb)" in (bill := capsys.readouterr().out)
+    assert "14.00 USD an hour" in bill, "what it costs at most"
+    cloud.change(node={"nodes": 2})
+    assert cloud.run("status") == 2
+    assert "node_groups[0]: give either nodes or autoscaling" in capsys.readouterr().err
+    cloud.change(node={"nodes": None, "autoscaling": {"min": 3, "max": 2}})
+    assert cloud.run("status") == 2
+    assert "min 3 is more than max 2" in capsys.readouterr().err
+
+
+def test_what_kinds_and_queues_need_is_installed_before_they_are_used(cloud: Cloud) -> None:
+    assert cloud.run("create") == 0
+    installed = {call[2] for call in cloud.calls() if call[:2] == ["helm", "upgrade"]}
+    assert installed == {"csi-mounted-fs-path"}, "only what is asked for"
+    cloud.change(jobset={}, kueue={"version": "0.19.1", "values": {"controllerManager.replicas": "2"}})
+    cloud.forget_calls()
+    assert cloud.run("create") == 0
+    calls = [call for call in cloud.calls() if call[:2] == ["helm", "upgrade"]]
+    assert [call[2] for call in calls] == ["jobset", "kueue", "csi-mounted-fs-path"]
+    jobset, kueue, _ = calls
+    assert jobset[3:7] == ["oci://registry.k8s.io/jobset/charts/jobset", "--install", "--version", "0.12.0"]
+    assert kueue[3:7] == ["oci://registry.k8s.io/kueue/charts/kueue", "--install", "--version", "0.19.1"]
+    assert "--create-namespace" in kueue
+    assert kueue[kueue.index("--set") + 1] == "controllerManager.replicas=2"
+    state = cloud.state()
+    assert state["kueue"]["parent"] == "kueue-system"
+    assert state["kueue"]["created"] is True
+    assert cloud.run("delete", "--yes") == 0, "they go with the cluster"
+
+
+def test_an_answer_that_is_no_json_is_no_absence() -> None:
     with pytest.raises(EnvironmentFault):
         _read_id(Record("filesystem", "x", ""), "not JSON")
