@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,15 @@ from kubetune.data import hub
 from kubetune.data.marks import Message
 from kubetune.data.template_process import LimitedTemplate
 from kubetune.data.templates import CHATML
-from kubetune.data.tokenizer_files import FILES, MODEL_FILES, PROCESSOR_FILES, load_backend, read_json, special_tokens
+from kubetune.data.tokenizer_files import (
+    FILES,
+    MODEL_FILES,
+    PROCESSOR_FILES,
+    load_backend,
+    read_json,
+    special_tokens,
+    tokenizer_class,
+)
 from kubetune.errors import ModelError
 
 
@@ -31,6 +40,10 @@ def cache_folder(given: str | None = None) -> Path:
     if given:
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kubetune"
+
+
+PROBES = ("a", "0", "the")
+"""Texts that show what a tokenizer puts before one; a vocabulary of few words may know none of them."""
 
 
 class Tokenizer:
@@ -55,13 +68,27 @@ class Tokenizer:
         backend = load_backend(self.files, self._config, self._cache)
         backend.no_truncation()
         backend.no_padding()
-        bare = backend.encode("a", add_special_tokens=False).ids
-        full = backend.encode("a", add_special_tokens=True).ids
-        prefix = full[: next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)]
+        prefix = self._prefix_of(backend)
         # Besides adding special tokens, post-processors may trim offsets, which are wanted exact here.
         post_processor = backend.post_processor
         backend.post_processor = tokenizers.processors.Sequence([])
         return backend, prefix, post_processor
+
+    def _prefix_of(self, backend: tokenizers.Tokenizer) -> list[int]:
+        """Ids that come before a text's own. Raises ModelError for a tokenizer that makes nothing of any text."""
+        added = {str(token) for token in backend.get_added_tokens_decoder().values()}
+        for text in (*PROBES, *islice(backend.get_vocab().keys() - added, 100)):
+            bare = backend.encode(text, add_special_tokens=False).ids
+            full = backend.encode(text, add_special_tokens=True).ids
+            place = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), None)
+            if bare and place is not None:
+                return full[:place]
+        kind = tokenizer_class(self.files, self._config)
+        raise ModelError(
+            f"the tokenizer of {self.name} makes no token of {', '.join(map(repr, PROBES))} or of entries of its own "
+            f"vocabulary; expected ids. transformers reads its files as {kind or 'they are'}, which they may not be "
+            "made for: set `tokenizer_class` in its tokenizer_config.json, or give another with `model.tokenizer`"
+        )
 
     @property
     def backend(self) -> tokenizers.Tokenizer:

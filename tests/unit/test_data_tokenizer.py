@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers
 
 from kubetune.config.schema import ModelConfig
 from kubetune.data import tokenizer_files
@@ -245,3 +247,25 @@ def test_what_rebuilding_classes_build_is_known(name: str) -> None:
     built = json.loads(getattr(transformers, name)().backend_tokenizer.to_str())
     expected = tokenizer_files._REBUILT[name]
     assert tokenizer_files._steps(built) == tuple(tokenizer_files._canonical(step) for step in expected)
+
+
+def words(folder: Path, model_type: str | None) -> Path:
+    """A tokenizer of whole words; beside a Qwen2 model transformers reads its vocabulary as pieces of words."""
+    from transformers import PreTrainedTokenizerFast
+
+    backend = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, unk_token=None))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<unk>").save_pretrained(folder)
+    if model_type:
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return folder
+
+
+def test_a_tokenizer_that_makes_nothing_of_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"makes no token of 'a', '0', 'the' or .* as Qwen2Tokenizer, which they may"):
+        ours(words(tmp_path, "qwen2")).encode_text("one two")
+
+
+def test_a_vocabulary_without_the_first_letter_will_do(tmp_path: Path) -> None:
+    tokenizer = ours(words(tmp_path, None))
+    assert (tokenizer.prefix, tokenizer.encode_text("one two")) == ([], [1, 2])
