@@ -1,4 +1,4 @@
-"""What a run takes before anything is held: peak memory of one device part by part, FLOPs, hours and price.
+"""What a run takes before anything is held: the peak memory of one device, part by part. Hours are in bill.py.
 
 Arithmetic on the shapes of the weights and the config, without torch. Each part says what it stands for; what cannot
 be known (the allocator's losses, kernels' workspaces) is an allowance that was measured where it says so.
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from kubetune.config.schema import Config
 from kubetune.memory import USABLE_SHARE, Shape, activation_bytes_per_token
-from kubetune.peaks import stated_tflops
 from kubetune.plan import Plan
 from kubetune.weights import TOWERS, Weights
 
@@ -35,7 +34,6 @@ EXACT_ROWS = 256
 LONG_ROW = 1024
 """Block attention keeps the probabilities of blocks of so many queries; beyond LONG_ROW tokens nothing is kept."""
 
-ASSUMED_SHARE_OF_PEAK = 0.4
 HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
 EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
 TOWER = re.compile(rf"(^|\.)({'|'.join(TOWERS)})\.")
@@ -71,7 +69,7 @@ class Forecast:
         return self.peak_bytes - self.parts.get("allocator", 0) <= USABLE_SHARE * self.device_bytes
 
 
-def _shape(weights: Weights) -> Shape | None:
+def shape_of(weights: Weights) -> Shape | None:
     """The sizes of the decoder; None where they are not named, or differ from layer to layer."""
     try:
         shape = Shape.of(weights.text_config)
@@ -122,11 +120,11 @@ def forecast(
 
     `longest`: tokens of the longest row, where the data are known; else rows may be as long as the config lets them.
     """
-    shape = _shape(weights)
+    shape = shape_of(weights)
     if shape is None:
         return None
     config, plan = _for_rows(config, plan, longest)
-    element = _element_bytes(config, plan)
+    element = element_bytes(config, plan)
     sharded = plan.world_size if config.training.parallelism == "fsdp" else 1
     frozen = _weight_bytes(config, plan, weights, element)
     trained = adapter_parameters(config, weights) if config.lora else weights.parameters
@@ -143,7 +141,7 @@ def forecast(
         # Autograd makes it whole before the optimizer's buffer takes it; embeddings and heads are the largest.
         parts["gradient of the largest weight"] = element * max(math.prod(s) for s in weights.shapes.values())
     tokens = micro_batch_tokens(config, plan)
-    chunk = 0 if _classifies(config) else _chunk_bytes(weights, tokens, element)
+    chunk = 0 if classifies(config) else _chunk_bytes(weights, tokens, element)
     before = sum(parts.values()) + chunk + PROCESS_BYTES[plan.device]
     left = None if device_bytes is None else int(USABLE_SHARE * device_bytes) - before
     parts |= _activation_parts(config, plan, weights, tokens, element, left, chunk)
@@ -172,7 +170,7 @@ def micro_batch_tokens(config: Config, plan: Plan) -> int:
     return plan.micro_batch_tokens or plan.per_device_train_batch_size * config.data.max_length
 
 
-def _element_bytes(config: Config, plan: Plan) -> int:
+def element_bytes(config: Config, plan: Plan) -> int:
     if config.model.dtype == "auto":
         return 2 if plan.device == "cuda" else 4
     return 4 if config.model.dtype == "float32" else 2
@@ -221,7 +219,7 @@ def _sharing_parts(
     else:
         # Its weights on their way in, its gradient in fp32 as it goes out, and as it was before.
         parts["a block on its way between the ranks"] = block * (element + 8)
-        if not _classifies(config):
+        if not classifies(config):
             parts["gradient of the head, whole"] = 4 * int(weights.text_config.get("vocab_size") or 0) * shape.hidden
         whole = 4 * weights.parameters
         if plan.may_accumulate and device_bytes is not None and whole <= device_bytes // 8:
@@ -293,7 +291,7 @@ def _pairs(config: Config, tokens: int) -> int:
     return pairs * (tokens // length)
 
 
-def _classifies(config: Config) -> bool:
+def classifies(config: Config) -> bool:
     """Whether the head has a few classes, seen by one token of each sequence, instead of a vocabulary."""
     return config.task == "sequence_classification"
 
@@ -341,57 +339,3 @@ def remedies(
     change(f"data.max_length: {config.data.max_length // 2}", "data", max_length=max(8, config.data.max_length // 2))
     found = [(text, forecast(each, each_plan, weights, device_bytes, longest)) for text, each, each_plan in changes]
     return [(text, what) for text, what in found if what is not None and what.fits]
-
-
-@dataclass(frozen=True)
-class Bill:
-    """How long a run takes and what it costs. `source` says where the rate comes from; parts are None where unknown."""
-
-    tokens: int
-    flops: float | None
-    tokens_per_second: float | None
-    source: str
-    hours: float | None
-    price: float | None
-
-
-def bill(
-    config: Config, plan: Plan, weights: Weights | None, tokens: int | None, gpu: str | None = None
-) -> Bill | None:
-    """Hours and price of a run over `tokens` tokens; None where tokens or rate are unknown.
-
-    The rate is `compute.tokens_per_second`, as measured by an earlier run, else a share of `compute.peak_tflops`, or
-    of what the data sheet says of a device named `gpu`.
-    """
-    if tokens is None:
-        return None
-    compute = config.compute
-    per_token = flops_per_token(config, weights) if weights is not None else None
-    rate, source = None, "unknown: give compute.tokens_per_second, or compute.peak_tflops"
-    peak, whose = compute.peak_tflops, "compute.peak_tflops"
-    if peak is None and gpu is not None and _element_bytes(config, plan) == 2:
-        peak, whose = stated_tflops(gpu), f"what is stated for {gpu}"
-    if compute.tokens_per_second is not None:
-        rate, source = compute.tokens_per_second * plan.world_size, "compute.tokens_per_second of each device"
-    elif peak is not None and per_token:
-        rate = peak * 1e12 * ASSUMED_SHARE_OF_PEAK / per_token * plan.world_size
-        source = f"{ASSUMED_SHARE_OF_PEAK:.0%} of {whose}, an assumption; a run's own report says better"
-    hours = tokens / rate / 3600 if rate else None
-    price = None
-    if hours is not None and compute.price_per_gpu_hour is not None:
-        price = hours * compute.price_per_gpu_hour * plan.world_size
-    return Bill(tokens, per_token and per_token * tokens, rate, source, hours, price)
-
-
-def flops_per_token(config: Config, weights: Weights) -> float | None:
-    """Forward and backward of one token in a row of the longest kind; see throughput.py for how they are counted."""
-    shape = _shape(weights)
-    if shape is None:
-        return None
-    inside = sum(a * b for name, a, b in linears(weights) if not NOT_TEXT.search(name))
-    head = 0 if _classifies(config) else int(weights.text_config.get("vocab_size") or 0) * shape.hidden
-    if config.lora is None:
-        linear = 6.0 * (inside + head)
-    else:
-        linear = 4.0 * (inside + head) + 6.0 * adapter_parameters(config, weights)
-    return linear + 12.0 * shape.attention * shape.layers * config.data.max_length / 2

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from kubetune import metrics, speeds
+from kubetune.bill import bill, kind_of, price_line, time_line
 from kubetune.config.schema import Config
-from kubetune.forecast import bill, forecast
+from kubetune.forecast import forecast
 from kubetune.plan import Plan
 from kubetune.weights import read_weights
 from kubetune.writing import duration, size
@@ -37,7 +40,9 @@ def compare(
     starts = [event for event in events if event["event"] in ("start", "resume")]
     begun: Mapping[str, Any] = starts[-1] if starts else {}
     memory = forecast(config, plan, weights, begun.get("device_bytes"), longest) if weights is not None else None
-    found = bill(config, plan, weights, tokens, begun.get("device") if plan.device == "cuda" else None)
+    # Runs that ended since this one began, itself among them, were no part of its forecast.
+    known = speeds.read(before=str(starts[0]["time"]) if starts else None)
+    found = bill(config, plan, weights, tokens, _gpu(plan, begun), known)
     assert found is not None
     in_steps, whole = step_seconds / 3600, max(step_seconds, held_seconds(events, until)) / 3600
     foreseen_bytes = memory.allocated_bytes if memory is not None else None
@@ -56,6 +61,7 @@ def compare(
             "off": _off(in_steps, found.hours),
             "tokens": tokens,
             "source": found.source,
+            "spans": [asdict(span) for span in found.spans],
         },
         "price": None
         if each_hour is None
@@ -67,6 +73,33 @@ def compare(
             "of_a_device_and_hour": rate,
         },
     }
+
+
+def outlook(config: Config, plan: Plan, tokens: int, gpu: str | None) -> Iterator[str]:
+    """What a run that begins will take, as lines of its log; none where nobody can know. `gpu`: the device's name."""
+    weights = read_weights(config.model.path, os.environ)
+    found = bill(config, plan, weights, tokens, gpu, speeds.read())
+    if found is None or found.hours is None:
+        return
+    yield f"forecast for the steps: {time_line(found)}"
+    if price := price_line(found, config.compute.price_per_gpu_hour):
+        yield f"forecast of the price: {price}"
+
+
+def remember(
+    config: Config, plan: Plan, *, tokens_per_second: float, seconds: float, events: Sequence[Mapping[str, Any]]
+) -> None:
+    """Keep the speed of a run that ended, for the forecasts of later ones. Not of one that went on, perhaps elsewhere,
+    after a stop."""
+    starts = [event for event in events if event["event"] in ("start", "resume")]
+    weights = read_weights(config.model.path, os.environ)
+    kind = kind_of(config, plan, weights, _gpu(plan, starts[0])) if len(starts) == 1 else None
+    if kind is not None and tokens_per_second > 0 and seconds > 0:
+        speeds.keep(speeds.Speed(kind, tokens_per_second, seconds, metrics.now()))
+
+
+def _gpu(plan: Plan, begun: Mapping[str, Any]) -> str | None:
+    return begun.get("device") if plan.device == "cuda" else None
 
 
 def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
@@ -100,6 +133,10 @@ def tell(found: Mapping[str, Any]) -> Iterator[str]:
     time = f"time {in_steps} in steps, {whole} in all"
     if hours["foreseen"] is not None:
         time += f"; forecast for the steps {foreseen_steps} ({hours['off']:+.0%}), by {hours['source']}"
+        if span := next((span for span in hours.get("spans", ()) if span["source"] == hours["source"]), None):
+            is_within = span["low_hours"] <= hours["in_steps"] <= span["high_hours"]
+            low, high = (duration(3600 * span[key]) for key in ("low_hours", "high_hours"))
+            time += f": {'within' if is_within else 'NOT within'} {low}–{high}"
     yield time
     if price is not None:
         line = f"price {price['whole']:,.2f}, {price['in_steps']:,.2f} of it for the steps"

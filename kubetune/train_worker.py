@@ -118,7 +118,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
             import transformers.generation.utils
             import transformers.modeling_utils  # noqa: F401
 
-            from kubetune import arithmetic, parallel
+            from kubetune import arithmetic, hindsight, parallel
             from kubetune.data.statistics import describe
             from kubetune.identity import Check
             from kubetune.tasks import task_module
@@ -142,6 +142,8 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
         plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
         log_start(plan, world, data)
         if world.is_main:
+            for line in hindsight.outlook(config, plan, planned_tokens(plan, data), gpu_name(world)):
+                logs.STEP.info("%s", line)
             files.write_atomic(run_dir / "plan.json", plan.to_json())
             files.write_atomic(run_dir / metrics.DATA, json.dumps(describe(data), indent=1))
         with watchdog.watch(run_dir, world.rank, patience):
@@ -217,6 +219,18 @@ def sizes(data: Prepared) -> dict[str, Any]:
     }
 
 
+def planned_tokens(plan: Plan, data: Prepared) -> int:
+    """Tokens of all steps planned."""
+    return round(float(data.train.lengths.mean()) * (plan.rows or 0) * plan.num_epochs)
+
+
+def gpu_name(world: World) -> str | None:
+    """The name of this rank's GPU, None where it has none."""
+    import torch
+
+    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+
+
 def log_start(plan: Plan, world: World, data: Prepared) -> None:
     """The facts that every log should begin with."""
     from kubetune import parallel
@@ -255,7 +269,7 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
     found = hindsight.compare(
         config,
         plan,
-        tokens=round(float(data.train.lengths.mean()) * (plan.rows or 0) * plan.num_epochs),
+        tokens=planned_tokens(plan, data),
         longest=data.longest,
         peak_memory_bytes=peak,
         step_seconds=totals.seconds,
@@ -276,6 +290,8 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
     best = "best" if state.best_step is not None else "last"
     if numbers["throughput"] is not None:
         logs.RESULT.info("%s", metrics.throughput_line(numbers["throughput"]))
+        speed = numbers["throughput"]["tokens_per_second"]
+        hindsight.remember(config, plan, tokens_per_second=speed, seconds=totals.seconds, events=events)
     for line in hindsight.tell(found):
         logs.RESULT.info("%s", line)
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)

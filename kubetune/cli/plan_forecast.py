@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kubetune import speeds
+from kubetune.bill import Bill, bill, price_line, time_line
 from kubetune.config.cluster import quantity_bytes
 from kubetune.config.schema import Config
 from kubetune.devices import gpu_use
-from kubetune.forecast import MIB, Bill, Forecast, bill, forecast, remedies
+from kubetune.forecast import MIB, Forecast, forecast, remedies
 from kubetune.plan import Plan
 from kubetune.weights import Weights, read_weights
-from kubetune.writing import duration, size
+from kubetune.writing import size
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def look_ahead(
     if tokens_per_epoch is not None and plan.steps_per_epoch:
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
     gpu = next((str(found["name"]) for found in gpu_use()), None) if plan.device == "cuda" else None
-    return Ahead(weights, memory, bill(config, plan, weights, tokens, gpu), longest)
+    return Ahead(weights, memory, bill(config, plan, weights, tokens, gpu, speeds.read()), longest)
 
 
 def device_bytes(config: Config, plan: Plan) -> int | None:
@@ -65,9 +67,9 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, st
         if memory.fits is False and memory.device_bytes is not None:
             yield from _advice(config, plan, ahead.weights, memory.device_bytes, ahead.longest)
     if (found := ahead.bill) is not None:
-        yield "time", _time(found)
-        if config.compute.price_per_gpu_hour is not None and found.price is not None:
-            yield "price", f"about {found.price:,.2f} at {config.compute.price_per_gpu_hour:g} for each device and hour"
+        yield "time", time_line(found)
+        if price := price_line(found, config.compute.price_per_gpu_hour):
+            yield "price", price
 
 
 def _advice(
@@ -89,13 +91,6 @@ def _verdict(memory: Forecast) -> str:
 
 def _device(plan: Plan) -> str:
     return "GPU" if plan.device == "cuda" else "process"
-
-
-def _time(found: Bill) -> str:
-    if found.hours is None or found.tokens_per_second is None:
-        return found.source
-    time = duration(found.hours * 3600)
-    return f"about {time} for {found.tokens:,} tokens at {found.tokens_per_second:,.0f} tokens/s ({found.source})"
 
 
 def as_json(ahead: Ahead) -> dict[str, Any]:

@@ -26,7 +26,7 @@ FLOORS: tuple[set[str], ...] = (
         "writing",
     },
     {"config", "devices", "checkpoint", "mirror", "mirror_copy", "mirror_owner", "peaks"},
-    {"plan", "memory", "weights", "basis", "forecast", "hindsight", "tracking", "tracking_mlflow"},
+    {"plan", "memory", "weights", "basis", "bill", "forecast", "hindsight", "speeds", "tracking", "tracking_mlflow"},
     {"agent", "cluster", "launch", "manifests", "report"},
     {"cli", "__main__"},
 )

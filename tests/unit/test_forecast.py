@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kubetune import cli
+from kubetune.bill import bill, flops_per_token
 from kubetune.config.load import load_config
-from kubetune.forecast import GIB, MIB, Forecast, adapter_parameters, bill, flops_per_token, forecast, remedies
+from kubetune.forecast import GIB, MIB, Forecast, adapter_parameters, forecast, remedies
 from kubetune.plan import make_plan
 from kubetune.weights import Weights, read_weights, shapes_of
 

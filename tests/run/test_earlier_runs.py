@@ -1,0 +1,58 @@
+"""A second run is foreseen by the first: in `kubetune plan`, where it begins, and in what is said after it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kubetune import cli, speeds
+from kubetune.config.load import resolved
+from tests import toy
+
+
+def plan_lines(capsys: pytest.CaptureFixture[str], file: Path) -> dict[str, str]:
+    assert cli.main(["plan", str(file)]) == 0
+    return dict(
+        re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[0] != " "
+    )
+
+
+def test_the_second_run_is_foreseen_by_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = toy.make_inputs(tmp_path / "toy")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compute = {"gpus_per_node": 0, "price_per_gpu_hour": 36}
+    config = toy.make_config(inputs, {"num_train_epochs": 1}, compute=compute)
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(resolved(config)))
+    lines = plan_lines(capsys, file)
+    assert lines["time"].startswith("unknown: no run of such a shape has ended on this machine; give compute.tok")
+    assert "price" not in lines
+
+    first = toy.finished(tmp_path / "first", config)
+    log = (first / "logs" / "rank-0.log").read_text()
+    assert "forecast for the steps" not in log
+    (known,) = speeds.read()
+    report = json.loads((first / "report.json").read_text())
+    assert known.tokens_per_second == report["throughput"]["tokens_per_second"]
+    lines = plan_lines(capsys, file)
+    said = r"(.+)–(.+) by 1 earlier run of this shape on this machine \(([\d,]+) tokens\)"
+    assert re.fullmatch(said, lines["time"]), lines["time"]
+    assert re.fullmatch(r"[\d.]+–[\d.]+ at 36 for each device and hour", lines["price"]), lines["price"]
+
+    second = toy.finished(tmp_path / "second", config)
+    log = (second / "logs" / "rank-0.log").read_text()
+    assert "forecast for the steps: " in log
+    assert "by 1 earlier run of this shape on this machine" in log
+    hours = json.loads((second / "report.json").read_text())["hindsight"]["hours"]
+    assert hours["source"] == "1 earlier run of this shape on this machine"
+    (span,) = hours["spans"]
+    rate = hours["tokens"] / 3600 / known.tokens_per_second
+    assert (span["low_hours"], span["high_hours"]) == pytest.approx((rate / 1.1, rate * 1.1))
+    assert span["low_hours"] < hours["foreseen"] < span["high_hours"]
+    assert re.search(r"by 1 earlier run of this shape on this machine: (NOT )?within .+–", log)
+    assert len(speeds.read()) == 2
