@@ -260,6 +260,41 @@ class OperatorConfig(ClusterSection):
     name: str = Field(min_length=1, description="Name as the cluster knows it.")
 
 
+class TopologyConfig(ClusterSection):
+    required: LabelKey | None = Field(
+        None,
+        description="Level, such as `cloud.provider.com/topology-rack`, within which all pods are, or none starts.",
+    )
+    preferred: LabelKey | None = Field(
+        None, description="Level within which they are where there is room, else the next higher one that has it."
+    )
+    slice: LabelKey | None = Field(None, description="Level within which each slice of `slice_nodes` pods must be.")
+    slice_nodes: int | None = Field(None, ge=1, description="Pods of one slice, with `slice`.")
+
+    @model_validator(mode="after")
+    def _levels_that_go_together(self) -> TopologyConfig:
+        _one_source(self, ("required", "preferred"), needed=self.slice is None)
+        if (self.slice is None) != (self.slice_nodes is None):
+            raise ValueError("slice and slice_nodes go together; give both or neither")
+        return self
+
+
+class JobSetConfig(ClusterSection):
+    restart: Literal["all", "trainer"] = Field(
+        "all",
+        description="What starts again after a failure: all Jobs, or the trainer's alone, so that nothing is prepared "
+        "twice (needs JobSet's feature gate `RestartJob`).",
+    )
+    exclusive: LabelKey | None = Field(
+        None, description="Node label of domains, such as a rack, of which the run has one to itself among JobSets."
+    )
+    cache_with_run: bool = Field(
+        False,
+        description="The cache, with `storage.cache.access: ReadWriteMany`, is a claim that the JobSet makes and that "
+        "goes with it (`volumeClaimPolicies`).",
+    )
+
+
 class SchedulingConfig(ClusterSection):
     gang: Literal["auto", "none", "kueue", "volcano", "coscheduling", "native"] = Field(
         "auto",
@@ -270,6 +305,9 @@ class SchedulingConfig(ClusterSection):
     queue: Name | None = Field(None, description="Volcano's Queue; left out: its default one.")
     timeout_seconds: int | None = Field(
         None, ge=1, description="How long coscheduling keeps places for pods that are still missing."
+    )
+    topology: TopologyConfig | None = Field(
+        None, description="How near each other Kueue has to place the pods (its topology-aware scheduling)."
     )
 
 
@@ -333,6 +371,9 @@ class KubernetesConfig(ClusterSection):
     )
     scheduling: SchedulingConfig = Field(
         default_factory=SchedulingConfig, description="Whether the pods of several nodes start together."
+    )
+    jobset: JobSetConfig = Field(
+        default_factory=JobSetConfig, description="What JobSets can do beyond other kinds, with `kind: jobset`."
     )
     gpu_resource: str = Field(
         "nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$", description="Resource name of a GPU."

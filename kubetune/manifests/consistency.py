@@ -15,6 +15,7 @@ from kubetune.manifests.finding import Finding, error
 from kubetune.manifests.gang import COSCHEDULING_GROUP, VOLCANO_GROUP
 from kubetune.manifests.spec import MARGIN_SECONDS, Manifest
 
+MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
 QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
 # Custom kinds make pods and Services named after themselves, so they too are held to a label's 63 characters.
 LONG_NAMES = {
@@ -40,6 +41,7 @@ def check_objects(objects: Sequence[Manifest]) -> Iterator[Finding]:
         yield from _selector(obj, objects)
         for where, template in pod_templates(obj):
             yield from _pod(where, template, obj)
+        yield from _fewer_pods(obj)
     yield from _single_node_claims(objects)
     yield from _groups(objects)
 
@@ -91,7 +93,8 @@ def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
 def _pod(where: str, template: Manifest, owner: Manifest) -> Iterator[Finding]:
     pod = template["spec"]
     spec = owner.get("spec") or {}
-    claimed = [c["metadata"]["name"] for c in spec.get("volumeClaimTemplates", ())]
+    policies = [template for policy in spec.get("volumeClaimPolicies", ()) for template in policy["templates"]]
+    claimed = [c["metadata"]["name"] for c in (*spec.get("volumeClaimTemplates", ()), *policies)]
     volumes = {volume["name"] for volume in pod.get("volumes", ())} | set(claimed)
     if "podFailurePolicy" in spec and pod.get("restartPolicy") != "Never":
         yield error("kubernetes.kind", f"{where}: podFailurePolicy works with restartPolicy Never only")
@@ -132,6 +135,18 @@ def _variables(title: str, env: Iterable[Manifest], pod: Manifest) -> Iterator[F
                     f"{title}: the pod is killed {grace} s after SIGTERM, but saving may take {text} s; expected at "
                     f"least {int(text) + MARGIN_SECONDS} s",
                 )
+
+
+def _fewer_pods(obj: Manifest) -> Iterator[Finding]:
+    """A Job that Kueue may start with fewer pods than its ranks know of: those there would wait for the others."""
+    least = (obj["metadata"].get("annotations") or {}).get(MIN_PARALLELISM)
+    if obj["kind"] == "Job" and least is not None and least != str(obj["spec"].get("parallelism", 1)):
+        yield error(
+            "kubernetes.annotations",
+            f"Job/{obj['metadata']['name']}: {MIN_PARALLELISM} {least} lets Kueue start fewer pods, but each of them "
+            "waits for all that compute.nodes says, and the global batch is divided among those; remove it. For fewer "
+            "nodes change compute.nodes: the global batch stays as it is, and a run goes on from its checkpoint",
+        )
 
 
 def _pods_of(obj: Manifest) -> list[int]:

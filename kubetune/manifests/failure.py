@@ -32,8 +32,12 @@ def pod_failure_policy(*, gang: bool) -> Manifest:
     return {"rules": [*rules, _on_codes("FailJob", [OK], "NotIn")] if gang else rules}
 
 
-def jobset_failure_policy(max_restarts: int, *, deadline: bool) -> Manifest:
-    """The policy of a JobSet: it sees why its Job failed only in the Job controller's message."""
+def jobset_failure_policy(max_restarts: int, *, deadline: bool, alone: bool = False) -> Manifest:
+    """The policy of a JobSet: it sees why its Job failed only in the Job controller's message.
+
+    With `alone` the Job that failed starts again by itself, and what came before it is not done twice.
+    """
+    again = "RestartJob" if alone else "RestartJobSet"
     final = "|".join(map(str, FINAL))
     rules: list[Manifest] = [
         {
@@ -44,12 +48,14 @@ def jobset_failure_policy(max_restarts: int, *, deadline: bool) -> Manifest:
         },
         {
             "name": "preempted",
-            "action": "RestartJobSetAndIgnoreMaxRestarts",
+            "action": f"{again}AndIgnoreMaxRestarts",
             "onJobFailureReasons": ["PodFailurePolicy"],
             "onJobFailureMessagePatterns": [".*condition DisruptionTarget.*", f".*exit code {PREEMPTED} .*"],
         },
     ]
     if deadline:
         rules.append({"name": "deadline", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]})
+    if alone:
+        rules.append({"name": "failed", "action": again})
     # All pods of the old attempt are gone before the new one starts, so that none of them holds a GPU or a volume.
     return {"maxRestarts": max_restarts, "restartStrategy": "BlockingRecreate", "rules": rules}

@@ -11,15 +11,19 @@ from kubetune.manifests.gang import pod_group
 from kubetune.manifests.initialisers import PREPROCESS, one_after_the_other
 from kubetune.manifests.job import indexed_job
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
+from kubetune.manifests.storage import cache_is_jobsets, shared_cache_spec
 from kubetune.manifests.trainer import pod_template
 
 REPLICATED_JOB = "node"
+EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 
 
-def one_job(name: str, job: Manifest, labels: dict[str, str] | None = None) -> Manifest:
-    """An entry of `replicatedJobs`: one Job, with these labels."""
-    metadata = {"metadata": {"labels": labels}} if labels else {}
-    return {"name": name, "replicas": 1, "template": {**metadata, "spec": job}}
+def one_job(
+    name: str, job: Manifest, labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None
+) -> Manifest:
+    """An entry of `replicatedJobs`: one Job, with these labels and annotations."""
+    metadata = {key: given for key, given in (("labels", labels), ("annotations", annotations)) if given}
+    return {"name": name, "replicas": 1, "template": {**({"metadata": metadata} if metadata else {}), "spec": job}}
 
 
 def in_order(jobs: list[Manifest]) -> list[Manifest]:
@@ -35,12 +39,22 @@ def jobset_spec(spec: RunSpec, template: Manifest, before: list[Manifest], label
     `before` are the entries that come before it, `labels` those of the trainer's Job.
     """
     k = spec.kubernetes
-    trainer = one_job(REPLICATED_JOB, indexed_job(spec, template, gang=True), labels)
-    body = {
+    # The preparing Job would hold a domain of its own.
+    alone = {EXCLUSIVE: k.jobset.exclusive} if k.jobset.exclusive else {}
+    trainer = one_job(REPLICATED_JOB, indexed_job(spec, template, gang=True), labels, alone)
+    body: Manifest = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "failurePolicy": jobset_failure_policy(k.max_restarts, deadline=k.max_runtime_seconds is not None),
+        "failurePolicy": jobset_failure_policy(
+            k.max_restarts, deadline=k.max_runtime_seconds is not None, alone=k.jobset.restart == "trainer"
+        ),
         "replicatedJobs": in_order([*before, trainer]),
     }
+    if cache_is_jobsets(spec):
+        claim = {"metadata": {"name": "cache", "labels": spec.labels("storage")}, "spec": shared_cache_spec(spec)}
+        body["volumeClaimPolicies"] = [{"templates": [claim], "retentionPolicy": {"whenDeleted": "Delete"}}]
+        for job in body["replicatedJobs"]:  # which gives the volume of that name to the pods that mount it
+            pod = job["template"]["spec"]["template"]["spec"]
+            pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] != "cache"]
     return body if k.ttl_seconds is None else {**body, "ttlSecondsAfterFinished": k.ttl_seconds}
 
 

@@ -75,6 +75,7 @@ _SELECTORS: dict[str, tuple[str, ...]] = {
     "Service": ("spec/selector",),
     "NetworkPolicy": ("spec/podSelector/matchLabels", "spec/ingress/from/podSelector/matchLabels"),
     "Deployment": ("spec/selector/matchLabels",),
+    "JobSet": ("spec/volumeClaimPolicies/templates/metadata/labels",),
     "StatefulSet": ("spec/selector/matchLabels", "spec/volumeClaimTemplates/metadata/labels"),
 }
 

@@ -49,7 +49,7 @@ def lint(
     Raises ConfigError when the config has no `kubernetes` section.
     """
     spec = RunSpec.of(config, plan, files)
-    checks = (_size, _claims, _image, _trackers, _variables, _volumes, _paths, _profile, _kind, _gang, _names)
+    checks = (_size, _claims, _image, _trackers, _variables, _volumes, _paths, _profile, _kind, _gang, _jobset, _names)
     found = [finding for check in checks for finding in check(spec)]
     # A mistake in the config often shows in each object made from it; it is told once, where it was made.
     told = {finding.key for finding in found}
@@ -264,6 +264,7 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
         if getattr(k.scheduling, name) is not None and who != owner:
             hint = "; Kueue's is kubernetes.queue" if name == "queue" else ""
             yield error(f"kubernetes.scheduling.{name}", f"{owner} only knows this, and gang is {who}{hint}")
+    yield from _topology(spec)
     if by_operator(spec):
         if k.kind == "trainjob" and spec.prepares:
             yield error(
@@ -281,6 +282,36 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
             f"nothing starts the {spec.nodes} pods together: where the cluster has no room for all, some hold their "
             "nodes and wait. Give kubernetes.queue (Kueue) or volcano, coscheduling or native here; none if that is "
             "all right",
+        )
+
+
+def _topology(spec: RunSpec) -> Iterator[Finding]:
+    k, wanted, key = spec.kubernetes, spec.kubernetes.scheduling.topology, "kubernetes.scheduling.topology"
+    if wanted is None:
+        return
+    if not k.queue:
+        yield error(key, "Kueue looks at runs that name a queue only; give kubernetes.queue")
+    if wanted.slice_nodes is not None:
+        if spec.nodes % wanted.slice_nodes:
+            yield error(
+                f"{key}.slice_nodes", f"{wanted.slice_nodes} does not divide the {spec.nodes} pods into whole slices"
+            )
+        if k.kind == "pytorchjob":
+            yield error(f"{key}.slice", "a PyTorchJob's master and workers are apart for Kueue; use kind jobset")
+
+
+def _jobset(spec: RunSpec) -> Iterator[Finding]:
+    k, cache = spec.kubernetes, spec.kubernetes.storage.cache
+    for name in sorted(k.jobset.model_fields_set):
+        kinds = ("jobset",) if name == "cache_with_run" else ("jobset", "trainjob")
+        if k.kind not in kinds and getattr(k.jobset, name) not in ("all", False, None):
+            yield error(
+                f"kubernetes.jobset.{name}", f"only kind {' and '.join(kinds)} can do this, and kind is {k.kind}"
+            )
+    if k.kind == "jobset" and k.jobset.cache_with_run and (cache.size is None or cache.access != "ReadWriteMany"):
+        yield error(
+            "kubernetes.jobset.cache_with_run",
+            "is for one new claim of all pods; give storage.cache a size and access: ReadWriteMany",
         )
 
 

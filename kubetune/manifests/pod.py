@@ -10,6 +10,7 @@ from typing import Any
 
 from kubetune.manifests.spec import OUTPUTS, TRAINER, Manifest, RunSpec
 
+PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 # An autoscaler that moves one pod to save a node stops all of them, and each takes up work since the last checkpoint.
 UNDISTURBED = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
@@ -123,11 +124,28 @@ def pod_basics(spec: RunSpec, *, gpus: int = 0) -> Manifest:
     }
 
 
+def topology(spec: RunSpec) -> dict[str, str]:
+    """Annotations by which Kueue places the trainer's pods near each other; without a queue it does not look."""
+    k, wanted = spec.kubernetes, spec.kubernetes.scheduling.topology
+    if not k.queue:
+        return {}
+    if wanted is None:
+        return {PREFERRED_TOPOLOGY: k.pack} if k.pack else {}
+    levels = {
+        "kueue.x-k8s.io/podset-required-topology": wanted.required,
+        PREFERRED_TOPOLOGY: wanted.preferred,
+        "kueue.x-k8s.io/podset-slice-required-topology": wanted.slice,
+        "kueue.x-k8s.io/podset-slice-size": wanted.slice_nodes,
+        # A PyTorchJob's master and workers would each be near each other only.
+        "kueue.x-k8s.io/podset-group-name": TRAINER if k.kind == "pytorchjob" and spec.nodes > 1 else None,
+    }
+    return {key: str(level) for key, level in levels.items() if level is not None}
+
+
 def pod_metadata(spec: RunSpec, component: str) -> Manifest:
     """Labels and annotations of a pod template."""
     annotations = dict(spec.kubernetes.annotations)
     if component == TRAINER:
         annotations = {**UNDISTURBED, **annotations}
-    if component == TRAINER and spec.kubernetes.queue and spec.kubernetes.pack:
-        annotations["kueue.x-k8s.io/podset-preferred-topology"] = spec.kubernetes.pack
+        annotations |= topology(spec)
     return {"labels": spec.labels(component), **({"annotations": annotations} if annotations else {})}

@@ -1,6 +1,6 @@
 """vLLM on Kubernetes for what was trained: a Deployment with base and adapters or whole weights, a Service, a cache.
 
-Pure, like `render`. Flags and variables are those of `vllm serve` (vLLM's own documentation and source, 0.11 to 0.12).
+Pure, like `render`. Flags and variables are those of `vllm serve` (vLLM's own documentation and source, 0.11 to 0.33).
 The pod passes the restricted standard: vLLM's image runs as any user once its caches and HOME are somewhere else.
 """
 
@@ -16,7 +16,7 @@ from kubetune.manifests.storage import outputs_volume
 
 SERVER = "server"
 PORT = 8000
-IMAGE = "vllm/vllm-openai:v0.11.0"
+IMAGE = "vllm/vllm-openai:v0.33.0"
 # What vLLM's `--max-lora-rank` takes; an adapter's own rank is rounded up to one of them.
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 WAITING = "vllm:num_requests_waiting"

@@ -31,6 +31,22 @@ def cache_is_per_pod(spec: RunSpec) -> bool:
     return cache.size is not None and cache.access != "ReadWriteMany"
 
 
+def cache_is_jobsets(spec: RunSpec) -> bool:
+    """Whether the JobSet makes the one cache of all its pods, and takes it along when it goes."""
+    k = spec.kubernetes
+    return (
+        k.kind == "jobset"
+        and k.jobset.cache_with_run
+        and not cache_is_per_pod(spec)
+        and k.storage.cache.size is not None
+    )
+
+
+def shared_cache_spec(spec: RunSpec) -> Manifest:
+    """The spec of the one cache claim of all pods."""
+    return claim_spec(spec.kubernetes.storage.cache, "ReadWriteMany")
+
+
 def claim_spec(volume: VolumeConfig, access: str) -> Manifest:
     """The spec of a claim for a volume with a size."""
     spec: Manifest = {"accessModes": [access], "resources": {"requests": {"storage": volume.size}}}
@@ -47,8 +63,8 @@ def claims(spec: RunSpec) -> list[Manifest]:
     """PersistentVolumeClaims that outlive the pods."""
     storage = spec.kubernetes.storage
     wanted: dict[str, Manifest] = {}
-    if storage.cache.size and not cache_is_per_pod(spec):
-        wanted["cache"] = claim_spec(storage.cache, "ReadWriteMany")
+    if storage.cache.size and not cache_is_per_pod(spec) and not cache_is_jobsets(spec):
+        wanted["cache"] = shared_cache_spec(spec)
     if storage.outputs.size:
         wanted["outputs"] = claim_spec(storage.outputs, outputs_access(spec))
     return [
@@ -89,7 +105,9 @@ def _cache(spec: RunSpec) -> Manifest:
         template = {"metadata": {"labels": spec.labels("storage")}, "spec": cache_claim_spec(spec)}
         return {"name": "cache", "ephemeral": {"volumeClaimTemplate": template}}
     if cache.size:
-        return {"name": "cache", "persistentVolumeClaim": {"claimName": f"{spec.name}-cache"}}
+        # A JobSet names its claims itself.
+        name = f"cache-{spec.name}" if cache_is_jobsets(spec) else f"{spec.name}-cache"
+        return {"name": "cache", "persistentVolumeClaim": {"claimName": name}}
     return {"name": "cache", **_existing(cache, read_only=False)}
 
 

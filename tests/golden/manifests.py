@@ -48,6 +48,18 @@ CASES: dict[str, list[str]] = {
         "kubernetes.resource_claims=[{name: gpus, template: eight-gpus, gpus: true}, {name: nic, claim: fabric}]",
         "kubernetes.node_affinity=[{key: example.com/gpu, values: [h100, h200]}, {key: zone, values: [a], weight: 5}]",
     ],
+    "near-jobset": [
+        *(
+            "minimal.yaml",
+            "--kind=jobset",
+            "compute.nodes=4",
+            "kubernetes.queue=gpu",
+            "kubernetes.initialisers=[model]",
+        ),
+        "kubernetes.scheduling.topology={required: example.com/block, slice: example.com/rack, slice_nodes: 2}",
+        "kubernetes.jobset={restart: trainer, exclusive: example.com/block, cache_with_run: true}",
+        "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}",
+    ],
     "shared-cache": ["minimal.yaml", "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}", "compute.nodes=2"],
 }
 
