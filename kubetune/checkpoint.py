@@ -57,7 +57,8 @@ def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
     partial = files.temporary_sibling(final)
     try:
         with files.explained_writes(final):
-            partial.mkdir(parents=True)
+            partial.parent.mkdir(exist_ok=True)  # and no run directory, which may have been deleted
+            partial.mkdir()
             write(partial)
             (partial / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
             faults.reach("commit.written")
@@ -80,7 +81,7 @@ def _seal(folder: Path) -> None:
     """Make every file durable and write the manifest last."""
     files.fsync_tree(folder)
     sums = {name: {"sha256": files.sha256_file(path), "bytes": path.stat().st_size} for name, path in _contents(folder)}
-    files.write_atomic(folder / MANIFEST, _manifest_text(sums))
+    files.write_atomic(folder / MANIFEST, _manifest_text(sums), within=folder)
 
 
 def _contents(folder: Path) -> list[tuple[str, Path]]:

@@ -172,9 +172,7 @@ def _rank_path(run_dir: Path, rank: int) -> Path:
 
 
 def _write(run_dir: Path, path: Path, ending: Ending) -> None:
-    if not run_dir.is_dir():  # deleted under the run: a new one would look like another run's
-        raise errors.EnvironmentFault(f"{run_dir} is gone, so nothing can be said there of how the run ended")
-    write_atomic(path, scrub(json.dumps({**asdict(ending), "time": now()}, indent=2) + "\n"))
+    write_atomic(path, scrub(json.dumps({**asdict(ending), "time": now()}, indent=2) + "\n"), within=run_dir)
 
 
 def _read(path: Path) -> Ending | None:

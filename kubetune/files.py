@@ -143,16 +143,18 @@ def free_bytes(path: StrPath) -> int:
 
 
 @contextlib.contextmanager
-def written_whole(path: StrPath) -> Iterator[BinaryIO]:
+def written_whole(path: StrPath, within: Path | None = None) -> Iterator[BinaryIO]:
     """A file to write to bit by bit, that gets its name when the block ends well and vanishes when it does not.
 
-    Readers, and a crash at any moment, see the old content or the new, never a part. Creates missing parent folders.
-    Raises EnvironmentFault when the disk is full or the folder not writable.
+    Readers, and a crash at any moment, see the old content or the new, never a part. Creates missing parent folders,
+    but not `within`: a run directory that was deleted must not come to be anew. Raises EnvironmentFault when the disk
+    is full, the folder not writable, or `within` not there.
     """
     path = Path(path)
     temporary = temporary_sibling(path)
     with explained_writes(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent != within:
+            path.parent.mkdir(parents=within is None, exist_ok=True)
         try:
             with open(temporary, "xb") as file:
                 yield file
@@ -166,9 +168,9 @@ def written_whole(path: StrPath) -> Iterator[BinaryIO]:
         fsync_folder(path.parent)
 
 
-def write_atomic(path: StrPath, content: bytes | str) -> None:
+def write_atomic(path: StrPath, content: bytes | str, within: Path | None = None) -> None:
     """Write a file in one go, as `written_whole` does."""
-    with written_whole(path) as file:
+    with written_whole(path, within) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 

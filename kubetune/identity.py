@@ -175,7 +175,7 @@ class Check:
         if self._known == self.now():
             return
         facts = {"version": 1, "parts": {name: _as_json(part) for name, part in self.now().items()}}
-        files.write_atomic(self.run_dir / IDENTITY, json.dumps(facts, indent=1) + "\n")
+        files.write_atomic(self.run_dir / IDENTITY, json.dumps(facts, indent=1) + "\n", within=self.run_dir)
         self._known = self.now()
 
     def _difference(self, name: str, known: Part, now: Part, wrong: list[str]) -> str:

@@ -233,8 +233,9 @@ def write_report_json(
         **facts,
     }
     content = scrub(json.dumps(report, indent=2) + "\n")
-    for path in filter(None, (run_dir / REPORT, copy_to)):
-        write_atomic(path, content)
+    write_atomic(run_dir / REPORT, content, within=run_dir)
+    if copy_to is not None:
+        write_atomic(copy_to, content)
     return report
 
 

@@ -67,7 +67,7 @@ def record(run_dir: Path, number: int) -> Path:
         for found in zip(prompts, expected, before, after, strict=True)
     ]
     path = run_dir / metrics.SAMPLES
-    files.write_atomic(path, "".join(f"{line}\n" for line in lines))
+    files.write_atomic(path, "".join(f"{line}\n" for line in lines), within=run_dir)
     logs.RESULT.info("%d samples before and after training: %s", len(lines), path)
     return path
 

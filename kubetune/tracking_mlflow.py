@@ -205,7 +205,7 @@ class MlflowSink:
             self._client.log_batch(run_id, params=params[first : first + _PARAMS_PER_CALL])
         tags = {**dict(_tags(self._config, self._run_dir)), **self._settings.tags}
         self._client.log_batch(run_id, tags=[RunTag(key, scrub(value)) for key, value in tags.items()])
-        write_atomic(self._run_dir / IDENTITY, json.dumps({"uri": uri, "run_id": run_id}) + "\n")
+        write_atomic(self._run_dir / IDENTITY, json.dumps({"uri": uri, "run_id": run_id}) + "\n", within=self._run_dir)
         return str(run_id)
 
 

@@ -144,8 +144,8 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
         if world.is_main:
             for line in hindsight.outlook(config, plan, planned_tokens(plan, data), gpu_name(world)):
                 logs.STEP.info("%s", line)
-            files.write_atomic(run_dir / "plan.json", plan.to_json())
-            files.write_atomic(run_dir / metrics.DATA, json.dumps(describe(data), indent=1))
+            files.write_atomic(run_dir / "plan.json", plan.to_json(), within=run_dir)
+            files.write_atomic(run_dir / metrics.DATA, json.dumps(describe(data), indent=1), within=run_dir)
         with watchdog.watch(run_dir, world.rank, patience):
             state = train(config, plan, run_dir, data, task, world, stop, base)
             watchdog.beat("report")

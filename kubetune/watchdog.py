@@ -122,7 +122,7 @@ def find_frozen(run_dir: Path, deaths: Sequence[endings.Death], since: float) ->
         facts = {name: last[name] for name in ("rank", "phase", "waiting", "step")}
         told = {**facts, "seconds": silent, "time": metrics.now(), "stack": f"none: {reason}\n", "threads": {}}
         with suppress(errors.EnvironmentFault):
-            files.write_atomic(run_dir / HANG, json.dumps(told, indent=2) + "\n")
+            files.write_atomic(run_dir / HANG, json.dumps(told, indent=2) + "\n", within=run_dir)
     return found
 
 
@@ -187,7 +187,7 @@ def _give_up(run_dir: Path, rank: int, last: Beat, silent: float) -> None:
         endings.write_rank_ending(run_dir, rank, endings.Ending(errors.LOST_PEER, reason, last.step))
         if not (last.is_waiting and (run_dir / HANG).exists()):
             written = {**facts, "time": metrics.now(), "stack": stack, "threads": others}
-            files.write_atomic(run_dir / HANG, json.dumps(written, indent=2) + "\n")
+            files.write_atomic(run_dir / HANG, json.dumps(written, indent=2) + "\n", within=run_dir)
     finally:
         # The main thread cannot be asked to leave: it is what hangs.
         os._exit(errors.LOST_PEER)

@@ -239,7 +239,7 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Copy the tokenizer's files, byte for byte, and the chat template that replaced its own."""
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         for name, file in self.files.items():
             if name not in MODEL_FILES:
                 shutil.copyfile(file, folder / name)

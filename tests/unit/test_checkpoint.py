@@ -50,6 +50,12 @@ def names(run_dir: Path) -> set[str]:
     return set(os.listdir(run_dir / "checkpoints"))
 
 
+def test_a_run_directory_that_was_deleted_is_not_made_anew(tmp_path: Path) -> None:
+    with pytest.raises(errors.EnvironmentFault, match="No such file or directory"):
+        commit(tmp_path / "run", 3)
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_was_committed_is_found_and_holds_its_state(tmp_path: Path) -> None:
     assert checkpoint.find(tmp_path) is None
     state = State(step=3, tokens=70, best_step=2, best_value=0.5, data_fingerprint="f", global_batch_size=8)
@@ -152,6 +158,7 @@ def test_retention_keeps_the_newest_good_ones_and_the_best(tmp_path: Path, event
     """Against a model: whatever happens to folders, what should be there is there and the newest good one is found."""
     run_dir = tmp_path / "run"
     shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir.mkdir()
     step, best, good = 0, 0, set[int]()
     for event in events:
         if event.startswith("save"):

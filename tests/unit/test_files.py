@@ -47,6 +47,16 @@ except EnvironmentFault as error:
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_what_is_written_within_a_folder_does_not_make_that_folder_anew(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    for path in (run_dir / "plan.json", run_dir / "logs" / "rank-0.exit.json"):
+        with pytest.raises(EnvironmentFault, match="No such file or directory"):
+            write_atomic(path, "text", within=run_dir)
+    assert not run_dir.exists()
+    run_dir.mkdir()
+    write_atomic(run_dir / "logs" / "rank-0.exit.json", "text", within=run_dir)
+
+
 def test_an_unwritable_folder_is_an_environment_fault(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentFault, match="cannot write"):
