@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune import checkpoint, endings, errors, files, logs, metrics, mirror, processes, watchdog
+from kubetune import cgroup, checkpoint, endings, errors, files, logs, metrics, mirror, oom, processes, watchdog
 from kubetune.endings import Death, Ending
 from kubetune.relay import STAY, Relay
 
@@ -237,7 +237,7 @@ def _push(run_dir: Path, relay: Relay) -> None:
 
 def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> Ending:
     deaths: list[Death] = []
-    began = time.time()
+    began, kills = time.time(), cgroup.oom_kills()
     if place.nodes * place.processes > 1:
         # Before any rank exists, because a rank that waits for the data of another in a collective would time out.
         status = relay.run(processes.module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])})
@@ -256,9 +256,11 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
     ending = judge()
     if ending.code != errors.OK and not (run_dir / RESOLVED).exists():
         return Ending(errors.ENVIRONMENT, f"{run_dir} was deleted or moved away while the run went on")
+    ending = oom.explain(run_dir, place.node, ending, deaths, kills)
     if ending.code == errors.LOST_PEER and place.nodes > 1:
         time.sleep(_PEER_REPORT_SECONDS)
-        ending = judge()
+        if (heard := judge()).code != errors.LOST_PEER:
+            return heard
     return ending
 
 

@@ -123,7 +123,7 @@ def judge(
     if all(rank in endings and endings[rank].code == errors.OK for rank in local_ranks):
         return endings[min(local_ranks)]
     frozen = frozen or {}
-    told = {**{death.rank: _from_status(death) for death in deaths}, **endings, **frozen}
+    told = {**{death.rank: of_death(death) for death in deaths}, **endings, **frozen}
     # What no other rank's death can bring about is a cause wherever it shows up.
     for code in (errors.USER, errors.ENVIRONMENT, errors.DIVERGED):
         if causes := {rank: ending for rank, ending in told.items() if ending.code == code}:
@@ -136,7 +136,7 @@ def judge(
         return frozen[min(frozen)]
     for death in deaths:
         if death.was_killed and death.seen - deaths[0].seen <= _SAME_CAUSE_SECONDS:
-            return _from_status(death)
+            return of_death(death)
     for code in (errors.BUG, errors.PREEMPTED, errors.LOST_PEER):
         if causes := {rank: ending for rank, ending in told.items() if ending.code == code}:
             return _named(causes, len(told))
@@ -144,15 +144,8 @@ def judge(
     return Ending(errors.BUG, f"rank {silent[0]} ended without saying how; its log is logs/rank-{silent[0]}.log", step)
 
 
-def _named(causes: Mapping[int, Ending], ranks: int) -> Ending:
-    # A rank that hung names itself; those that waited for it only say that they lost somebody.
-    rank, cause = min(causes.items(), key=lambda item: (not item[1].reason.startswith("rank "), item[0]))
-    if ranks == 1 or len(causes) > 1 or cause.reason.startswith("rank "):
-        return cause
-    return Ending(cause.code, f"rank {rank}: {cause.reason}", cause.step)
-
-
-def _from_status(death: Death) -> Ending:
+def of_death(death: Death) -> Ending:
+    """The ending of a rank that left no word, by its status alone."""
     if death.was_killed:
         name = signal.Signals(-death.status).name
         hint = " (out of memory, or somebody's kill -9)" if name == "SIGKILL" else ""
@@ -165,6 +158,14 @@ def _from_status(death: Death) -> Ending:
         code,
         death.said or f"rank {death.rank} ended with exit code {death.status}; its log is logs/rank-{death.rank}.log",
     )
+
+
+def _named(causes: Mapping[int, Ending], ranks: int) -> Ending:
+    # A rank that hung names itself; those that waited for it only say that they lost somebody.
+    rank, cause = min(causes.items(), key=lambda item: (not item[1].reason.startswith("rank "), item[0]))
+    if ranks == 1 or len(causes) > 1 or cause.reason.startswith("rank "):
+        return cause
+    return Ending(cause.code, f"rank {rank}: {cause.reason}", cause.step)
 
 
 def _rank_path(run_dir: Path, rank: int) -> Path:

@@ -3,7 +3,8 @@
     KUBETUNE_FAULT="signal 9:commit.sealed:2:1"      rank 1 kills itself the second time it gets to that point
 
 ACTION:POINT[:NTH[:RANK]], the first time and rank 0 where left out. Actions: `signal N`, `error N` (OSError), `hang`,
-`freeze` (hang with the interpreter's lock), `exit N` (at once, without clean-up). Points are the calls of `reach` and
+`freeze` (hang with the interpreter's lock), `exit N` (at once, without clean-up), `fill` (take memory until the kernel
+ends it: set a limit first). Points are the calls of `reach` and
 of `watchdog.beat`. Not for errors that the code could raise by itself.
 """
 
@@ -38,6 +39,10 @@ def _act(point: str, fault: str) -> None:
         os._exit(int(number))
     elif kind == "error":
         raise OSError(int(number), os.strerror(int(number)))
+    elif kind == "fill":
+        held: list[bytes] = []
+        while True:
+            held.append(b"x" * (1 << 24))
     elif kind == "freeze":
         ctypes.PyDLL(None).sleep(3600)
     else:

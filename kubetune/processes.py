@@ -17,6 +17,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from kubetune import cgroup
+
 AGENT_PID = "KUBETUNE_AGENT_PID"
 """Environment variable by which the agent tells every process below it whom it belongs to."""
 
@@ -142,11 +144,8 @@ def usable_cores() -> int:
 def usable_memory_bytes() -> int:
     """Memory of this machine, or of the container where that has less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(FileNotFoundError, PermissionError):
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            total = min(total, int(limit))
-    return total
+    limit = cgroup.memory_limit()
+    return total if limit is None else min(total, limit)
 
 
 def free_memory_bytes() -> int:

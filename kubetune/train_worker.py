@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,11 @@ def preparing(config: Config, run_dir: Path) -> Iterator[Callable[[], tuple[Prep
         folder = pool.submit(_prepare_folder, config, run_dir)
         try:
             yield lambda: _open_prepared(*folder.result())
+        except BrokenProcessPool as error:
+            raise errors.EnvironmentFault(
+                "the process that prepares the data was killed (out of memory, or somebody's kill -9); allow more "
+                "memory or set data.num_proc lower, and run the same command again"
+            ) from error
         except BaseException:
             processes.kill_children()  # the pool would wait until work is done that nobody wants any more
             raise

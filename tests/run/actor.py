@@ -2,7 +2,7 @@
 
 A real process under the real agent and the real torchrun; only what a rank computes is left out. Roles:
 {"end": CODE} says so and ends · {"status": N} ends without a word · {"kill": SIGNAL} dies of it ·
-{"wait": true} ends with 143 on SIGTERM, with "deaf" not even then.
+{"wait": true} ends with 143 on SIGTERM, with "deaf" not even then · {"fill": BYTES} takes so much memory first.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 
 from kubetune import endings, processes
 
+_held: list[bytes] = []
+
 
 def play(run_dir: Path, rank: int, role: dict[str, int]) -> int:
     """Take the role; returns the exit code."""
@@ -23,6 +25,7 @@ def play(run_dir: Path, rank: int, role: dict[str, int]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     (run_dir / f"environ-{rank}.json").write_text(json.dumps(dict(os.environ)))
     os.write(1, f"started {rank} {os.getpid()}\n".encode())  # at once: under torchrun print writes word by word
+    _held.extend(b"x" * (1 << 20) for _ in range(role.get("fill", 0) >> 20))
     if "status" in role:
         os._exit(role["status"])
     if "kill" in role:

@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "kubetune"
 
 FLOORS: tuple[set[str], ...] = (
     {
+        "cgroup",
         "errors",
         "faults",
         "files",
@@ -21,6 +22,7 @@ FLOORS: tuple[set[str], ...] = (
         "relay",
         "endings",
         "malloc",
+        "oom",
         "progress",
         "watchdog",
         "writing",
