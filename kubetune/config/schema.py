@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -185,8 +186,9 @@ class LoraConfig(Section):
     def _is_expression(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         try:
             if isinstance(value, str):
-                re.compile(value)
-        except re.error as error:
+                with warnings.catch_warnings(action="ignore", category=FutureWarning):  # `[[`: as Python reads it today
+                    re.compile(value)
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"found {value!r}, no regular expression ({error}); expected all-linear, a list of module names, or "
                 "an expression that whole names match, such as .*(q|v)_proj"

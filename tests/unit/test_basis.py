@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from safetensors.numpy import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -75,6 +76,19 @@ def test_an_expression_that_is_none_is_refused_at_its_line(tmp_path: Path) -> No
         load_config(tmp_path / "run.yaml")
     assert "run.yaml:4: lora.target_modules: found '(unclosed', no regular expression" in str(caught.value)
     assert "such as .*(q|v)_proj" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [("a{99999999999}", "the repetition number is too large"), ("(" * 5000 + ")" * 5000, "recursion")],
+)
+def test_an_expression_that_python_cannot_hold_is_refused(expression: str, said: str) -> None:
+    with pytest.raises(ValidationError, match=f"no regular expression .*{said}"):
+        LoraConfig(target_modules=expression)
+
+
+def test_an_expression_that_may_mean_more_in_the_future_is_what_python_reads_today() -> None:
+    assert LoraConfig(target_modules="[[q]_proj").target_modules == "[[q]_proj"
 
 
 @pytest.mark.parametrize(

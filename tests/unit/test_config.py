@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,7 @@ def test_sections_must_agree(write: Any) -> None:
 names = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=12).filter(
     str.strip
 )
+expressions = st.from_regex(r"[.]\*[a-z(][a-z]{0,5}", fullmatch=True) | names.map(re.escape)
 hub_ids = names.map(lambda name: f"nobody/{name}")  # no file of the machine that runs this, as `~` would be
 sources = st.fixed_dictionaries(
     {"path": hub_ids},
@@ -329,7 +331,7 @@ configs = st.fixed_dictionaries(
             optional={
                 "r": st.integers(1, 4096),
                 "alpha": st.floats(1e-6, 1e6),
-                "target_modules": st.just("all-linear") | names | st.lists(names, max_size=3),
+                "target_modules": st.just("all-linear") | expressions | st.lists(names, max_size=3),
             },
         ),
         "training": st.fixed_dictionaries(
