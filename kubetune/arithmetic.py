@@ -22,6 +22,10 @@ LEAD = 1.2
 """How many times as fast bf16 has to be: what is gained must show beside what is not a product."""
 
 
+SIZE = 256
+"""Of the square matrices multiplied: the smallest whose products take the time, and not what is around them."""
+TURNS = 2
+
 NARROW = 512
 """Hidden size below which other things than products take the time, and those are slower in bf16."""
 
@@ -69,17 +73,23 @@ def _choose(run_dir: Path, width: int | None) -> str:
     if width is not None and width < NARROW:
         logs.MODEL.info("model.dtype: auto -> float32, because the model is narrow: its hidden size is %d", width)
         return "float32"
-    import torch
-
-    from kubetune import throughput
-
-    speed = dict.fromkeys(CHOICES, 0.0)
-    for name in CHOICES * 2:  # in turns, as others may use the machine at one moment and not at the next
-        rate, _ = throughput.measured(torch.device("cpu"), getattr(torch, name))
-        speed[name] = max(speed[name], rate)
+    speed = speeds()
     chosen = "bfloat16" if speed["bfloat16"] >= LEAD * speed["float32"] else "float32"
     logs.MODEL.info(
         "model.dtype: auto -> %s, because matrices are multiplied at %.3g GFLOP/s here in bfloat16, %.3g in float32",
         chosen, 1000 * speed["bfloat16"], 1000 * speed["float32"],
     )  # fmt: skip
     return chosen
+
+
+def speeds() -> dict[str, float]:
+    """TFLOP/s of bare products in each dtype: the best of a few small ones, so that a core is done in a moment."""
+    import torch
+
+    from kubetune import throughput
+
+    speed = dict.fromkeys(CHOICES, 0.0)
+    for name in CHOICES * TURNS:  # in turns, as others may use the machine at one moment and not at the next
+        rate, _ = throughput.measured(torch.device("cpu"), getattr(torch, name), SIZE)
+        speed[name] = max(speed[name], rate)
+    return speed

@@ -97,9 +97,9 @@ def peak_of(device: torch.device, dtype: torch.dtype, stated: float | None) -> t
     return measured(device, dtype)
 
 
-def measured(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """TFLOP/s of the fastest of a few bare matrix products, and what was multiplied."""
-    size = _GPU_SIZE if device.type == "cuda" else _CPU_SIZE
+def measured(device: torch.device, dtype: torch.dtype, size: int | None = None) -> tuple[float, str]:
+    """TFLOP/s of the fastest of a few bare matrix products, and what was multiplied: squares of `size`."""
+    size = size or (_GPU_SIZE if device.type == "cuda" else _CPU_SIZE)
     left = torch.full((size, size), 0.5, dtype=dtype, device=device)
     right, best = left.clone(), math.inf
     for _ in range(_REPEATS + 1):

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,11 +68,26 @@ def test_the_faster_is_taken(
 ) -> None:
     speeds = {torch.float32: 0.135, torch.bfloat16: halves}
     monkeypatch.delenv(PINNED)
-    monkeypatch.setattr(throughput, "measured", lambda device, dtype: (speeds[dtype], ""))
+    monkeypatch.setattr(throughput, "measured", lambda device, dtype, size: (speeds[dtype], ""))
     config = toy.make_config(inputs)
     assert arithmetic.decide(config, tmp_path, World()).model.dtype == chosen
     stated = toy.make_config(inputs, model={"path": str(inputs / "model"), "dtype": "float16"})
     assert arithmetic.decide(stated, tmp_path, World()) == stated
+
+
+def test_measuring_takes_a_moment() -> None:
+    def took(function: Callable[[], object]) -> float:
+        began = time.process_time()  # what others do on this machine does not count
+        function()
+        return time.process_time() - began
+
+    def by_large_products() -> None:
+        for dtype in (torch.float32, torch.bfloat16) * 2:
+            throughput.measured(torch.device("cpu"), dtype)
+
+    arithmetic.speeds()
+    assert min(took(arithmetic.speeds) for _ in range(3)) < min(took(by_large_products) for _ in range(2)) / 3
+    assert all(speed > 0 for speed in arithmetic.speeds().values())
 
 
 def test_what_is_pinned_must_be_one_of_two(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
