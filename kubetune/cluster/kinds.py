@@ -81,6 +81,15 @@ for _version, _how in POD_GROUPS.items():
     KINDS[f"{_kind.name}.{_kind.group}"] = _kind
 
 
+WORKLOADS_OF_KUEUE = {
+    f"Workload.{version}": Kind("Workload", f"kueue.x-k8s.io/{version}", "workloads")
+    for version in ("v1beta2", "v1beta1")
+}
+"""Kueue's own record of what it holds back and lets go, in the versions that it has served; newest first."""
+
+KINDS.update(WORKLOADS_OF_KUEUE)
+
+
 def key(obj: Mapping[str, Any]) -> str:
     """What KINDS calls an object's kind."""
     return obj["kind"] if obj["kind"] in KINDS else f"{obj['kind']}.{obj['apiVersion'].rpartition('/')[0]}"

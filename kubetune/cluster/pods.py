@@ -25,6 +25,9 @@ IDLE = "idle"
 VICTIMS = (errors.LOST_PEER, errors.PREEMPTED)
 """Exit codes of pods that only followed another."""
 
+STOPPED = "kubetune/stopped"
+"""Annotation of a workload that `stop` has taken from its queue."""
+
 COMPONENT = "app.kubernetes.io/component"
 
 _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
@@ -232,6 +235,13 @@ def is_suspended(workload: Object) -> bool:
     return bool(spec.get("suspend"))
 
 
+def is_held_back(workload: Object) -> bool:
+    """Whether a suspended workload waits for Kueue, which suspends what it holds back, rather than for `resume`."""
+    if QUEUE_NAME not in labels_of(workload) or workload["kind"] == "StatefulSet":
+        return False
+    return STOPPED not in (workload["metadata"].get("annotations") or {})
+
+
 def is_idling(workload: Object) -> bool:
     """Whether its pods do nothing until `kubetune dev run` starts something in them."""
     containers = workload["spec"].get("template", {}).get("spec", {}).get("containers") or [{}]
@@ -257,6 +267,5 @@ def state_of(workload: Object | None, pods: Sequence[Object]) -> tuple[State, st
     if found := condition(workload, "Failed"):
         return "failed", f"{found.get('reason', '')}: {found.get('message', '')}".strip(": ")
     if is_suspended(workload):
-        # Kueue suspends what it holds back.
-        return ("waiting" if QUEUE_NAME in labels_of(workload) else "stopped"), ""
+        return ("waiting" if is_held_back(workload) else "stopped"), ""
     return ("running" if any(is_running(pod) for pod in pods) else "waiting"), ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from kubetune.cluster import pods, preparation
+from kubetune.cluster import pods, preparation, queues
 from kubetune.cluster.client import Cluster, Object
 from kubetune.cluster.kinds import KINDS, key
 from kubetune.cluster.last_words import Words
@@ -233,7 +233,7 @@ def stop(cluster: Cluster, spec: RunSpec) -> None:
     state, _ = pods.state_of(workload, [])
     if state in ("done", "failed"):
         raise ConfigError(f"{spec.name} is not running: it {'is done' if state == 'done' else 'has failed'}")
-    _suspend(cluster, spec, suspend=True)
+    _suspend(cluster, spec, workload, suspend=True)
 
 
 def resume(cluster: Cluster, spec: RunSpec) -> None:
@@ -244,7 +244,7 @@ def resume(cluster: Cluster, spec: RunSpec) -> None:
         raise ConfigError(f"{spec.name} has failed; mend the cause and submit it again, it goes on where it was")
     if state != "stopped":
         raise ConfigError(f"{spec.name} is not stopped: {'it is done' if state == 'done' else 'it is running'}")
-    _suspend(cluster, spec, suspend=False)
+    _suspend(cluster, spec, workload, suspend=False)
     keep_words(cluster, spec, Words())
 
 
@@ -252,16 +252,14 @@ def _present(cluster: Cluster, spec: RunSpec) -> Object:
     workload = cluster.get(workload_kind(spec), spec.name)
     if workload is None:
         raise ConfigError(f"{spec.name} has no {workload_kind(spec)} any more; submit it again to go on with it")
-    if spec.kubernetes.queue:
-        raise ConfigError(
-            f"queue {spec.kubernetes.queue} decides when {spec.name} runs and would start it again; `kubetune delete "
-            f"{spec.name}` stops it with a checkpoint and keeps its volumes, and submitting it again goes on from there"
-        )
     return workload
 
 
-def _suspend(cluster: Cluster, spec: RunSpec, *, suspend: bool) -> None:
+def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool) -> None:
     kind = workload_kind(spec)
+    if spec.kubernetes.queue and kind != "StatefulSet" and queues.is_installed(cluster):
+        queues.activate(cluster, workload, active=not suspend)
+        return
     cluster.merge(kind, spec.name, pods.suspension(kind, spec.nodes, suspend=suspend))
 
 

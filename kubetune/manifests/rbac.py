@@ -42,9 +42,12 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
     extras += [("apps", ["deployments"])] if k.tensorboard else []
     if gang(spec) in POD_GROUPS and not by_operator(spec):
         extras.append((POD_GROUPS[gang(spec)].partition("/")[0], ["podgroups"]))
+    # How `stop` keeps Kueue from starting the run again.
+    queued = [_rule("kueue.x-k8s.io", ["workloads"], ["get", "list", "patch"])] if k.queue else []
     rules = [
         *(_rule(group, resources, OPERATE) for group, resources in [*WORKLOADS[k.kind], *extras]),
         _rule("", ["services", "persistentvolumeclaims", "configmaps", "serviceaccounts"], OPERATE),
+        *queued,
         _rule("networking.k8s.io", ["networkpolicies"], OPERATE),
         _rule("", ["secrets"], ["create", "patch", "delete"]),
         _rule("", ["pods"], ["get", "list", "watch", "create", "patch", "delete"]),

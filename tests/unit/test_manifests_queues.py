@@ -143,3 +143,15 @@ def test_a_cache_can_go_with_its_jobset() -> None:
     assert jupyter["cache"]["persistentVolumeClaim"]["claimName"] == "cache-support-bot"
     assert [problem for obj in objects for problem in problems(obj)] == []
     assert [f.text for f in lint(config, plan, objects) if f.fatal and "cache" in f.text] == []
+
+
+def test_operators_may_take_a_run_from_its_queue() -> None:
+    rights = {
+        group: rule for rule in the(made("job"), "Role", "support-bot-operator")["rules"] for group in rule["apiGroups"]
+    }
+    assert rights["kueue.x-k8s.io"]["resources"] == ["workloads"]
+    assert rights["kueue.x-k8s.io"]["verbs"] == ["get", "list", "patch"]
+    without = the(
+        made("job", "kubernetes.queue=null", "kubernetes.queue_priority=null"), "Role", "support-bot-operator"
+    )
+    assert "kueue.x-k8s.io" not in {group for rule in without["rules"] for group in rule["apiGroups"]}

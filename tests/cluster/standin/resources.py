@@ -42,7 +42,7 @@ class Resource:
 
 _CUSTOM_GROUPS = (
     *("jobset.x-k8s.io", "kubeflow.org", "trainer.kubeflow.org"),
-    *("scheduling.volcano.sh", "scheduling.x-k8s.io"),
+    *("scheduling.volcano.sh", "scheduling.x-k8s.io", "kueue.x-k8s.io"),
 )
 _STATUS = ("status",)
 _SCALABLE = ("status", "scale")
@@ -69,6 +69,8 @@ RESOURCES = [
     Resource("trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs", True, (), _STATUS),
     Resource("trainer.kubeflow.org", "v1alpha1", "TrainingRuntime", "trainingruntimes"),
     Resource("trainer.kubeflow.org", "v1alpha1", "ClusterTrainingRuntime", "clustertrainingruntimes", False),
+    Resource("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues", True, (), _STATUS),
+    Resource("kueue.x-k8s.io", "v1beta2", "Workload", "workloads", True, ("wl",), _STATUS),
     Resource("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups", True, (), _STATUS),
     Resource("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups", True, ("pg",), _STATUS),
     Resource("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups", True, ("podgroup-v1beta1",), _STATUS),

@@ -8,7 +8,7 @@ import traceback
 
 from tests.cluster.standin.kubelet import Kubelet
 
-from . import garbage, job, jobset, pytorchjob, replicas, scheduler, trainjob
+from . import garbage, job, jobset, kueue, pytorchjob, replicas, scheduler, trainjob
 from .context import Context
 
 _IDLE_SECONDS = 0.5  # the resolution of deadlines, TTLs and back-offs
@@ -16,7 +16,7 @@ _SETTLE_SECONDS = 0.01  # changes that come together are handled together
 
 
 async def reconcile_forever(context: Context, kubelet: Kubelet) -> None:
-    steps = [module.reconcile for module in (garbage, trainjob, jobset, pytorchjob, job, replicas, scheduler)]
+    steps = [module.reconcile for module in (garbage, kueue, trainjob, jobset, pytorchjob, job, replicas, scheduler)]
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(context.store.changed.wait(), _IDLE_SECONDS)

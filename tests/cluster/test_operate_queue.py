@@ -1,0 +1,53 @@
+"""Stopping and resuming a run that a queue holds, which would be started again if it were only suspended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import Cluster
+from tests.cluster.operation import Desk
+
+TRAINERS = "app.kubernetes.io/component=trainer"
+SCRIPT = "trap 'touch /outputs/saved; exit 143' TERM; echo up; while :; do sleep 0.02; done"
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path) -> Desk:
+    return Desk(cluster, tmp_path)
+
+
+def queue(desk: Desk) -> None:
+    spec = {"clusterQueue": "all"}
+    desk.cluster.apply(
+        {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpu"}, "spec": spec}
+    )
+
+
+def test_a_queued_run_is_stopped_stays_so_and_goes_on(desk: Desk) -> None:
+    queue(desk)
+    desk.submit_script(SCRIPT, kubernetes__queue="gpu", compute__nodes=1)
+    desk.cluster.wait_ready("fit", pods=1)
+    desk.quick("stop", "fit")
+    assert (desk.cluster.claim_folder("fit-outputs") / "saved").exists()
+    (workload,) = desk.cluster.find("Workload", "")
+    assert workload["spec"]["active"] is False
+    assert desk.cluster.get("Job", "fit")["spec"]["suspend"] is True
+    assert json.loads(desk.quick("status", "fit", "--json").stdout)["state"] == "stopped"
+    desk.quick("resume", "fit")
+    desk.cluster.wait_ready("fit", pods=1)
+    (workload,) = desk.cluster.find("Workload", "")
+    assert workload["spec"]["active"] is True
+    assert json.loads(desk.quick("status", "fit", "--json").stdout)["state"] == "running"
+    assert "is not stopped" in desk.quick("resume", "fit", code=2).stderr
+
+
+def test_without_a_workload_nothing_is_said_to_be_stopped(desk: Desk) -> None:
+    """Kueue is there, but has made none for this run: it could start it at any moment."""
+    desk.submit_script(SCRIPT, kubernetes__queue="gpu", compute__nodes=1)
+    desk.cluster.wait_ready("fit", pods=1)
+    assert "Kueue has no Workload of Job fit (yet)" in desk.quick("stop", "fit", code=3).stderr
+    assert not desk.cluster.get("Job", "fit")["spec"].get("suspend")
+    assert len(desk.cluster.find("Pod", TRAINERS)) == 1
