@@ -183,7 +183,7 @@ def test_what_cannot_be_reached_is_waited_for(run_dir: Path) -> None:
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "trying again:" in text
-    assert "is no run directory" in text
+    assert "no such folder; expected a run directory" in text
     assert text.rindex("done") > text.rindex("trying again:")
 
 

@@ -67,7 +67,7 @@ def test_the_plan_of_fire_says_that_four_bits_fit_and_what_else_would(
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "kubernetes.preprocess makes them on the cluster" in told
-    assert "64 = batch × accumulation × world ≈ 1 × 16 × 4" in told
+    assert "64 samples; at most 16 micro-batches of at most 8,192 tokens on each of 4 processes" in told
     assert "fits into 80 GiB" in told
     assert main([*words, "quantization=none"]) == 0
     told = capsys.readouterr().out
