@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import TemplateError
 
 from kubetune.data.templates import ChatTemplate
 from tests.chat_templates import FAMILIES, TOKENS
@@ -69,6 +70,14 @@ def theirs(source: str, messages: Messages, tools: Sequence[Any] | None = None) 
 
     tools = list(tools) if tools else None
     return str(render_jinja_template([messages], tools=tools, chat_template=source, **TOKENS)[0][0])
+
+
+def theirs_if_taken(source: str, messages: Messages) -> list[str]:
+    """Nothing where the template takes contents in another form only."""
+    try:
+        return [theirs(source, messages)]
+    except TemplateError:
+        return []
 
 
 EXPECTED: list[tuple[str, Messages, Any, list[str]]] = [
@@ -248,7 +257,7 @@ def test_published_templates(file: Path) -> None:
             continue
         if tools is None:
             parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-            assert rendered.text in (theirs(source, form) for form in (messages, parts))
+            assert rendered.text in [written for form in (messages, parts) for written in theirs_if_taken(source, form)]
         if "generation %}" not in source:
             for i, (start, end) in zip(answers_in(messages), rendered.spans, strict=True):
                 inside = rendered.text[start:end]
