@@ -86,7 +86,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
         run_dir = Path(argv[0])
         config = load_resolved(run_dir / "resolved.json")
     else:
-        from kubetune.launch.local import create_run_dir
+        from kubetune.launch.local import create_run_dir, dated
 
         logs.configure("INFO", rank=rank)  # for what reading the config has to say
         parser = argparse.ArgumentParser(prog="kubetune.train_worker", description="One rank of a run.")
@@ -95,6 +95,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
         if config.output is None:
             raise errors.ConfigError("under torchrun every rank must know the run directory: set output=DIR")
         run_dir = Path(config.output)
+        config = dated(config, run_dir)
         if rank == 0:
             create_run_dir(config, run_dir)
     logs.configure(config.logging.level, run_dir, rank, progress=_shows_bar(rank))
@@ -201,7 +202,7 @@ def _open_prepared(folder: Path, config: Config) -> tuple[Prepared, Config]:
     from kubetune.data.prepare import load_prepared
     from kubetune.data.tokenizer import load_tokenizer
 
-    return load_prepared(folder, load_tokenizer(config.model), config), config
+    return load_prepared(folder, load_tokenizer(config.model, date=config.data.date), config), config
 
 
 def width_of(data: Prepared) -> int | None:

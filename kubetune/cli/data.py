@@ -75,6 +75,7 @@ def _check(args: argparse.Namespace) -> int:
         if args.html:
             raise ConfigError("--html shows rows as a model sees them; give --model, or a run file")
         return _check_shapes(args, console)
+    from kubetune.config.defaults import day_of
     from kubetune.data.check import check
     from kubetune.data.gallery import Gallery
     from kubetune.data.problems import SHOWN
@@ -84,7 +85,8 @@ def _check(args: argparse.Namespace) -> int:
     config = _load(args)
     require_sources(config)
     cache = Path(config.data.cache).expanduser() if config.data.cache else None
-    tokenizer, gallery = load_tokenizer(config.model, cache), Gallery() if args.html else None
+    tokenizer = load_tokenizer(config.model, cache, date=day_of(config))
+    gallery = Gallery() if args.html else None
     report = check(config, tokenizer, args.samples, keep=None if args.json else SHOWN, gallery=gallery)
     if gallery is not None:
         _write_page(args.html, config, report, gallery, tokenizer)
@@ -189,6 +191,8 @@ def _show(report: Report, console: Console) -> None:
         console.print(f"[yellow]{counted(report.leaked, 'row')} of eval {are} in train too[/yellow]")
     for number, sample in enumerate(report.samples, 1):
         _show_sample(number, [(visible(text), trained) for text, trained in shortened(sample)], console)
+    if report.date:
+        console.print(f"the chat template writes a date: {report.date} (data.date)", highlight=False)
     if report.positions:
         console.print(f"[yellow]{report.positions}[/yellow]")
     colour = "green" if report.ok else "red"

@@ -8,10 +8,13 @@ from typing import Any
 
 _FREE_TO_CHANGE = (
     "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking",
-    "data.cache", "data.num_proc", "training.resume", "training.save_total_limit",
+    "data.cache", "data.date", "data.num_proc", "training.resume", "training.save_total_limit",
     "training.timeout_seconds", "training.async_save", "training.parallelism",
 )  # fmt: skip
-"""Keys, or whole sections, that may differ between two starts of one run: none moves a number by more than rounding."""
+"""Keys, or whole sections, that may differ between two starts of one run: none moves a number by more than rounding.
+
+Of `data.date` the run directory keeps what its first start had.
+"""
 
 
 def moved_numbers(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ The descriptions are the documentation: docs/config.md and the JSON Schema are g
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import warnings
@@ -164,8 +165,23 @@ class DataConfig(Section):
     add_special_tokens: bool = Field(
         True, description="Let the tokenizer add its own BOS (and the like) to `text` and `prompt`+`completion` rows."
     )
+    date: str | None = Field(
+        None,
+        description="Day that a chat template writes which asks for today's, such as `2026-11-22`. Left out: that of "
+        "the run's first start, which later starts keep.",
+    )
     num_proc: int | None = Field(None, ge=1, description="Processes that tokenise; left out: all cores.")
     cache: str | None = Field(None, description="Folder of the prepared data; left out: `~/.cache/kubetune`.")
+
+    @field_validator("date")
+    @classmethod
+    def _is_a_day(cls, value: str | None) -> str | None:
+        try:
+            if value is not None:
+                datetime.date.fromisoformat(value)
+        except ValueError:
+            raise ValueError(f"found {value!r}; expected a day such as 2026-11-22") from None
+        return value
 
 
 class LoraConfig(Section):

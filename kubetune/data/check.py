@@ -43,7 +43,7 @@ class Report:
 
     Of the rows of eval, an evaluation takes `evaluated`. `labels` are a classifier's, and `classes` count the rows of
     each; `profiles` are there for a page. `positions` says what becomes of rows that are longer than
-    the model has positions.
+    the model has positions. `date` is what the chat template is told that asks for today's.
     """
 
     problems: Problems = field(default_factory=Problems)
@@ -57,6 +57,7 @@ class Report:
     evaluated: int = 0
     samples: list[Sample] = field(default_factory=list)
     positions: str = ""
+    date: str = ""
     verdict: str = "ok"
 
     @property
@@ -78,6 +79,7 @@ class Report:
             "ok": self.ok,
             "verdict": self.verdict,
             "positions": self.positions,
+            "date": self.date,
             "problems": problems,
             "splits": splits,
             "eval_rows_also_in_train": self.leaked,
@@ -98,7 +100,7 @@ def check(
 
     `samples` rows are rendered for show; `keep` problems are kept, None for all. A `gallery` picks rows for a page.
     """
-    report = Report(Problems(keep))
+    report = Report(Problems(keep), date=(tokenizer.date or "") if tokenizer.writes_date else "")
     sources = split_sources(config)
     tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
     report.lengths = {split: Counter() for split in sources}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune import faults
+from kubetune.config.defaults import day_of
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.encode_labelled import within_positions
 from kubetune.data.image_processor import load_image_processor
@@ -74,7 +75,7 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     """
     cache = cache_folder(config.data.cache)
     require_sources(config)
-    tokenizer = load_tokenizer(config.model, cache)
+    tokenizer = load_tokenizer(config.model, cache, date=day_of(config))
     key = fingerprint(config, tokenizer)
     folder = cache / "prepared" / key[:32]
     with lock(folder.with_suffix(".lock"), wait=True):

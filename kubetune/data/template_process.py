@@ -48,10 +48,16 @@ class LimitedTemplate:
     more than the limits.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = "the tokenizer's") -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        name: str = "the tokenizer's",
+        date: str | None = None,
+    ) -> None:
         self.source = source
         self.name = name
-        self._arguments = (source, dict(special_tokens), name)
+        self._arguments = (source, dict(special_tokens), name, date)
         self._is_loaded = False
 
     def load(self) -> None:
@@ -112,7 +118,7 @@ class _Process:
         except OSError as error:
             raise EnvironmentFault(f"the process that renders chat templates cannot be started: {error}") from error
 
-    def ask(self, template: tuple[str, dict[str, str], str], calls: list[Call]) -> list[tuple[str, Any]]:
+    def ask(self, template: tuple[str, dict[str, str], str, str | None], calls: list[Call]) -> list[tuple[str, Any]]:
         key = (template[0], repr(template[1:]))
         number = self._templates.get(key)
         assert self._child.stdin is not None

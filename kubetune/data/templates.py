@@ -69,6 +69,11 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
+def writes_date(source: str) -> bool:
+    """Whether a chat template may write today's date, as gpt-oss' does."""
+    return "strftime_now" in source
+
+
 def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
@@ -107,10 +112,19 @@ class ChatTemplate:
     Every method raises ValueError when the template refuses the conversation, saying why; the caller knows the row.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = "the tokenizer's") -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        name: str = "the tokenizer's",
+        date: str | None = None,
+    ) -> None:
+        """`date`: the day (`2026-11-22`) that a template is told which asks for today's; left out: today."""
         self.source = source
         self.name = name
-        self._special_tokens = dict(special_tokens)
+        self._variables: dict[str, Any] = dict(special_tokens)
+        if date is not None:
+            self._variables["strftime_now"] = datetime.fromisoformat(date).strftime
         self._marks_generation = _GENERATION.search(source) is not None
         try:
             self._template = _compile(source)
@@ -212,7 +226,7 @@ class ChatTemplate:
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
-                **self._special_tokens,
+                **self._variables,
             )
         except MemoryError:
             raise

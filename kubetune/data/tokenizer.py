@@ -22,7 +22,7 @@ from kubetune.config.schema import ModelConfig
 from kubetune.data import hub
 from kubetune.data.marks import Message
 from kubetune.data.template_process import LimitedTemplate
-from kubetune.data.templates import CHATML
+from kubetune.data.templates import CHATML, writes_date
 from kubetune.data.tokenizer_files import (
     FILES,
     MODEL_FILES,
@@ -49,11 +49,17 @@ PROBES = ("a", "0", "the")
 class Tokenizer:
     """Made by `load_tokenizer`. Loading what is heavy is put off until it is used, so that a cached run starts fast.
 
-    Attributes: `name` for messages; `files`, those it was read from; `special`, the special tokens that have a role.
+    Attributes: `name` for messages; `files`, those it was read from; `special`, the special tokens that have a role;
+    `date`, what a chat template is told that asks for today's, None for the real one.
     """
 
     def __init__(
-        self, name: str, files: Mapping[str, Path], template: tuple[str, str] | None = None, cache: Path | None = None
+        self,
+        name: str,
+        files: Mapping[str, Path],
+        template: tuple[str, str] | None = None,
+        cache: Path | None = None,
+        date: str | None = None,
     ) -> None:
         """`template` is the (name, source) of a chat template that replaces the tokenizer's own."""
         self.name = name
@@ -61,6 +67,7 @@ class Tokenizer:
         self._config = read_json(self.files.get("tokenizer_config.json"))
         self.special = special_tokens(self.files, self._config)
         self._given_template = template
+        self.date = date
         self._cache = cache or cache_folder()
 
     @cached_property
@@ -111,7 +118,12 @@ class Tokenizer:
     def chat(self) -> LimitedTemplate | None:
         """The chat template, or None when the model has none."""
         name, source = self._given_template or ("the tokenizer's", self._own_template())
-        return LimitedTemplate(source, self.special, name) if source else None
+        return LimitedTemplate(source, self.special, name, self.date) if source else None
+
+    @property
+    def writes_date(self) -> bool:
+        """Whether the chat template may write today's date."""
+        return self.chat is not None and writes_date(self.chat.source)
 
     @property
     def given_template(self) -> str | None:
@@ -248,15 +260,19 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of everything that decides ids and labels: the files and the chat template."""
+        """SHA-256, in hex, of all that decides ids and labels: files, chat template and the date that it writes."""
         digest = hashlib.sha256(repr((tokenizers.__version__, self._given_template)).encode())
         for name, file in sorted(self.files.items()):
             digest.update(f"\0{name}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+        if self.date is not None and self.writes_date:
+            digest.update(f"\0{self.date}".encode())
         return digest.hexdigest()
 
 
-def load_tokenizer(model: ModelConfig, cache: Path | None = None) -> Tokenizer:
+def load_tokenizer(model: ModelConfig, cache: Path | None = None, *, date: str | None = None) -> Tokenizer:
     """The tokenizer of a model, from `model.tokenizer` where that is given.
+
+    `date`: what a chat template is told that asks for today's; left out: the real one, as at inference.
 
     Raises ModelError when it cannot be had, saying why, and EnvironmentFault when the hub cannot be reached.
     """
@@ -267,7 +283,7 @@ def load_tokenizer(model: ModelConfig, cache: Path | None = None) -> Tokenizer:
     vocabularies = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
     if not any(name in files for name in vocabularies):
         raise ModelError(f"{path} holds no tokenizer; expected one of {', '.join(vocabularies)}")
-    return Tokenizer(path, files, _given_template(model), cache)
+    return Tokenizer(path, files, _given_template(model), cache, date)
 
 
 def _given_template(model: ModelConfig) -> tuple[str, str] | None:

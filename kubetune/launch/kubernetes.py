@@ -20,6 +20,7 @@ from kubetune.cluster.last_words import Words
 from kubetune.cluster.refusals import NoNamespace, Refused
 from kubetune.cluster.runs import FILES, keep_words, read_run, workload_kind
 from kubetune.cluster.watched import Watched
+from kubetune.config.defaults import dated
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
@@ -72,8 +73,11 @@ def submit(
     the answer was no, EnvironmentFault with everything the server refuses.
     """
     spec = spec_of(config, files)
+    old = read_run(cluster, spec.name)
+    config = dated(config, resolved(old.config) if old else None)
+    spec = spec_of(config, files)
     objects = change(render(config, make_plan(config, gpus=spec.gpus), files))
-    kind, old = workload_kind(spec), read_run(cluster, spec.name)
+    kind = workload_kind(spec)
     _check_owner(cluster, spec, old)
     was = workload_kind(old) if old else kind
     workload = cluster.get(was, spec.name)

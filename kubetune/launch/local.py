@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from kubetune import agent, errors, files, mirror, mirror_copy, processes, tracking
+from kubetune.config import defaults
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
@@ -51,6 +53,25 @@ def launch_run(
         return agent.supervise(run_dir, relay)
 
 
+def dated(config: Config, run_dir: Path) -> Config:
+    """The config with the date that chat templates write in this run, which its first start fixed."""
+    first = None
+    if _has_begun(run_dir) and (run_dir / RESOLVED).is_file():
+        first = files.read_object(run_dir / RESOLVED)
+    elif config.data.date is None:  # another node on the same disk may have fixed it already
+        with suppress(errors.EnvironmentFault, FileNotFoundError):
+            there = files.read_object(run_dir / RESOLVED)
+            first = there if (there.get("data") or {}).get("date") else None
+    found = defaults.dated(config, first)
+    if config.data.date not in (None, found.data.date):
+        print(
+            f"kubetune: warning: data.date is {found.data.date} since the first start of {run_dir}, and stays so; "
+            f"{config.data.date} is left out",
+            file=sys.stderr,
+        )
+    return found
+
+
 def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Relay) -> int:
     """Bring back from the mirror what it knows longer than this machine; returns the exit code of that."""
     if (run_dir / RESOLVED).exists():
@@ -65,7 +86,7 @@ def create_run_dir(config: Config, run_dir: Path, plan: Plan | None = None, sour
     """Write config.yaml, resolved.json and plan.json. Raises ConfigError as `check_run_dir` does."""
     check_run_dir(config, run_dir, plan)
     # First what tells other nodes on the same disk, at this very moment perhaps, that the directory is this run's.
-    files.write_atomic(run_dir / RESOLVED, json.dumps(resolved(config), indent=2) + "\n")
+    files.write_atomic(run_dir / RESOLVED, json.dumps(resolved(dated(config, run_dir)), indent=2) + "\n")
     files.write_atomic(run_dir / "config.yaml", source.read_text() if source is not None else as_yaml(config))
     if plan is not None:
         files.write_atomic(run_dir / PLAN, plan.to_json())

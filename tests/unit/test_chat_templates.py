@@ -76,7 +76,7 @@ def theirs_if_taken(source: str, messages: Messages) -> list[str]:
     """Nothing where the template takes contents in another form only."""
     try:
         return [theirs(source, messages)]
-    except TemplateError:
+    except (TemplateError, TypeError, AttributeError):
         return []
 
 
