@@ -34,6 +34,25 @@ WIDE = {"wide": Shape(1024, 12, 2816, 16, 8, 64, vocab_size=32_000)}
 LORA = {"lora.r": 16}
 
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "phi3": {"num_key_value_heads": 6},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 64_000, "num_hidden_layers": 4},
+    "gpt_neox": {"intermediate_size": 1536},
+    "mistral": {"num_key_value_heads": 3},
+    "llama": {"num_key_value_heads": 6},
+    "opt": {"ffn_dim": 1536, "word_embed_proj_dim": 384},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 64},
+    "roberta": {"intermediate_size": 1536},
+    "stablelm": {"num_key_value_heads": 6},
+}
+"""Models of these kinds of transformers, with sizes of their own beside FAMILY."""
+FAMILY = {
+    "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1152,
+    "vocab_size": 24_000, "max_position_embeddings": 2_050, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, rows of `length` tokens, `batch` of them at once, and settings."""
@@ -45,6 +64,9 @@ class Case:
     processes: int = 1
 
 
+FSDP = {"training.parallelism": "fsdp"}
+FULL = {"training.max_steps": 6}
+SIX = LORA | FULL
 CASES = {
     "tiny-lora": Case("tiny", 64, 1, LORA),
     "lora": Case("q32k", 512, 1, LORA),
@@ -62,6 +84,16 @@ CASES = {
     "wide-full-fsdp": Case("wide", 256, 2, {"training.parallelism": "fsdp"}, 2),
     "wide-lora": Case("wide", 256, 4, LORA),
     "wide-full": Case("wide", 256, 2),
+    "qwen2-lora-3x1024": Case("qwen2", 1024, 3, SIX),
+    "qwen2-full-1x1024": Case("qwen2", 1024, 1, FULL),
+    "phi3-lora-2x768": Case("phi3", 768, 2, SIX),
+    "gemma2-full-2x384": Case("gemma2", 384, 2, FULL),
+    "gpt-neox-lora-4x320": Case("gpt_neox", 320, 4, SIX),
+    "mistral-fsdp-1x384": Case("mistral", 384, 1, FULL | FSDP, 2),
+    "llama-full-recomputed-4x512": Case("llama", 512, 4, FULL | {"training.gradient_checkpointing": "true"}),
+    "opt-full-6x200": Case("opt", 200, 6, FULL),
+    "qwen3-full-8x192": Case("qwen3", 192, 8, FULL),
+    "stablelm-lora-16x96": Case("stablelm", 96, 16, SIX),
 }
 
 
@@ -103,12 +135,17 @@ def settings_of(case: Case) -> dict[str, Any]:
     """The settings of a case, whose model and rows are made if they are not there."""
     folder = WORK / SUITE
     model, data = folder / "models" / case.model, folder / f"{case.model}-{case.length}.jsonl"
-    models.make_model(case.model, model)
+    if sizes := FAMILIES.get(case.model):
+        sizes = FAMILY | sizes
+        models.make_family(case.model, sizes, model)
+    else:
+        models.make_model(case.model, model)
     if not data.exists():
         rows = Corpus(ROWS, mean=case.length, sigma=0, shortest=case.length, longest=case.length)
-        write_tokens(data, token_rows(rows, models.SHAPES[case.model].vocab_size))
+        write_tokens(data, token_rows(rows, sizes["vocab_size"] if sizes else models.SHAPES[case.model].vocab_size))
     return {
         "model": model,
+        **({"model.tokenizer": model / models.WORDS} if sizes else {}),
         "data.train": data,
         "data.max_length": case.length,
         "data.cache": folder / "cache",

@@ -8,6 +8,7 @@ Speed depends on shapes, not on what the weights have learnt; so nothing is down
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -30,6 +31,7 @@ SHAPES = {
     "q152k": Shape(**SMALL, vocab_size=151_936),
     "qwen3-8b": Shape(4096, 36, 12_288, 32, 8, 128, vocab_size=151_936, tie_word_embeddings=False),
 }
+WORDS = "words"
 TEXT_VOCABULARY = 31_000
 SPECIAL = {"unk_token": "<unk>", "eos_token": "<eos>", "pad_token": "<pad>"}
 
@@ -56,6 +58,22 @@ def make_model(name: str, folder: Path, *, text: bool = False) -> None:
     tokenizer = _text_tokenizer() if text else _word_tokenizer(shape.vocab_size)
     # Last, because its presence says that the folder is whole.
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL).save_pretrained(folder)
+
+
+def make_family(kind: str, sizes: Mapping[str, Any], folder: Path) -> None:
+    """Save a causal LM of a `model_type` of transformers with random weights; skipped where it lies already.
+
+    The tokenizer of words gets a folder of its own, as transformers reads one beside some models as another kind.
+    """
+    if (folder / WORDS / "tokenizer.json").exists():
+        return
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)).save_pretrained(folder)
+    tokenizer = _word_tokenizer(sizes["vocab_size"])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL).save_pretrained(folder / WORDS)
 
 
 def _word_tokenizer(vocab_size: int) -> Any:

@@ -37,6 +37,8 @@ LONG_ROW = 1024
 HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
 EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
 TOWER = re.compile(rf"(^|\.)({'|'.join(TOWERS)})\.")
+FUSED_ATTENTION = re.compile(r"\.(qkv_proj|query_key_value|c_attn|Wqkv)\.")
+KEPT_OF_WIDE = {"gelu": 2, "relu": 1}
 NOT_TEXT = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector)\.")
 
 
@@ -243,14 +245,19 @@ def _activation_parts(
     assert shape is not None
     fused = plan.device == "cuda"
     kept = tokens * activation_bytes_per_token(shape, element, recompute=False, fused=fused)
-    if not fused and _is_plain(weights):
-        sizes = 4 * shape.hidden + 2 * shape.attention + 2 * shape.keys + 2 * shape.intermediate
+    if not fused and (inner := _kept_of_plain(weights)):
+        sizes = 4 * shape.hidden + 2 * shape.attention + 2 * shape.keys + inner * shape.intermediate
         kept = tokens * shape.layers * sizes * element
+    if any(FUSED_ATTENTION.search(name) for name in weights.shapes):
+        # The values are a part of one product, which stays whole with queries and keys that nothing else needs.
+        kept += tokens * shape.layers * (shape.attention + shape.keys) * element
     if not fused and any("q_norm" in name for name in weights.shapes):
         # Norms of queries and keys keep what the projections gave and what they made of it, in fp32.
         kept += shape.layers * tokens * 2 * (shape.attention + shape.keys) * 4
     heads = int(weights.text_config.get("num_attention_heads") or weights.text_config.get("n_head") or 1)
     attention = shape.layers * heads * _pairs(config, tokens) * element if plan.device == "cpu" else 0
+    if weights.text_config.get("attn_logit_softcapping"):
+        attention *= 2  # the scores as they were bent are kept beside the probabilities
     a_layer = (kept + attention) // shape.layers
     setting = config.training.gradient_checkpointing
     recomputed = shape.layers if setting is True else 0
@@ -275,10 +282,14 @@ def _activation_parts(
     }
 
 
-def _is_plain(weights: Weights) -> bool:
-    """Whether layers are those of BERT: GELU by one kernel between two products, no gate, norms that keep no copy."""
-    act = weights.text_config.get("hidden_act") or weights.text_config.get("activation")
-    return act == "gelu" and not any("gate" in name for name in weights.shapes)
+def _kept_of_plain(weights: Weights) -> int:
+    """What layers without a gate keep of their wide part: what GELU is given and gives, or what ReLU gives alone.
+
+    0 for layers that have a gate, and for activations made of several kernels, of which more is kept.
+    """
+    names = ("hidden_act", "activation", "activation_function")
+    act = next((str(weights.text_config[name]) for name in names if weights.text_config.get(name)), "")
+    return 0 if any("gate" in name for name in weights.shapes) else KEPT_OF_WIDE.get(act, 0)
 
 
 def _pairs(config: Config, tokens: int) -> int:
@@ -297,10 +308,14 @@ def classifies(config: Config) -> bool:
 
 
 def _chunk_bytes(weights: Weights, tokens: int, element: int) -> int:
-    """Logits of a chunk of rows, and their log-probabilities in fp32: never more than the chunk, whatever the batch."""
+    """Logits of a chunk of rows, their log-probabilities in fp32 and what becomes of them: never more than the chunk,
+    whatever the batch. A cap or a factor needs the logits that it made, and a cap its slope, in fp32 as well."""
     vocabulary = int(weights.text_config.get("vocab_size") or 0)
     rows = min(512, max(128, 2**25 // max(1, vocabulary)), tokens)
-    return rows * vocabulary * (element + 8)
+    text = weights.text_config
+    capped = any(text.get(name) for name in ("final_logit_softcapping", "logits_soft_cap"))
+    scaled = any((text.get(name) or 1.0) != 1.0 for name in ("logit_scale", "logits_scaling"))
+    return rows * vocabulary * (element + 8 + (8 if capped else 4 if scaled else 0))
 
 
 def remedies(

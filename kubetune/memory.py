@@ -44,6 +44,8 @@ class Shape:
             intermediate=(config.get("moe_intermediate_size") or 0) * (config.get("num_experts_per_tok") or 1)
             or config.get("intermediate_size")
             or config.get("hidden_dim")
+            or config.get("ffn_dim")
+            or config.get("n_inner")
             or 4 * hidden,
             attention=heads * head_dim,
             keys=(config.get("num_key_value_heads") or heads) * head_dim,

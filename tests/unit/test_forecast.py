@@ -247,3 +247,34 @@ def test_trackers_count() -> None:
     plain = on_a_cpu("lora.r=16")
     tracked = on_a_cpu("lora.r=16", "tracking.tensorboard=true", "tracking.mlflow={uri: ./mlruns, experiment: x}")
     assert tracked.peak_bytes - plain.peak_bytes == tracked.parts["trackers"] == 184 * MIB
+
+
+def like(changes: dict[str, Any], rename: tuple[str, str] = ("", "")) -> Weights:
+    """The weights of WEIGHTS with another config, and other names."""
+    shapes = {name.replace(*rename): shape for name, shape in WEIGHTS.shapes.items()}
+    return Weights(shapes, {**QWEN3_8B, **changes}, stated=False)
+
+
+def test_caps_keep_what_they_bent() -> None:
+    plain, capped = (
+        on_a_cpu(),
+        on_a_cpu(weights=like({"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0})),
+    )
+    chunk = "logits, a chunk at a time"
+    # Beside the buffer: log-probabilities and their scaled gradient; with a cap the bent logits and the slope too.
+    assert capped.parts[chunk] * 3 == plain.parts[chunk] * 5
+    assert capped.parts["attention"] == 2 * plain.parts["attention"]
+    scaled = on_a_cpu(weights=like({"logits_scaling": 8.0}))
+    assert scaled.parts[chunk] * 3 == plain.parts[chunk] * 4
+
+
+def test_relu_keeps_half_of_what_gelu_does_and_fused_products_stay_whole() -> None:
+    def kept(act: str, rename: tuple[str, str] = ("gate_proj", "other_proj")) -> int:
+        return on_a_cpu(weights=like({"activation_function": act}, rename)).parts["activations"]
+
+    wide = QWEN3_8B["intermediate_size"] * QWEN3_8B["num_hidden_layers"] * 4
+    tokens, rest = divmod(kept("gelu") - kept("relu"), wide)
+    assert (tokens % 1024, rest) == (0, 0)
+    fused = on_a_cpu(weights=like({}, ("q_proj", "qkv_proj"))).parts["activations"]
+    queries_and_keys = (32 + 8) * 128 * QWEN3_8B["num_hidden_layers"] * 4
+    assert fused - on_a_cpu().parts["activations"] == tokens * queries_and_keys
