@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubetune import errors
-from kubetune.data.hub import hub_token
+from kubetune.data.hub import bound_waits, causes, hub_token, is_lost
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 STALE = ["*.safetensors", "*.safetensors.index.json"]
@@ -49,6 +49,7 @@ def upload(folder: Path, repo: str, *, private: bool, message: str, tell: Callab
             "no token for the hub: set HF_TOKEN to one that may write (https://huggingface.co/settings/tokens), or "
             "run `hf auth login`"
         )
+    bound_waits()
     api = HfApi(token=token)
     for wait in (*WAITS_SECONDS, None):
         try:
@@ -84,7 +85,7 @@ def _explained(repo: str) -> Iterator[None]:
         raise errors.ConfigError(f"{repo!r} is no name of a repository; expected ORG/NAME") from error
     except Exception as error:
         # The hub's client wraps what happened to one file in a RuntimeError.
-        chain = list(_causes(error))
+        chain = list(causes(error))
         refused = next((e for e in chain if isinstance(e, HfHubHTTPError) and e.response.status_code < 500), None)
         if refused is not None:
             code = refused.response.status_code
@@ -94,18 +95,6 @@ def _explained(repo: str) -> Iterator[None]:
                 404: f"there is no {repo}, and the token may not make it",
             }.get(code, str(refused).splitlines()[0])
             raise errors.EnvironmentFault(f"the hub refused {repo} ({code}): {advice}. Nothing was pushed") from error
-        if not any(isinstance(e, HfHubHTTPError | ConnectionError | TimeoutError) or _is_lost(e) for e in chain):
+        if not any(isinstance(e, HfHubHTTPError | ConnectionError | TimeoutError) or is_lost(e) for e in chain):
             raise
         raise _Interrupted(" ".join(str(chain[-1]).split()) or type(chain[-1]).__name__) from error
-
-
-def _is_lost(error: BaseException) -> bool:
-    """Whether the connection failed. The hub's client has changed its HTTP library before; this name stayed."""
-    return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__

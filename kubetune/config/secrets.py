@@ -5,7 +5,9 @@ Secrets come from the environment, or from Kubernetes Secrets by reference. How 
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 
 from kubetune.config.layers import KeyPath
 
@@ -16,6 +18,7 @@ _NOT_A_SECRET = re.compile(r"(^|[_.-])(pad|eos|bos|unk|sep|cls|mask|special|imag
 _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
+    r"|://(?=[^/\s:@]*\d)[^/\s:@]{20,}@"
     r"|://\S*[?&](?i:(access_|auth_|api_?)?(token|key)|password|secret|sig(nature)?)=[^&\s]{6,}"
 )
 _REFERENCES = ("kubernetes", "secrets")
@@ -29,6 +32,29 @@ ADVICE = (
 def names_secret(key: str) -> bool:
     """Whether a key is named like something that holds a secret, such as `hf_token`."""
     return bool(_NAME.search(key)) and not _NOT_A_SECRET.search(key)
+
+
+_RANDOM = re.compile(r"(?<![\w+/=@:.-])[A-Za-z0-9+/_-]{24,}={0,2}(?![\w+/=@:.-])")
+_DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_RANDOM_BITS = 3.8
+"""Bits a character, as words and paths rarely have and random letters and digits do."""
+
+
+def seems_random(value: str) -> bool:
+    """Whether a text holds what may well be a token of nobody's known form; digests, identifiers and paths are not."""
+    for text in (found[0].rstrip("=") for found in _RANDOM.finditer(value)):
+        # Names end in a number, tokens have digits all over.
+        is_mixed = re.search("[a-z]", text) and re.search("[A-Z]", text) and len(re.findall("[0-9]+", text)) > 1
+        counts = Counter(text)
+        bits = -sum(count / len(text) * math.log2(count / len(text)) for count in counts.values())
+        if is_mixed and bits >= _RANDOM_BITS and not _DIGEST.fullmatch(text) and not _is_path(text):
+            return True
+    return False
+
+
+def _is_path(text: str) -> bool:
+    # Base64 has a slash in 64 characters; what is made of short words between separators was written by people.
+    return max(len(word) for word in re.split(r"[/_+-]", text)) < 16
 
 
 def is_secret(path: KeyPath, value: str, *, known: bool) -> bool:

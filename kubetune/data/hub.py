@@ -6,16 +6,22 @@ Weights are not fetched here. `huggingface_hub` is imported only when the hub is
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from kubetune import weights
 from kubetune.config.schema import ModelConfig
-from kubetune.errors import EnvironmentFault, ModelError
+from kubetune.errors import EnvironmentFault, KubetuneError, ModelError
 from kubetune.files import sha256_file
+
+PATIENCE_SECONDS = 120.0
+"""Silence after which a connection to the hub counts as lost; its commits of large models take a while."""
 
 _NOT_HERE = (
     "{kind} {repo} is not in the local cache and the hub cannot be reached; go online once (`hf download {repo}`) or "
@@ -134,6 +140,7 @@ def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "mo
     from huggingface_hub import errors as hub
 
     logging.getLogger("huggingface_hub").handlers.clear()  # what it tells reaches our log lines too, once is enough
+    bound_waits()
     page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{repo}"
     try:
         yield
@@ -152,7 +159,75 @@ def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "mo
         raise ModelError(f"{kind} {repo} has no revision {revision!r}; see {page}/commits/main") from error
     except hub.HFValidationError as error:
         raise ModelError(f"{repo!r} is neither an existing folder nor a hub id such as Qwen/Qwen3-8B") from error
-    except (hub.LocalEntryNotFoundError, ConnectionError) as error:  # offline mode is one; `datasets` raises it bare
-        raise EnvironmentFault(_NOT_HERE.format(kind=kind, repo=repo)) from error
-    except hub.HfHubHTTPError as error:
-        raise EnvironmentFault(f"the hub refused {kind} {repo}: {error}") from error
+    except Exception as error:
+        if (explained := _explained(error, repo, kind)) is None:
+            raise
+        raise explained from error
+
+
+def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
+    """What an answer of the hub, or none, means for the user; None for what is not the hub's."""
+    from huggingface_hub import errors as hub
+
+    chain = list(causes(error))
+    # `datasets` tells of what went wrong in the words of an error about files.
+    is_wrapped = isinstance(error, FileNotFoundError) and "on the Hugging Face Hub either" in str(error)
+    refused = next((e for e in chain if isinstance(e, hub.HfHubHTTPError)), None)
+    status = refused.response.status_code if refused is not None else 0
+    if status in (401, 403):
+        have = "the token in HF_TOKEN is not valid, or may not read it" if hub_token() else "no token is set"
+        return ModelError(
+            f"the hub refused {kind} {repo} ({status}): {have}; set HF_TOKEN to a token that may "
+            "(https://huggingface.co/settings/tokens)"
+        )
+    if refused is not None:
+        again = "too many requests; wait some minutes" if status == 429 else "try again later"
+        return EnvironmentFault(f"the hub refused {kind} {repo} ({status}): {again}, and run the same command again")
+    if any(isinstance(e, json.JSONDecodeError) for e in chain):
+        return EnvironmentFault(
+            f"what answers for the hub about {kind} {repo} is not the hub: expected JSON. Look at HF_ENDPOINT, and "
+            "whether a proxy or the network's login page stands in between"
+        )
+    if is_wrapped or any(isinstance(e, hub.LocalEntryNotFoundError | ConnectionError | TimeoutError) for e in chain):
+        return EnvironmentFault(_NOT_HERE.format(kind=kind, repo=repo))
+    if lost := next((e for e in chain if is_lost(e)), None):
+        said = " ".join(str(lost).split()) or type(lost).__name__
+        return EnvironmentFault(
+            f"the connection to the hub was lost over {kind} {repo} ({said}); run the same command again, which goes "
+            "on with what has arrived"
+        )
+    return None
+
+
+@functools.cache
+def bound_waits() -> None:
+    """Have the hub's client give up on silence: by itself it waits for ever on much of what it asks."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    def limit(request: Any) -> None:
+        asked = request.extensions.get("timeout", {})
+        kinds = ("connect", "read", "write", "pool")
+        request.extensions["timeout"] = {kind: asked.get(kind) or PATIENCE_SECONDS for kind in kinds}
+
+    def make_client() -> Any:
+        client = _http.default_client_factory()
+        hooks = client.event_hooks
+        client.event_hooks = {**hooks, "request": [*hooks["request"], limit]}
+        return client
+
+    if hasattr(_http, "default_client_factory"):  # not so in older ones
+        set_client_factory(make_client)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection failed. The hub's client has changed its HTTP library before; this name stayed."""
+    return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, what caused it, and so on."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__

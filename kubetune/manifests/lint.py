@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kubetune.config.cluster import quantity_bytes
 from kubetune.config.schema import Config
-from kubetune.config.secrets import is_secret, names_secret
+from kubetune.config.secrets import is_secret, names_secret, seems_random
 from kubetune.manifests.configmap import MAX_CARRIED_BYTES
 from kubetune.manifests.consistency import check_objects
 from kubetune.manifests.environment import RESERVED
@@ -170,6 +170,12 @@ def _variables(spec: RunSpec) -> Iterator[Finding]:
                 f"kubernetes.env.{name}",
                 "a secret value in an environment variable stands readable in every manifest; put it into a Secret "
                 f"and write kubernetes.secrets.{name}: {{secret: NAME}} instead",
+            )
+        elif seems_random(text):
+            yield advice(
+                f"kubernetes.env.{name}",
+                "looks like a random token; if it opens anything, put it into a Secret and write "
+                f"kubernetes.secrets.{name}: {{secret: NAME}} instead, as manifests are readable",
             )
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kubetune.config.load import as_yaml, load_config, load_resolved, resolved
 from kubetune.config.schema import Config
+from kubetune.config.secrets import seems_random
 from kubetune.errors import ConfigError
 
 MINIMAL = "model: some/model\ndata: {train: some/data}\n"
@@ -195,6 +196,7 @@ def test_the_environment_is_read_only_when_given(write: Any, monkeypatch: pytest
         "model: {path: x, password: abc123}",
         "name: hf_abc123abc123abc123abc123",
         "tracking: {mlflow: {uri: 'https://me:abc123@host/'}}",
+        "tracking: {mlflow: {uri: 'https://abc123abc123abc123abc123@host/'}}",
         "data: {train: [a, {path: b, columns: {prompt: sk-abc123abc123abc123abc123}}]}",
         "kubernetes: {image: x, env: {WANDB_API_KEY: abc123}}",
     ],
@@ -204,6 +206,33 @@ def test_secrets_are_refused_and_never_echoed(write: Any, line: str) -> None:
     assert "run.yaml:2: " in found
     assert "a secret must not stand in a run file" in found
     assert "abc123" not in found
+
+
+@pytest.mark.parametrize(
+    ("value", "is_random"),
+    [
+        ("q7Zt0XbW9mKc3RfPvL2sYh8N", True),
+        ("user q7Zt0XbW9mKc3RfPvL2sYh8N", True),
+        ("Zm9vYmFyMTIzNDU2Nzg5MGFiY2RlZg8Q7x==", True),
+        ("d670460b4b4aece5915caf5c68d12f560a9fe3e4", False),
+        ("registry.example/kubetune@sha256:" + "0123456789abcdef" * 4, False),
+        ("registry.example/Team7/fine-tuning-image-of-2026:1.2.3-CUDA13", False),
+        ("1b4E28ba-2fa1-11d2-883f-0016d3cca427", False),
+        ("/outputs/Qwen3-8B-Instruct-2507/checkpoints/last", False),
+        ("arn:aws:iam::123456789012:role/TrainingRoleForKubetune", False),
+        ("expandable_segments:True,garbage_collection_threshold:0.8", False),
+        ("http://proxy.example.org:3128", False),
+        ("NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV,TUNING", False),
+        ("SupercalifragilisticexpialidociousWord1", False),
+    ],
+)
+def test_what_seems_random(value: str, is_random: bool) -> None:
+    assert seems_random(value) == is_random
+
+
+def test_users_in_addresses_are_no_secrets(write: Any) -> None:
+    text = MINIMAL + "tracking: {mlflow: {uri: 'https://somebody@host/'}}\n"
+    assert load_config(write(text)).tracking.mlflow is not None
 
 
 def test_a_secret_in_an_override_is_not_echoed(write: Any) -> None:
