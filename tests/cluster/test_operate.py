@@ -143,7 +143,7 @@ def test_warnings_of_the_server_are_shown(desk: Desk) -> None:
     label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     path = f"/api/v1/namespaces/{desk.cluster.namespace}"
     desk.cluster.request("PATCH", path, label, "application/merge-patch+json")
-    desk.write({"kubernetes.profile": "rdma"})
+    desk.write({"kubernetes.profile": "rdma", "kubernetes.rdma": {"privileged": True}})
     told = desk.quick("submit", "run.yaml").stderr
     assert told.count('the cluster warns: would violate PodSecurity "restricted:latest"') == 1
     desk.cluster.wait_event("violates PodSecurity")

@@ -52,7 +52,7 @@ def closed(tmp_path: Path) -> Path:
             errors.ENVIRONMENT,
             "closed/train.jsonl: Perm",
         ),
-        (["report", "closed/run"], errors.ENVIRONMENT, "closed/run/resolved.json: Permission denied"),
+        (["report", "closed/run"], errors.ENVIRONMENT, "closed/run: Permission denied"),
     ],
 )
 def test_light_verbs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,16 +18,10 @@ def test_every_promised_name_exists(name):
     assert getattr(kubetune, name)
 
 
-def test_names_stay_what_they_are_whatever_is_imported() -> None:
-    code = (
-        "import kubetune, types, importlib, pkgutil\n"
-        "first = {name: getattr(kubetune, name) for name in kubetune.__all__}\n"
-        "[importlib.import_module(f'kubetune.{m.name}') for m in pkgutil.iter_modules(kubetune.__path__)"
-        " if not m.name.startswith('__') and not m.name.endswith('worker')]\n"
-        "again = {name: getattr(kubetune, name) for name in kubetune.__all__}\n"
-        "assert again == first and not any(isinstance(found, types.ModuleType) for found in again.values()), again\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_no_name_is_that_of_a_module() -> None:
+    """Importing the module would put it in the function's place."""
+    modules = {module.name for module in pkgutil.iter_modules(kubetune.__path__)}
+    assert modules.isdisjoint(kubetune.__all__)
 
 
 def test_paths_may_be_text(tmp_path: Path) -> None:

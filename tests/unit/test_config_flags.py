@@ -107,8 +107,8 @@ def test_a_path_with_an_equals_sign_is_a_file() -> None:
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["trian"], "kubetune: argument VERB: invalid choice: 'trian'"),
-        (["train", "--nope"], "kubetune train: unrecognized arguments: --nope\n`kubetune train --help` shows"),
+        (["trian"], "kubetune: unknown verb 'trian'; did you mean `train`?"),
+        (["train", "--nope"], "kubetune train: unrecognized arguments: --nope"),
         (["train", "--lr", "fast"], "kubetune train: argument --learning-rate/--lr: invalid float value: 'fast'"),
         (["data", "frob"], "kubetune data: argument ACTION: invalid choice: 'frob'"),
     ],

@@ -96,7 +96,7 @@ def test_the_curl_asks_for_the_adapter(capsys: pytest.CaptureFixture[str]) -> No
         (["acme/a", "acme/b"], "whole weights are served alone"),
         (["x=acme/a", "x=acme/b", "--base=acme/base"], "same name"),
         (["base=acme/a", "--base=acme/base"], "base is what the base is asked for by"),
-        (["./nowhere/at/all"], "neither a run directory"),
+        (["./nowhere/at/all"], "expected a run directory"),
         (["a b=acme/a"], "expected a name"),
         (["acme/a", "--merged"], "no run directory"),
         (["acme/a", "--replicas=3", "--max-replicas=2"], "at least --replicas"),
