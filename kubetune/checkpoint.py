@@ -36,6 +36,7 @@ class State:
     best_step: int | None = None
     best_value: float | None = None
     evaluations_without_improvement: int = 0
+    steps_above_threshold: int = 0
     loss_scale: float = 1.0
     steps_since_overflow: int = 0
     data_fingerprint: str = ""

@@ -21,6 +21,8 @@ from kubetune.logs import scrub
 from kubetune.metrics import now
 
 EXIT = "exit.json"
+DONE = "done"
+"""The reason of an end that leaves nothing to say."""
 TERMINATION_LOG = Path("/dev/termination-log")
 """Where a container leaves its last word: Kubernetes keeps it in the pod's status when the container is gone."""
 

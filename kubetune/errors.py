@@ -58,7 +58,7 @@ class EnvironmentFault(KubetuneError):
 
 
 class Diverged(KubetuneError):
-    """Loss or gradient stopped being finite; the weights were not touched by it."""
+    """Loss or gradient stopped being finite, or the loss stayed too high; the last of them touched no weights."""
 
     exit_code = DIVERGED
 

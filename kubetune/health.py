@@ -11,13 +11,15 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from kubetune import errors
+from kubetune import errors, logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
+    from kubetune.checkpoint import State
+    from kubetune.config.schema import TrainingConfig
     from kubetune.parallel import World
 
 
@@ -89,3 +91,26 @@ def require_finite(
         + (f"Non-finite loss on {where}. " if where else "Every loss was finite, the gradient was not. ")
         + "Lower training.learning_rate, or look at these rows, and run again from the last checkpoint."
     )
+
+
+def steps_above_threshold(loss: float, state: State, training: TrainingConfig) -> int:
+    """How many steps in a row have had a loss above `training.loss_watchdog_threshold`, this one with them.
+
+    Raises Diverged, on every rank and before weights move, where there have been too many.
+    """
+    threshold, patience = training.loss_watchdog_threshold, training.loss_watchdog_patience
+    if threshold is None or loss <= threshold:
+        return 0
+    count = state.steps_above_threshold + 1
+    if count >= patience:
+        kept = f"the checkpoint of step {state.saved_step:,} is kept" if state.saved_step else "there is no checkpoint"
+        raise errors.Diverged(
+            f"step {state.step + 1}: loss {loss:.4g} lies above training.loss_watchdog_threshold ({threshold:g}), as "
+            f"in {patience:,} steps in a row (training.loss_watchdog_patience); {kept}. Lower training.learning_rate, "
+            "or raise the threshold, and run again."
+        )
+    logs.TRAIN.warning(
+        "step %d: loss %.4g lies above training.loss_watchdog_threshold (%g): %d of %d steps in a row end the run",
+        state.step + 1, loss, threshold, count, patience,
+    )  # fmt: skip
+    return count

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import platform
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from kubetune.errors import EnvironmentFault
 from kubetune.files import read_object, write_atomic, written_whole
 from kubetune.jsonl import Appender
 from kubetune.logs import scrub
+from kubetune.writing import counted
 
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
@@ -40,6 +42,11 @@ _COUNTED = (
     "FLOPs that training needs: 4 a token for a frozen weight and 6 for a trained one, causal attention halved, the "
     "head where there is a label; no padding, no recomputation. Time within steps; evaluation and saving are not in it."
 )
+
+
+_ENDS = 10
+_FAR, _FLOOR = 2.0, 0.1
+"""Of medians of losses: one beyond twice the other, and the noise of a tenth, lies far above it."""
 
 
 class MetricsLog:
@@ -174,6 +181,8 @@ class Totals:
     first: Mapping[str, Any] = field(default_factory=dict)
     last: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] | None = None
+    first_losses: list[float] = field(default_factory=list)
+    last_losses: list[float] = field(default_factory=list)
 
     def add(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Count these lines of steps too."""
@@ -181,9 +190,34 @@ class Totals:
             return
         self.first, self.last = self.first or steps[0], steps[-1]
         self.steps += len(steps)
+        losses = [line["loss"] for line in steps if _is_number(line.get("loss"))]
+        self.first_losses += losses[: _ENDS - len(self.first_losses)]
+        self.last_losses = [*self.last_losses, *losses][-_ENDS:]
         self.samples += sum(line.get("samples", 0) for line in steps)
         self.tokens += sum(line.get("tokens", 0) for line in steps)
         self.trained_tokens += sum(line.get("trained_tokens", 0) for line in steps)
+
+
+def runaway(totals: Totals) -> dict[str, Any] | None:
+    """How far the last losses lie above the first: the medians of so many `steps` at each end; None where they do not.
+
+    Every one of the last must lie above every one of the first, so that single bad steps are not taken for a trend.
+    """
+    count = min(_ENDS, totals.steps // 4)
+    first, last = totals.first_losses[:count], totals.last_losses[-count:] if count else []
+    if not first or not last or min(last) <= max(first):
+        return None
+    low, high = statistics.median(first), statistics.median(last)
+    return {"steps": count, "first": low, "last": high} if high > _FAR * low + _FLOOR else None
+
+
+def runaway_line(found: Mapping[str, Any]) -> str:
+    """The same in words."""
+    return (
+        f"the loss ran away: {found['last']:.4g} over the last {counted(found['steps'], 'step')}, {found['first']:.4g} "
+        "over the first; the result may be worse than the model it was made from. Lower training.learning_rate, or set "
+        "training.loss_watchdog_threshold"
+    )
 
 
 def read_totals(run_dir: Path) -> Totals:
@@ -224,6 +258,7 @@ def write_report_json(
         "throughput": throughput(read_events(run_dir), tokens, totals.trained_tokens, seconds, world_size),
         "loss_first": totals.first.get("loss"),
         "loss_last": totals.last.get("loss"),
+        "loss_runaway": runaway(totals),
         "eval_last": totals.evaluation,
         "peak_memory_bytes": peak_memory_bytes,
         "data_fingerprint": data_fingerprint,

@@ -222,6 +222,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
             state = _lower_loss_scale(optimizer, state)
             continue
         health.require_finite(loss, norm, state.step, _with_samples(work, losses), world, partial(_origin, run))
+        above = health.steps_above_threshold(loss, state, run.config.training)
         optimizer.scale_gradient(1.0 / state.loss_scale, norm, run.config.training.max_grad_norm)
         rate = learning_rate_at(plan, state.step)
         optimizer.update(rate)
@@ -233,6 +234,7 @@ def loop(run: Run, state: State, journal: Journal) -> State:
             tokens=state.tokens + work.tokens,
             trained_tokens=state.trained_tokens + work.labels,
             seconds=state.seconds + seconds,
+            steps_above_threshold=above,
         )
         journal.step(state, work, loss=loss, rate=rate, norm=norm, seconds=seconds, ranks=ranks)
         if failing:
@@ -328,7 +330,9 @@ def _finish_step(run: Run, state: State, journal: Journal) -> State:
             state = _judge(run, state, values)
             journal.evaluation(state.step, values, best=state.best_step == state.step)
     is_best = state.best_step == state.step
-    is_due = is_best or last or plan.is_save_step(state.step) or _is_patience_spent(run, state)
+    # A loss that runs away must not push the last good checkpoint out.
+    is_sound = plan.is_save_step(state.step) and not state.steps_above_threshold
+    is_due = is_best or last or is_sound or _is_patience_spent(run, state)
     if is_due and state.saved_step < state.step:
         journal.sync()
         return run.snapshots.save(state)

@@ -38,12 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     processes.die_with_parent()
     stop = StopRequest().install()
     rank = int(os.environ.get("RANK", "0"))
-    code, reason, step, run_dir = errors.OK, "done", None, None
+    code, reason, step, run_dir = errors.OK, endings.DONE, None, None
     try:
         config, found = open_run(sys.argv[1:] if argv is None else list(argv), rank)
         with hold(found, rank):
             run_dir = found
-            step = work(config, run_dir, stop).step
+            state, remark = work(config, run_dir, stop)
+            step, reason = state.step, f"{endings.DONE}, but {remark}" if remark else endings.DONE
     except errors.Preempted as stopped:
         # Who is stopped before the loop does not know how far an earlier start has come.
         step = stopped.step or (checkpoint.newest_step(run_dir) if run_dir is not None else 0)
@@ -108,8 +109,8 @@ def _shows_bar(rank: int) -> bool:
     return is_wanted(rank)
 
 
-def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
-    """Prepare, join the others, train, report."""
+def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
+    """Prepare, join the others, train, report; the state at the end and, on rank 0, what is to be said of it."""
     malloc.keep_memory()
     processes.try_threads()
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
@@ -151,8 +152,8 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> State:
         with watchdog.watch(run_dir, world.rank, patience):
             state = train(config, plan, run_dir, data, task, world, stop, base)
             watchdog.beat("report")
-            report(config, plan, run_dir, world, data, state)
-    return state
+            remark = report(config, plan, run_dir, world, data, state)
+    return state, remark
 
 
 def import_peft(config: Config, data: Prepared) -> None:
@@ -258,19 +259,19 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
     logs.DATA.info("%s", plan.batch_line())
 
 
-def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepared, state: State) -> None:
-    """Write report.json and say where the result lies."""
+def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepared, state: State) -> str:
+    """Write report.json and say where the result lies; returns what its owner should know of it, mostly nothing."""
     from kubetune import hindsight, parallel
     from kubetune.journal import peak_memory_bytes
 
     peak = max(parallel.gather(peak_memory_bytes(world.device), world))
     if not world.is_main:
-        return
+        return ""
     copy = config.logging.report_json
     if metrics.is_reported(run_dir, state.step) and (copy is None or Path(copy).exists()):
         # A start that found nothing left to train would only spoil the numbers of those that did.
         logs.DONE.info("all %d steps were done before; %s tells of them", state.step, run_dir / metrics.REPORT)
-        return
+        return _remark(files.read_object(run_dir / metrics.REPORT).get("loss_runaway"))
     events = metrics.read_events(run_dir)
     totals = totals_of(run_dir, plan, state)
     found = hindsight.compare(
@@ -301,8 +302,15 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
         hindsight.remember(config, plan, tokens_per_second=speed, seconds=totals.seconds, events=events)
     for line in hindsight.tell(found):
         logs.RESULT.info("%s", line)
+    if remark := _remark(numbers["loss_runaway"]):
+        logs.RESULT.warning("%s", remark)
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)
     logs.DONE.info("%s, %s tokens, %.0f s", counted(state.step, "step"), f"{numbers['tokens']:,}", numbers["seconds"])
+    return remark
+
+
+def _remark(runaway: Any) -> str:
+    return metrics.runaway_line(runaway) if isinstance(runaway, dict) else ""
 
 
 def totals_of(run_dir: Path, plan: Plan, state: State) -> metrics.Totals:

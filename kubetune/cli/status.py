@@ -119,7 +119,9 @@ def why(snapshot: Snapshot) -> str:
     """Why a run is not running: the cause of its end, or what it waits for."""
     from kubetune.cluster import pods
 
-    if snapshot.state in ("running", "done", "stopped"):
+    if snapshot.state == "done":
+        return _reservation(snapshot)
+    if snapshot.state in ("running", "stopped"):
         return ""
     if snapshot.state == "absent":
         return "its pods were removed; submit it again to go on with it"
@@ -140,6 +142,16 @@ def why(snapshot: Snapshot) -> str:
         return f"waiting in queue {queue}"
     refused = [event["message"] for event in snapshot.events if event.get("reason") == "FailedCreate"]
     return next(iter(reasons), refused[-1] if refused and not snapshot.pods else snapshot.reason)
+
+
+def _reservation(snapshot: Snapshot) -> str:
+    """What a run that ended well says against its result, such as a loss that ran away."""
+    from kubetune.cluster import pods
+    from kubetune.endings import DONE
+
+    left = [message for pod in snapshot.pods if pods.node_number(pod) == 0 and (message := pods.message_of(pod))]
+    told = left[-1] if left else (snapshot.progress or {}).get("ending") or {}
+    return str(told.get("reason") or "").removeprefix(DONE).removeprefix(", ") if told.get("code") == OK else ""
 
 
 def headline(snapshot: Snapshot) -> Iterator[str]:

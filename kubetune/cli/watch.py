@@ -148,6 +148,7 @@ def _looker(args: argparse.Namespace, place: Path | None) -> tuple[Look, float]:
 
 def look_here(run_dir: Path) -> Sight:
     """A run of this machine. Raises ConfigError where the folder is none."""
+    from kubetune import endings
     from kubetune.cli.watch_screen import Sight
     from kubetune.cluster.vitals import take_vitals
     from kubetune.config.load import read_config
@@ -161,7 +162,7 @@ def look_here(run_dir: Path) -> Sight:
         why = "" if state == "running" else "no rank has said where it is: it starts, has just ended, or was cut off"
         return Sight(name, state, why, vitals)
     state = {0: "done", 143: "stopped"}.get(ending["code"], "failed")
-    return Sight(name, state, "" if state == "done" else ending["reason"], vitals, is_over=True)
+    return Sight(name, state, "" if ending["reason"] == endings.DONE else ending["reason"], vitals, is_over=True)
 
 
 def look_there(cluster: Any, spec: Any) -> Sight:

@@ -302,6 +302,15 @@ class TrainingConfig(Section):
     early_stopping_patience: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without improvement."
     )
+    loss_watchdog_threshold: float | None = Field(
+        None,
+        gt=0,
+        description="A run whose loss lies above this for `loss_watchdog_patience` steps in a row ends with exit code "
+        "4; meanwhile no checkpoint is due. Left out: only a loss that is not finite ends it.",
+    )
+    loss_watchdog_patience: int = Field(
+        3, ge=1, description="Steps in a row with a loss above `loss_watchdog_threshold` that end the run."
+    )
     gradient_checkpointing: Literal["auto"] | bool = Field(
         "auto", description="Recompute activations to save memory; `auto`: only where the memory plan asks for it."
     )

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from kubetune import endings
 from kubetune.config.defaults import prefers_greater
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.files import write_atomic
@@ -105,7 +106,7 @@ def status(run: RunRecord) -> tuple[str, str]:
     if run.ending is None:
         return "unfinished", "it still runs, or was cut off before it could say why"
     if run.ending.code == 0:
-        return "done", ""
+        return "done", run.ending.reason.removeprefix(endings.DONE).removeprefix(", ")
     return ("stopped" if run.ending.code == 143 else "failed"), run.ending.reason
 
 

@@ -5,7 +5,7 @@ Everything but resolved.json may be missing: a run that has just begun, or was c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,19 +89,19 @@ def read_run(run_dir: Path, points: int = POINTS) -> RunRecord:
     numbers = read_numbers(run_dir, points, wrong)
     for name, lines in wrong.items():
         _tell(name, lines, damage)
-    events = _lines(run_dir / metrics.EVENTS, damage)
+    events, report = _lines(run_dir / metrics.EVENTS, damage), _object(run_dir / metrics.REPORT, damage)
     return RunRecord(
         path=run_dir,
         config=config,
         plan=_plan(run_dir / "plan.json", damage),
         numbers=numbers,
         events=events,
-        report=_object(run_dir / metrics.REPORT, damage),
+        report=report,
         data=_object(run_dir / metrics.DATA, damage),
         evaluation=_object(run_dir / metrics.EVALUATION, damage),
         samples=_lines(run_dir / metrics.SAMPLES, damage),
         checkpoints=_checkpoints(run_dir / "checkpoints", damage),
-        incidents=_incidents(run_dir, events, damage),
+        incidents=[*_incidents(run_dir, events, damage), *_runaway(report)],
         ending=endings.read_ending(run_dir),
         damage=damage,
     )
@@ -154,6 +154,15 @@ def _checkpoints(root: Path, damage: list[str]) -> list[Checkpoint]:
         elif (folder / MANIFEST).exists():
             damage.append(f"checkpoint {folder.name} {problem}")
     return found
+
+
+def _runaway(report: Mapping[str, Any]) -> list[Incident]:
+    """The loss that ran away though all its numbers were finite, as the end of the run."""
+    found = report.get("loss_runaway")
+    if not isinstance(found, dict):
+        return []
+    detail = metrics.runaway_line(found).partition(": ")[2]
+    return [Incident(report["finished"], "the loss ran away", detail, report.get("steps"), True)]
 
 
 def _incidents(run_dir: Path, events: Lines, damage: list[str]) -> list[Incident]:

@@ -81,14 +81,15 @@ def test_the_agent_leaves_its_word_with_kubernetes(desk: Desk) -> None:
     assert f"failed, {left['reason'].splitlines()[0]}" in desk.quick("status", "fit").stdout
 
 
-def test_a_finished_run_tells_what_it_has_come_to(desk: Desk) -> None:
+@pytest.mark.parametrize("remark", [slow(""), "the loss ran away: 3,300 over the last 2 steps"])
+def test_a_finished_run_tells_what_it_has_come_to(desk: Desk, remark: str) -> None:
     told = {"step": 20, "steps": 20, "loss": 0.5, "tokens_per_second": 10.0, "saved_step": 20, "restarts": 0}
     told |= {"evaluation": {"step": 20, "eval_loss": 1.25}, "seconds_left": 0.0}
-    left = {"code": 0, "reason": "done", "step": 20, "progress": told}
+    left = {"code": 0, "reason": f"done, but {remark}" if remark else "done", "step": 20, "progress": told}
     desk.submit_script(f"echo '{json.dumps(left)}' > /dev/termination-log", compute__nodes=1)
     desk.cluster.wait_condition("Job", "fit", "Complete")
     headline, numbers, *_ = desk.quick("status", "fit").stdout.splitlines()
-    assert headline.endswith(", done")
+    assert headline.endswith(f", done, but {remark}" if remark else ", done")
     assert "step 20/20 · loss 0.5000 · 10 tokens/s · eval_loss 1.2500 at step 20 · saved step 20" in numbers
 
 

@@ -1,7 +1,11 @@
-"""Numbers that are not finite, on one rank only: all stop before the update and name the step and the rows."""
+"""Numbers that are not finite, on one rank only: all stop before the update and name the step and the rows.
+
+And a loss that is finite, but runs away: the run ends where its file says how high is too high, else it tells of it.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,9 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kubetune import checkpoint, errors
+from kubetune import checkpoint, endings, errors
+from kubetune.cli.watch import look_here
 from kubetune.config.schema import Config
 from kubetune.data.prepare import prepare
+from kubetune.report.reading import read_run
 from tests import toy
 
 POISON = "🙂"
@@ -51,3 +57,34 @@ def test_a_poisoned_row_stops_all_ranks_before_the_update(tmp_path: Path, poison
     for path in newest.glob("*.safetensors"):
         assert all(np.isfinite(tensor.float().numpy()).all() for tensor in load_file(path).values())
     assert len(toy.losses(run_dir)) == step
+
+
+RUNAWAY = {"learning_rate": 5.0, "warmup_steps": 4, "save_steps": 1, "lr_scheduler_type": "constant"}
+
+
+def test_a_loss_above_the_threshold_for_so_many_steps_ends_the_run(toy_inputs: Path, tmp_path: Path) -> None:
+    first = 20.0  # above what a model that knows nothing has
+    watched = {**RUNAWAY, "loss_watchdog_threshold": first, "loss_watchdog_patience": 2}
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, watched, lora=None, data={"eval": 0}))
+    assert toy.train(run_dir) == [errors.DIVERGED]
+    losses = toy.losses(run_dir)
+    assert losses[-1] > first >= max(losses[:-1])  # the second such step moved no weights, and has no line
+    log = (run_dir / "logs" / "rank-0.log").read_text()
+    good = len(losses) - 1
+    assert f"step {len(losses)}: loss {losses[-1]:.4g} lies above training.loss_watchdog_threshold (20): 1 of 2" in log
+    assert "as in 2 steps in a row (training.loss_watchdog_patience)" in log
+    assert f"the checkpoint of step {good} is kept" in log
+    assert max(checkpoint.steps(run_dir)) == good
+
+
+def test_a_run_whose_loss_ran_away_says_so_at_its_end(toy_inputs: Path, tmp_path: Path) -> None:
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(toy_inputs, RUNAWAY, lora=None, data={"eval": 0}))
+    assert json.loads((run_dir / "report.json").read_text())["loss_runaway"]["last"] > 20
+    ending = endings.read_rank_endings(run_dir)[0]
+    assert (ending.code, ending.reason[:28]) == (0, "done, but the loss ran away:")
+    assert "[RESULT] WARNING: the loss ran away: " in (run_dir / "logs" / "rank-0.log").read_text()
+    assert [incident.what for incident in read_run(run_dir).incidents] == ["the loss ran away"]
+    endings.write_ending(run_dir, ending)
+    assert look_here(run_dir).why == ending.reason
+    assert toy.train(run_dir) == [0]  # and says so again where nothing is left to do
+    assert endings.read_rank_endings(run_dir)[0].reason == ending.reason

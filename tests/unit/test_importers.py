@@ -380,9 +380,9 @@ def test_first_rows_and_drawn_rows_are_told_apart(tmp_path: Path) -> None:
     assert "not the first" in notes(found, "approximated")["max_samples"]
 
 
-def test_a_watchdog_over_finite_losses_is_not_here(tmp_path: Path) -> None:
-    found, _ = imported(tmp_path, f"{AXOLOTL}loss_watchdog_threshold: 5.0\n")
-    assert "loss_watchdog_threshold" in notes(found, "dropped")
+def test_a_watchdog_over_finite_losses_is_carried(tmp_path: Path) -> None:
+    _, config = imported(tmp_path, f"{AXOLOTL}loss_watchdog_threshold: 5.0\nloss_watchdog_patience: 7\n")
+    assert (config.training.loss_watchdog_threshold, config.training.loss_watchdog_patience) == (5.0, 7)
 
 
 def test_mistakes_are_told_at_the_lines_of_the_file(tmp_path: Path) -> None:

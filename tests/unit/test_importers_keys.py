@@ -107,7 +107,6 @@ def test_every_key_of_a_source_of_axolotl_is_carried_or_told(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("peer", "key", "value"),
     [
-        ("axolotl", "loss_watchdog_threshold", 5.0),
         ("axolotl", "chat_template", "llama3"),
         ("axolotl", "shuffle_merged_datasets", False),
         ("axolotl", "plugins", ["mine.Plugin"]),
