@@ -12,16 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, islice
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from kubetune.config.schema import DataConfig, SourceConfig
 from kubetune.data.encode import Encoded, Encoder
 from kubetune.data.encode_labelled import LabelledEncoder
 from kubetune.data.encode_vision import VisionEncoder
-from kubetune.data.formats import IMAGE_TAG, Chat, Example, read
+from kubetune.data.formats import IMAGE_TAG, Chat, Example, Pair, Text, read
 from kubetune.data.image_processor import ImageProcessor
 from kubetune.data.images import image_file
 from kubetune.data.labels import Labels
+from kubetune.data.marks import REASONING_FIELDS
 from kubetune.data.problems import Problems
 from kubetune.data.profile import Profile
 from kubetune.data.readers import Record
@@ -203,13 +204,40 @@ class Worker:
         result.chunk.add(index, encoded.ids, encoded.trained, encoded.target, encoded.segments, encoded.images)
 
     def _holds_special_tokens(self, example: Example) -> bool:
-        """Whether texts of a conversation hold what the tokenizer takes for special tokens, as transformers' does."""
-        if self._find_special is None or not isinstance(example, Chat):
-            return False
-        contents = (message["content"] for message in example.messages)
-        if example.images:
-            contents = (content.replace(IMAGE_TAG, "") for content in contents)
-        return any(map(self._find_special, contents))
+        """Whether texts of a record hold what the tokenizer takes for special tokens, as transformers' does."""
+        return self._find_special is not None and any(map(self._find_special, _texts_of(example)))
+
+
+def _texts_of(example: Example) -> Iterator[str]:
+    """What was written into a record: contents, reasoning, tools and calls of them, or its plain texts."""
+    match example:
+        case Chat():
+            for message in example.messages:
+                content = message["content"]
+                yield content.replace(IMAGE_TAG, "") if example.images else content
+                yield from (text for key in REASONING_FIELDS if isinstance(text := message.get(key), str))
+                if calls := message.get("tool_calls"):
+                    yield from _leaves(calls)
+            if example.tools:
+                yield from _leaves(example.tools)
+        case Pair():
+            yield from (example.prompt, example.completion)
+        case Text():
+            yield example.text
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """All texts within a value, keys too."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            for key, item in value.items():
+                yield str(key)
+                yield from _leaves(item)
+        case list() | tuple():
+            for item in value:
+                yield from _leaves(item)
 
 
 def _keys_of_messages(template: str) -> frozenset[str]:

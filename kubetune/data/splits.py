@@ -92,7 +92,7 @@ def changes(stats: dict[str, Any]) -> list[str]:
     """What rows of a split lack or have that their records do not say."""
     meanings = {
         "reasoning_dropped": "with reasoning that the chat template leaves out",
-        "special_texts": "with special tokens in their messages, which become such tokens",
+        "special_texts": "with special tokens in their texts, which become such tokens",
         "images_above_budget": "images of more tokens than vision.image_max_tokens, since they are so narrow",
         "images_animated": "animated images, of which only the first frame is seen",
         "images_deep": "images with more than 8 bits of grey, whose brighter parts become white",
