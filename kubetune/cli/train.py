@@ -14,6 +14,7 @@ from pathlib import Path
 from kubetune import endings, metrics
 from kubetune.basis import require_kind
 from kubetune.cli.plan import describe, show_notes
+from kubetune.cli.watch import next_steps
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.config.schema import Config
 from kubetune.data.hub import check_model_folder
@@ -89,8 +90,7 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
                 print(f"{label:<17} {text}", flush=True)
         code = launch_run(config, plan, run_dir, source=run_file(args), relay=relay)
         if code == OK:
-            ask = "generate" if config.task == "sequence_classification" else "chat"
-            print("Next: " + " · ".join(f"kubetune {verb} {run_dir}" for verb in (ask, "report", "export")), flush=True)
+            print(next_steps(run_dir, config.task), flush=True)
         return code, run_dir
 
 

@@ -5,24 +5,32 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from kubetune.cli.run_on_cluster import add_namespace
 from kubetune.errors import OK, ConfigError, EnvironmentFault, KubetuneError
+from kubetune.writing import visible
 
 if TYPE_CHECKING:
+    from kubetune.cli.watch_keys import View
     from kubetune.cli.watch_screen import Sight
 
 _LOCAL_SECONDS, _CLUSTER_SECONDS = 1.0, 3.0
 _REDRAW_SECONDS, _QUIET_SECONDS = 1.0, 5.0
+_LEFT = "The run goes on. The same command shows it again."
 
-Look = Callable[[], "Sight"]
+Look = Callable[[int], "Sight"]
+"""Sees how the run is now, with the log of this rank."""
+
+News = Union["Sight", Exception, str]
+"""A sight, why there is none, or a key that was pressed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,20 +55,45 @@ def run(args: argparse.Namespace) -> int:
         _wait_for(place)
     look, seconds = _looker(args, place)
     if args.json:
-        sight = look()
+        sight = look(0)
         print(json.dumps({"name": sight.name, "state": sight.state, "why": sight.why, **sight.vitals}, indent=2))
         return OK
     from rich.console import Console
 
     console = Console(highlight=False)
     if not is_live:
-        console.print(draw(look(), console.width))
-        return OK
-    try:
-        _follow(look, seconds, console)
-    except KeyboardInterrupt:
-        print("The run goes on. The same command shows it again.")
+        sight = look(0)
+        console.print(draw(sight, console.width))
+    else:
+        try:
+            sight = _follow(look, seconds, console)
+        except KeyboardInterrupt:
+            print(_LEFT)
+            return OK
+    if told := _next(sight, place) if sight.is_over else _LEFT if is_live else "":
+        print(visible(told))
     return OK
+
+
+def _next(sight: Sight, place: Path | None) -> str:
+    """What there is to do when a run has ended."""
+    if place is not None:
+        if sight.state == "done":
+            from kubetune.config.load import read_config
+
+            return next_steps(place, read_config(place).task)
+        return f"Next: the command that started it goes on from the newest checkpoint · kubetune report {place}"
+    then = {"done": ("cp", "delete"), "stopped": ("resume", "cp"), "failed": ("logs", "resume")}.get(sight.state)
+    return _listed(then, sight.name) if then else ""
+
+
+def next_steps(run_dir: Path, task: str) -> str:
+    """What there is to do with a run that ended well."""
+    return _listed(("generate" if task == "sequence_classification" else "chat", "report", "export"), run_dir)
+
+
+def _listed(verbs: Sequence[str], of: object) -> str:
+    return "Next: " + " · ".join(f"kubetune {verb} {of}" for verb in verbs)
 
 
 def _place(name: str) -> Path | None:
@@ -87,46 +120,110 @@ def _wait_for(place: Path) -> None:
             time.sleep(_LOCAL_SECONDS / 4)
 
 
-def _follow(look: Look, seconds: float, console: Any) -> None:
-    """Draw again and again. What cannot be reached is waited for, with what was last seen still on the screen."""
-    from rich.live import Live
+class _Wish:
+    """Whose log the reader wants to see, and whether that is news."""
 
+    def __init__(self) -> None:
+        self.rank, self.is_new = 0, threading.Event()
+
+    def choose(self, rank: int) -> None:
+        """Ask for the log of this rank, at once if it is another one."""
+        if rank != self.rank:
+            self.rank = rank
+            self.is_new.set()
+
+
+def _follow(look: Look, seconds: float, console: Any) -> Sight:
+    """Draw again and again, on a screen of its own, until the run ends or the reader leaves; what was seen last.
+
+    That stays on the terminal. What cannot be reached is waited for, with what was last seen still on the screen.
+    """
+    from kubetune.cli.watch_keys import View, keys
     from kubetune.cli.watch_screen import draw
 
-    sight = look()  # a mistake in the command ends it here; what goes wrong later does not
-    answers: queue.SimpleQueue[Sight | Exception] = queue.SimpleQueue()
+    sight, view = look(0), View()  # a mistake in the command ends it here; what goes wrong later does not
     if not sight.is_over:
+        news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        wish = _Wish()
         # In the background: a cluster that has gone quiet is asked for minutes, and the reader should know meanwhile.
-        threading.Thread(target=_keep_looking, args=(look, seconds, answers), daemon=True).start()
-    with Live(draw(sight, console.width), console=console, auto_refresh=False) as live:
-        while not sight.is_over:
+        threading.Thread(target=_keep_looking, args=(look, seconds, news, wish), daemon=True).start()
+        with _ended_tidily(), keys(news.put) as has_keys:
+            sight, view = _show(sight, news, wish, seconds + _QUIET_SECONDS, console, has_keys=has_keys)
+    console.print(draw(sight, *console.size, view=view))
+    return sight
+
+
+def _show(
+    sight: Sight, news: queue.SimpleQueue[News], wish: _Wish, patience: float, console: Any, *, has_keys: bool
+) -> tuple[Sight, View]:
+    """The screen while it is live: news and keys change what is seen; a pause keeps the news back."""
+    from rich.live import Live
+
+    from kubetune.cli.watch_keys import HELP, PAUSED, View
+    from kubetune.cli.watch_screen import draw
+
+    view, latest = View(), sight
+    is_screen = console.is_terminal and not console.is_dumb_terminal
+    with (
+        Live(console=console, auto_refresh=False, screen=is_screen, transient=True) as live,
+        suppress(KeyboardInterrupt),
+    ):
+        while not (sight.is_over or view.is_left):
+            hint = (PAUSED if view.is_paused else HELP) if has_keys else "Ctrl-C leaves; the run goes on"
+            screen = draw(sight, *console.size, view=view, hint=hint)
+            live.update(screen, refresh=True)
             try:
-                answer = answers.get(timeout=_REDRAW_SECONDS)
+                new = news.get(timeout=_REDRAW_SECONDS)
             except queue.Empty:
-                if time.monotonic() - sight.seen > seconds + _QUIET_SECONDS and not sight.lost:
-                    sight = sight.without_answer("it takes long")
+                if time.monotonic() - latest.seen > patience and not latest.lost:
+                    latest = latest.without_answer("it takes long")
             else:
-                if isinstance(answer, KubetuneError):
-                    sight = sight.without_answer(str(answer))
-                elif isinstance(answer, Exception):
-                    raise answer
+                if isinstance(new, str):
+                    ranks = sight.vitals.get("log_ranks") or []
+                    view = view.after(new, ranks=ranks, lines=len(sight.log), page=screen.page)
+                    wish.choose(view.rank)
+                elif isinstance(new, KubetuneError):
+                    latest = latest.without_answer(str(new))
+                elif isinstance(new, Exception):
+                    raise new
                 else:
-                    sight = answer
-            live.update(draw(sight, console.width), refresh=True)
+                    latest = new
+            if not view.is_paused:
+                sight, view = latest, view.following(sight.log, latest.log)
+    return sight, view
 
 
-def _keep_looking(look: Look, seconds: float, answers: queue.SimpleQueue[Sight | Exception]) -> None:
+@contextmanager
+def _ended_tidily() -> Iterator[None]:
+    """Within, SIGTERM and SIGHUP end the view as any error does: the terminal gets back what it showed before."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _keep_looking(look: Look, seconds: float, news: queue.SimpleQueue[News], wish: _Wish) -> None:
     is_over = False
     while not is_over:
-        time.sleep(seconds)
+        wish.is_new.wait(seconds)
+        wish.is_new.clear()
         try:
-            sight = look()
+            sight = look(wish.rank)
             is_over = sight.is_over
-            answers.put(sight)
+            news.put(sight)
         except KubetuneError as error:
-            answers.put(error)
+            news.put(error)
         except Exception as error:
-            answers.put(error)
+            news.put(error)
             return
 
 
@@ -140,13 +237,13 @@ def _looker(args: argparse.Namespace, place: Path | None) -> tuple[Look, float]:
             raise EnvironmentFault(
                 f"there is no folder {args.run_name} here, so a cluster was asked: {error}"
             ) from None
-        return lambda: look_there(cluster, spec), _CLUSTER_SECONDS
+        return lambda rank: look_there(cluster, spec, rank), _CLUSTER_SECONDS
     if not place.is_dir():
         raise ConfigError(f"{place}: no such run directory; expected one, or the name of a run on a cluster")
-    return lambda: look_here(place), _LOCAL_SECONDS
+    return lambda rank: look_here(place, rank), _LOCAL_SECONDS
 
 
-def look_here(run_dir: Path) -> Sight:
+def look_here(run_dir: Path, log_rank: int = 0) -> Sight:
     """A run of this machine. Raises ConfigError where the folder is none."""
     from kubetune import endings
     from kubetune.cli.watch_screen import Sight
@@ -154,7 +251,7 @@ def look_here(run_dir: Path) -> Sight:
     from kubetune.config.load import read_config
 
     name = read_config(run_dir).name or run_dir.absolute().name
-    vitals = take_vitals(run_dir)
+    vitals = take_vitals(run_dir, log_rank)
     ending = vitals["progress"]["ending"]
     if ending is None:
         silent = min((rank["silent_seconds"] for rank in vitals["ranks"]), default=None)
@@ -165,7 +262,7 @@ def look_here(run_dir: Path) -> Sight:
     return Sight(name, state, "" if ending["reason"] == endings.DONE else ending["reason"], vitals, is_over=True)
 
 
-def look_there(cluster: Any, spec: Any) -> Sight:
+def look_there(cluster: Any, spec: Any, log_rank: int = 0) -> Sight:
     """A run on a cluster: how its pods stand, and what the first one that runs says of the run directory."""
     from kubetune.cli.status import facts
     from kubetune.cli.watch_screen import Sight
@@ -178,7 +275,8 @@ def look_there(cluster: Any, spec: Any) -> Sight:
     vitals: dict[str, Any] = {"progress": told}
     if targets and not snapshot.silence:
         with suppress(EnvironmentFault):  # it has gone since it was asked for progress
-            (vitals,) = ask(cluster, targets[0], "vitals", spec.run_dir)
+            # An image of an earlier version knows the log of rank 0 only.
+            (vitals,) = ask(cluster, targets[0], "vitals", spec.run_dir, *([str(log_rank)] if log_rank else []))
         if len(targets) > 1 and vitals.get("gpus"):
             found = query_gpus(cluster, targets)
             vitals["gpus"] = [{"node": node.node, **gpu} for node in found for gpu in node.rows]

@@ -1,7 +1,7 @@
 """What kubetune asks of a pod: run there by exec, with the pod's own Python, answering in JSON on standard output.
 
     python -m kubetune.cluster.inside progress RUN_DIR       step, loss, speed, time left, how it ended
-    python -m kubetune.cluster.inside vitals RUN_DIR         all that `kubetune watch` shows
+    python -m kubetune.cluster.inside vitals RUN_DIR [RANK]  what `kubetune watch` shows, with the log of a rank
     python -m kubetune.cluster.inside list RUN_DIR [GLOB …]  each file with its size and SHA-256, each link
     python -m kubetune.cluster.inside usage                  CPU, memory, /dev/shm and the volumes of this pod
     python -m kubetune.cluster.inside unpack FOLDER          a tar archive from standard input
@@ -256,7 +256,7 @@ def _print_lines(lines: Iterator[dict[str, Any]]) -> None:
 
 _ANSWERS: dict[str, Callable[..., int | None]] = {
     "progress": lambda run_dir: print(json.dumps(progress(Path(run_dir)))),
-    "vitals": lambda run_dir: print(json.dumps(_vitals(Path(run_dir)))),
+    "vitals": lambda run_dir, log_rank="0": print(json.dumps(_vitals(Path(run_dir), int(log_rank)))),
     "list": lambda run_dir, *globs: _print_lines(listing(Path(run_dir), globs)),
     "usage": lambda: print(json.dumps(usage())),
     "unpack": lambda folder: unpack(Path(folder)),
@@ -267,10 +267,10 @@ _ANSWERS: dict[str, Callable[..., int | None]] = {
 }
 
 
-def _vitals(run_dir: Path) -> dict[str, Any]:
+def _vitals(run_dir: Path, log_rank: int) -> dict[str, Any]:
     from kubetune.cluster.vitals import take_vitals  # which itself needs `progress`
 
-    return take_vitals(run_dir)
+    return take_vitals(run_dir, log_rank)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -14,13 +14,14 @@ from kubetune import metrics, watchdog
 from kubetune.cluster.inside import progress
 from kubetune.devices import gpu_use
 
-_LOG_LINES = 8
-_LOG_BYTES = 8192
-_POINTS = 240
+# What scrolls; in a cluster it comes over the network every few seconds.
+_LOG_LINES = 300
+_LOG_BYTES = 32 * 1024
+_POINTS = 320
 
 
-def take_vitals(run_dir: Path) -> dict[str, Any]:
-    """`progress` with recent losses and speeds, ranks, GPUs of this node and the last lines of rank 0's log.
+def take_vitals(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
+    """`progress` with recent losses and speeds, ranks, GPUs of this node and the last lines of one rank's log.
 
     `ranks` tell how many seconds ago each said where it is, by the clock of this machine.
     """
@@ -45,6 +46,7 @@ def take_vitals(run_dir: Path) -> dict[str, Any]:
     return {
         "progress": progress(run_dir),
         "losses": [line["loss"] for line in steps],
+        "loss_steps": [steps[0]["step"], steps[-1]["step"]] if steps else None,
         "speeds": [line["tokens_per_second"] for line in timings if "tokens_per_second" in line],
         "rank_seconds": timings[-1].get("rank_seconds") or [] if timings else [],
         "peak_memory_bytes": timings[-1].get("peak_memory_bytes") if timings else None,
@@ -52,7 +54,13 @@ def take_vitals(run_dir: Path) -> dict[str, Any]:
         "peak_tflops": start.get("peak_tflops"),
         "ranks": ranks,
         "gpus": gpu_use(),
-        "log": last_lines(run_dir / "logs" / "rank-0.log"),
+        "log": last_lines(run_dir / "logs" / f"rank-{log_rank}.log"),
+        "log_rank": log_rank,
+        "log_ranks": sorted(
+            int(number)
+            for path in (run_dir / "logs").glob("rank-*.log")
+            if (number := path.stem.removeprefix("rank-")).isdecimal()
+        ),
     }
 
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,9 @@ from rich.console import Console
 
 from kubetune import cli, endings, train_worker, watchdog
 from kubetune.cli import watch
-from kubetune.cli.watch_screen import Sight, draw, sparkline
+from kubetune.cli.watch_charts import curve, sparkline
+from kubetune.cli.watch_keys import View
+from kubetune.cli.watch_screen import Sight, draw
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -45,6 +48,7 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
     assert cli.main(["watch", str(run_dir)]) == 0
     text = capsys.readouterr().out
     assert "done  step 14/14 (100%)" in text
+    assert f"Next: kubetune chat {run_dir} · kubetune report {run_dir}" in text.replace("\n", "")
     for word in ("loss", "evaluation", "tokens/s", "MFU", "memory", "rank 0", "[DONE] 14 steps"):
         assert word in text, word
     assert cli.main(["watch", str(run_dir), "--json"]) == 0
@@ -93,6 +97,7 @@ def test_what_is_no_run_is_refused(
 def on_a_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """`kubetune watch` on a terminal of its own, and the other end of that."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(ours, (24, 80))
     command = [sys.executable, "-m", "kubetune", "watch", *words]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
@@ -141,6 +146,39 @@ def test_leaving_says_that_the_run_goes_on(run_dir: Path, tmp_path: Path) -> Non
         assert process.wait() == 0
 
 
+def test_keys_choose_a_rank_pause_and_leave_a_screen_of_its_own(run_dir: Path, tmp_path: Path) -> None:
+    going = shutil.copytree(run_dir, tmp_path / "going", symlinks=True)
+    (going / endings.EXIT).unlink()
+    (going / "logs" / "rank-1.log").write_text("2026-11-20 10:15:00 [STEP] the other one\n")
+    with on_a_terminal(str(going)) as (process, terminal):
+        shown = read_until(terminal, "q or Ctrl-C leaves")
+        assert "\x1b[?1049h" in shown
+        assert "rank 0, 2" in shown
+        os.write(terminal, b"\x1b[C")
+        shown = read_until(terminal, "q or Ctrl-C leaves")
+        while "rank 1, 2026-11-20" not in shown:
+            shown = read_until(terminal, "q or Ctrl-C leaves")
+        assert "the other one" in shown
+        os.write(terminal, b"p")
+        read_until(terminal, "paused: p goes on")
+        os.write(terminal, b"pq")
+        shown = read_until(terminal)
+        after = shown.partition("\x1b[?1049l")[2]
+        assert "the other one" in after, "the last frame stays"
+        assert "The run goes on. The same command shows it again." in after
+        assert process.wait() == 0
+
+
+def test_a_signal_gives_the_terminal_back(run_dir: Path, tmp_path: Path) -> None:
+    going = shutil.copytree(run_dir, tmp_path / "going", symlinks=True)
+    (going / endings.EXIT).unlink()
+    with on_a_terminal(str(going)) as (process, terminal):
+        read_until(terminal, "q or Ctrl-C leaves")
+        process.terminate()
+        assert "\x1b[?1049l" in read_until(terminal)
+        assert process.wait() == 128 + signal.SIGTERM
+
+
 def test_the_file_of_a_local_run_will_do(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"model: x/y\ndata: {{train: x/y}}\noutput: {run_dir}\n")
@@ -169,7 +207,7 @@ def test_ranks_say_where_they_are_while_they_run(run_dir: Path, tmp_path: Path) 
 def test_what_cannot_be_reached_is_waited_for(run_dir: Path) -> None:
     away, looks = run_dir.with_name("away"), iter(range(4))
 
-    def look() -> Sight:
+    def look(rank: int) -> Sight:
         number = next(looks)
         if number == 1:
             run_dir.rename(away)
@@ -183,7 +221,7 @@ def test_what_cannot_be_reached_is_waited_for(run_dir: Path) -> None:
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "trying again:" in text
-    assert "no such folder; expected a run directory" in text
+    assert "expected a run directory" in text
     assert text.rindex("done") > text.rindex("trying again:")
 
 
@@ -204,6 +242,63 @@ def test_a_late_rank_stands_out_and_many_ranks_are_sorted_by_lag() -> None:
     rows = [line.split() for line in text.splitlines() if " step " in line][1:]
     assert (rows[0][0], rows[0][4]) == ("39", "+50%")
     assert "24 more, which lag less" in text
+
+
+LOG = [
+    f"2026-11-20 10:15:{n:02} [TRAIN] step {n}/12000 epoch 3.12 loss 2.1835 lr 1.23e-05 grad_norm 0.474 tokens/s 5001"
+    for n in range(60)
+]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
+@pytest.mark.parametrize("ranks", [1, 40])
+def test_the_screen_is_filled_and_its_log_tells_loss_and_gradient(width: int, height: int, ranks: int) -> None:
+    beats = [
+        {"rank": n, "phase": "step", "waiting": False, "step": 7, "phase_seconds": 1.0, "silent_seconds": 1.0}
+        for n in range(ranks)
+    ]
+    vitals = {
+        "progress": {"step": 59, "steps": 12_000, "loss": 2.2},
+        "losses": [3.0 - n / 100 for n in range(60)],
+        "loss_steps": [0, 59],
+        "ranks": beats,
+        "log": LOG,
+    }
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(draw(Sight("full", "running", "", vitals), width, height, hint="q leaves"))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == height
+    assert lines[-1] == "q leaves"
+    log = [line for line in lines if " 10:15:" in line]
+    assert len(log) >= 5
+    assert all("loss 2.1835" in line and "grad_norm 0.474" in line for line in log)
+    assert ("tokens/s 5001" in log[-1]) == (width == 160)
+    assert "min 2.4100  max 3.0000" in "\n".join(lines)
+    assert ("loss of steps 0 to 59" in "\n".join(lines)) == (height == 50)
+
+
+def test_a_view_stays_where_it_was_scrolled_to() -> None:
+    def after(view: View, key: str) -> View:
+        return view.after(key, ranks=[0, 1], lines=60, page=10)
+
+    assert after(View(), "down") == View()
+    up = after(after(View(), "page up"), "up")
+    assert up.above_end == 11
+    assert up.following(LOG[:-2], LOG).above_end == 13
+    assert after(up, "home").above_end == 50
+    assert after(up, "end") == View()
+    assert after(up, "left") == View(rank=1)
+    assert after(after(View(), "pause"), "right") == View(rank=1)
+    assert View().following(LOG[:-2], LOG) == View()
+
+
+def test_curves() -> None:
+    assert curve([0, 1], 10, 1) == ["⡸"]
+    assert curve([1, 1], 10, 1) == ["⠤"]
+    assert curve([0, None, 1], 10, 2) == ["⠀⠁", "⡀⠀"]
+    assert curve([None], 10, 1) == []
+    assert [len(line) for line in curve(range(1000), 40, 3)] == [40] * 3
 
 
 def test_gpus_are_shown() -> None:
