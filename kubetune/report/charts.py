@@ -5,8 +5,9 @@ Drawing is charts.js's; colours are the style sheet's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any
 
 from kubetune.report.numbers import SKEW
@@ -14,31 +15,46 @@ from kubetune.report.reading import POINTS, Incident, Lines, RunRecord
 from kubetune.report.series import Number, Series, merge, shorten, smooth
 
 _TABLE_ROWS = 10
-GIB = 2**30
+_LINES = 8
+"""As many as one chart of scores can hold and still be read; more are drawn in charts of their own."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart. `colour`: number of a colour; `band`: the lowest and highest behind a mean."""
+    """One line of a chart. `colour` and `dash`: their numbers; `mark`: the letter of its run, drawn on it, where there
+    are several; `kind`: `line`, `raw`, `smooth` (charts.js smooths it), `points` or `rule`; `band`: the lowest and
+    highest behind a mean."""
 
     label: str
     series: Series
-    colour: int
+    colour: int = 0
     kind: str = "line"
     band: bool = True
+    dash: int = 0
+    run: int = 0
+    mark: str = ""
+
+    def shown(self) -> Sequence[Number]:
+        """The values as they are drawn at first."""
+        return smooth(self.series.values, span_of(self.series)) if self.kind == "smooth" else self.series.values
+
+
+def span_of(series: Series) -> float:
+    """How many values a smoothed line looks back."""
+    return max(1.0, len(series.steps) / 80)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """`unit` is how values are written: `fixed`, `short`, `exponent`, `bytes` or `percent`."""
+    """`unit` is how values are written: `fixed`, `short`, `exponent`, `bytes` or `percent`; `axis`: what they are."""
 
     name: str
     title: str
     unit: str
     lines: Sequence[Line]
     about: str = ""
+    axis: str = ""
     markers: Sequence[dict[str, Any]] = field(default_factory=tuple)
-    logarithm: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """What charts.js draws."""
@@ -50,23 +66,65 @@ class Chart:
             series = line.series
             parts.append(series)
             columns.append(series.values)
-            drawn.append({"label": line.label, "colour": line.colour, "kind": line.kind})
+            look = {"colour": line.colour, "run": line.run}
+            drawn.append({"label": line.label, "kind": line.kind, "dash": line.dash, "mark": line.mark, **look})
             if line.band and series.low is not None and series.high is not None:
                 at = len(drawn)
                 parts += [series, series]
                 columns += [series.high, series.low]
-                drawn += [{"label": f"{line.label}, highest", "colour": line.colour, "kind": "edge"},
-                          {"label": f"{line.label}, lowest", "colour": line.colour, "kind": "edge"}]  # fmt: skip
+                drawn += [{"label": f"{line.label}, highest", "kind": "edge", **look},
+                          {"label": f"{line.label}, lowest", "kind": "edge", **look}]  # fmt: skip
                 bands.append([at + 1, at + 2])
         return {
             "name": self.name,
+            "title": self.title,
             "unit": self.unit,
+            "axis": self.axis or self.title,
             "lines": drawn,
             "bands": bands,
             "data": merge(parts, columns),
             "markers": list(self.markers),
-            "logarithm": self.logarithm,
+            "view": self.view,
         }
+
+    @property
+    def extremes(self) -> list[tuple[float, int]]:
+        """All values that are drawn, with their steps; the edges of bands instead of the means between them."""
+        found: list[tuple[float, int]] = []
+        for line in self.lines:
+            series = line.series
+            banded = line.band and series.low is not None and series.high is not None
+            if line.kind in ("rule", "smooth") and any(other.kind == "raw" for other in self.lines):
+                continue
+            for values in (series.low, series.high) if banded else (series.values,):
+                found += [(v, s) for v, s in zip(values or (), series.steps, strict=True) if v is not None]
+        return found
+
+    @property
+    def view(self) -> list[float] | None:
+        """The range of the values without outliers; None where there are none."""
+        found = sorted(value for value, _ in self.extremes)
+        if len(found) < 20:
+            return None
+        low, high = found[len(found) // 50], found[-1 - len(found) // 50]
+        reach = 3 * (high - low) or abs(high)
+        if found[-1] <= high + reach and found[0] >= low - reach:
+            return None
+        inside = [value for value in found if low - reach <= value <= high + reach]
+        return [inside[0], inside[-1]]
+
+    @property
+    def outliers(self) -> list[tuple[float, int]]:
+        """Values out of `view`, with their steps, the highest first."""
+        view = self.view
+        if view is None:
+            return []
+        return sorted({pair for pair in self.extremes if not view[0] <= pair[0] <= view[1]}, reverse=True)
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether a logarithmic scale can show all of it."""
+        return all(value > 0 for value, _ in self.extremes)
 
     def table(self) -> tuple[list[str], list[list[Any]]]:
         """A few rows that say what the lines look like: heading and rows, the first column is the step."""
@@ -75,19 +133,26 @@ class Chart:
         axis = sorted({step for line in shown for step in line.series.steps})
         if len(axis) > _TABLE_ROWS:
             axis = [axis[round(i * (len(axis) - 1) / (_TABLE_ROWS - 1))] for i in range(_TABLE_ROWS)]
-        lookups = [dict(zip(line.series.steps, line.series.values, strict=True)) for line in shown]
+        lookups = [dict(zip(line.series.steps, line.shown(), strict=True)) for line in shown]
         return heading, [[step, *(found.get(step) for found in lookups)] for step in axis]
 
 
 def charts_of(runs: Sequence[RunRecord]) -> list[Chart]:
     """The charts of one run, or the same of several on top of each other."""
-    points = points_of(len(runs))
     marks = markers(runs[0].incidents) if len(runs) == 1 else []
-    makers: list[Callable[[Sequence[RunRecord], int], Chart | None]] = [
-        _loss, _rate, _norm, _speed, _memory, _skew, _scores,
-    ]  # fmt: skip
-    found = [chart for make in makers if (chart := make(runs, points)) is not None]
-    return [Chart(**{**chart.__dict__, "markers": marks}) for chart in found]
+    makers: list[Callable[[Sequence[RunRecord]], Chart | None]] = [_loss, _rate, _norm, _speed, _memory, _skew]
+    found = [chart for make in makers if (chart := make(runs)) is not None]
+    return [replace(_naming_those_without(chart, runs), markers=marks) for chart in (*found, *_scores(runs))]
+
+
+def _naming_those_without(chart: Chart, runs: Sequence[RunRecord]) -> Chart:
+    """The chart with a word on runs that have nothing to draw in it."""
+    names = labels(runs)
+    lacking = [names[i] for i in range(len(runs)) if i not in {line.run for line in chart.lines}]
+    if not lacking or len(runs) == 1:
+        return chart
+    said = f"Not recorded: {', '.join(lacking)}."
+    return replace(chart, about=f"{chart.about} {said}".strip())
 
 
 def points_of(runs: int) -> int:
@@ -121,10 +186,6 @@ def column(lines: Lines, key: str, points: int, scale: float = 1.0) -> Series | 
     )
 
 
-def _label(run: RunRecord, what: str, runs: Sequence[RunRecord]) -> str:
-    return what if len(runs) == 1 else f"{labels(runs)[runs.index(run)]}: {what}"
-
-
 def labels(runs: Sequence[RunRecord]) -> list[str]:
     """Names that tell runs apart: their own, or as much of their paths as is needed."""
     names = [run.name for run in runs]
@@ -137,38 +198,46 @@ def labels(runs: Sequence[RunRecord]) -> list[str]:
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
-def _loss(runs: Sequence[RunRecord], points: int) -> Chart | None:
+def letter(number: int) -> str:
+    """A run among several in a sign or two: A, B, …, Z, AA, AB, …"""
+    return (letter(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
+
+
+def _line(runs: Sequence[RunRecord], run: int, what: str, series: Series, metric: int = 0, **more: Any) -> Line:
+    """A line of one of several runs has the colour and the letter of its run; metrics differ by dash."""
+    if len(runs) == 1:
+        return Line(what, series, metric, dash=metric, **more)
+    return Line(
+        f"{letter(run)} {labels(runs)[run]}: {what}", series, run, dash=metric, run=run, mark=letter(run), **more
+    )
+
+
+def _loss(runs: Sequence[RunRecord]) -> Chart | None:
     lines = []
-    for number, run in enumerate(runs):
-        raw = run.numbers.curves.get("loss")
-        if raw is None:
-            continue
-        span = max(1.0, len(raw.steps) / 80)
-        if len(runs) == 1:
-            lines.append(Line("training loss", raw, 0, "faint"))
-            lines.append(Line("smoothed", Series(raw.steps, smooth(raw.values, span)), 0))
-        else:
-            lines.append(
-                Line(_label(run, "training loss, smoothed", runs), Series(raw.steps, smooth(raw.values, span)), number)
-            )
-        evaluated = column(run.evaluations, "eval_loss", points)
+    for run, record in enumerate(runs):
+        raw = record.numbers.curves.get("loss")
+        if raw is not None and len(runs) == 1:
+            lines.append(Line("training loss", raw, kind="raw"))
+            lines.append(Line("smoothed", raw, kind="smooth", band=False))
+        elif raw is not None:
+            lines.append(_line(runs, run, "training loss", raw, kind="smooth", band=False))
+        evaluated = column(record.evaluations, "eval_loss", points_of(len(runs)))
         if evaluated is not None:
-            lines.append(
-                Line(_label(run, "evaluation loss", runs), evaluated, 1 if len(runs) == 1 else number, "points")
-            )
-    return Chart("loss", "Loss", "fixed", lines, logarithm=True) if lines else None
+            lines.append(_line(runs, run, "evaluation loss", evaluated, 1, kind="points"))
+    about = "Training loss smoothed." if len(runs) > 1 and lines else ""
+    return Chart("loss", "Loss", "fixed", lines, about, "loss a token") if lines else None
 
 
 def _of_steps(
-    name: str, title: str, unit: str, key: str, *, about: str = "", logarithm: bool = False
-) -> Callable[[Sequence[RunRecord], int], Chart | None]:
-    def make(runs: Sequence[RunRecord], points: int) -> Chart | None:
+    name: str, title: str, unit: str, key: str, *, about: str = "", axis: str = ""
+) -> Callable[[Sequence[RunRecord]], Chart | None]:
+    def make(runs: Sequence[RunRecord]) -> Chart | None:
         lines = [
-            Line(_label(run, title.lower(), runs), found, number if len(runs) > 1 else 0, band=len(runs) == 1)
-            for number, run in enumerate(runs)
-            if (found := run.numbers.curves.get(key)) is not None
+            _line(runs, run, title.lower(), found, band=len(runs) == 1)
+            for run, record in enumerate(runs)
+            if (found := record.numbers.curves.get(key)) is not None
         ]
-        return Chart(name, title, unit, lines, about, logarithm=logarithm) if lines else None
+        return Chart(name, title, unit, lines, about, axis) if lines else None
 
     return make
 
@@ -180,58 +249,79 @@ _memory = _of_steps(
 )  # fmt: skip
 
 
-def _norm(runs: Sequence[RunRecord], points: int) -> Chart | None:
-    make = _of_steps("norm", "Gradient norm", "fixed", "grad_norm", about="Before clipping.", logarithm=True)
-    chart = make(runs, points)
+def _norm(runs: Sequence[RunRecord]) -> Chart | None:
+    chart = _of_steps("norm", "Gradient norm", "fixed", "grad_norm", about="Before clipping.")(runs)
     limit = runs[0].config.training.max_grad_norm
     if chart is None or len(runs) > 1 or not limit:
         return chart
     steps = chart.lines[0].series.steps
     rule = Line(f"clipped to {limit:g}", Series([steps[0], steps[-1]], [limit, limit]), 2, "rule")
-    return Chart(**{**chart.__dict__, "lines": [*chart.lines, rule]})
+    return replace(chart, lines=[*chart.lines, rule])
 
 
-def _speed(runs: Sequence[RunRecord], points: int) -> Chart | None:
+def _speed(runs: Sequence[RunRecord]) -> Chart | None:
     lines = []
-    for number, run in enumerate(runs):
-        for colour, (key, what) in enumerate(
+    for run, record in enumerate(runs):
+        for metric, (key, what) in enumerate(
             [("tokens_per_second", "tokens/s"), ("trained_tokens_per_second", "trained tokens/s")]
         ):
-            found = run.numbers.curves.get(key)
-            if colour and (len(runs) > 1 or run.config.task == "sequence_classification"):
+            found = record.numbers.curves.get(key)
+            if metric and (len(runs) > 1 or record.config.task == "sequence_classification"):
                 continue
             if found is not None:
-                band = len(runs) == 1 and not colour
-                lines.append(Line(_label(run, what, runs), found, number if len(runs) > 1 else colour, band=band))
+                lines.append(_line(runs, run, what, found, metric, band=len(runs) == 1 and not metric))
     about = "Tokens of the data, without padding"
     about += "; trained ones are those with a loss." if any("trained" in line.label for line in lines) else "."
-    return Chart("speed", "Tokens per second", "short", lines, about) if lines else None
+    return Chart("speed", "Tokens per second", "short", lines, about, "tokens/s") if lines else None
 
 
-def _skew(runs: Sequence[RunRecord], points: int) -> Chart | None:
+def _skew(runs: Sequence[RunRecord]) -> Chart | None:
     if len(runs) > 1:
         return None
     series = runs[0].numbers.curves.get(SKEW)
     if series is None:
         return None
     about = "How much shorter the fastest rank computed than the slowest, for which all others wait."
-    return Chart("skew", "Skew between ranks", "percent", [Line("skew", series, 0)], about)
+    return Chart("skew", "Skew between ranks", "percent", [Line("skew", series)], about, "share of the step")
 
 
-def _scores(runs: Sequence[RunRecord], points: int) -> Chart | None:
-    """Metrics between 0 and 1, such as accuracy, where there are enough evaluations for a line."""
-    lines: list[Line] = []
-    for number, run in enumerate(runs):
-        keys = dict.fromkeys(key for line in run.evaluations for key in line if key.startswith("eval_"))
-        for key in keys:
-            values = [line.get(key) for line in run.evaluations]
-            if len(values) > 2 and all(isinstance(value, (int, float)) and 0 <= value <= 1 for value in values):
-                if key in ("eval_loss", "eval_perplexity"):
-                    continue
-                series = column(run.evaluations, key, points)
-                assert series is not None
-                what = key.removeprefix("eval_").replace("_", " ")
-                lines.append(Line(_label(run, what, runs), series, number if len(runs) > 1 else len(lines), "points"))
-    # A single line has no legend to name it.
-    about = f"{lines[0].label[:1].upper()}{lines[0].label[1:]}." if len(lines) == 1 else ""
-    return Chart("scores", "Evaluation scores", "percent", lines[:8], about) if lines else None
+def _scores(runs: Sequence[RunRecord]) -> list[Chart]:
+    """Metrics of evaluations other than the loss: shares in one chart, where they are few, and each other in its own.
+
+    One run is drawn from three evaluations on, as its table has them all; several are compared from the first.
+    """
+    most = max(len(record.evaluations) for record in runs)
+    if most < (3 if len(runs) == 1 else 1):
+        return []
+    found: dict[str, list[tuple[int, Series]]] = {}
+    for run, record in enumerate(runs):
+        for key in dict.fromkeys(key for line in record.evaluations for key in line if key.startswith("eval_")):
+            if key not in ("eval_loss", "eval_perplexity"):
+                numbers = [line for line in record.evaluations if isinstance(line.get(key), (int, float, NoneType))]
+                if (series := column(numbers, key, points_of(len(runs)))) is not None:
+                    found.setdefault(key, []).append((run, series))
+    together: list[str] = [key for key, parts in found.items() if all(_is_share(series) for _, series in parts)]
+    if sum(len(found[key]) for key in together) > _LINES:
+        together = []
+    groups = [*([together] if together else []), *([key] for key in found if key not in together)]
+    return [_scores_chart(runs, keys, found) for keys in groups]
+
+
+def _is_share(series: Series) -> bool:
+    return all(value is None or -1 <= value <= 1 for value in series.values)
+
+
+def _scores_chart(
+    runs: Sequence[RunRecord], keys: Sequence[str], found: Mapping[str, list[tuple[int, Series]]]
+) -> Chart:
+    names = [key.removeprefix("eval_").replace("_", " ") for key in keys]
+    lines = [
+        _line(runs, run, what, series, metric, kind="points")
+        for metric, (key, what) in enumerate(zip(keys, names, strict=True))
+        for run, series in found[key]
+    ]
+    is_share = all(_is_share(series) for key in keys for _, series in found[key])
+    name, title = ("scores", "Evaluation scores") if len(keys) > 1 else (f"score-{keys[0]}", f"Evaluation: {names[0]}")
+    return Chart(
+        name, title, "percent" if is_share else "fixed", lines, axis=", ".join(names) if len(names) < 3 else ""
+    )

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +37,33 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What metrics.jsonl and timings.jsonl say. `curves`: by the name of their key, and `skew`."""
+    """What metrics.jsonl and timings.jsonl say. `curves`: by the name of their key, and `skew`; `axes`: what had been
+    reached after some steps, which are the first column: `epoch`, `tokens`, `hours`."""
 
     totals: metrics.Totals
     evaluations: Lines
     curves: Mapping[str, Series]
     peak_memory_bytes: int | None
     ranks: RankTimes | None
+    axes: Mapping[str, tuple[Sequence[int], Sequence[float]]] = field(default_factory=dict)
 
 
 def read_numbers(run_dir: Path, points: int, damaged: Mapping[str, list[int]]) -> Numbers:
     """The numbers of a run, curves with at most so many points. `damaged` gets damaged lines' numbers, by file."""
     thinners = {key: Thinner(points) for key in (*OF_STEPS, *OF_TIMINGS, SKEW)}
     totals, evaluations = metrics.Totals(), Lines()
+    axes = {name: _Milestones() for name in ("epoch", "tokens", "hours")}
     for chunk in _chunks(metrics.stream_lines(run_dir / metrics.METRICS, damaged[metrics.METRICS])):
         evaluations += [line for line in chunk if "eval_loss" in line]
         steps = [line for line in chunk if "loss" in line]
+        axes["epoch"].extend(steps, [line.get("epoch") for line in steps])
+        axes["tokens"].extend(steps, _sums((line.get("tokens") for line in steps), totals.tokens))
         totals.add(steps)
         _thin(thinners, OF_STEPS, steps)
     totals.evaluation = evaluations[-1] if evaluations else None
     peak, waits = None, _Waits()
     for chunk in _chunks(metrics.stream_lines(run_dir / metrics.TIMINGS, damaged[metrics.TIMINGS])):
+        axes["hours"].extend(chunk, [s / 3600 for s in _sums((line["seconds"] for line in chunk), totals.seconds)])
         totals.seconds += math.fsum(line["seconds"] for line in chunk)
         peaks = (line["peak_memory_bytes"] for line in chunk if line.get("peak_memory_bytes") is not None)
         peak = max(peaks, default=peak) if peak is None else max(peak, *peaks, 0)
@@ -68,7 +74,42 @@ def read_numbers(run_dir: Path, points: int, damaged: Mapping[str, list[int]]) -
         steps_of = [line["step"] for line in shared]
         thinners[SKEW].extend(steps_of, [1 - min(row) / longest if (longest := max(row)) > 0 else None for row in rows])
     curves = {key: found for key, thinner in thinners.items() if (found := thinner.series()) is not None}
-    return Numbers(totals, evaluations, curves, peak, waits.summary())
+    reached = {name: pairs for name, milestones in axes.items() if (pairs := milestones.found()) is not None}
+    return Numbers(totals, evaluations, curves, peak, waits.summary(), reached)
+
+
+def _sums(values: Iterable[float | None], before: float) -> list[float]:
+    return list(accumulate((value or 0 for value in values), initial=before))[1:]
+
+
+_MILESTONES = 256
+
+
+class _Milestones:
+    """What a run had reached after some of its steps, evenly spread, and after the last; for axes other than steps."""
+
+    def __init__(self) -> None:
+        self._every, self._seen = 1, 0
+        self._kept: list[tuple[int, float | None]] = []
+        self._last: tuple[int, float | None] | None = None
+
+    def extend(self, lines: Lines, values: Sequence[float | None]) -> None:
+        for at in range(-self._seen % self._every, len(lines), self._every):
+            self._kept.append((lines[at]["step"], values[at]))
+        self._seen += len(lines)
+        if lines:
+            self._last = lines[-1]["step"], values[-1]
+        while len(self._kept) > _MILESTONES:
+            self._kept = self._kept[::2]
+            self._every *= 2
+
+    def found(self) -> tuple[Sequence[int], Sequence[float]] | None:
+        """Steps and values; None where the run does not say, or nothing grows."""
+        pairs = [*self._kept, *([self._last] if self._last is not None and self._last not in self._kept else [])]
+        known = [(step, float(f"{value:.6g}")) for step, value in pairs if value is not None]
+        if len(known) < len(pairs) or not known or known[-1][1] <= 0:
+            return None
+        return [step for step, _ in known], [value for _, value in known]
 
 
 def _chunks(lines: Iterable[dict[str, Any]]) -> Iterator[Lines]:

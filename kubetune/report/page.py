@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,25 +20,31 @@ from kubetune.files import write_atomic
 from kubetune.forecast import quantization_of
 from kubetune.logs import scrub
 from kubetune.metrics import METRICS, now, versions
-from kubetune.report.charts import Chart, charts_of, labels, points_of
+from kubetune.report.charts import Chart, charts_of, labels, letter, points_of
+from kubetune.report.differences import differences
 from kubetune.report.reading import RunRecord, read_run
 from kubetune.writing import counted, duration, number, place, share, short, size
 
 HERE = Path(__file__).parent
+AXES = {"tokens": "tokens", "epoch": "epochs", "hours": "hours in steps"}
+"""What charts can be drawn over, other than steps."""
 _EVALUATIONS = 24
 _SAMPLES = 12
 _CLASSES = 40
+COLOURS = 12
+"""Of lines and runs in the style sheet; runs beyond them are told apart by their letters alone."""
 
 
 def write_report(run_dirs: Sequence[Path], output: Path) -> Path:
     """The page of one run, or of several laid over each other, in `output`. Raises ConfigError for what is no run."""
     runs = [read_run(folder, points_of(len(run_dirs))) for folder in run_dirs]
     charts = charts_of(runs)
+    data = {"charts": [chart.to_json() for chart in charts], "axes": [run.numbers.axes for run in runs]}
+    axes = [name for name in AXES if all(name in run.numbers.axes for run in runs)]
     common = {
         "charts": [_chart(chart) for chart in charts],
-        "data": Markup(
-            json.dumps([chart.to_json() for chart in charts], separators=(",", ":")).replace("<", "\\u003c")
-        ),
+        "axes": {name: AXES[name] for name in axes},
+        "data": Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")),
         "has_charts": bool(charts),
     }
     if len(runs) == 1:
@@ -63,6 +70,7 @@ def render(template: str, **facts: Any) -> str:
         "chart_style": Markup((HERE / "vendor" / "uPlot.min.css").read_text("utf-8")),
         "chart_library": Markup((HERE / "vendor" / "uPlot.iife.min.js").read_text("utf-8")),
         "chart_script": Markup((HERE / "templates" / "charts.js").read_text("utf-8")),
+        "table_script": Markup((HERE / "templates" / "tables.js").read_text("utf-8")),
         "made": f"{now()[:16].replace('T', ' ')} UTC",
         "version": versions()["kubetune"],
     }
@@ -81,16 +89,35 @@ def _chart(chart: Chart) -> dict[str, Any]:
         "heading": heading,
         "rows": [[number(step), *(write(value) for value in values)] for step, *values in rows],
         "markers": chart.markers,
-        "logarithm": chart.logarithm,
+        "scales": _scales(chart),
+        "outliers": _outliers(chart, write),
     }
+
+
+def _scales(chart: Chart) -> list[tuple[str, str]]:
+    """The scales that a chart can be drawn with, the first at first."""
+    return [
+        *([("view", "without outliers")] if chart.view is not None else []),
+        ("linear", "linear"),
+        *([("logarithm", "logarithmic")] if chart.is_positive else []),
+    ]
+
+
+def _outliers(chart: Chart, write: Callable[[Any], str]) -> str:
+    """What is out of view at first, in a sentence; none is hidden without a word."""
+    found = chart.outliers
+    if not found:
+        return ""
+    shown = ", ".join(f"{write(value)} at step {step:,}" for value, step in found[:3])
+    return f"Out of view: {shown}{f' and {len(found) - 3:,} more' if len(found) > 3 else ''}."
 
 
 def _summary(chart: Chart, write: Callable[[Any], str]) -> str:
     """The chart in a sentence, for those who do not see it."""
     said = []
     for line in chart.lines:
-        known = [(s, v) for s, v in zip(line.series.steps, line.series.values, strict=True) if v is not None]
-        if line.kind in ("line", "points") and known:
+        known = [(s, v) for s, v in zip(line.series.steps, line.shown(), strict=True) if v is not None]
+        if line.kind not in ("raw", "rule") and known:
             low = min(known, key=lambda pair: pair[1])
             said.append(
                 f"{line.label}: {write(known[0][1])} at step {known[0][0]:,}, {write(known[-1][1])} at step "
@@ -110,49 +137,51 @@ def status(run: RunRecord) -> tuple[str, str]:
     return ("stopped" if run.ending.code == 143 else "failed"), run.ending.reason
 
 
-def _cards(run: RunRecord) -> list[tuple[str, str, str]]:
-    """What a reader wants to know first: label, value, and a word on it."""
+@dataclass(frozen=True)
+class Card:
+    """A number that a reader wants first, with a word on it. `order`: what runs are sorted by."""
+
+    label: str
+    value: str
+    about: str = ""
+    order: float | None = None
+
+
+def _cards(run: RunRecord) -> list[Card]:
     report, known = run.report, run.numbers.totals
-    best = _best(run)
-    if report and report.get("steps") == _last_step(run):  # it counts what the disk has lost of the lines, too
+    best, steps = _best(run), _last_step(run)
+    if report and report.get("steps") == steps:  # it counts what the disk has lost of the lines, too
         seconds, tokens, trained = (report.get(key) or 0 for key in ("seconds", "tokens", "trained_tokens"))
     else:
         seconds, tokens, trained = known.seconds, known.tokens, known.trained_tokens
     planned = run.plan.num_steps if run.plan else 0
+    loss, first = known.last.get("loss"), f"{number(known.first.get('loss'))} at first" if known.steps else ""
     cards = [
-        ("Steps", number(_last_step(run)), f"of {planned:,} planned" if planned else ""),
-        (
-            "Training loss",
-            number(known.last.get("loss")),
-            f"{number(known.first.get('loss'))} at first" if known.steps else "",
-        ),
+        Card("Steps", number(steps), f"of {planned:,} planned" if planned else "", steps),
+        Card("Training loss", number(loss), first, loss),
     ]
     if best is not None:
         name = run.config.training.metric_for_best_model
-        cards.append(
-            (
-                f"Best {name.removeprefix('eval_').replace('_', ' ')}",
-                number(best[name]),
-                f"evaluation at step {best['step']:,}",
-            )
-        )
+        what = name.removeprefix("eval_").replace("_", " ")
+        cards.append(Card(f"Best {what}", number(best[name]), f"evaluation at step {best['step']:,}", best[name]))
     classifies = run.config.task == "sequence_classification"
+    speed = tokens / seconds if seconds else None
     cards += [
-        ("Tokens", short(tokens), f"{share(trained / tokens)} of them trained" if tokens and not classifies else ""),
-        ("Time in steps", duration(seconds), ""),
-        ("Tokens/s", number(tokens / seconds if seconds else None), "without padding"),
+        Card(
+            "Tokens",
+            short(tokens),
+            f"{share(trained / tokens)} of them trained" if tokens and not classifies else "",
+            tokens,
+        ),
+        Card("Time in steps", duration(seconds), "", seconds),
+        Card("Tokens/s", number(speed), "without padding", speed),
     ]
     throughput = report.get("throughput") or {}
     if throughput.get("mfu") is not None:
-        cards.append(
-            (
-                "MFU",
-                share(throughput["mfu"]),
-                f"of {throughput['peak_tflops']:,.3g} TFLOP/s, {throughput['peak_source'].partition(':')[0]}",
-            )
-        )
+        about = f"of {throughput['peak_tflops']:,.3g} TFLOP/s, {throughput['peak_source'].partition(':')[0]}"
+        cards.append(Card("MFU", share(throughput["mfu"]), about, throughput["mfu"]))
     peak = report.get("peak_memory_bytes") or run.numbers.peak_memory_bytes
-    cards.append(("Peak memory", size(peak), "highest of all ranks" if report else "rank 0"))
+    cards.append(Card("Peak memory", size(peak), "highest of all ranks" if report else "rank 0", peak))
     return cards
 
 
@@ -337,28 +366,38 @@ def _moment(time: str) -> str:
 def _comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Runs side by side: results, and the settings in which they differ."""
     names = labels(runs)
-    cards = [{label: (value, about) for label, value, about in _cards(run)} for run in runs]
-    keys = list(dict.fromkeys(label for found in cards for label in found))
-    settings = [dict(_values(run)) for run in runs]
-    differing = [
-        (key, [found.get(key, "–") for found in settings])
-        for key in dict.fromkeys(key for found in settings for key in found)
-        if len({found.get(key) for found in settings}) > 1 and key not in ("output", "name")
-    ]
-    versions = [run.report.get("versions") or {} for run in runs]
-    packages = [
-        (key, [found.get(key, "–") for found in versions])
-        for key in dict.fromkeys(key for found in versions for key in found)
-        if len({found.get(key) for found in versions}) > 1
-    ]
+    cards = [{card.label: card for card in _cards(run)} for run in runs]
+    different, common = differences([resolved(run.config) for run in runs])
+    packages, _ = differences([run.report.get("versions") or {} for run in runs])
     return {
         "title": " · ".join(names),
         "runs": [
-            {"name": name, "path": run.path, "state": status(run), "sentence": _sentence(run), "number": i}
+            {
+                "name": name,
+                "path": run.path,
+                "state": status(run),
+                "sentence": _sentence(run),
+                "letter": letter(i),
+                "colour": i % COLOURS,
+            }
             for i, (name, run) in enumerate(zip(names, runs, strict=True))
         ],
-        "results": [(key, [found.get(key, ("–", "")) for found in cards]) for key in keys],
-        "settings": differing,
+        "headings": list(dict.fromkeys(label for found in cards for label in found)),
+        "cards": cards,
+        "settings": different,
+        "common": common,
         "packages": packages,
         "fingerprints": [run.report.get("data_fingerprint") for run in runs],
+        "damage": [(name, line) for name, run in zip(names, runs, strict=True) for line in _damage(run)],
+        "samples": _answers(runs),
     }
+
+
+def _answers(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Samples of the same request, with what each run answers."""
+    found: dict[str, dict[str, Any]] = {}
+    for i, run in enumerate(runs):
+        for sample in run.samples:
+            entry = found.setdefault(sample["prompt"], {"sample": sample, "answers": [None] * len(runs)})
+            entry["answers"][i] = sample["after"]
+    return sorted(found.values(), key=lambda entry: entry["answers"].count(None))[:_SAMPLES]

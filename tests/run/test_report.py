@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from kubetune import cli, metrics, train_worker
 from kubetune.errors import ConfigError
 from kubetune.report import write_report
+from kubetune.report.differences import differences
 from kubetune.report.series import shorten, smooth
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
@@ -63,8 +65,8 @@ class Page(HTMLParser):
         assert self.open.pop() == tag, f"</{tag}> closes nothing that is open"
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "script" and data.startswith("["):
-            self.charts = json.loads(data)
+        if self.open and self.open[-1] == "script" and data.startswith('{"charts"'):
+            self.charts = json.loads(data)["charts"]
         elif not self.open or self.open[-1] not in ("script", "style"):
             self.text += data
 
@@ -108,7 +110,7 @@ def test_two_runs_are_compared(run_dir: Path, inputs: Path, tmp_path: Path, caps
     page = Page(tmp_path / "both.html")
     assert not page.open
     assert "training.weight_decay" in page.text
-    assert "training.learning_rate" not in page.text
+    assert "training.learning_rate" not in page.text.split("that are the same in all")[0]
     assert "kB" in capsys.readouterr().out
     assert cli.main(["report", "--compare", str(run_dir), str(other), "-o", str(tmp_path / "same.html")]) == 0
     assert Page(tmp_path / "same.html").charts == page.charts
@@ -118,6 +120,106 @@ def test_two_runs_are_compared(run_dir: Path, inputs: Path, tmp_path: Path, caps
     assert (told["path"], told["bytes"]) == (str(tmp_path / "one.html"), (tmp_path / "one.html").stat().st_size)
     assert cli.main(["report"]) == 2
     assert "report of which run?" in capsys.readouterr().err
+
+
+def edited(run_dir: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A copy of a run whose settings are changed."""
+    shutil.copytree(run_dir, folder, symlinks=True)
+    settings = json.loads((folder / "resolved.json").read_text())
+    change(settings)
+    (folder / "resolved.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_settings_that_differ_stand_by_source_and_section(run_dir: Path, tmp_path: Path) -> None:
+    def change(settings: dict[str, Any]) -> None:
+        first = settings["data"]["train"][0]
+        settings["data"]["train"] += [{**first, "path": "/far/away/more.jsonl", "weight": 2.5}]
+        settings["lora"] = None
+
+    other = edited(run_dir, tmp_path / "other", change)
+    settings = [json.loads((folder / "resolved.json").read_text()) for folder in (run_dir, other)]
+    different, common = differences(settings)
+    rows = dict(different)
+    assert rows.pop("data.train: /far/away/more.jsonl") == ["–", "weight 2.5"]
+    assert rows.pop("lora") == [f"r 4, dropout {settings[0]['lora']['dropout']}, target_modules all-linear", "not set"]
+    assert not rows
+    assert {key for key, _ in common} >= {f"data.train: {settings[0]['data']['train'][0]['path']}", "training.seed"}
+    page = Page(write_report([run_dir, other], tmp_path / "both.html"))
+    assert not page.open
+    assert all(link[1:] in page.ids for link in page.links)
+
+
+def test_a_run_of_few_evaluations_is_compared_and_no_line_is_cut(run_dir: Path, tmp_path: Path) -> None:
+    runs = [shutil.copytree(run_dir, tmp_path / f"run-{i}", symlinks=True) for i in range(4)]
+    for i, run in enumerate(runs):
+        lines = [json.loads(line) for line in (run / metrics.METRICS).read_text().splitlines()]
+        steps = [line for line in lines if "eval_loss" not in line]
+        scores = {"eval_accuracy": 0.5, "eval_f1": 0.4, "eval_mcc": -0.1}
+        evaluations = [{"step": 3, "epoch": 1, "eval_loss": 1.0, **scores}][: i if i < 2 else 1]
+        text = "".join(json.dumps(line) + "\n" for line in [*steps, *evaluations])
+        (run / metrics.METRICS).write_text(text)
+    charts = {chart["title"]: chart for chart in Page(write_report(runs, tmp_path / "page.html")).charts}
+    assert {"Evaluation: accuracy", "Evaluation: f1", "Evaluation: mcc"} <= charts.keys()
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("Not recorded: run-0.") == 3
+    assert [line["run"] for line in charts["Evaluation: f1"]["lines"]] == [1, 2, 3]
+    together = {chart["title"]: chart for chart in Page(write_report(runs[:2], tmp_path / "page.html")).charts}[
+        "Evaluation scores"
+    ]
+    looks = [(line["colour"], line["dash"], line["mark"]) for line in together["lines"]]
+    assert looks == [(1, 0, "B"), (1, 1, "B"), (1, 2, "B")]
+    for chart in charts.values():
+        lines = [line for line in chart["lines"] if line["kind"] != "edge"]
+        assert all((line["colour"], line["mark"]) == (line["run"], "ABCD"[line["run"]]) for line in lines)
+        assert len({(line["run"], line["dash"]) for line in lines}) == len(lines)
+
+
+def test_an_outlier_is_left_out_of_view_and_named(run_dir: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run_dir, tmp_path / "copy", symlinks=True)
+    with (copy / metrics.METRICS).open("w") as numbers:
+        for step in range(1, 101):
+            values = {"loss": 900.0 if step == 50 else 2 + step % 3, "learning_rate": 1e-4, "grad_norm": 1.0}
+            numbers.write(
+                json.dumps({"step": step, "epoch": step / 50, "tokens": 7, "trained_tokens": 3} | values) + "\n"
+            )
+    page = Page(write_report([copy], tmp_path / "page.html"))
+    loss = next(chart for chart in page.charts if chart["name"] == "loss")
+    assert loss["view"] == [2, 4]
+    assert "Out of view: 900 at step 50." in page.text
+    assert next(chart for chart in page.charts if chart["name"] == "rate")["view"] is None
+    axes = json.loads(re.search(r'id="chart-data">(.*?)</script>', page.html)[1])["axes"][0]  # type: ignore[index]
+    assert dict(zip(*axes["tokens"], strict=True))[100] == 700
+    assert dict(zip(*axes["epoch"], strict=True))[50] == 1
+
+
+def test_colours_have_contrast_and_controls_have_names(run_dir: Path, tmp_path: Path) -> None:
+    """WCAG 2 AA: 4.5 for text, 3 for lines; in light and in dark."""
+    page = Page(write_report([run_dir], tmp_path / "page.html"))
+    blocks = re.findall(r":root[^{]*\{([^}]*--c11[^}]*)\}", page.html)
+    light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in blocks)
+    assert "piece.special:not(.trained) { opacity" not in page.html
+    for colours in (light, dark):
+        for number in range(12):
+            assert contrast(colours[f"c{number}"], colours["paper"]) >= 4.5, f"c{number}"
+            assert contrast(colours[f"c{number}"], colours["panel"]) >= 3
+        assert min(contrast(colours["raw"], colours["panel"]), contrast(colours["mark"], colours["panel"])) >= 3
+        texts = [("soft", "paper"), ("soft", "panel"), ("ink", "paper"), ("link", "paper"), ("wait", "panel")]
+        papers = [(name, f"{name}-paper") for name in ("good", "bad", "wait")]
+        for ink, paper in (*texts, *papers, ("trained-ink", "trained")):
+            assert contrast(colours[ink], colours[paper]) >= 4.5, (ink, paper)
+    summaries = re.findall(r"<summary>(.*?)</summary>", page.html)
+    assert len(set(summaries)) == len(summaries) > 5
+    assert 'role="img"' not in page.html
+    assert page.html.count('role="slider"') == len(page.charts)
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of two colours as WCAG 2 defines it."""
+    shares = [[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in (one, other)]
+    linear = [[c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour] for colour in shares]
+    low, high = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in linear)
+    return (high + 0.05) / (low + 0.05)
 
 
 def test_a_run_that_has_just_begun_has_a_page(run_dir: Path, tmp_path: Path) -> None:

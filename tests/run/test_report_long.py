@@ -68,7 +68,7 @@ def test_a_long_run_has_its_page_soon_and_in_little_memory(
     assert int(kilobytes) / 1024 < megabytes
     text = page.read_text()
     data = json.loads(re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.S)[1])  # type: ignore[index]
-    (loss,) = (chart for chart in data if chart["name"] == "loss")
+    (loss,) = (chart for chart in data["charts"] if chart["name"] == "loss")
     assert max(value for column in loss["data"][1:] for value in column if value is not None) == 99.0
     assert len(loss["data"][0]) <= 600 + 50
 

@@ -62,6 +62,7 @@ def test_the_page_shows_what_is_learnt_and_what_is_left_out(
     assert '<mark class="piece trained">Answer 0 &lt;b&gt;&amp;</mark>' in page
     assert '<span class="piece special">&lt;|im_start|&gt;</span><span class="piece">user' in page
     assert '<tr class="limit">' in page
+    assert "the dashed line" in page
     assert "English" in page
     assert not re.search(r'(src|href)="(?!#)', page)
 
@@ -131,6 +132,7 @@ def test_keys_that_are_not_used_are_told_on_the_terminal_and_on_the_page(
     code, page = page_of(tmp_path, model, capsys)
     assert code == 0
     assert "data.jsonl, train: keys not used: id × 3, source × 2." in page
+    assert "the dashed line" not in page, "nothing is too long, so none is drawn"
     for target in (str(tmp_path / "run.yaml"), str(tmp_path / "data.jsonl")):
         assert cli.main(["data", "check", target]) == 0
         assert "keys not used: id × 3, source × 2" in capsys.readouterr().out

@@ -1,17 +1,25 @@
 "use strict";
 (() => {
-  const charts = JSON.parse(document.getElementById("chart-data").textContent);
+  const { charts, axes } = JSON.parse(document.getElementById("chart-data").textContent);
   const drawn = new Map();
-  const isLogarithmic = new Set();
+  const scales = new Map();
+  const hidden = new Map(charts.map((_, index) => [index, new Set()]));
+  let xName = "step";
+  let smoothing = 3;
   let onPaper = false;
   const paperWidth = 330;
+  const colours = 12;
+  const dashes = [[], [8, 4], [2, 3], [10, 3, 2, 3], [14, 5], [5, 5, 1, 5], [1, 5], [12, 3, 3, 3, 3, 3]];
+  const lookedBack = [0, 1 / 320, 1 / 160, 1 / 80, 1 / 40, 1 / 20, 1 / 10];
 
+  const byId = (id) => document.getElementById(id);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const ofLine = (line) => colour(line.kind === "raw" ? "--raw" : `--c${line.colour % colours}`);
 
   const inUnits = (value) => {
     let unit = 0;
     while (Math.abs(value) >= 1024 && unit < 4) { value /= 1024; unit += 1; }
-    return `${Number(value.toPrecision(3))} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+    return `${Number(value.toPrecision(4))} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
   };
   const write = {
     fixed: (v) => String(Number(v.toPrecision(4))),
@@ -20,22 +28,57 @@
     bytes: inUnits,
     percent: (v) => `${Number((100 * v).toPrecision(3))} %`,
   };
-  const onAxis = {
-    ...write,
-    short: (v) => (Math.abs(v) >= 10000 ? `${Number((v / 1000).toPrecision(4))}k` : v.toLocaleString("en")),
-    fixed: (v) => String(Number(v.toPrecision(6))),
+  const inThousands = (v) => (Math.abs(v) >= 10000 ? `${Number((v / 1000).toPrecision(4))}k` : String(Number(v.toPrecision(6))));
+  const onAxis = { ...write, short: inThousands, fixed: (v) => String(Number(v.toPrecision(6))) };
+  const onX = (v) => (Math.abs(v) >= 1e6 ? `${Number((v / 1e6).toPrecision(4))}M` : Number(v.toPrecision(6)).toLocaleString("en"));
+  const binary = Array.from({ length: 50 }, (_, power) => 2 ** power);
+
+  // Each value is the mean of what lies before it, the nearer the more; the weights sum to one from the first on.
+  const smooth = (values) => {
+    const span = Math.max(1, values.filter((v) => v !== null).length * lookedBack[smoothing]);
+    const keep = 1 - 1 / span;
+    let [total, weight] = [0, 0];
+    return values.map((value) => {
+      if (value === null) return null;
+      total = keep * total + (1 - keep) * value;
+      weight = keep * weight + (1 - keep);
+      return total / weight;
+    });
+  };
+
+  // Where a run was after `step` steps: tokens, epochs or hours, between what is known of the steps around.
+  const reached = (run, step) => {
+    if (xName === "step") return step;
+    const [steps, values] = axes[run][xName];
+    let [low, high] = [0, steps.length - 1];
+    while (low < high) { const middle = (low + high) >> 1; if (steps[middle] < step) low = middle + 1; else high = middle; }
+    const [s0, v0] = low ? [steps[low - 1], values[low - 1]] : [0, 0];
+    return s0 === steps[low] ? values[low] : v0 + ((values[low] - v0) * (step - s0)) / (steps[low] - s0);
+  };
+
+  const columnsOf = (chart) => {
+    const columns = chart.lines.map((line, i) => (line.kind === "smooth" ? smooth(chart.data[i + 1]) : chart.data[i + 1]));
+    if (xName === "step") return [chart.data[0], ...columns];
+    if (chart.lines.every((line) => line.run === chart.lines[0].run)) {
+      return [chart.data[0].map((step) => reached(chart.lines[0].run, step)), ...columns];
+    }
+    return uPlot.join(chart.lines.map((line, i) => {
+      const known = chart.data[0].map((step, at) => [step, columns[i][at]]).filter(([, value]) => value !== null);
+      return [known.map(([step]) => reached(line.run, step)), known.map(([, value]) => value)];
+    }));
   };
 
   const mostPoints = 40;
-  const series = (line, column) => {
-    const stroke = colour(`--c${line.colour % 6}`);
+  const series = (line, column, isHidden) => {
+    const stroke = ofLine(line);
+    const common = { label: line.label, stroke, width: 2, dash: dashes[(line.dash ?? 0) % dashes.length], show: !isHidden };
     switch (line.kind) {
-      case "faint": return { label: line.label, stroke: `${stroke}66`, width: 1, points: { show: false } };
-      case "edge": return { label: line.label, stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
-      case "points": return { label: line.label, stroke, width: 2, dash: [6, 3], spanGaps: true,
-        points: { show: column.filter((v) => v !== null).length <= mostPoints, size: 7, fill: stroke, stroke } };
-      case "rule": return { label: line.label, stroke, width: 1.5, dash: [4, 4], spanGaps: true, points: { show: false } };
-      default: return { label: line.label, stroke, width: 2, spanGaps: true, points: { show: false } };
+      case "raw": return { ...common, width: 1, points: { show: false } };
+      case "edge": return { ...common, stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
+      case "points": return { ...common, spanGaps: true,
+        points: { show: column.filter((v) => v != null).length <= mostPoints, size: 7, fill: stroke, stroke } };
+      case "rule": return { ...common, width: 1.5, dash: [4, 4], spanGaps: true, points: { show: false } };
+      default: return { ...common, spanGaps: true, points: { show: column.filter((v) => v != null).length === 1, size: 7 } };
     }
   };
 
@@ -45,7 +88,7 @@
     ctx.lineWidth = 1.5 * devicePixelRatio;
     ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
     for (const mark of chart.markers) {
-      const x = plot.valToPos(mark.step, "x", true);
+      const x = plot.valToPos(reached(0, mark.step), "x", true);
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.strokeStyle = colour(mark.error ? "--bad" : "--mark");
       ctx.beginPath();
@@ -56,21 +99,63 @@
     ctx.restore();
   };
 
+  // The letter of its run stands on each line a few times, so that lines are told apart without their colours.
+  const letters = (chart) => (plot) => {
+    const { ctx, bbox } = plot;
+    const radius = 7.5 * devicePixelRatio;
+    ctx.save();
+    ctx.textAlign = "center";
+    ctx.textBaseline = "middle";
+    chart.lines.forEach((line, i) => {
+      if (!line.mark || !plot.series[i + 1].show) return;
+      const known = plot.data[i + 1].map((v, at) => (v == null ? -1 : at)).filter((at) => at >= 0);
+      const runs = Math.max(...chart.lines.map((other) => other.run)) + 1;
+      for (const part of known.length > 4 ? [0, 1, 2] : [2]) {
+        const at = known[Math.round(((part + (line.run + 1) / (runs + 1)) / 3) * (known.length - 1))];
+        const x = plot.valToPos(plot.data[0][at], "x", true);
+        const y = Math.min(bbox.top + bbox.height, Math.max(bbox.top, plot.valToPos(plot.data[i + 1][at], "y", true)));
+        if (x < bbox.left || x > bbox.left + bbox.width) continue;
+        ctx.beginPath();
+        ctx.arc(x, y, radius, 0, 2 * Math.PI);
+        ctx.fillStyle = ofLine(line);
+        ctx.fill();
+        ctx.fillStyle = colour("--panel");
+        ctx.font = `700 ${(line.mark.length > 1 ? 8 : 10) * devicePixelRatio}px system-ui, sans-serif`;
+        ctx.fillText(line.mark, x, y);
+      }
+    });
+    ctx.restore();
+  };
+
   const say = (index) => (plot) => {
     const chart = charts[index];
     const out = document.querySelector(`[data-readout="${index}"]`);
+    const place = document.querySelector(`[data-chart="${index}"]`);
     const at = plot.cursor.idx;
     if (at === null || at === undefined) { out.textContent = ""; return; }
-    const value = (i) => chart.data[i + 1][at];
+    const value = (i) => plot.data[i + 1][at];
     const parts = chart.lines.map((line, i) => {
-      if (line.kind === "rule" || line.kind === "edge" || value(i) === null) return null;
+      if (line.kind === "rule" || line.kind === "edge" || value(i) == null || !plot.series[i + 1].show) return null;
       const band = chart.bands.find(([high]) => high === i + 2);
       const range = band ? ` (${write[chart.unit](value(band[1] - 1))} to ${write[chart.unit](value(band[0] - 1))})` : "";
       return `${line.label} ${write[chart.unit](value(i))}${range}`;
     });
-    const step = chart.data[0][at];
-    const near = chart.markers.filter((mark) => mark.step === step).map((mark) => mark.text);
-    out.textContent = [`step ${step.toLocaleString("en")}`, ...parts.filter(Boolean), ...near].join(" · ");
+    const x = plot.data[0][at];
+    const near = chart.markers.filter((mark) => reached(0, mark.step) === x).map((mark) => mark.text);
+    out.textContent = [`${xName} ${onX(x)}`, ...parts.filter(Boolean), ...near].join(" · ");
+    place.setAttribute("aria-valuemax", plot.data[0].length - 1);
+    place.setAttribute("aria-valuenow", at);
+    place.setAttribute("aria-valuetext", out.textContent);
+  };
+
+  const yScale = (index) => {
+    const { view } = charts[index];
+    const name = scales.get(index);
+    if (name === "logarithm") return { distr: 3 };
+    // Zoomed to where there is nothing but outliers, these are shown.
+    return { range: (u, low, high) => (name === "view" && low <= view[1] && high >= view[0]
+      ? uPlot.rangeNum(Math.max(low, view[0]), Math.min(high, view[1]), 0.06, true)
+      : uPlot.rangeNum(low, high, 0.06, true)) };
   };
 
   const draw = (index) => {
@@ -78,30 +163,65 @@
     const place = document.querySelector(`[data-chart="${index}"]`);
     drawn.get(index)?.destroy();
     place.textContent = "";
-    const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 },
-      ticks: { stroke: colour("--grid"), width: 1 }, font: "12px system-ui, sans-serif" };
+    const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, labelSize: 20,
+      ticks: { stroke: colour("--grid"), width: 1 }, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif" };
+    const whole = xName === "step" || xName === "tokens";
+    const columns = columnsOf(chart);
     const plot = new uPlot({
-      width: onPaper ? paperWidth : Math.max(240, place.clientWidth),
-      height: onPaper ? 190 : 260,
-      series: [{ label: "step" }, ...chart.lines.map((line, i) => series(line, chart.data[i + 1]))],
-      bands: chart.bands.map((pair) => ({ series: pair, fill: `${colour(`--c${chart.lines[pair[0] - 1].colour % 6}`)}4d` })),
+      width: onPaper ? paperWidth : Math.max(200, place.clientWidth),
+      height: onPaper ? 190 : 280,
+      series: [{ label: xName }, ...chart.lines.map((line, i) => series(line, columns[i + 1], hidden.get(index).has(i)))],
+      bands: chart.bands.map((pair) => ({ series: pair, fill: `${ofLine(chart.lines[pair[0] - 1])}4d` })),
       scales: {
         x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
-        y: isLogarithmic.has(index) ? { distr: 3 }
-          : { range: (u, low, high) => uPlot.rangeNum(low, high, 0.06, true) },
+        y: yScale(index),
       },
       axes: [
-        { ...axis, space: 60, values: (u, at) => at.map((v) => (Number.isInteger(v) ? v.toLocaleString("en") : "")) },
-        { ...axis, size: chart.unit === "bytes" ? 78 : 66, values: (u, at) => at.map((v) => (v === null ? "" : onAxis[chart.unit](v))) },
+        { ...axis, space: 60, label: byId("x-axis").selectedOptions[0].textContent,
+          values: (u, at) => at.map((v) => (Number.isInteger(v) || !whole ? onX(v) : "")) },
+        { ...axis, label: chart.axis, size: chart.unit === "bytes" ? 78 : 62,
+          ...(chart.unit === "bytes" && scales.get(index) !== "logarithm" ? { incrs: binary } : {}),
+          values: (u, at) => at.map((v) => (v === null ? "" : onAxis[chart.unit](v))) },
       ],
       cursor: { sync: { key: "steps" }, points: { size: 8 }, focus: { prox: -1 } },
-      legend: { live: false, show: chart.lines.filter((line) => line.kind !== "edge").length > 1 },
-      hooks: { draw: [marks(chart)], setCursor: [say(index)] },
-    }, chart.data, place);
-    place.querySelectorAll(".u-legend .u-series").forEach((row, i) => {
-      if (chart.lines[i].kind === "edge") row.style.display = "none";
-    });
+      legend: { show: false },
+      hooks: { draw: [marks(chart), letters(chart)], setCursor: [say(index)] },
+    }, columns, place);
     drawn.set(index, plot);
+    describe(index);
+  };
+
+  // The legend is of buttons, for the keyboard; each shows its line as it is drawn.
+  const describe = (index) => {
+    const chart = charts[index];
+    const list = document.querySelector(`[data-legend="${index}"]`);
+    const focused = [...list.children].findIndex((item) => item.contains(document.activeElement));
+    list.textContent = "";
+    const shown = chart.lines.map((line, i) => [line, i]).filter(([line]) => line.kind !== "edge");
+    if (shown.length < 2) return;
+    for (const [line, i] of shown) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.setAttribute("aria-pressed", String(!hidden.get(index).has(i)));
+      const sample = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+      sample.setAttribute("viewBox", "0 0 30 10");
+      sample.setAttribute("aria-hidden", "true");
+      const stroke = document.createElementNS("http://www.w3.org/2000/svg", "path");
+      stroke.setAttribute("d", "M0 5H30");
+      stroke.setAttribute("stroke", ofLine(line));
+      stroke.setAttribute("stroke-width", line.kind === "raw" ? "1.2" : "2.4");
+      stroke.setAttribute("stroke-dasharray", (line.kind === "rule" ? [4, 4] : dashes[line.dash % dashes.length]).join(" "));
+      sample.append(stroke);
+      button.append(sample, line.label);
+      button.addEventListener("click", () => {
+        hidden.get(index)[hidden.get(index).has(i) ? "delete" : "add"](i);
+        draw(index);
+      });
+      const item = document.createElement("li");
+      item.append(button);
+      list.append(item);
+    }
+    if (focused >= 0) list.children[focused].firstChild.focus();
   };
 
   const drawAll = () => charts.forEach((_, index) => draw(index));
@@ -114,12 +234,52 @@
   const zoom = (plot, factor) => {
     const { min, max } = plot.scales.x;
     const middle = plot.cursor.idx === null || plot.cursor.idx === undefined ? (min + max) / 2 : plot.data[0][plot.cursor.idx];
-    const half = Math.max(1, ((max - min) * factor) / 2);
     const [first, last] = [plot.data[0][0], plot.data[0][plot.data[0].length - 1]];
+    const half = Math.max((last - first) / plot.data[0].length, ((max - min) * factor) / 2);
     plot.setScale("x", { min: Math.max(first, middle - half), max: Math.min(last, middle + half) });
   };
 
-  charts.forEach((_, index) => {
+  const save = (name, blob) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+  };
+  const inCells = (value) => (value == null ? "" : typeof value === "number" ? String(value) : `"${value.replaceAll('"', '""')}"`);
+  const table = (chart) => [["step", ...chart.lines.map((line) => line.label)],
+    ...chart.data[0].map((step, at) => [step, ...chart.lines.map((_, i) => chart.data[i + 1][at])])]
+    .map((row) => row.map(inCells).join(",")).join("\r\n") + "\r\n";
+  const picture = (index) => {
+    const chart = charts[index];
+    const source = drawn.get(index).ctx.canvas;
+    const one = 16 * devicePixelRatio;
+    const shown = chart.lines.filter((line, i) => line.kind !== "edge" && !hidden.get(index).has(i));
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [source.width + 2 * one, source.height + (2.5 + 1.4 * shown.length) * one];
+    const ctx = canvas.getContext("2d");
+    ctx.fillStyle = colour("--panel");
+    ctx.fillRect(0, 0, canvas.width, canvas.height);
+    ctx.fillStyle = colour("--ink");
+    ctx.font = `600 ${one}px system-ui, sans-serif`;
+    ctx.fillText(`${chart.title} · ${document.title}`, one, 1.4 * one, source.width);
+    ctx.drawImage(source, one, 2 * one);
+    ctx.font = `${0.85 * one}px system-ui, sans-serif`;
+    ctx.lineWidth = 2 * devicePixelRatio;
+    shown.forEach((line, row) => {
+      const y = source.height + (2.6 + 1.4 * row) * one;
+      ctx.strokeStyle = ofLine(line);
+      ctx.setLineDash((line.kind === "rule" ? [4, 4] : dashes[line.dash % dashes.length]).map((part) => part * devicePixelRatio));
+      ctx.beginPath();
+      ctx.moveTo(one, y);
+      ctx.lineTo(3.5 * one, y);
+      ctx.stroke();
+      ctx.fillText(line.label, 4 * one, y + 0.3 * one);
+    });
+    canvas.toBlob((blob) => save(`${chart.name}.png`, blob));
+  };
+
+  charts.forEach((chart, index) => {
     document.querySelector(`[data-chart="${index}"]`).addEventListener("keydown", (event) => {
       const plot = drawn.get(index);
       const count = plot.data[0].length;
@@ -127,18 +287,33 @@
       const stride = event.shiftKey ? Math.max(1, Math.round(count / 20)) : 1;
       const keys = {
         ArrowRight: () => move(plot, at + stride), ArrowLeft: () => move(plot, at - stride),
+        PageUp: () => move(plot, at + Math.ceil(count / 20)), PageDown: () => move(plot, at - Math.ceil(count / 20)),
         Home: () => move(plot, 0), End: () => move(plot, count - 1),
         "+": () => zoom(plot, 0.5), "-": () => zoom(plot, 2),
         0: () => plot.setScale("x", { min: plot.data[0][0], max: plot.data[0][count - 1] }),
       };
       if (keys[event.key]) { keys[event.key](); event.preventDefault(); }
     });
+    const scale = document.querySelector(`[data-scale="${index}"]`);
+    const note = document.querySelector(`[data-outliers="${index}"]`);
+    const rescale = () => {
+      scales.set(index, scale.value);
+      if (note) note.hidden = scale.value !== "view";
+    };
+    rescale();
+    scale.addEventListener("change", () => { rescale(); draw(index); });
+    document.querySelector(`[data-csv="${index}"]`).addEventListener("click", () =>
+      save(`${chart.name}.csv`, new Blob([table(chart)], { type: "text/csv" })));
+    document.querySelector(`[data-png="${index}"]`).addEventListener("click", () => picture(index));
   });
-  document.querySelectorAll("[data-logarithm]").forEach((box) => box.addEventListener("change", () => {
-    const index = Number(box.dataset.logarithm);
-    isLogarithmic[box.checked ? "add" : "delete"](index);
-    draw(index);
-  }));
+  byId("x-axis").addEventListener("change", (event) => { xName = event.target.value; drawAll(); });
+  byId("smoothing").addEventListener("input", (event) => {
+    smoothing = Number(event.target.value);
+    const said = smoothing ? `over ${Number((100 * lookedBack[smoothing]).toPrecision(2))} % of the curve` : "off";
+    byId("smoothed").textContent = said;
+    event.target.setAttribute("aria-valuetext", said);
+    charts.forEach((chart, index) => { if (chart.lines.some((line) => line.kind === "smooth")) draw(index); });
+  });
 
   drawAll();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
