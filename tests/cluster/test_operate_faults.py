@@ -23,7 +23,14 @@ FAULTS: dict[str, dict[str, Any]] = {
     "login page": {"code": 200, "message": "Please log in", "html": True},
     "late": {"seconds": 0.3},
 }
-QUICK = ("cut within", "login page")
+RARER: dict[str, dict[str, Any]] = {
+    "not logged in": {"code": 401, "message": "Unauthorized"},
+    "too old": {"code": 410, "message": "too old resource version"},
+    "too many": {"code": 429, "message": "please try again later"},
+    "bad gateway": {"code": 502, "message": "Bad Gateway", "html": True},
+    "cut before": {"cut": "before"},
+}
+QUICK = ("cut within",)
 
 VERBS: dict[str, list[str]] = {
     "submit": ["submit", "run.yaml", "--yes"],
@@ -48,6 +55,8 @@ VERBS: dict[str, list[str]] = {
     "port-forward": ["port-forward", "fit", "tensorboard"],
     "following logs of an end": ["logs", "-f", "fit"],
 }
+OF_EACH_KIND = ("submit", "status", "logs", "exec", "stop", "delete")
+"""Verbs which between them get, list, watch, apply, delete, read logs and run commands."""
 ENDED = ("following logs of an end",)
 STOPPED = ("resume",)
 CHANGING = ("submit, replaced", "stop", "stop, not waiting", "resume", "delete")
@@ -101,6 +110,17 @@ def attempt(desk: Desk, argv: list[str]) -> None:
 @pytest.mark.parametrize("verb", [name if name == "exec" else slow(name) for name in VERBS])
 @pytest.mark.parametrize("fault", [name if name in QUICK else slow(name) for name in FAULTS])
 def test_every_call_may_fail(desk: Desk, verb: str, fault: str) -> None:
+    fail_each_call(desk, verb, FAULTS[fault])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", OF_EACH_KIND)
+@pytest.mark.parametrize("fault", RARER)
+def test_a_call_of_each_kind_may_fail_in_rarer_ways(desk: Desk, verb: str, fault: str) -> None:
+    fail_each_call(desk, verb, RARER[fault])
+
+
+def fail_each_call(desk: Desk, verb: str, fault: dict[str, Any]) -> None:
     furnish = furnisher(desk, verb)
     furnish()
     desk.cluster.clear_faults()
@@ -109,6 +129,6 @@ def test_every_call_may_fail(desk: Desk, verb: str, fault: str) -> None:
     assert calls
     for call in calls:
         furnish()
-        desk.cluster.trouble(call, **FAULTS[fault])
+        desk.cluster.trouble(call, **fault)
         attempt(desk, VERBS[verb])
         desk.cluster.clear_faults()
