@@ -154,7 +154,7 @@ def exit_code(snapshot: Snapshot) -> int:
         return errors.OK
     if snapshot.state == "stopped":
         return errors.PREEMPTED
-    if snapshot.progress and snapshot.progress["ending"]:
+    if snapshot.progress and snapshot.progress.get("ending"):  # what a pod left behind has none
         return int(snapshot.progress["ending"]["code"])
     codes = [code for pod in (*snapshot.preparing, *snapshot.pods) if (code := pods.exit_code(pod))]
     final = [code for code in codes if code in (errors.USER, errors.DIVERGED, errors.ENVIRONMENT)]
