@@ -173,7 +173,7 @@ def test_a_mistake_is_not_tried_again(desk: Desk) -> None:
     assert "failed" in done.stdout.splitlines()[-1]
     starts = [event["message"] for event in desk.cluster.find("Event") if event["reason"] == "Started"]
     assert len(starts) <= 2  # one for each node: the other one may have been told to go before it had begun
-    assert "exit code 2: a mistake in the config or the data" in desk.quick("status", "fit").stdout
+    assert "0-train.jsonl:2: is not JSON" in desk.quick("status", "fit").stdout
 
 
 @pytest.mark.slow
