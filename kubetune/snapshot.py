@@ -71,6 +71,7 @@ class Snapshots:
     _copies: dict[str, Tensor] = field(default_factory=dict, init=False)
     _bytes: int = field(default=0, init=False)
     _stall_seconds: float = field(default=0.0, init=False)
+    _rehearses: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._is_whole = self.optimizer.size == self.optimizer.master.numel()
@@ -115,6 +116,7 @@ class Snapshots:
         """
         folder, run_dir = files.temporary_sibling(self.run_dir / "checkpoints" / "probe"), self.run_dir
         self._state, self.run_dir = state, parallel.broadcast(folder, self.world)
+        self._rehearses = True
         try:
             held = self._copy() if self.background else Held(self.optimizer.state())
             self._require_all(self._attempt(state, held))
@@ -124,7 +126,7 @@ class Snapshots:
             parallel.barrier(self.world)
             if self.world.is_main and self.run_dir.exists():
                 files.remove_tree_atomically(self.run_dir)
-            self.run_dir = run_dir
+            self.run_dir, self._rehearses = run_dir, False
 
     @property
     def has_failed(self) -> bool:
@@ -159,7 +161,7 @@ class Snapshots:
             if not self._is_whole:
                 self._commit_parts(state, held)
             elif self.world.is_main:
-                self._require_bytes(1)
+                self._require_place()
                 checkpoint.commit(self.run_dir, state, lambda folder: self._write(folder, held))
             self._tidy(state)
         except errors.KubetuneError as error:
@@ -167,6 +169,14 @@ class Snapshots:
                 return errors.EnvironmentFault(f"{error}; a checkpoint takes {self._bytes:,} bytes")
             return error
         return None
+
+    def _require_place(self) -> None:
+        """Raise EnvironmentFault without room for a checkpoint; make a rehearsal's folder, but no run directory."""
+        self._require_bytes(1)
+        if self._rehearses:
+            with files.explained_writes(self.run_dir):
+                self.run_dir.parent.mkdir(exist_ok=True)
+                self.run_dir.mkdir()
 
     def _copy(self) -> Held:
         """The tensors of this moment in memory of the host, which is kept from one checkpoint to the next."""
@@ -254,7 +264,7 @@ class Snapshots:
                 self._write_model(folder)
 
         try:
-            self._require_bytes(1)
+            self._require_place()
             checkpoint.commit(self.run_dir, state, write)
         finally:
             if not told:  # there is no folder: let the others not wait for one

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -44,6 +44,13 @@ def cache_folder(given: str | None = None) -> Path:
 
 PROBES = ("a", "0", "the")
 """Texts that show what a tokenizer puts before one; a vocabulary of few words may know none of them."""
+
+
+def _texts_to_try(backend: tokenizers.Tokenizer) -> Iterator[str]:
+    """Texts that a tokenizer should make something of. Its vocabulary takes long to copy, so that comes last."""
+    yield from PROBES
+    added = {str(token) for token in backend.get_added_tokens_decoder().values()}
+    yield from islice(backend.get_vocab().keys() - added, 100)
 
 
 class Tokenizer:
@@ -83,8 +90,7 @@ class Tokenizer:
 
     def _prefix_of(self, backend: tokenizers.Tokenizer) -> list[int]:
         """Ids that come before a text's own. Raises ModelError for a tokenizer that makes nothing of any text."""
-        added = {str(token) for token in backend.get_added_tokens_decoder().values()}
-        for text in (*PROBES, *islice(backend.get_vocab().keys() - added, 100)):
+        for text in _texts_to_try(backend):
             bare = backend.encode(text, add_special_tokens=False).ids
             full = backend.encode(text, add_special_tokens=True).ids
             place = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), None)

@@ -168,7 +168,7 @@ def test_status_shows_progress_from_the_run_directory(desk: Desk, monkeypatch: p
     monkeypatch.setenv("COLUMNS", "120")  # on a narrow terminal the line is cut off
     watched = desk.quick("watch", "fit").stdout
     assert f"running  step 5/20 (25%)  ETA 30s  saved step 4  {desk.cluster.namespace}, 2 of 2 pods running" in watched
-    assert "│ two" in watched
+    assert "two" in watched
 
 
 def test_status_says_why_a_pod_does_not_come(desk: Desk) -> None:

@@ -16,7 +16,8 @@ ASSUMED = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "t
 
 def nodes(case: str) -> int:
     file, *words = CASES[case]
-    return 4 if file == "full.yaml" else 2 if "compute.nodes=2" in words else 1
+    said = [int(word.removeprefix("compute.nodes=")) for word in words if word.startswith("compute.nodes=")]
+    return said[0] if said else 4 if file == "full.yaml" else 1
 
 
 def jobs_of(obj: dict[str, Any]) -> list[dict[str, Any]]:

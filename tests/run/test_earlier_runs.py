@@ -33,7 +33,9 @@ def test_the_second_run_is_foreseen_by_the_first(
     assert lines["time"].startswith("unknown: no run of such a shape has ended on this machine; give compute.tok")
     assert "price" not in lines
 
-    first = toy.finished(tmp_path / "first", config)
+    here = {"XDG_CACHE_HOME": str(tmp_path / "cache")}  # ranks are forked from a process that was started before
+    first = toy.make_run(tmp_path / "first", config)
+    assert toy.train(first, environ=here) == [0]
     log = (first / "logs" / "rank-0.log").read_text()
     assert "forecast for the steps" not in log
     (known,) = speeds.read()
@@ -44,7 +46,8 @@ def test_the_second_run_is_foreseen_by_the_first(
     assert re.fullmatch(said, lines["time"]), lines["time"]
     assert re.fullmatch(r"[\d.]+–[\d.]+ at 36 for each device and hour", lines["price"]), lines["price"]
 
-    second = toy.finished(tmp_path / "second", config)
+    second = toy.make_run(tmp_path / "second", config)
+    assert toy.train(second, environ=here) == [0]
     log = (second / "logs" / "rank-0.log").read_text()
     assert "forecast for the steps: " in log
     assert "by 1 earlier run of this shape on this machine" in log

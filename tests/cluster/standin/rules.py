@@ -62,6 +62,9 @@ def _pod(path: str, pod: Object, obj: Object) -> Iterator[Cause]:
     volumes = {volume["name"] for volume in pod.get("volumes", [])}
     if obj["kind"] == "StatefulSet":
         volumes |= {claim["metadata"]["name"] for claim in obj["spec"].get("volumeClaimTemplates", [])}
+    if obj["kind"] == "JobSet":
+        policies = obj["spec"].get("volumeClaimPolicies", [])
+        volumes |= {claim["metadata"]["name"] for policy in policies for claim in policy.get("templates", [])}
     for field in ("initContainers", "containers"):
         for i, container in enumerate(pod.get(field, [])):
             yield from _container(f"{path}.{field}[{i}]", container, volumes)
