@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -69,6 +69,20 @@ def module(name: str, *arguments: object) -> list[str]:
 def shielded(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` for processes that start others of their own, which leave the current folder out too."""
     return {**environ, "PYTHONSAFEPATH": "1"}
+
+
+@contextlib.contextmanager
+def output_on_stderr() -> Iterator[None]:
+    """Within, what this process and those it starts write to standard output goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def adopt_orphans() -> None:

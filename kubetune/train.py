@@ -152,11 +152,7 @@ def _train(
     if state.step == 0 and choose_dtype(config.model.dtype, world.device) == torch.float16:
         state = replace(state, loss_scale=FIRST_LOSS_SCALE)
     if world.is_main:
-        dtype = choose_dtype(config.model.dtype, world.device)
-        facts = throughput.describe(learner, config, data.train, world.device, dtype)
-        metrics.record_event(
-            run_dir, "resume" if state.step else "start", step=state.step, steps=run.plan.num_steps, **facts
-        )
+        _record_start(run, state, run_dir)
     if config.training.fp8:
         fp8.adopt(learner.model, world.device, lambda: _loss_ahead(run, state))
     if config.training.probe:
@@ -165,6 +161,14 @@ def _train(
     with open_journal(config, plan, run_dir, world, state) as journal, run.snapshots:
         state = loop(run, state, journal)
     return state
+
+
+def _record_start(run: Run, state: State, run_dir: Path) -> None:
+    """Note the event of this start, with what speeds are compared by."""
+    dtype = choose_dtype(run.config.model.dtype, run.world.device)
+    facts = throughput.describe(run.learner, run.config, run.data.train, run.world.device, dtype)
+    event = "resume" if state.step else "start"
+    metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)
 
 
 def _loss_ahead(run: Run, state: State) -> float:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -23,6 +20,7 @@ from kubetune.errors import OK, EnvironmentFault
 from kubetune.estimate import estimate_rows
 from kubetune.launch.local import launch_run
 from kubetune.plan import default_output, make_plan
+from kubetune.processes import output_on_stderr
 from kubetune.relay import Relay
 from kubetune.writing import counted
 
@@ -38,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Train to the end, or to a stop; returns the exit code. Mistakes of the config raise before anything starts."""
     if not args.json:
         return _train(args)[0]
-    with _output_on_stderr():
+    with output_on_stderr():
         code, run_dir = _train(args)
     ending, report = endings.read_ending(run_dir), run_dir / metrics.REPORT
     facts = {
@@ -50,20 +48,6 @@ def run(args: argparse.Namespace) -> int:
     }
     print(json.dumps(facts, indent=2))
     return code
-
-
-@contextmanager
-def _output_on_stderr() -> Iterator[None]:
-    """Within, what this process and those it starts write to standard output goes to standard error."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _train(args: argparse.Namespace) -> tuple[int, Path]:

@@ -9,11 +9,10 @@ import argparse
 import json
 import os
 import shutil
-import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from kubetune.config.schema import Config
 from kubetune.devices import visible_gpus
 from kubetune.estimate import estimate_rows
 from kubetune.plan import make_plan
+from kubetune.processes import output_on_stderr
 from kubetune.relay import Relay
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     short = shortened(config, args.steps)
     plan = make_plan(short, *estimate_rows(short), visible_gpus(os.environ))
-    quiet = _aside() if args.json else nullcontext()
+    quiet = output_on_stderr() if args.json else nullcontext()
     with quiet, tempfile.TemporaryDirectory(prefix="kubetune-verify-") as folder, Relay() as relay:
         verdict = verify(short, plan, stop_at, Path(folder), by_agent(relay))
     if args.json:
@@ -83,20 +83,6 @@ def _require_one_node(config: Config) -> None:
             f"compute.nodes: found {config.compute.nodes}; expected 1, because verify-resume trains on this machine "
             "only. Add compute.nodes=1 and, to keep the batch, training.global_batch_size. Nothing was written."
         )
-
-
-@contextmanager
-def _aside() -> Iterator[None]:
-    """What this process and those below it print goes to standard error, so that standard output is JSON alone."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def describe(verdict: Verdict) -> Iterator[tuple[str, str]]:
