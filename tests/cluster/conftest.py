@@ -39,9 +39,8 @@ def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
     """An empty namespace of the cluster, and no faults; both are cleared up afterwards."""
     cluster = Cluster(control_plane, f"test-{next(_numbers)}", tmp_path)
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}})
-    yield cluster
-    cluster.remove()
-    cluster.clear_faults()
+    with cluster.borrowed():
+        yield cluster
 
 
 @pytest.fixture(scope="session")

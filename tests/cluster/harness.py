@@ -32,6 +32,7 @@ from tests.cluster.standin.resources import BY_KIND
 REPOSITORY = Path(__file__).parents[2]
 _NEEDED_PROGRAMS = ("ip", "nsenter", "setpriv")
 _RECONNECT_SECONDS = 0.05
+_NOT_SHARED = ("Namespace", "SelfSubjectAccessReview")
 _SYSTEM_PREFIXES = ("/usr", "/usr/local")
 
 Finished = subprocess.CompletedProcess[str]
@@ -294,6 +295,33 @@ class Cluster:
 
     def _fault(self, name: str, **body: object) -> None:
         self.request("POST", f"/standin/faults/{name}", body)
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Give the control plane back as it was, without this namespace, faults and nodes of the block's own.
+
+        AssertionError where the block changed more than that, which other tests would meet.
+        """
+        before = self._shared()
+        try:
+            yield
+        finally:
+            try:
+                self.remove()
+            finally:
+                self.clear_faults()
+                for kind, name in self._shared().keys() - before.keys():
+                    self.delete(kind, name)
+        assert self._shared() == before, "this test changes what all namespaces share"
+
+    def _shared(self) -> dict[tuple[str, str], Object]:
+        """Labels and specification of what belongs to no namespace, by kind and name."""
+        kinds = [kind for kind, found in BY_KIND.items() if not found.namespaced and kind not in _NOT_SHARED]
+        return {
+            (kind, name_of(obj)): {"labels": labels_of(obj), "spec": obj["spec"]}
+            for kind in kinds
+            for obj in self.find(kind)
+        }
 
     def remove(self) -> None:
         """Delete the namespace and all in it at once, whatever grace its pods were given."""

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,11 @@ def commands() -> list[str]:
 
 
 @pytest.fixture
-def cluster(control_plane: ControlPlane, tmp_path: Path) -> Cluster:
+def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster as the page begins: without a namespace for runs."""
-    return Cluster(control_plane, NAMESPACE, tmp_path)
+    cluster = Cluster(control_plane, NAMESPACE, tmp_path)
+    with cluster.borrowed():
+        yield cluster
 
 
 @pytest.mark.slow
@@ -90,4 +93,3 @@ def test_the_ten_commands_do_what_the_page_says(cluster: Cluster, tmp_path: Path
     assert "hf_of_this_test" not in str(said)
     left = [claim["metadata"]["name"] for claim in cluster.find("PersistentVolumeClaim")]
     assert "support-bot-outputs" in left
-    cluster.remove()

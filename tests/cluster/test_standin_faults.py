@@ -7,6 +7,7 @@ import http.client
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +124,22 @@ def test_an_unknown_fault_is_refused(cluster: Cluster) -> None:
         cluster.kill_pod("none")
     with pytest.raises(AssertionError, match="there is no node none"):
         cluster.drain("none")
+
+
+def test_what_a_test_adds_to_the_cluster_goes_with_it(cluster: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "another"
+    folder.mkdir()
+    another = Cluster(cluster.control_plane, f"{cluster.namespace}-too", folder)
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": another.namespace}}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-0"}}
+    before = {name_of(node): node["spec"] for node in cluster.find("Node")}
+    with another.borrowed():
+        another.apply(namespace)
+        another.add_fake_node("fake")
+        another.drain("node-0")
+        another.uninstall("JobSet")
+    assert {name_of(node): node["spec"] for node in cluster.find("Node")} == before
+    assert cluster.find("JobSet") == []
+    with pytest.raises(AssertionError, match="what all namespaces share"), another.borrowed():
+        another.apply(namespace, node | {"metadata": {"name": "node-0", "labels": {"left": "behind"}}})
+    cluster.apply(node)
