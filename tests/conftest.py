@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,3 +56,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _caches_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what tests cache out of the user's ~/.cache, and away from other test processes."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def _untouched_logging() -> Callable[[], None]:
+    """A function that puts back the handlers, levels and hooks that `logs.configure` changes, as they are now."""
+    loggers = logging.getLogger(), logging.getLogger("kubetune")
+    kept = [(logger, list(logger.handlers), logger.level) for logger in loggers]
+    factory, hook, hook_of_threads = logging.getLogRecordFactory(), sys.excepthook, threading.excepthook
+
+    def put_back() -> None:
+        for logger, handlers, level in kept:
+            for handler in set(logger.handlers) - set(handlers):
+                logger.removeHandler(handler)
+                handler.close()
+            logger.setLevel(level)
+        logging.captureWarnings(False)
+        logging.setLogRecordFactory(factory)
+        sys.excepthook, threading.excepthook = hook, hook_of_threads
+
+    return put_back
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_its_own(_untouched_logging: Callable[[], None]) -> Iterator[None]:
+    """Let no test see log lines, or lack tracebacks, because of one before it, or of a fixture of its module."""
+    _untouched_logging()
+    yield
+    _untouched_logging()

@@ -154,18 +154,13 @@ def test_a_run_from_elsewhere_is_used_with_the_base_that_is_here(
     assert "/models/on-a-volume, a folder that is not on this machine" in said
     assert "--model PATH|ID" in said
     assert main([*asked, "--model", str(here)]) == errors.OK
-    found = without_log(capsys.readouterr().out)
+    found = capsys.readouterr().out
     assert main([{"RUN": str(done), "OUT": str(tmp_path / "out2")}.get(word, word) for word in VERBS[verb]]) == 0
     if verb == "export":
         exported = [json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("out", "out2")]
         assert [facts["base_model_name_or_path"] for facts in exported] == [str(here), str(inputs / "model")]
     else:
-        assert without_log(capsys.readouterr().out) == found
-
-
-def without_log(text: str) -> list[str]:
-    """What a verb printed, without log lines, which stand there where a test before this one turned them on."""
-    return [line for line in text.splitlines() if "[MODEL]" not in line]
+        assert capsys.readouterr().out == found
 
 
 def test_a_model_trained_whole_needs_its_base_only_beside_it(

@@ -6,9 +6,7 @@ import base64
 import logging
 import subprocess
 import sys
-import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote_plus
 
@@ -21,18 +19,18 @@ from kubetune import logs
 TOKEN = "hf_c4n4ry/with+odd chars=="
 
 
-@pytest.fixture(autouse=True)
-def _untouched_logging() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("kubetune")
-    handlers, levels, hooks = list(root.handlers), (root.level, ours.level), (sys.excepthook, threading.excepthook)
-    yield
-    for handler in set(root.handlers) - set(handlers):
-        root.removeHandler(handler)
-        handler.close()
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
-    sys.excepthook, threading.excepthook = hooks
-    logging.captureWarnings(False)
+@pytest.fixture(scope="module")
+def configured_before() -> None:
+    logs.configure("DEBUG")
+
+
+@pytest.mark.usefixtures("configured_before")
+def test_no_test_sees_what_was_configured_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.STEP.info("load")
+    logging.getLogger("alibrary").info("chatter")
+    assert capsys.readouterr().out == ""
+    assert sys.excepthook is sys.__excepthook__
+    assert logging.getLogRecordFactory() is logging.LogRecord
 
 
 def rank_file(run_dir: Path, rank: int = 0) -> str:
