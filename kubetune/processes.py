@@ -78,7 +78,10 @@ def output_on_stderr() -> Iterator[None]:
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield
+        with contextlib.redirect_stdout(
+            sys.stderr
+        ):  # notebooks and captures have a sys.stdout that is not file descriptor 1
+            yield
     finally:
         sys.stdout.flush()
         os.dup2(kept, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kubetune.config.load import read_config
 from kubetune.config.outlets import PushConfig
 from kubetune.config.schema import Config
 from kubetune.logs import scrub
+from kubetune.processes import output_on_stderr
 
 REPOSITORY = "RESULT_MODEL_ID"
 
@@ -34,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(args.run_dir)
     wanted = _wanted(args, config)
     try:
-        with stoppable():
+        with output_on_stderr() if args.json else nullcontext(), stoppable():
             folder, facts = _exported(args, wanted)
             from kubetune.push import upload
 
@@ -87,7 +89,7 @@ def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[
             tell=tell,
         )
         for label, text in describe(found):
-            tell(f"{label:<12} {text}") if args.json else print(f"{label:<12} {text}")
+            print(f"{label:<12} {text}")
     else:
         tell(f"{found.path} is exported already")
     return found.path, {"kind": found.kind, "step": found.facts["checkpoint"]["step"]}

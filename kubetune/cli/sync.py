@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kubetune import errors, logs
 from kubetune.config.load import read_config
+from kubetune.processes import output_on_stderr
+
+if TYPE_CHECKING:
+    from kubetune.mirror_copy import Mirror
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Copy, and say how much there is."""
+    with output_on_stderr() if args.json else nullcontext():
+        mirror = _copied(args)
+        sizes, steps = mirror.remote_files(), mirror.remote_steps()
+    if args.json:
+        facts = {"address": mirror.address, "files": len(sizes), "bytes": sum(sizes.values()), "steps": steps}
+        print(json.dumps(facts, indent=2))
+    else:
+        print(f"{len(sizes)} files, {sum(sizes.values()):,} bytes at {mirror.address}; checkpoints {steps}")
+    return errors.OK
+
+
+def _copied(args: argparse.Namespace) -> Mirror:
+    """The copy, after it was sent or fetched."""
     from kubetune.mirror import persistently
     from kubetune.mirror_copy import Mirror
 
@@ -42,10 +61,4 @@ def run(args: argparse.Namespace) -> int:
     else:
         read_config(run_dir)  # refuses what is no run
         persistently(mirror.send, args.minutes * 60, what=f"{address} cannot be written to")
-    sizes = mirror.remote_files()
-    if args.json:
-        facts = {"address": address, "files": len(sizes), "bytes": sum(sizes.values()), "steps": mirror.remote_steps()}
-        print(json.dumps(facts, indent=2))
-        return errors.OK
-    print(f"{len(sizes)} files, {sum(sizes.values()):,} bytes at {address}; checkpoints {mirror.remote_steps()}")
-    return errors.OK
+    return mirror

@@ -48,9 +48,14 @@ def train(folder: Path, config: Path, fault: str | None = None) -> subprocess.Co
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
 
 
-def test_what_is_sent_comes_back_the_same(store: Store, run_dir: Path, tmp_path: Path) -> None:
+def test_what_is_sent_comes_back_the_same(
+    store: Store, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     address = "s3://runs/same"
-    assert main(["sync", str(run_dir), address]) == 0
+    assert main(["sync", str(run_dir), address, "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["steps"] == [3, 6, 7]
+    assert f"step-000007 is at {address}" in said.err
     assert main(["sync", address, str(tmp_path / "back")]) == 0
     assert toy.digests(tmp_path / "back") == toy.digests(run_dir)
     for name in ("best", "last"):

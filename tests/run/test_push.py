@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -59,8 +60,9 @@ def test_a_push_arrives_whole_in_one_commit_and_again_sends_nothing_twice(hub: H
 
     hub.requests.clear()
     hub.files("org/bot")["model-00001-of-00002.safetensors"] = b"of an earlier push"
-    again = push(str(run_dir), "org/bot", "--merge", environ=environment(hub))
-    assert "exported already" in again.stdout
+    again = push(str(run_dir), "org/bot", "--merge", "--json", environ=environment(hub))
+    assert "exported already" in again.stderr
+    assert json.loads(again.stdout).keys() >= {"url", "commit", "private", "kind", "step"}
     assert hub.sent() == 0
     assert "model-00001-of-00002.safetensors" not in hub.files("org/bot")
 
