@@ -24,7 +24,7 @@ def is_whole(folder: Path) -> bool:
     try:
         listed: dict[str, Any] = json.loads((folder / PROVENANCE).read_text())["files"]
         return all((folder / name).stat().st_size == facts["bytes"] for name, facts in listed.items())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
 
 

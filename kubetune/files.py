@@ -31,7 +31,11 @@ StrPath = str | os.PathLike[str]
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-_OF_THE_SYSTEM = (*DISK_FULL, *_NOT_PERMITTED, errno.EIO, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG)
+# A folder where a file is expected, or the other way round.
+_OF_OTHER_SORT = (errno.EISDIR, errno.ENOTDIR)
+_OF_THE_SYSTEM = (
+    *DISK_FULL, *_NOT_PERMITTED, *_OF_OTHER_SORT, errno.EIO, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG
+)  # fmt: skip
 
 
 def temporary_sibling(path: StrPath) -> Path:

@@ -60,8 +60,8 @@ def read_config(path: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
     folder = find_folder(path, environ)
     try:
         found = json.loads((folder / "config.json").read_text("utf-8")) if folder is not None else None
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError, RecursionError):
+        return None  # loading says what is wrong with it
     return found if isinstance(found, dict) else None
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kubetune.cli.run_on_cluster import add_run, connect, print_table
-from kubetune.errors import OK
-from kubetune.writing import brief, counted
+from kubetune.errors import OK, ConfigError
+from kubetune.writing import brief, counted, visible
 
 if TYPE_CHECKING:
     from kubetune.cluster.client import Cluster, Object
@@ -35,32 +36,50 @@ def run(args: argparse.Namespace) -> int:
         names = list_runs(cluster)
         if not names:
             cluster.require_namespace()
-        snapshots = on_all(lambda found: take_snapshot(cluster, find_run(cluster, found)), names)
-        _print_runs(cluster, snapshots, as_json=args.json)
+
+        def look(found: str) -> Snapshot | Unread:
+            try:
+                return take_snapshot(cluster, find_run(cluster, found))
+            except ConfigError as error:
+                return Unread(found, str(error))
+
+        _print_runs(cluster, on_all(look, names), as_json=args.json)
         return OK
     snapshot = take_snapshot(cluster, find_run(cluster, name))
     if args.json:
         print(json.dumps(facts(snapshot), indent=2))
         return OK
     for line in headline(snapshot):
-        print(line)
+        print(visible(line))
     if there := [*snapshot.preparing, *snapshot.pods]:
         print()
         print_table(("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY"), [_row(snapshot, p) for p in there])
     for event in _news(snapshot)[-_SHOWN_EVENTS:]:
         age = brief(age_seconds(event_time(event)))
-        print(f"! {age} ago, {event['involvedObject']['name']}: {event['reason']}: {event['message']}")
+        print(visible(f"! {age} ago, {event['involvedObject']['name']}: {event['reason']}: {event['message']}"))
     return OK
 
 
-def _print_runs(cluster: Cluster, snapshots: list[Snapshot], *, as_json: bool) -> None:
+@dataclass(frozen=True)
+class Unread:
+    """A run whose config this version of kubetune cannot read: it hides none of the others."""
+
+    name: str
+    why: str
+
+
+def _print_runs(cluster: Cluster, snapshots: Sequence[Snapshot | Unread], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps([facts(snapshot) for snapshot in snapshots], indent=2))
+        every = [{**asdict(s), "state": "unknown"} if isinstance(s, Unread) else facts(s) for s in snapshots]
+        print(json.dumps(every, indent=2))
     elif not snapshots:
         print(f"no runs in namespace {cluster.namespace}")
     else:
-        rows = []
+        rows: list[tuple[object, ...]] = []
         for snapshot in snapshots:
+            if isinstance(snapshot, Unread):
+                rows.append((snapshot.name, "", "unknown", snapshot.why))
+                continue
             told = facts(snapshot)
             step = f"{told['step']}/{told['steps'] or '?'}" if told["step"] is not None else ""
             eta = brief(told["seconds_left"]) if snapshot.state == "running" else ""
@@ -256,5 +275,5 @@ def _row(snapshot: Snapshot, pod: Object) -> tuple[object, ...]:
         pods.phase_of(pod),
         status.get("restartCount", 0),
         age,
-        pods.why(pod, _events_of(snapshot, pod), advise=False),  # the headline advises
+        visible(pods.why(pod, _events_of(snapshot, pod), advise=False)),  # the headline advises
     )

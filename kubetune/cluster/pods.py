@@ -143,7 +143,7 @@ def message_of(pod: Object) -> Object | None:
         if "terminated" in state:
             try:
                 told = json.loads(state["terminated"].get("message") or "")
-            except ValueError:
+            except (ValueError, RecursionError):  # whatever runs in the pod may write there
                 return None
             return told if isinstance(told, dict) and isinstance(told.get("reason"), str) else None
     return None

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from kubetune.cluster import pods, preparation
 from kubetune.cluster.client import Cluster, Object, say
@@ -25,6 +26,7 @@ from kubetune.cluster.last_words import Words, read_words
 from kubetune.cluster.pods import State
 from kubetune.cluster.refusals import Refused, Unreachable
 from kubetune.config.load import load_resolved
+from kubetune.config.schema import Config
 from kubetune.errors import DIVERGED, OK, PREEMPTED, USER, ConfigError, EnvironmentFault
 from kubetune.manifests.pod import container, pod_basics
 from kubetune.manifests.spec import MANAGED_BY, OUTPUTS, TRAINER, RunSpec
@@ -95,7 +97,8 @@ def workload_kind(spec: RunSpec) -> str:
 def list_runs(cluster: Cluster) -> list[str]:
     """Names of the runs in the namespace."""
     labels = {MANAGED_BY: "kubetune", "app.kubernetes.io/component": TRAINER}
-    return sorted(pods.name_of(found) for found in cluster.list("ConfigMap", labels) if CONFIG_KEY in found["data"])
+    found = cluster.list("ConfigMap", labels)
+    return sorted(pods.name_of(marker) for marker in found if CONFIG_KEY in (marker.get("data") or {}))
 
 
 def find_run(cluster: Cluster, name: str) -> RunSpec:
@@ -118,12 +121,21 @@ def read_run(cluster: Cluster, name: str) -> RunSpec | None:
     text = (found.get("data") or {}).get(CONFIG_KEY)
     if text is None or pods.labels_of(found).get(MANAGED_BY) != "kubetune":
         raise ConfigError(f"ConfigMap {name} in namespace {cluster.namespace} is none of kubetune's; use another name")
-    config = load_resolved(YAML(typ="safe", pure=True).load(io.StringIO(text)))
+    config = _config_of(text, f"ConfigMap {name} in namespace {cluster.namespace}, {CONFIG_KEY}")
     carried = cluster.get("ConfigMap", f"{name}-data")
     plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
     spec = RunSpec.of(config, plan, (carried or {}).get("data") or {}).in_namespace(cluster.namespace)
     # An overlay of kustomize may have moved it, or put something before its name.
     return spec if spec.name == name else spec.renamed(name)
+
+
+def _config_of(text: str, where: str) -> Config:
+    """The config in a run's ConfigMap. Raises ConfigError where somebody, or a newer kubetune, wrote another one."""
+    try:
+        tree = YAML(typ="safe", pure=True).load(io.StringIO(text))
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: no YAML ({' '.join(str(error).split())[:200]}); put back what was there") from None
+    return load_resolved(tree, where)
 
 
 def trainer_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
@@ -180,7 +192,7 @@ def ask(cluster: Cluster, target: Target, *question: str, seconds: float | None 
         raise EnvironmentFault(f"pod {target.pod} could not answer ({question[0]}, exit code {code}): {said}")
     try:
         return [json.loads(line) for line in answer.getvalue().splitlines()]
-    except ValueError:
+    except (ValueError, RecursionError):
         said = answer.getvalue()[:200].decode(errors="replace")
         raise EnvironmentFault(f"pod {target.pod} answered {question[0]} with {said!r}; expected JSON") from None
 
@@ -318,7 +330,7 @@ def recall_words(cluster: Cluster, spec: RunSpec) -> Words:
     noted = cluster.get("ConfigMap", spec.name) or {"metadata": {}}
     try:
         return Words(**json.loads((noted["metadata"].get("annotations") or {}).get(_LAST_WORDS, "{}")))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return Words()  # written by another version, or by hand
 
 

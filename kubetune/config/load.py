@@ -32,6 +32,8 @@ from kubetune.files import StrPath
 
 log = logging.getLogger(__name__)
 
+_SHOWN_PROBLEMS = 3
+
 LOCAL_PATHS: tuple[KeyPath, ...] = (
     ("model", "path"),
     ("model", "tokenizer"),
@@ -165,14 +167,21 @@ def dotted_values(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, data
 
 
-def load_resolved(source: Mapping[str, Any] | Path) -> Config:
-    """A Config from `resolved` data, or from the JSON file that holds it. Raises ConfigError."""
+def load_resolved(source: Mapping[str, Any] | Path, where: str = "resolved config") -> Config:
+    """A Config from `resolved` data, or from the JSON file that holds it. Raises ConfigError.
+
+    `where` the data came from, in words.
+    """
     try:
         text = source.read_text("utf-8") if isinstance(source, Path) else json.dumps(source)
         return Config.model_validate_json(text, strict=True)
-    except (OSError, ValueError, TypeError) as error:  # among them what is no UTF-8, and what pydantic finds
-        name = source if isinstance(source, Path) else "resolved config"
-        raise ConfigError(f"{name}: not a config written by this version of kubetune: {error}") from None
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[:_SHOWN_PROBLEMS]
+        reason = "; ".join(f"{dotted(one['loc'])}: {one['msg']}".removeprefix(": ") for one in wrong)
+    except (OSError, ValueError, TypeError, RecursionError) as error:  # among them what is no UTF-8
+        reason = str(error)
+    name = source if isinstance(source, Path) else where
+    raise ConfigError(f"{name}: not a config written by this version of kubetune, or a damaged one: {reason}")
 
 
 def read_config(run_dir: Path) -> Config:

@@ -151,7 +151,7 @@ def is_whole(folder: Path, *, thorough: bool = False) -> bool:
             and (not thorough or sha256_file(folder / name) == facts["sha256"])
             for name, facts in files.items()
         )
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
 
 

@@ -106,3 +106,27 @@ def test_an_image_that_a_node_has_thrown_away_is_told_at_the_second_start(desk: 
     shown = desk.quick("status", "fit").stdout
     assert "ErrImageNeverPull: Container image" in shown
     assert "load it again, or change kubernetes.image_pull_policy" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "no YAML"),
+        ("[]", "Input should be an object"),
+        ("name: fit\nof_a_newer_version: 1\n", "of_a_newer_version: Extra inputs are not permitted"),
+        ("!!python/object/apply:os.system [id]", "no YAML"),
+    ],
+)
+def test_a_run_that_cannot_be_read_hides_no_other(desk: Desk, text: str, said: str) -> None:
+    labels = {"app.kubernetes.io/managed-by": "kubetune", "app.kubernetes.io/component": "trainer"}
+    for name, data in (("odd", {"run.yaml": text}), ("empty", {})):
+        metadata = {"name": name, "labels": labels}
+        desk.cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    desk.submit_script("true")
+    shown = desk.quick("status", "-n", desk.cluster.namespace).stdout
+    assert said in next(line for line in shown.splitlines() if line.startswith("odd"))
+    assert any(line.startswith("fit ") for line in shown.splitlines())
+    told = json.loads(desk.quick("status", "-n", desk.cluster.namespace, "--json").stdout)
+    assert {run["name"]: run["state"] for run in told}["odd"] == "unknown"
+    for verb in ("status", "logs", "stop"):
+        assert said in desk.quick(verb, "odd", "-n", desk.cluster.namespace, code=2).stderr

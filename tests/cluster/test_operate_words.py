@@ -211,3 +211,9 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("word", ["[" * 4000, "[]", '{"reason": 3}', '{"code": 2}', "\x00", ""])
+def test_whatever_a_pod_leaves_as_its_last_word_ends_no_verb(word: str) -> None:
+    ended = {"name": "trainer", "state": {"terminated": {"exitCode": 1, "message": word}}}
+    assert pods.why(pod(phase="Failed", containerStatuses=[ended])).startswith("exit code 1")

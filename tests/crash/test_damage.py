@@ -245,3 +245,19 @@ def stopped_ranks(agent_pid: int) -> list[int]:
         except OSError:
             continue  # it has ended just now, or is somebody else's
     return found
+
+
+@pytest.mark.parametrize("name", [*LINES, "resolved.json", "plan.json", "exit.json", "logs"])
+def test_a_folder_where_a_file_was_is_no_traceback(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    run_dir = copy_of(stopped, tmp_path)
+    if name == "logs":
+        shutil.rmtree(run_dir / name)
+        (run_dir / name).write_text("")
+    else:
+        (run_dir / name).unlink()
+        (run_dir / name).mkdir()
+    for argv in (["report", str(run_dir)], ["runs", str(tmp_path)]):
+        assert main(argv) in EXPLAINED
+    assert "Traceback" not in "".join(capsys.readouterr())

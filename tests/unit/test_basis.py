@@ -19,6 +19,7 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config, LoraConfig
 from kubetune.errors import ConfigError, ModelError
 from kubetune.models import load_pretrained, skeleton
+from kubetune.weights import read_config
 from tests.architectures import COMMON
 from tests.tiny import train_tokenizer
 
@@ -164,3 +165,8 @@ def test_a_table_of_positions_is_seen_in_the_weights(tmp_path: Path) -> None:
     found = positions_of(config, {})
     assert found is not None
     assert (found.limit, found.is_table) == (32, True)
+
+
+def test_a_config_nested_too_deeply_is_no_traceback(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+    assert read_config(str(folder), {}) is None

@@ -402,6 +402,10 @@ def test_a_damaged_resolved_config_is_explained(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError, match="not a config written by this version"):
             load_resolved(path)
+    path.write_text('{"unknown": 1, "model": 3}')
+    with pytest.raises(ConfigError, match=r"unknown: Extra inputs are not permitted") as caught:
+        load_resolved(path)
+    assert "pydantic" not in str(caught.value)
 
 
 def test_accumulation_typed_above_the_files_global_batch_decides(tmp_path: Path) -> None:
