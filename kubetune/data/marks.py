@@ -143,6 +143,8 @@ class _Marker:
         if "<" not in content and "[" not in content and IMAGE_MARK not in content:
             return self._around(content, number, "content")
         pieces = _BORDERS.split(content)
+        if IMAGE_MARK not in content and not "".join(pieces[::2]).strip():
+            return self._around(content, number, "content")  # nothing but tags: then they are what is said
         thinking = is_answer and _opens_with_thought(pieces)
         for i in range(0, len(pieces), 2):
             if i and is_answer and _THINKING.fullmatch(pieces[i - 1]):

@@ -183,9 +183,9 @@ class ChatTemplate:
         self, raw: str, marked: Marked, places: Sequence[Place], learnt: Collection[int]
     ) -> tuple[str, list[Span]]:
         """A rendering without the marks of its generation blocks, and those of the spans that are to be learnt."""
-        text, spans, begins = _take_marks(raw)
+        text, spans, borders = _take_marks(raw)
         if {marked.parts[place.part].message for place in places}.issuperset(learnt):
-            speakers = [_speaker(begin, marked, places) for begin in begins] if places else []
+            speakers = [_speaker(*pair, marked, places) for pair in borders] if places else []
         else:
             speakers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
             if len(speakers) != len(spans):
@@ -334,20 +334,23 @@ class ChatTemplate:
         return start, end
 
 
-def _speaker(begin: int, marked: Marked, places: Sequence[Place]) -> int:
-    """Whose text stands at or after the beginning of a span."""
-    after = bisect_left(places, begin, key=lambda place: place.offset)
-    return marked.parts[places[min(after, len(places) - 1)].part].message
+def _speaker(begin: int, end: int, marked: Marked, places: Sequence[Place]) -> int:
+    """Whose text stands in a span, or, where none begins in it, right before it: such a span only ends a turn."""
+    first = bisect_left(places, begin, key=lambda place: place.offset)
+    opened = (place for place in places[first:] if place.opens)
+    inside = next((place for place in opened if place.offset < end), None)
+    return marked.parts[(inside or places[max(first - 1, 0)]).part].message
 
 
-def _take_marks(marked: str) -> tuple[str, list[Span], list[int]]:
-    """Remove the marks of generation blocks: the rendering, the spans, and where these began among the marks."""
+def _take_marks(marked: str) -> tuple[str, list[Span], list[Span]]:
+    """Remove the marks of generation blocks: the rendering, the spans, and where these stood among the marks."""
     parts = _MARK.split(marked)
     borders = [0]
     for part in parts:
         borders.append(borders[-1] + len(part))
     spans = [(borders[i], borders[i + 1]) for i in range(1, len(parts) - 1, 2)]
-    return "".join(parts), spans, [match.start() for match in _MARK.finditer(marked)][::2]
+    among = [match.start() for match in _MARK.finditer(marked)]
+    return "".join(parts), spans, list(zip(among[::2], among[1::2], strict=False))
 
 
 def _put_images(

@@ -149,6 +149,26 @@ def test_an_answer_that_nothing_precedes_is_found() -> None:
     assert spans(ChatTemplate(FAMILIES["channels"], TOKENS), thoughtful) == ["<|channel|>final<|message|>Hi.<|end|>"]
 
 
+def test_a_generation_block_may_begin_right_behind_the_question() -> None:
+    """As in templates without a token that ends a question; what only ends a turn may be a block of its own."""
+    source = (
+        "{%- for message in messages %}{%- if message.role == 'user' %}<user>{{ message.content }}{%- else %}"
+        "{%- generation %}<assistant>{{ message.content }}{%- endgeneration %}"
+        "{%- generation %}<eos>{%- endgeneration %}{%- endif %}{%- endfor %}"
+    )
+    template = ChatTemplate(source, TOKENS)
+    rendered = template.render_answers(PLAIN, learnt=[1, 5])
+    learnt = sorted({i for span in rendered.spans for i in range(*span)})
+    assert "".join(rendered.text[i] for i in learnt) == "<assistant>First.<eos><assistant>Third.<eos>"
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_a_message_that_is_only_a_tag_is_missed_too(role: str) -> None:
+    template = ChatTemplate(FAMILIES["wordless"].replace("'user', ", ""), TOKENS)
+    with pytest.raises(ValueError, match=f"leaves out the content of messages.0., by the {role} .'</think>'"):
+        template.render_answers([{"role": role, "content": "</think>"}, *PLAIN], learnt=[])
+
+
 def test_only_the_messages_asked_for_are_learnt() -> None:
     for family in ("phi", "marked"):
         rendered = ChatTemplate(FAMILIES[family], TOKENS).render_answers(PLAIN, learnt=[3])
