@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubetune import errors
-from kubetune.data.hub import bound_waits, causes, hub_token, is_lost
+from kubetune.data.hub import NOT_THE_HUB, bound_waits, causes, hub_token, is_lost, misread
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 STALE = ["*.safetensors", "*.safetensors.index.json"]
@@ -95,6 +95,11 @@ def _explained(repo: str) -> Iterator[None]:
                 404: f"there is no {repo}, and the token may not make it",
             }.get(code, str(refused).splitlines()[0])
             raise errors.EnvironmentFault(f"the hub refused {repo} ({code}): {advice}. Nothing was pushed") from error
+        if found := misread(chain):
+            raise errors.EnvironmentFault(
+                f"what answers for the hub about {repo} {NOT_THE_HUB.format(found=found)}; then run the same command "
+                "again, which sends only what has not arrived"
+            ) from error
         if not any(isinstance(e, HfHubHTTPError | ConnectionError | TimeoutError) or is_lost(e) for e in chain):
             raise
         raise _Interrupted(" ".join(str(chain[-1]).split()) or type(chain[-1]).__name__) from error

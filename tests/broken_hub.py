@@ -6,20 +6,23 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
-WAYS = ("refused", "reset", "500", "429", "slow", "truncated", "garbage", "401", "403", "404")
+from tests import hub
+
+WAYS = ("reset", "500", "429", "slow", "truncated", "garbage", "other JSON", "cut", "stalled", "401", "403", "404")
+"""`cut` and `stalled`: all is well until half of a file has been sent. `refused` is no way: serve nothing."""
 
 
 class BrokenHub(ThreadingHTTPServer):
-    """`way`: one of WAYS. With `refused` nobody listens at `url`."""
+    """`way`: one of WAYS."""
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Connection)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Connection)
         self.way = "500"
         self.asked = 0
         self.ended = threading.Event()
@@ -32,44 +35,56 @@ class BrokenHub(ThreadingHTTPServer):
         """A cut connection is nothing to print."""
 
 
-class _Connection(BaseHTTPRequestHandler):
+class _Repositories(dict[str, Mapping[str, bytes]]):
+    """Any that is asked for."""
+
+    def get(self, name: object, default: object = None) -> Mapping[str, bytes]:  # type: ignore[override]
+        return {"config.json": b"{}" * 5000, "train.jsonl": b'{"a": 1}\n' * 2000}
+
+
+class _Connection(hub.Connection):
     server: BrokenHub
+    held = _Repositories()
 
     def do_GET(self) -> None:
         self.server.asked += 1
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         way = self.server.way
-        if way == "reset":
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
+        if way in ("cut", "stalled"):
+            super().do_GET()
+        elif way == "reset":
+            self._reset()
         elif way == "slow":
             self.server.ended.wait(60)
         elif way == "truncated":
-            self._answer(200, b'{"id": "org/mo', 1000)
+            self._answer(200, b'{"id": "org/mo', {"Content-Length": "1000"})
         elif way == "garbage":
             self._answer(200, b"<html><body>Log in to the hotel's network</body></html>")
+        elif way == "other JSON":
+            self._answer(200, b'{"status": "logged out"}')
         else:
             headers = {"X-Error-Code": "RepoNotFound"} if way == "404" else {}
-            self._answer(int(way), json.dumps({"error": "said the hub"}).encode(), **headers)
+            self._answer(int(way), json.dumps({"error": "said the hub"}).encode(), headers)
 
     do_HEAD = do_POST = do_PUT = do_GET
 
-    def _answer(self, status: int, content: bytes, length: int | None = None, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(length or len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+    def _send(self, content: bytes) -> None:
+        if self.server.way in ("cut", "stalled") and "/resolve/" in self.path:
+            self.wfile.write(content[: len(content) // 2])
+            self.server.ended.wait(60 if self.server.way == "stalled" else 0)
+            self._reset()
+        else:
+            super()._send(content)
 
-    def log_message(self, *_: object) -> None:
-        pass
+    def _reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
 
 
 @contextmanager
-def serving() -> Iterator[BrokenHub]:
+def serving(port: int = 0) -> Iterator[BrokenHub]:
     """A broken hub while the block runs."""
-    with BrokenHub() as hub:
+    with BrokenHub(port) as hub:
         thread = threading.Thread(target=hub.serve_forever, args=(0.01,))
         thread.start()
         try:

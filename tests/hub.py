@@ -20,7 +20,7 @@ COMMIT = hashlib.sha1(b"the only commit").hexdigest()
 def serving(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[str]:
     """The address of a hub with these: `{"owner/model": {path: content}, "datasets/owner/name": {path: content}}`."""
 
-    class Hub(_Hub):
+    class Hub(Connection):
         held = repositories
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
@@ -34,7 +34,7 @@ def serving(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[str]:
         server.server_close()
 
 
-class _Hub(BaseHTTPRequestHandler):
+class Connection(BaseHTTPRequestHandler):
     held: Mapping[str, Mapping[str, bytes]] = {}
 
     def do_GET(self) -> None:
@@ -77,11 +77,14 @@ class _Hub(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, content: bytes, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
-        for key, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+        for key, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            self._send(content)
+
+    def _send(self, content: bytes) -> None:
+        self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -11,6 +11,9 @@ import hashlib
 import json
 import logging
 import os
+import threading
+import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,13 @@ from kubetune.errors import EnvironmentFault, KubetuneError, ModelError
 from kubetune.files import sha256_file
 
 PATIENCE_SECONDS = 120.0
-"""Silence after which a connection to the hub counts as lost; its commits of large models take a while."""
+"""Silence after which the hub counts as lost, however often it is asked; its commits of large models take a while."""
 
 _NOT_HERE = (
-    "{kind} {repo} is not in the local cache and the hub cannot be reached; go online once (`hf download {repo}`) or "
-    "give a folder that holds it"
+    "{kind} {repo} is not in the local cache and the hub cannot be reached{why}; go online once (`hf download {repo}`) "
+    "or give a folder that holds it"
 )
+NOT_THE_HUB = "is not the hub: {found}. Look at HF_ENDPOINT, and whether a proxy or a login page stands in between"
 
 
 def hub_token() -> str | None:
@@ -59,7 +63,7 @@ def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str,
         if file is not None:
             found[name] = file
     if not found and _is_offline() and not model.local_files_only:
-        raise EnvironmentFault(_NOT_HERE.format(kind="model", repo=path))
+        raise EnvironmentFault(_NOT_HERE.format(kind="model", repo=path, why=""))
     if not found and model.local_files_only:
         raise ModelError(
             f"model {path} is not in the local cache and local_files_only is set; download it first "
@@ -169,9 +173,9 @@ def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
     """What an answer of the hub, or none, means for the user; None for what is not the hub's."""
     from huggingface_hub import errors as hub
 
-    chain = list(causes(error))
-    # `datasets` tells of what went wrong in the words of an error about files.
+    # `datasets` tells of what went wrong in the words of an error about files, and hides the cause.
     is_wrapped = isinstance(error, FileNotFoundError) and "on the Hugging Face Hub either" in str(error)
+    chain = list(causes(error, hidden=is_wrapped))
     refused = next((e for e in chain if isinstance(e, hub.HfHubHTTPError)), None)
     status = refused.response.status_code if refused is not None else 0
     if status in (401, 403):
@@ -183,41 +187,76 @@ def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
     if refused is not None:
         again = "too many requests; wait some minutes" if status == 429 else "try again later"
         return EnvironmentFault(f"the hub refused {kind} {repo} ({status}): {again}, and run the same command again")
-    if any(isinstance(e, json.JSONDecodeError) for e in chain):
-        return EnvironmentFault(
-            f"what answers for the hub about {kind} {repo} is not the hub: expected JSON. Look at HF_ENDPOINT, and "
-            "whether a proxy or the network's login page stands in between"
-        )
-    if is_wrapped or any(isinstance(e, hub.LocalEntryNotFoundError | ConnectionError | TimeoutError) for e in chain):
-        return EnvironmentFault(_NOT_HERE.format(kind=kind, repo=repo))
-    if lost := next((e for e in chain if is_lost(e)), None):
-        said = " ".join(str(lost).split()) or type(lost).__name__
+    if found := misread(chain):
+        return EnvironmentFault(f"what answers for the hub about {kind} {repo} {NOT_THE_HUB.format(found=found)}")
+    lost = next((e for e in chain if is_lost(e)), None)
+    said = " ".join(str(lost or chain[-1]).split()) or type(lost or chain[-1]).__name__
+    has_begun = lost is not None and type(lost).__name__ not in ("ConnectError", "ConnectTimeout")
+    if has_begun and not any(isinstance(e, hub.LocalEntryNotFoundError) for e in chain):
         return EnvironmentFault(
             f"the connection to the hub was lost over {kind} {repo} ({said}); run the same command again, which goes "
             "on with what has arrived"
         )
+    away = (hub.LocalEntryNotFoundError, ConnectionError, TimeoutError)
+    if lost or is_wrapped or any(isinstance(e, away) for e in chain):
+        return EnvironmentFault(_NOT_HERE.format(kind=kind, repo=repo, why=f" ({said})"))
     return None
 
 
 @functools.cache
 def bound_waits() -> None:
-    """Have the hub's client give up on silence: by itself it waits for ever on much of what it asks."""
+    """Have the hub's client give up on silence: by itself it waits for ever on much of what it asks, and asks again."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
+    unheard = threading.local()  # since when nothing has been heard on what this thread asks
+
     def limit(request: Any) -> None:
+        left = PATIENCE_SECONDS
+        if request.method in ("GET", "HEAD"):  # sending takes as long as it takes
+            since = unheard.__dict__.setdefault("since", time.monotonic())
+            left -= time.monotonic() - since
+        if left <= 0:
+            del unheard.since
+            raise TimeoutError(f"nothing heard from {request.url.host} for {PATIENCE_SECONDS:g} s")
         asked = request.extensions.get("timeout", {})
         kinds = ("connect", "read", "write", "pool")
-        request.extensions["timeout"] = {kind: asked.get(kind) or PATIENCE_SECONDS for kind in kinds}
+        request.extensions["timeout"] = {kind: min(asked.get(kind) or left, left) for kind in kinds}
+
+    def hear(response: Any) -> None:
+        unheard.__dict__.clear()
 
     def make_client() -> Any:
         client = _http.default_client_factory()
         hooks = client.event_hooks
-        client.event_hooks = {**hooks, "request": [*hooks["request"], limit]}
+        client.event_hooks = {"request": [*hooks["request"], limit], "response": [*hooks["response"], hear]}
         return client
 
     if hasattr(_http, "default_client_factory"):  # not so in older ones
         set_client_factory(make_client)
+
+
+def misread(chain: Sequence[BaseException]) -> str:
+    """What was wrong with an answer that the hub's client could not read; empty where that was not what went wrong."""
+    import huggingface_hub
+    from huggingface_hub.errors import FileMetadataError
+
+    client = str(Path(huggingface_hub.__file__).parent)
+    for error in chain:
+        if isinstance(error, json.JSONDecodeError):
+            return "expected JSON"
+        if isinstance(error, FileMetadataError):
+            return "expected the commit and the checksum of a file"
+        # It takes the fields of an answer for granted.
+        if isinstance(error, KeyError | TypeError | AttributeError) and _origin(error).startswith(client):
+            return f"expected another answer ({type(error).__name__}: {error})"
+    return ""
+
+
+def _origin(error: BaseException) -> str:
+    """The file of the code that raised an error."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return frames[-1][0].f_code.co_filename if frames else ""
 
 
 def is_lost(error: BaseException) -> bool:
@@ -225,9 +264,9 @@ def is_lost(error: BaseException) -> bool:
     return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, what caused it, and so on."""
+def causes(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
+    """An error, what caused it, and so on; `hidden`: also where the raiser would not have it shown."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
-        seen = seen.__cause__
+        seen = seen.__cause__ or (seen.__context__ if hidden else None)

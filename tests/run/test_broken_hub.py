@@ -2,87 +2,185 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from kubetune import errors
 from tests.broken_hub import serving
+from tests.ranks import free_port
 
 ASK = """
-import sys, time
+import json, os, sys
+import datasets, huggingface_hub.utils._http as http
 from kubetune import errors, fetch_worker, push
 from kubetune.config.schema import ModelConfig
 from kubetune.data import hub, sources
-model, folder = ModelConfig(path="org/model"), sys.argv[2]
 push.WAITS_SECONDS, hub.PATIENCE_SECONDS = (0.0,), 1.0
-try:
-    match sys.argv[1]:
-        case "find":
-            hub.find_files(model, "org/model", ["config.json"])
-        case "fetch":
-            fetch_worker.fetch(model)
-        case "data":
-            sources.load_dataset("org/data", None, "train")
-        case "push":
-            push.upload(folder, "org/bot", private=True, message="m")
-except errors.KubetuneError as error:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
+for function in (http.http_backoff, http.http_stream_backoff.__wrapped__):
+    function.__kwdefaults__["max_wait_time"] = function.__kwdefaults__["base_wait_time"] = 0.01
+
+def ask(what, repo, folder):
+    try:
+        match what:
+            case "find":
+                hub.find_files(ModelConfig(path=repo), repo, ["config.json"])
+            case "fetch":
+                fetch_worker.fetch(ModelConfig(path=repo))
+            case "data":
+                sources.load_dataset(repo, None, "train")
+            case "push":
+                push.upload(folder, repo, private=True, message="m")
+    except errors.KubetuneError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+for line in sys.stdin:
+    told, *asked = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        for number in (1, 2):
+            os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        sys.exit(ask(*asked))
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 OUT, OURS = errors.ENVIRONMENT, errors.USER
-CASES = [
-    ("fetch", "refused", OUT, "hub"),
-    ("fetch", "reset", OUT, "connection to the hub was lost"),
-    ("fetch", "500", OUT, "hub"),
-    ("fetch", "429", OUT, "hub"),
-    ("fetch", "slow", OUT, "hub cannot be reached"),
-    ("fetch", "truncated", OUT, "connection to the hub was lost"),
-    ("fetch", "garbage", OUT, "is not the hub: expected JSON"),
-    ("fetch", "401", OURS, "the token in HF_TOKEN is not valid"),
-    ("fetch", "403", OURS, "HF_TOKEN"),
-    ("fetch", "404", OURS, "is not on the hub"),
-    ("find", "refused", OUT, "hub cannot be reached"),
-    ("find", "reset", OUT, "connection to the hub was lost"),
-    ("find", "500", OUT, "hub"),
-    ("find", "401", OURS, "the token in HF_TOKEN is not valid"),
-    ("find", "404", OURS, "is not on the hub"),
-    ("data", "reset", OUT, "connection to the hub was lost"),
-    ("data", "500", OUT, "hub cannot be reached"),
-    ("data", "404", OURS, "org/data"),
-    ("push", "refused", OUT, "could not be reached"),
-    ("push", "reset", OUT, "could not be reached"),
-    ("push", "500", OUT, "could not be reached"),
-    ("push", "429", OUT, "429"),
-    ("push", "slow", OUT, "could not be reached"),
-    ("push", "truncated", OUT, "could not be reached"),
-    ("push", "401", OUT, "is not valid"),
-]
-QUICK = {("fetch", "reset"), ("fetch", "slow"), ("fetch", "garbage"), ("fetch", "401")}
+LOST, AWAY, NOT_ONE = "connection to the hub was lost", "the hub cannot be reached (", "is not the hub: expected"
+TOKEN, ABSENT = "the token in HF_TOKEN is not valid", "is not on the hub"
+CASES = {
+    "find": {
+        "refused": (OUT, AWAY),
+        "reset": (OUT, LOST),
+        "slow": (OUT, AWAY),
+        "500": (OUT, "the hub refused"),
+        "truncated": (OUT, NOT_ONE),
+        "garbage": (OUT, NOT_ONE),
+        "other JSON": (OUT, NOT_ONE),
+        "cut": (OUT, LOST),
+        "stalled": (OUT, LOST),
+        "429": (OUT, "too many requests"),
+        "401": (OURS, TOKEN),
+        "403": (OURS, TOKEN),
+        "404": (OURS, ABSENT),
+    },
+    "fetch": {
+        "refused": (OUT, AWAY),
+        "reset": (OUT, LOST),
+        "slow": (OUT, AWAY),
+        "500": (OUT, "hub"),
+        "truncated": (OUT, LOST),
+        "garbage": (OUT, NOT_ONE),
+        "other JSON": (OUT, NOT_ONE),
+        "cut": (OUT, LOST),
+        "stalled": (OUT, LOST),
+        "429": (OUT, "too many requests"),
+        "401": (OURS, TOKEN),
+        "403": (OURS, TOKEN),
+        "404": (OURS, ABSENT),
+    },
+    "data": {
+        "refused": (OUT, AWAY),
+        "reset": (OUT, LOST),
+        "slow": (OUT, AWAY),
+        "500": (OUT, AWAY),
+        "truncated": (OUT, NOT_ONE),
+        "garbage": (OUT, NOT_ONE),
+        "other JSON": (OUT, NOT_ONE),
+        "cut": (OUT, LOST),
+        "stalled": (OUT, LOST),
+        "429": (OUT, "too many requests"),
+        "401": (OURS, TOKEN),
+        "403": (OURS, TOKEN),
+        "404": (OURS, "org/"),
+    },
+    "push": {
+        "refused": (OUT, "could not be reached"),
+        "reset": (OUT, "could not be reached"),
+        "slow": (OUT, "could not be reached"),
+        "500": (OUT, "could not be reached"),
+        "truncated": (OUT, "could not be reached"),
+        "garbage": (OUT, NOT_ONE),
+        "other JSON": (OUT, NOT_ONE),
+        "429": (OUT, "429"),
+        "401": (OUT, "is not valid"),
+        "403": (OUT, "may not write to org"),
+        "404": (OUT, "the token may not make it"),
+    },
+}
+QUICK = {
+    "find": ("refused", "garbage", "other JSON", "429"),
+    "fetch": ("reset", "slow", "cut", "401"),
+    "data": ("reset", "slow", "garbage", "429"),
+    "push": ("garbage", "other JSON", "404"),
+}
+
+Ask = Callable[[str, str, Path], tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def ask(port: int, home: Path) -> Iterator[Ask]:
+    """Asks the hub at `port` for something, in a process of its own that has imported everything."""
+    kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    where = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    environ = {**kept, **where, "HF_TOKEN": "hf_" + "t" * 34}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", ASK], env=environ, stdin=pipe, stdout=pipe, text=True) as asking:
+        assert asking.stdin is not None
+        assert asking.stdout is not None
+
+        def ask(what: str, repo: str, folder: Path) -> tuple[int, str]:
+            assert asking.stdin is not None
+            assert asking.stdout is not None
+            told = folder / "told"
+            asking.stdin.write(json.dumps([str(told), what, repo, str(folder)]) + "\n")
+            asking.stdin.flush()
+            return int(asking.stdout.readline()), told.read_text()
+
+        yield ask
+        asking.stdin.close()
 
 
 @pytest.mark.parametrize(
-    ("what", "way", "code", "words"),
-    [pytest.param(*case, marks=() if case[:2] in QUICK else pytest.mark.slow) for case in CASES],
+    ("what", "way"),
+    [
+        pytest.param(what, way, marks=() if way in QUICK[what] else pytest.mark.slow)
+        for what, ways in CASES.items()
+        for way in ways
+    ],
 )
-def test_what_the_user_hears(tmp_path: Path, what: str, way: str, code: int, words: str) -> None:
+def test_what_the_user_hears(ask: Ask, port: int, home: Path, tmp_path: Path, what: str, way: str) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with serving() as hub:
-        hub.way = way
-        kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-        environ = {
-            **kept,
-            "HF_ENDPOINT": "http://127.0.0.1:1" if way == "refused" else hub.url,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_TOKEN": "hf_" + "t" * 34,
-            "HF_HUB_DISABLE_XET": "1",
-        }
-        command = [sys.executable, "-c", ASK, what, str(tmp_path)]
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=50)
-    assert ended.returncode == code, ended.stderr
-    assert words in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert "hf_ttt" not in ended.stderr
+    expected, words = CASES[what][way]
+    with nullcontext() if way == "refused" else serving(port) as hub:
+        if hub is not None:
+            hub.way = way
+        began = time.monotonic()
+        code, told = ask(what, f"org/{what}-{way.replace(' ', '-')}", tmp_path)
+        seconds = time.monotonic() - began
+    assert code == expected, told
+    assert words in told
+    assert "Traceback" not in told
+    assert "hf_ttt" not in told
+    assert seconds < 30, "a second of silence is the limit, but for six tries of a file that stalls"
+    names = [str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()]
+    whole = [name for name in names if "/snapshots/" in name or name.endswith((".arrow", ".parquet"))]
+    marks = [name for name in names if name.startswith("fetched/") and not name.endswith(".lock")]
+    assert whole + marks == [], "nothing arrived whole"
