@@ -7,7 +7,6 @@ import itertools
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kubetune.cli import main
 from tests.cluster.harness import Cluster, ControlPlane
 from tests.cluster.operation import Desk
 from tests.cluster.standin.objects import name_of
@@ -115,11 +115,9 @@ def test_a_run_goes_to_the_cluster_and_its_adapter_comes_home(journey: Journey) 
     check(journey)
 
 
-def test_the_adapter_answers_on_this_machine(journey: Journey) -> None:
-    command = [sys.executable, "-m", "kubetune", "generate", str(journey.folder), "3 plus one is", "--max-new-tokens=4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("\n")
+def test_the_adapter_answers_on_this_machine(journey: Journey, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(journey.folder), "3 plus one is", "--max-new-tokens=4"]) == 0
+    assert capsys.readouterr().out.endswith("\n")
 
 
 @pytest.mark.slow

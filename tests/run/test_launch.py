@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pty
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import endings, errors, metrics
+from kubetune import cli, endings, errors, metrics
 from kubetune.config.load import load_resolved
 from kubetune.launch.local import check_run_dir
 from tests import toy
@@ -78,6 +79,12 @@ def train(inputs: Path, run_dir: Path, *more: str) -> subprocess.CompletedProces
     return subprocess.run(
         command(inputs, run_dir, *more), cwd=inputs, env=environ(), capture_output=True, text=True, timeout=120
     )
+
+
+def start_refused(inputs: Path, run_dir: Path, *more: str) -> tuple[int, str]:
+    """Exit code and standard error of a start that is refused before it has a process of its own, and so needs none."""
+    with contextlib.chdir(inputs), contextlib.redirect_stderr(io.StringIO()) as said:
+        return cli.main(command(inputs, run_dir, *more)[3:]), said.getvalue()
 
 
 @pytest.fixture(scope="session")
@@ -176,14 +183,19 @@ def read_screen(terminal: int, until: bytes, seconds: float = 60) -> bytes:
     return screen
 
 
-def test_ctrl_c_on_a_terminal_saves_below_the_progress_bar(inputs: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
+def test_on_a_terminal_a_second_start_is_refused_and_ctrl_c_saves_below_the_progress_bar(
+    inputs: Path, tmp_path: Path
+) -> None:
+    run_dir, endless = tmp_path / "run", "training.max_steps=100000"
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(inputs)
-        os.execve(sys.executable, command(inputs, run_dir, "training.max_steps=100000"), environ())
+        os.execve(sys.executable, command(inputs, run_dir, endless), environ())
     screen = read_screen(terminal, b"tokens/s")
     assert b"[TRAIN] step" not in screen
+    code, said = start_refused(inputs, run_dir, endless)
+    assert code == 3
+    assert f"process {pid}" in said
     os.write(terminal, b"\x03")
     screen += read_screen(terminal, b"no such text")
     _, status = os.waitpid(pid, 0)
@@ -258,20 +270,21 @@ def test_another_config_is_refused_with_the_keys_that_differ(
 ) -> None:
     run_dir, _ = finished
     before = snapshot(run_dir)
-    done = train(inputs, run_dir, "training.seed=7", "lora.r=4", "training.logging_steps=2", "logging.level=ERROR")
-    assert done.returncode == 2
-    assert "training.seed was 42, now is 7" in done.stderr
-    assert "lora.r was 16, now is 4" in done.stderr
-    assert "logging.level" not in done.stderr
+    changes = "training.seed=7", "lora.r=4", "training.logging_steps=2", "logging.level=ERROR"
+    code, said = start_refused(inputs, run_dir, *changes)
+    assert code == 2
+    assert "training.seed was 42, now is 7" in said
+    assert "lora.r was 16, now is 4" in said
+    assert "logging.level" not in said
     assert snapshot(run_dir) == before
 
 
 def test_another_number_of_processes_must_keep_the_global_batch(
     inputs: Path, finished: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
-    done = train(inputs, finished[0], "compute.processes=2")
-    assert done.returncode == 2
-    assert "training.global_batch_size was 4, now is 8" in done.stderr
+    code, said = start_refused(inputs, finished[0], "compute.processes=2")
+    assert code == 2
+    assert "training.global_batch_size was 4, now is 8" in said
 
 
 @pytest.mark.parametrize(("resume", "reason"), [("never", "has checkpoints"), ("must", "no checkpoint")])
@@ -283,32 +296,18 @@ def test_resume_never_and_must(
     reason: str,
 ) -> None:
     run_dir = finished[0] if resume == "never" else tmp_path / "new"
-    done = train(inputs, run_dir, f"training.resume={resume}")
-    assert done.returncode == 2
-    assert reason in done.stderr
+    code, said = start_refused(inputs, run_dir, f"training.resume={resume}")
+    assert code == 2
+    assert reason in said
     assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_of_other_things_is_left_alone(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    done = train(inputs, tmp_path)
-    assert done.returncode == 2
-    assert "thesis.txt" in done.stderr
+    code, said = start_refused(inputs, tmp_path)
+    assert code == 2
+    assert "thesis.txt" in said
     assert os.listdir(tmp_path) == ["thesis.txt"]
-
-
-def test_a_second_run_in_the_same_directory_is_refused_with_the_process(inputs: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    more = "training.max_steps=100000"
-    with subprocess.Popen(
-        command(inputs, run_dir, more), cwd=inputs, env=environ(), stdout=subprocess.PIPE, text=True
-    ) as first:
-        wait_for(run_dir / "logs" / "rank-0.log", "[STEP]", first)
-        second = train(inputs, run_dir, more)
-        first.send_signal(signal.SIGKILL)
-        first.communicate()
-    assert second.returncode == 3
-    assert f"process {first.pid}" in second.stderr
 
 
 def test_a_pod_makes_the_run_directory_from_its_config(inputs: Path, tmp_path: Path) -> None:
@@ -341,9 +340,9 @@ def test_without_output_each_run_gets_a_directory_of_its_own(inputs: Path) -> No
 
 
 def test_gpus_that_are_not_there_are_an_error_of_the_environment(inputs: Path, tmp_path: Path) -> None:
-    done = train(inputs, tmp_path / "run", "compute.gpus_per_node=64")
-    assert done.returncode == 3
-    assert "wants 64 GPUs on this machine" in done.stderr
+    code, said = start_refused(inputs, tmp_path / "run", "compute.gpus_per_node=64")
+    assert code == 3
+    assert "wants 64 GPUs on this machine" in said
     assert not (tmp_path / "run").exists()
 
 
