@@ -194,8 +194,11 @@ def _call(call: Any, where: str, record: Fields) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         arguments = parsed(arguments, f"{where}.arguments")
-    for key in (call.keys() | function.keys()) - {"id", "type", "function", "name", "arguments"}:
+    ours = {"name", "arguments"}
+    for key in call.keys() - {"id", "type"} - (ours if function is call else {"function"}):
         record.note_unused(f"messages[].tool_calls[].{key}")
+    for key in function.keys() - ours if function is not call else ():
+        record.note_unused(f"messages[].tool_calls[].function.{key}")
     own = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
     return {"type": "function", **own, "function": {"name": function["name"], "arguments": arguments}}
 

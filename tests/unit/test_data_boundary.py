@@ -142,7 +142,7 @@ def encode(record: dict[str, Any], tokenizer: Tokenizer, labels: Labels | None) 
     return result, tokenizer.decode(result.chunk.tokens.tolist(), skip_special_tokens=False)
 
 
-MESSAGES = ("messages[]", "messages[].content[]", "messages[].tool_calls[]")
+MESSAGES = ("messages[]", "messages[].content[]", "messages[].tool_calls[]", "messages[].tool_calls[].function")
 
 
 def is_counted(place: tuple[Any, ...], result: Result) -> bool:
@@ -167,6 +167,16 @@ def require_nothing_lost(record: dict[str, Any], tokenizer: Tokenizer, labels: L
         if word not in text and not is_counted(place, result) and not (labels and place[0] == "label")
     ]
     assert not lost, (text, result.tally)
+
+
+def test_keys_beside_and_inside_the_function_of_a_call_are_counted(tokenizer: Tokenizer) -> None:
+    function = {"name": "wfw", "arguments": {"a": "waw"}, "id": "wxw", "function": {}}
+    call = {"id": "wiw", "type": "function", "name": "wzw", "function": function}
+    turns = [{"role": "user", "content": "wuw"}, {"role": "assistant", "tool_calls": [call]}]
+    found, _ = encode({"messages": turns, "tools": [{"name": "wfw"}]}, tokenizer, None)
+    assert set(found.tally.unused_keys) == {
+        f"messages[].tool_calls[].{key}" for key in ("name", "function.id", "function.function")
+    }
 
 
 @settings(max_examples=300, deadline=None)
