@@ -45,6 +45,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_key_value_heads": 2, "head_dim": 64},
     "roberta": {"intermediate_size": 1536},
     "stablelm": {"num_key_value_heads": 6},
+    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 40_000, "num_hidden_layers": 5},
+    "granite": {"num_key_value_heads": 2, "logits_scaling": 8.0},
+    "olmo2": {"num_key_value_heads": 6, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 16_000},
+    "cohere": {"num_key_value_heads": 3, "vocab_size": 32_000},
 }
 """Models of these kinds of transformers, with sizes of their own beside FAMILY."""
 FAMILY = {
@@ -66,6 +70,7 @@ class Case:
 
 FSDP = {"training.parallelism": "fsdp"}
 FULL = {"training.max_steps": 6}
+FP32 = {"model.dtype": "float32"}
 SIX = LORA | FULL
 CASES = {
     "tiny-lora": Case("tiny", 64, 1, LORA),
@@ -94,7 +99,19 @@ CASES = {
     "opt-full-6x200": Case("opt", 200, 6, FULL),
     "qwen3-full-8x192": Case("qwen3", 192, 8, FULL),
     "stablelm-lora-16x96": Case("stablelm", 96, 16, SIX),
+    "llama-full-3x256": Case("llama", 256, 3, FULL | FP32),
+    "qwen2-lora-2x512": Case("qwen2", 512, 2, SIX | FP32),
+    "qwen3-lora-1x2048": Case("qwen3", 2048, 1, SIX | FP32),
+    "phi3-full-1x640": Case("phi3", 640, 1, FULL | FP32),
+    "gemma3-full-2x256": Case("gemma3_text", 256, 2, FULL | FP32),
+    "mistral-lora-fsdp-2x256": Case("mistral", 256, 2, SIX | FSDP | FP32, 2),
+    "gpt-neox-full-4x160": Case("gpt_neox", 160, 4, FULL | FP32),
+    "granite-lora-2x384": Case("granite", 384, 2, SIX | FP32),
+    "olmo2-full-bf16-2x320": Case("olmo2", 320, 2, FULL | {"model.dtype": "bfloat16"}),
+    "cohere-full-5x192": Case("cohere", 192, 5, FULL | FP32),
 }
+FRESH = list(CASES)[-10:]
+"""Chosen before any of them was run; no constant of the forecast was set with their numbers at hand."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kubetune.config.schema import Config
+from kubetune.malloc import KEPT_PRODUCTS
 from kubetune.memory import USABLE_SHARE, Shape, activation_bytes_per_token
 from kubetune.plan import Plan
 from kubetune.weights import TOWERS, Weights
@@ -22,10 +23,10 @@ PROCESS_BYTES = {"cpu": 391 * MIB, "cuda": 600 * MIB}
 """Before a model: on CPUs Python with torch and transformers, as measured; on GPUs the CUDA context, an allowance."""
 TRACKER_BYTES = {"tensorboard": 13 * MIB, "mlflow": 171 * MIB}
 """What importing and using a tracker adds to the process of rank 0, as measured."""
-LOST_SHARE = {"cpu": 0.08, "cuda": 0.06}
+LOST_SHARE = {"cpu": 0.15, "cuda": 0.06}
 """Of everything but the process: blocks that the allocator cannot use again. On CPUs as measured, else an allowance."""
-LOST_SHARE_OF_HALVES = 0.28
-"""The same on CPUs in 16 bits, where blocks of two widths lie between each other; as measured."""
+KEPT_PRODUCT_BYTES = 252 * 2**10
+"""Code that oneDNN makes for a product of matrices in 16 bits; it keeps malloc.KEPT_PRODUCTS of them."""
 
 GLOO_THREADS = 2
 """Each gathers into memory of its own before it copies that to where it is wanted, and keeps it for the next time."""
@@ -37,6 +38,8 @@ LONG_ROW = 1024
 HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
 EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
 TOWER = re.compile(rf"(^|\.)({'|'.join(TOWERS)})\.")
+LAYER_NORM = re.compile(r"(norm|layernorm|ln_\w+)\d?\.bias$", re.IGNORECASE)
+NORM_OF_A_LAYER = re.compile(r"\.0\.(\w*(norm|ln_)\w*)\.weight$", re.IGNORECASE)
 FUSED_ATTENTION = re.compile(r"\.(qkv_proj|query_key_value|c_attn|Wqkv)\.")
 KEPT_OF_WIDE = {"gelu": 2, "relu": 1}
 NOT_TEXT = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector)\.")
@@ -139,18 +142,24 @@ def forecast(
         parts = {"weights": held, **_state_parts(config, "trained weights, in fp32", trained // sharded)}
     if sharded > 1:
         parts |= _sharing_parts(config, plan, weights, shape, element, device_bytes)
-    if config.lora is None:
-        # Autograd makes it whole before the optimizer's buffer takes it; embeddings and heads are the largest.
-        parts["gradient of the largest weight"] = element * max(math.prod(s) for s in weights.shapes.values())
+    # Autograd makes it whole before the optimizer's buffer takes it; embeddings and heads are the largest.
+    largest = 0 if config.lora else element * max(math.prod(s) for s in weights.shapes.values())
+    if plan.device == "cuda":
+        parts["gradient of the largest weight"] = largest
     tokens = micro_batch_tokens(config, plan)
-    chunk = 0 if classifies(config) else _chunk_bytes(weights, tokens, element)
+    chunk = 0 if classifies(config) else _chunk_bytes(weights, tokens, element, plan)
     before = sum(parts.values()) + chunk + PROCESS_BYTES[plan.device]
     left = None if device_bytes is None else int(USABLE_SHARE * device_bytes) - before
-    parts |= _activation_parts(config, plan, weights, tokens, element, left, chunk)
-    parts["logits, a chunk at a time"] = chunk
-    lost = LOST_SHARE_OF_HALVES if plan.device == "cpu" and element == 2 else LOST_SHARE[plan.device]
-    parts["allocator"] = int(lost * sum(parts.values()))
+    activations = _activation_parts(config, plan, weights, tokens, element, left, chunk)
+    if plan.device == "cpu" and element == 4:
+        # Embeddings' comes last, when nothing else is left of the batch; in 16 bits it has only the words that occur.
+        parts["gradient of the largest weight"] = max(0, largest - sum(activations.values()))
+    # On a CPU logits stay where they are and leave no holes, so that they are no part of what is lost.
+    lost = LOST_SHARE[plan.device]
+    lossy = sum(parts.values()) + sum(activations.values()) + (chunk if plan.device == "cuda" else 0)
+    parts |= {**activations, "logits, a chunk at a time": chunk, "allocator": int(lost * lossy)}
     if plan.device == "cpu":
+        parts["code of matrix products"] = KEPT_PRODUCTS * KEPT_PRODUCT_BYTES if element == 2 else 0
         parts["trackers"] = sum(size for name, size in TRACKER_BYTES.items() if getattr(config.tracking, name))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
     return Forecast({k: v for k, v in parts.items() if v}, trained, weights.parameters, device_bytes)
@@ -239,21 +248,19 @@ def _activation_parts(
 ) -> dict[str, int]:
     """What autograd keeps until the backward, and the gradients of the layer that the backward is in.
 
-    Those come when the `logits` are gone, so only what they need beyond that room counts.
+    On a GPU those come when the `logits` are gone, so only what they need beyond that room counts.
     """
     shape = Shape.of(weights.text_config)
     assert shape is not None
-    fused = plan.device == "cuda"
-    kept = tokens * activation_bytes_per_token(shape, element, recompute=False, fused=fused)
-    if not fused and (inner := _kept_of_plain(weights)):
-        sizes = 4 * shape.hidden + 2 * shape.attention + 2 * shape.keys + inner * shape.intermediate
-        kept = tokens * shape.layers * sizes * element
+    fused = plan.device == "cuda" or config.training.compile is True
+    logits = logits if plan.device == "cuda" else 0
+    if fused:
+        kept = tokens * activation_bytes_per_token(shape, element, recompute=False, fused=True)
+    else:
+        kept = tokens * shape.layers * _kept_by_plain_layer(config, weights, shape, element)
     if any(FUSED_ATTENTION.search(name) for name in weights.shapes):
         # The values are a part of one product, which stays whole with queries and keys that nothing else needs.
         kept += tokens * shape.layers * (shape.attention + shape.keys) * element
-    if not fused and any("q_norm" in name for name in weights.shapes):
-        # Norms of queries and keys keep what the projections gave and what they made of it, in fp32.
-        kept += shape.layers * tokens * 2 * (shape.attention + shape.keys) * 4
     heads = int(weights.text_config.get("num_attention_heads") or weights.text_config.get("n_head") or 1)
     attention = shape.layers * heads * _pairs(config, tokens) * element if plan.device == "cpu" else 0
     if weights.text_config.get("attn_logit_softcapping"):
@@ -282,14 +289,37 @@ def _activation_parts(
     }
 
 
-def _kept_of_plain(weights: Weights) -> int:
-    """What layers without a gate keep of their wide part: what GELU is given and gives, or what ReLU gives alone.
+def _kept_by_plain_layer(config: Config, weights: Weights, shape: Shape, element: int) -> int:
+    """Bytes a token that a layer keeps whose norms and activation are torch's own kernels, one after the other.
 
-    0 for layers that have a gate, and for activations made of several kernels, of which more is kept.
+    What goes into a norm, in fp32; where its weight is trained, what it made before that; and what the two norms
+    before attention and the wide part give. Queries, keys, values and what attention gives.
     """
-    names = ("hidden_act", "activation", "activation_function")
+    names = {found[1] for name in weights.shapes if (found := NORM_OF_A_LAYER.search(name))}
+    is_plain = any(LAYER_NORM.search(name) for name in weights.shapes)  # one kernel, which keeps what it is given
+    trained = config.lora is None
+
+    def norm(width: int) -> int:
+        return width * (element if is_plain else 4 + element * trained)
+
+    norms = max(2, len(names)) * norm(shape.hidden) + 2 * shape.hidden * element
+    if any("q_norm" in name for name in weights.shapes):
+        norms += norm(shape.attention + shape.keys)
+    inner = (2 * shape.attention + 2 * shape.keys + _kept_of_wide(weights) * shape.intermediate) * element
+    low = (
+        config.lora.r * sum(1 for name, *_ in linears(weights) if _is_target(name, config.lora.target_modules))
+        if config.lora
+        else 0
+    )
+    return norms + inner + low * element // shape.layers
+
+
+def _kept_of_wide(weights: Weights) -> int:
+    """How often a layer keeps its wide part: gate, activation, up and product; without a gate what GELU is given and
+    gives, or what ReLU gives alone."""
+    names = ("hidden_act", "hidden_activation", "activation", "activation_function")
     act = next((str(weights.text_config[name]) for name in names if weights.text_config.get(name)), "")
-    return 0 if any("gate" in name for name in weights.shapes) else KEPT_OF_WIDE.get(act, 0)
+    return 4 if any("gate" in name for name in weights.shapes) else KEPT_OF_WIDE.get(act, 4)
 
 
 def _pairs(config: Config, tokens: int) -> int:
@@ -307,13 +337,18 @@ def classifies(config: Config) -> bool:
     return config.task == "sequence_classification"
 
 
-def _chunk_bytes(weights: Weights, tokens: int, element: int) -> int:
-    """Logits of a chunk of rows, their log-probabilities in fp32 and what becomes of them: never more than the chunk,
-    whatever the batch. A cap or a factor needs the logits that it made, and a cap its slope, in fp32 as well."""
-    vocabulary = int(weights.text_config.get("vocab_size") or 0)
-    rows = min(512, max(128, 2**25 // max(1, vocabulary)), tokens)
+def _chunk_bytes(weights: Weights, tokens: int, element: int, plan: Plan) -> int:
+    """Logits of a chunk of rows and what becomes of them: never more than the chunk, whatever the batch.
+
+    On a CPU all is done in place, in fp32, beside narrower logits; a cap needs its slope as well. On a GPU there are
+    log-probabilities and their gradient too. A cap or a factor needs the logits that it made.
+    """
     text = weights.text_config
+    vocabulary = int(text.get("vocab_size") or 0)
+    rows = min(512, max(128, 2**25 // max(1, vocabulary)), tokens)
     capped = any(text.get(name) for name in ("final_logit_softcapping", "logits_soft_cap"))
+    if plan.device == "cpu":
+        return rows * vocabulary * (element + (4 if element < 4 else 0) + (4 if capped else 0))
     scaled = any((text.get(name) or 1.0) != 1.0 for name in ("logit_scale", "logits_scaling"))
     return rows * vocabulary * (element + 8 + (8 if capped else 4 if scaled else 0))
 

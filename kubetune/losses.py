@@ -1,11 +1,13 @@
 """Cross-entropy of a language model without ever holding `[tokens, vocabulary]` logits.
 
 Only rows that predict a label reach the head, a few hundred at a time, and their gradient is made in the forward:
-two matrix products per chunk where autograd needs three and a copy of everything.
+two matrix products per chunk where autograd needs three and a copy of everything. On a CPU all that is as wide as the
+vocabulary is made in place, in rooms that every chunk of a run uses again.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,8 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from kubetune import kernels
+from kubetune import kernels, malloc
 from kubetune.flat import LogitRule
+
+STRIPE = 2**22
+"""Numbers of a head's gradient that are made before they are added to it: so few that they stay in the cache."""
 
 
 class Head(NamedTuple):
@@ -28,6 +33,62 @@ class Head(NamedTuple):
 def chunk_rows(vocabulary: int) -> int:
     """Rows scored at once: about 32 M logits, which fit caches and memory at any vocabulary."""
     return min(512, max(128, 2**25 // vocabulary))
+
+
+def _logits(x: Tensor, head: Head, room: Tensor) -> Tensor:
+    """What the head makes of the rows `x`, before its rule, in the first rows of `room`."""
+    if head.bias is None:
+        return torch.mm(x, head.weight.t(), out=room[: len(x)])
+    return torch.mm(x, head.weight.t(), out=room[: len(x)]).add_(head.bias)
+
+
+def _room(number: int, like: Tensor, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """`[rows, width]` on `like`'s device. On a CPU it is that of all others of this number and width."""
+    if like.device.type != "cpu":
+        return like.new_empty(rows, width, dtype=dtype)
+    return _kept_room(number, chunk_rows(width), width, dtype)[:rows]
+
+
+@lru_cache(maxsize=4)
+def _kept_room(number: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    room = torch.frombuffer(malloc.outside_heap(rows * width * dtype.itemsize), dtype=dtype)
+    return room.view(rows, width)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, scale: float, rule: LogitRule) -> tuple[Tensor, Tensor]:
+    """`kernels.cross_entropy` in the form that takes the least memory where it runs."""
+    form = kernels.fused("cross_entropy")
+    if form is kernels.cross_entropy and logits.device.type == "cpu":
+        return cross_entropy_in_place(logits, labels, scale, rule)
+    return cast(tuple[Tensor, Tensor], form(logits, labels, scale, rule.multiplier, rule.cap))
+
+
+def cross_entropy_in_place(logits: Tensor, labels: Tensor, scale: float, rule: LogitRule) -> tuple[Tensor, Tensor]:
+    """What `kernels.cross_entropy` gives, to the last bit, but in at most two more rooms of fp32."""
+    bent = logits
+    if logits.dtype != torch.float32:
+        bent = _room(1, logits, len(logits), logits.shape[1], torch.float32).copy_(logits)
+    if rule.multiplier != 1.0:
+        bent.mul_(rule.multiplier)
+    if rule.cap:
+        bent.div_(rule.cap).tanh_().mul_(rule.cap)
+    sloped = _room(2, logits, len(logits), logits.shape[1], torch.float32) if rule.cap else bent
+    log_probabilities = torch.log_softmax(bent, -1, out=sloped)
+    column = labels[:, None]
+    loss = -log_probabilities.gather(1, column).sum()
+    minus_one = log_probabilities.new_full((1, 1), -1.0).expand_as(column)
+    gradient = log_probabilities.exp_().scatter_add_(1, column, minus_one)
+    if rule.cap:
+        gradient.mul_(bent.div_(rule.cap).square_().neg_().add_(1))
+    gradient.mul_(scale * rule.multiplier)
+    return loss, gradient if gradient is logits else logits.copy_(gradient)
+
+
+def _add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
+    """`total += d_logits.T @ x`, a stripe of the vocabulary at a time: `[vocabulary, hidden]` never exists twice."""
+    rows = max(1, STRIPE // x.shape[1])
+    for start in range(0, len(total), rows):
+        total[start : start + rows] += d_logits[:, start : start + rows].t() @ x
 
 
 def _collected(parameter: Tensor | None) -> Any:
@@ -63,19 +124,15 @@ class FusedLinearCrossEntropy(Function):
             d_bias = torch.zeros(bias.shape, device=bias.device) if collected is None else collected.opened()
         loss = torch.zeros((), device=hidden.device)
         rows = chunk_rows(len(weight))
-        buffer = hidden.new_empty(min(rows, len(hidden)), len(weight))
+        buffer = _room(0, hidden, min(rows, len(hidden)), len(weight), hidden.dtype)
         for start in range(0, len(hidden), rows):
             x = hidden[start : start + rows]
-            logits = torch.mm(x, weight.t(), out=buffer[: len(x)])
-            if bias is not None:
-                logits += bias
-            chunk_loss, d_logits = kernels.fused("cross_entropy")(
-                logits, labels[start : start + rows], scale, rule.multiplier, rule.cap
-            )
+            logits = _logits(x, Head(weight, bias, rule), buffer)
+            chunk_loss, d_logits = _cross_entropy(logits, labels[start : start + rows], scale, rule)
             loss += chunk_loss
             torch.mm(d_logits, weight, out=d_hidden[start : start + rows])
             if d_weight is not None:
-                d_weight += d_logits.t() @ x
+                _add_product(d_weight, d_logits, x)
             if d_bias is not None:
                 d_bias += d_logits.float().sum(0)
         ctx.save_for_backward(
@@ -113,8 +170,10 @@ def score(hidden: Tensor, labels: Tensor, head: Head) -> tuple[Tensor, Tensor]:
     loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
     right = torch.zeros((), dtype=torch.float64, device=hidden.device)
     rows = chunk_rows(len(head.weight))
+    buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
     for start in range(0, len(hidden), rows):
-        logits = head.rule.apply(F.linear(hidden[start : start + rows], head.weight, head.bias).float())
+        x = hidden[start : start + rows]
+        logits = head.rule.apply(_logits(x, head, buffer).float())
         chunk = labels[start : start + rows]
         loss += F.cross_entropy(logits, chunk, reduction="sum").double()
         right += (logits.argmax(-1) == chunk).sum().double()

@@ -8,6 +8,7 @@ export wants the contrary: what it has let go must be gone before it takes more.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import sys
 
@@ -32,6 +33,15 @@ def keep_memory() -> bool:
 def give_back() -> bool:
     """Serve every large block by mmap, so that the kernel has it back as soon as it is free."""
     return _set(_M_MMAP_THRESHOLD, 2**20)
+
+
+def outside_heap(size: int) -> mmap.mmap:
+    """Zeroed bytes that no other block is ever cut from. Only what is touched of them takes memory.
+
+    For the few blocks that are far larger than all others: in the heap smaller ones settle in the room that they leave
+    for a moment, so that they find none when they come again, and the heap grows with every step.
+    """
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _set(option: int, value: int) -> bool:

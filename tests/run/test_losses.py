@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kubetune import losses
+from kubetune import kernels, losses
 from kubetune.flat import LogitRule
 from kubetune.losses import Head, linear_cross_entropy
 from kubetune.optim import AdamSettings, FlatAdamW
@@ -71,3 +71,30 @@ def test_a_trained_head_in_bf16_collects_its_gradient_in_fp32() -> None:
     wanted = expected.weight.grad.float() * steps
     # What 64 additions in bf16 would lose is some per cent.
     assert float((collected - wanted).norm() / wanted.norm()) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rule", [LogitRule(), LogitRule(multiplier=0.3), LogitRule(multiplier=2.0, cap=4.0)])
+def test_in_place_it_is_the_same_to_the_last_bit(rule: LogitRule, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 5 * torch.randn(5, 301, generator=generator).to(dtype)
+    labels = torch.randint(301, (5,), generator=generator)
+    expected = kernels.cross_entropy(logits.clone(), labels, SCALE, rule.multiplier, rule.cap)
+    found = losses.cross_entropy_in_place(logits, labels, SCALE, rule)
+    assert found[1] is logits
+    for ours, plain in zip(found, expected, strict=True):
+        assert torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_as_wide_as_the_vocabulary_comes_and_goes(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Blocks that are much larger than all others leave holes, and the heap grows from step to step."""
+    rows, width, vocabulary = 64, 4, 8192
+    monkeypatch.setattr(losses, "chunk_rows", lambda _: rows)
+    hidden = torch.randn(3 * rows - 7, width, dtype=dtype, requires_grad=True)
+    head = Head(torch.randn(vocabulary, width, dtype=dtype, requires_grad=True), None, LogitRule(cap=4.0))
+    labels = torch.randint(vocabulary, (len(hidden),))
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        linear_cross_entropy(hidden, labels, head).backward()
+    largest = max(event.self_cpu_memory_usage for event in profile.function_events)
+    assert 0 < largest < rows * vocabulary * dtype.itemsize
