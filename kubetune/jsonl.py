@@ -12,10 +12,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
-from itertools import pairwise
-from operator import itemgetter
+from itertools import chain, compress, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import from_json
 
@@ -27,6 +26,8 @@ Line = dict[str, Any]
 IsGood = Callable[[Line], bool]
 
 _TAIL_BYTES = 64 * 1024
+_CHUNK_BYTES = 48 * 1024
+"""Some hundred lines, whose objects stay in a cache of the processor."""
 _SHOWN_RANGES = 5
 
 _log = logs.family_logger("FILES")
@@ -80,31 +81,54 @@ def read(path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None
     Lines that hold no object, or none that `is_good`, are stepped over; a warning names them, or `damaged` collects
     their numbers. A last line without an end is not there yet.
     """
-    return map(itemgetter(1), read_both(path, is_good, damaged))
+    return chain.from_iterable(read_chunks(path, is_good, damaged))
 
 
-def read_both(
-    path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None = None
-) -> Iterator[tuple[bytes, Line]]:
+def read_chunks(path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None = None) -> Iterator[list[Line]]:
+    """As `read`, some hundred lines at once, which is quicker where there are millions."""
+    return (values for _, values in _chunks(path, is_good, damaged))
+
+
+def read_both(path: Path, is_good: IsGood = lambda _: True) -> Iterator[tuple[bytes, Line]]:
     """As `read`, each object with the bytes of its line."""
+    return chain.from_iterable(zip(lines, values, strict=True) for lines, values in _chunks(path, is_good, None))
+
+
+def _chunks(path: Path, is_good: IsGood, damaged: list[int] | None) -> Iterator[tuple[list[bytes], list[Line]]]:
     wrong: list[int] = []
     try:
         file = path.open("rb")
     except FileNotFoundError:
         return
+    before = 0
     with file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                break
-            value = _parse(line)
-            if value is not None and is_good(value):
-                yield line, value
-            elif line != b"\n":
-                wrong.append(number)
+        while lines := file.readlines(_CHUNK_BYTES):
+            count = len(lines)
+            if not lines[-1].endswith(b"\n"):
+                lines.pop()
+            values = _parse_all(lines)
+            good = [value is not None and is_good(value) for value in values]
+            if not all(good):
+                wrong += [before + at + 1 for at, is_fine in enumerate(good) if not is_fine and lines[at] != b"\n"]
+                lines, values = list(compress(lines, good)), list(compress(values, good))
+            before += count
+            yield lines, cast(list[Line], values)
     if damaged is not None:
         damaged += wrong
     elif wrong:
         warn(f"{path}: {describe(wrong)} damaged and left out: no line that kubetune wrote")
+
+
+def _parse_all(lines: list[bytes]) -> list[Line | None]:
+    """The object of each line, None where it holds none; all by one call, unless one of them is damaged."""
+    try:
+        found = from_json(b"[" + b",0,".join(lines) + b"]")
+    except ValueError:
+        return [_parse(line) for line in lines]
+    # Two damaged lines may make one value, or one of them several: the zeros between lines give it away.
+    values, between = found[::2], found[1::2]
+    is_whole = len(values) == len(lines) and set(map(type, values)) <= {dict} and set(map(type, between)) <= {int}
+    return values if is_whole else [_parse(line) for line in lines]
 
 
 def tail(path: Path, is_good: IsGood = lambda _: True) -> list[Line]:

@@ -12,10 +12,11 @@ import json
 import math
 import platform
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -127,6 +128,11 @@ def stream_lines(path: Path, damaged: list[int] | None = None) -> Iterator[dict[
     return jsonl.read(path, _IS_GOOD.get(path.name, _is_anything), damaged)
 
 
+def stream_chunks(path: Path, damaged: list[int] | None = None) -> Iterator[list[dict[str, Any]]]:
+    """As `stream_lines`, some hundred lines at once."""
+    return jsonl.read_chunks(path, _IS_GOOD.get(path.name, _is_anything), damaged)
+
+
 def last_lines(path: Path) -> list[dict[str, Any]]:
     """The last lines of a JSONL file of a run, which may be long."""
     return jsonl.tail(path, _IS_GOOD.get(path.name, _is_anything))
@@ -190,12 +196,17 @@ class Totals:
             return
         self.first, self.last = self.first or steps[0], steps[-1]
         self.steps += len(steps)
-        losses = [line["loss"] for line in steps if _is_number(line.get("loss"))]
-        self.first_losses += losses[: _ENDS - len(self.first_losses)]
-        self.last_losses = [*self.last_losses, *losses][-_ENDS:]
-        self.samples += sum(line.get("samples", 0) for line in steps)
-        self.tokens += sum(line.get("tokens", 0) for line in steps)
-        self.trained_tokens += sum(line.get("trained_tokens", 0) for line in steps)
+        if lacking := _ENDS - len(self.first_losses):
+            self.first_losses += islice(_losses(steps), lacking)
+        latest = [*islice(_losses(reversed(steps)), _ENDS)][::-1]
+        self.last_losses = [*self.last_losses, *latest][-_ENDS:]
+        self.samples += sum([line.get("samples", 0) for line in steps])
+        self.tokens += sum([line.get("tokens", 0) for line in steps])
+        self.trained_tokens += sum([line.get("trained_tokens", 0) for line in steps])
+
+
+def _losses(steps: Iterable[Mapping[str, Any]]) -> Iterator[float]:
+    return (line["loss"] for line in steps if _is_number(line.get("loss")))
 
 
 def runaway(totals: Totals) -> dict[str, Any] | None:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,6 @@ Lines = list[dict[str, Any]]
 OF_STEPS = ("loss", "learning_rate", "grad_norm")
 OF_TIMINGS = ("tokens_per_second", "trained_tokens_per_second", "peak_memory_bytes")
 SKEW = "skew"
-
-_LINES_AT_ONCE = 256
-"""Few enough that they stay in a cache of the processor."""
 
 
 @dataclass(frozen=True)
@@ -52,34 +48,28 @@ def read_numbers(run_dir: Path, points: int, damaged: Mapping[str, list[int]]) -
     """The numbers of a run, curves with at most so many points. `damaged` gets damaged lines' numbers, by file."""
     thinners = {key: Thinner(points) for key in (*OF_STEPS, *OF_TIMINGS, SKEW)}
     totals, evaluations = metrics.Totals(), Lines()
-    axes = {name: _Milestones() for name in ("epoch", "tokens", "hours")}
-    for chunk in _chunks(metrics.stream_lines(run_dir / metrics.METRICS, damaged[metrics.METRICS])):
+    axes = {"epoch": _Milestones(), "tokens": _Milestones(), "hours": _Milestones(unit=3600)}
+    for chunk in metrics.stream_chunks(run_dir / metrics.METRICS, damaged[metrics.METRICS]):
         evaluations += [line for line in chunk if "eval_loss" in line]
         steps = [line for line in chunk if "loss" in line]
         axes["epoch"].extend(steps, [line.get("epoch") for line in steps])
-        axes["tokens"].extend(steps, _sums((line.get("tokens") for line in steps), totals.tokens))
+        axes["tokens"].extend(steps, [line.get("tokens") for line in steps], totals.tokens)
         totals.add(steps)
         _thin(thinners, OF_STEPS, steps)
     totals.evaluation = evaluations[-1] if evaluations else None
     peak, waits = None, _Waits()
-    for chunk in _chunks(metrics.stream_lines(run_dir / metrics.TIMINGS, damaged[metrics.TIMINGS])):
-        axes["hours"].extend(chunk, [s / 3600 for s in _sums((line["seconds"] for line in chunk), totals.seconds)])
-        totals.seconds += math.fsum(line["seconds"] for line in chunk)
-        peaks = (line["peak_memory_bytes"] for line in chunk if line.get("peak_memory_bytes") is not None)
-        peak = max(peaks, default=peak) if peak is None else max(peak, *peaks, 0)
+    for chunk in metrics.stream_chunks(run_dir / metrics.TIMINGS, damaged[metrics.TIMINGS]):
+        seconds = [line["seconds"] for line in chunk]
+        axes["hours"].extend(chunk, seconds, totals.seconds)
+        totals.seconds += math.fsum(seconds)
+        peaks = [found for line in chunk if (found := line.get("peak_memory_bytes")) is not None]
+        peak = max(peaks, default=None) if peak is None else max(peak, *peaks, 0)
         _thin(thinners, OF_TIMINGS, chunk)
         shared = [line for line in chunk if len(line.get("rank_seconds") or ()) > 1]
-        rows = [line["rank_seconds"] for line in shared]
-        waits.add(rows)
-        steps_of = [line["step"] for line in shared]
-        thinners[SKEW].extend(steps_of, [1 - min(row) / longest if (longest := max(row)) > 0 else None for row in rows])
+        thinners[SKEW].extend([line["step"] for line in shared], waits.add([line["rank_seconds"] for line in shared]))
     curves = {key: found for key, thinner in thinners.items() if (found := thinner.series()) is not None}
     reached = {name: pairs for name, milestones in axes.items() if (pairs := milestones.found()) is not None}
     return Numbers(totals, evaluations, curves, peak, waits.summary(), reached)
-
-
-def _sums(values: Iterable[float | None], before: float) -> list[float]:
-    return list(accumulate((value or 0 for value in values), initial=before))[1:]
 
 
 _MILESTONES = 256
@@ -88,17 +78,22 @@ _MILESTONES = 256
 class _Milestones:
     """What a run had reached after some of its steps, evenly spread, and after the last; for axes other than steps."""
 
-    def __init__(self) -> None:
-        self._every, self._seen = 1, 0
+    def __init__(self, unit: float = 1) -> None:
+        self._unit, self._every, self._seen = unit, 1, 0
         self._kept: list[tuple[int, float | None]] = []
         self._last: tuple[int, float | None] | None = None
 
-    def extend(self, lines: Lines, values: Sequence[float | None]) -> None:
+    def extend(self, lines: Lines, values: Sequence[float | None], total: float | None = None) -> None:
+        """Take up the lines of a chunk with their values, or with the sums of these on top of `total`."""
+
+        def reached(at: int) -> float | None:
+            return values[at] if total is None else total + math.fsum(value or 0 for value in values[: at + 1])
+
         for at in range(-self._seen % self._every, len(lines), self._every):
-            self._kept.append((lines[at]["step"], values[at]))
+            self._kept.append((lines[at]["step"], reached(at)))
         self._seen += len(lines)
         if lines:
-            self._last = lines[-1]["step"], values[-1]
+            self._last = lines[-1]["step"], reached(len(lines) - 1)
         while len(self._kept) > _MILESTONES:
             self._kept = self._kept[::2]
             self._every *= 2
@@ -106,16 +101,10 @@ class _Milestones:
     def found(self) -> tuple[Sequence[int], Sequence[float]] | None:
         """Steps and values; None where the run does not say, or nothing grows."""
         pairs = [*self._kept, *([self._last] if self._last is not None and self._last not in self._kept else [])]
-        known = [(step, float(f"{value:.6g}")) for step, value in pairs if value is not None]
+        known = [(step, float(f"{value / self._unit:.6g}")) for step, value in pairs if value is not None]
         if len(known) < len(pairs) or not known or known[-1][1] <= 0:
             return None
         return [step for step, _ in known], [value for _, value in known]
-
-
-def _chunks(lines: Iterable[dict[str, Any]]) -> Iterator[Lines]:
-    stream = iter(lines)
-    while chunk := list(islice(stream, _LINES_AT_ONCE)):
-        yield chunk
 
 
 def _thin(thinners: Mapping[str, Thinner], keys: Sequence[str], lines: Lines) -> None:
@@ -138,18 +127,22 @@ class _Waits:
     count: Counter[int] = field(default_factory=Counter)
     world: int = 0
 
-    def add(self, rows: Sequence[Sequence[float]]) -> None:
-        for world in {len(row) for row in rows}:
-            of_world = [row for row in rows if len(row) == world]
+    def add(self, rows: Sequence[list[float]]) -> list[float | None]:
+        """Count these, and return how much shorter the fastest rank of each computed than its slowest, as a share."""
+        longest = list(map(max, rows))
+        worlds = set(map(len, rows))
+        for world in worlds:
+            of_world = rows if len(worlds) == 1 else [row for row in rows if len(row) == world]
+            highest = longest if len(worlds) == 1 else list(map(max, of_world))
             sums = map(math.fsum, zip(*of_world, strict=True))
             before = self.seconds.get(world, [0.0] * world)
             self.seconds[world] = [one + two for one, two in zip(before, sums, strict=True)]
-            highest = [max(row) for row in of_world]
-            found = Counter(row.index(most) for row, most in zip(of_world, highest, strict=True))
+            found = Counter(map(list.index, of_world, highest))
             self.slowest[world] = self.slowest.get(world, Counter()) + found
             self.longest[world] += math.fsum(highest)  # type: ignore[assignment]
             self.count[world] += len(of_world)
         self.world = len(rows[-1]) if rows else self.world
+        return [1 - least / most if most > 0 else None for least, most in zip(map(min, rows), longest, strict=True)]
 
     def summary(self) -> RankTimes | None:
         """Of the number of ranks that the run had last."""

@@ -387,10 +387,23 @@ def _comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "settings": different,
         "common": common,
         "packages": packages,
-        "fingerprints": [run.report.get("data_fingerprint") for run in runs],
+        "same_data": _same_data(runs, names),
         "damage": [(name, line) for name, run in zip(names, runs, strict=True) for line in _damage(run)],
         "samples": _answers(runs),
     }
+
+
+def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """Whether the runs learnt from the same rows, in a sentence; those that have not recorded it are named."""
+    found = [run.report.get("data_fingerprint") or run.data.get("fingerprint") for run in runs]
+    unknown = [name for name, fingerprint in zip(names, found, strict=True) if not fingerprint]
+    if len({fingerprint for fingerprint in found if fingerprint}) > 1:
+        return "The prepared data differ, so losses are not of the same rows."
+    if unknown:
+        return (
+            f"Whether the prepared data are the same is not known: no fingerprint is recorded in {', '.join(unknown)}."
+        )
+    return "All have the same prepared data."
 
 
 def _answers(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Number = float | int | None
 
@@ -97,8 +98,14 @@ class _Bucket:
 
     def add(self, steps: Sequence[int], values: Sequence[Number]) -> None:
         self.count, self.step = self.count + len(steps), steps[-1]
-        if known := [value for value in values if value is not None]:
-            self._take(len(known), math.fsum(known) if len(known) > 1 else known[0], min(known), max(known))
+        try:
+            total = math.fsum(values) if len(values) > 1 else values[0]  # type: ignore[arg-type]
+            known: Sequence[Any] = () if total is None else values
+        except TypeError:  # one of them is None
+            known = [value for value in values if value is not None]
+            total = math.fsum(known) if len(known) > 1 else known[0] if known else None
+        if known and total is not None:
+            self._take(len(known), total, min(known), max(known))
 
     def joined(self, other: _Bucket) -> _Bucket:
         """Both as one, `other` being the later."""

@@ -122,6 +122,17 @@ def test_two_runs_are_compared(run_dir: Path, inputs: Path, tmp_path: Path, caps
     assert "report of which run?" in capsys.readouterr().err
 
 
+def test_runs_without_a_fingerprint_are_not_said_to_have_the_same_data(run_dir: Path, tmp_path: Path) -> None:
+    runs = [shutil.copytree(run_dir, tmp_path / name, symlinks=True) for name in ("one", "two")]
+    assert "All have the same prepared data." in Page(write_report(runs, tmp_path / "page.html")).text
+    for run in runs:  # as of a start that was cut off before its data were there
+        (run / metrics.REPORT).unlink()
+        (run / metrics.DATA).unlink()
+        text = Page(write_report(runs, tmp_path / "page.html")).text
+        assert "All have the same prepared data." not in text
+        assert f"no fingerprint is recorded in {'one' if run is runs[0] else 'one, two'}." in text
+
+
 def edited(run_dir: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """A copy of a run whose settings are changed."""
     shutil.copytree(run_dir, folder, symlinks=True)

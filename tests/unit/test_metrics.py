@@ -234,3 +234,20 @@ def test_a_file_that_is_deleted_or_moved_away_is_noticed_at_the_next_step(tmp_pa
         (run_dir / "metrics.jsonl").touch()
         with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl was deleted or moved away"):
             log.write(3, STEP)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "wrong"),
+    [
+        (['{"step": 2', '"loss": 3}'], [2, 3]),  # together they would make an object
+        (['{"step": 2}, {"step": 3}'], [2]),
+        (['{"step": 2', '"loss": 3}', '{"step": 4}, {"step": 5}'], [2, 3, 4]),
+        (['{"step": 2}], [{"step": 3}'], [2]),
+        (["[1]", "\0\0\0"], [2, 3]),
+    ],
+)
+def test_damaged_lines_are_judged_one_by_one(tmp_path: Path, damaged: list[str], wrong: list[int]) -> None:
+    path, found = tmp_path / "metrics.jsonl", list[int]()
+    path.write_text("\n".join(['{"step": 1}', *damaged, '{"step": 9}', '{"step": 10']))
+    assert [line["step"] for line in metrics.stream_lines(path, found)] == [1, 9]
+    assert found == wrong
