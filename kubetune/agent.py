@@ -29,7 +29,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune import cgroup, checkpoint, endings, errors, files, logs, metrics, mirror, oom, processes, watchdog
+from kubetune import (
+    cgroup,
+    checkpoint,
+    endings,
+    errors,
+    files,
+    logs,
+    machine,
+    metrics,
+    mirror,
+    oom,
+    processes,
+    watchdog,
+)
 from kubetune.endings import Death, Ending
 from kubetune.relay import STAY, Relay
 
@@ -305,6 +318,7 @@ def _environment(place: Place) -> dict[str, str]:
     cores = processes.usable_cores()
     if place.processes > 1 or cores < (os.cpu_count() or 1):
         environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // place.processes)))
+    environ.setdefault(machine.COMMAND, logs.scrub(machine.command_line()))
     return environ
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from kubetune import logs, tracking
+from kubetune import logs, machine, tracking
 from kubetune.checkpoint import State
 from kubetune.config.schema import Config
 from kubetune.data.batches import Batch
@@ -44,6 +44,7 @@ class Journal:
         self._tracker: tracking.Tracker | None = None
         self._bar: Progress | None = None
         self._epoch_losses: list[tuple[float, int]] = []
+        self.last_step = state.step
 
     def epoch(self, step: int) -> float:
         """Epochs completed after `step` steps, a fraction within one."""
@@ -72,6 +73,7 @@ class Journal:
             "peak_memory_bytes": peak_memory_bytes(self._world.device),
             "rank_seconds": list(ranks),
         }
+        self.last_step = state.step
         self._numbers.write(state.step, values)
         self._numbers.write_timing(state.step, timing)
         if self._bar is not None:
@@ -134,6 +136,7 @@ def open_journal(config: Config, plan: Plan, run_dir: Path, world: World, state:
         journal.remember(run_dir, state.step)
         tracker = tracking.open_tracker(config, run_dir, state.step, write_page=partial(_write_page, run_dir))
         journal._tracker = stack.enter_context(tracker)
+        stack.enter_context(machine.recorded(run_dir, lambda: journal.last_step))
         journal._bar = stack.enter_context(Progress(plan.num_steps, state.step, is_wanted(world.rank)))
         yield journal
 

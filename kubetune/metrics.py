@@ -32,6 +32,8 @@ METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 EVENTS = "events.jsonl"
 REPORT = "report.json"
+LOAD = "load.jsonl"
+"""How busy the machine of rank 0 was."""
 DATA = "data.json"
 """What the run learnt from: statistics and lengths of its prepared rows."""
 EVALUATION = "evaluation.json"
@@ -171,7 +173,7 @@ def _is_sample(line: Mapping[str, Any]) -> bool:
     return all(isinstance(line.get(key), str) for key in ("prompt", "expected", "before", "after"))
 
 
-_IS_GOOD = {METRICS: _is_step, TIMINGS: _is_timing, EVENTS: _is_event, SAMPLES: _is_sample}
+_IS_GOOD = {METRICS: _is_step, TIMINGS: _is_timing, LOAD: _is_step, EVENTS: _is_event, SAMPLES: _is_sample}
 """What every whole line of a file says, and a damaged one may not."""
 
 

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import platform
-import subprocess
 import tempfile
 import threading
 import time
@@ -24,9 +23,9 @@ from kubetune import errors, metrics
 from kubetune.config.load import dotted_values, resolved
 from kubetune.config.outlets import MlflowConfig
 from kubetune.config.schema import Config
-from kubetune.devices import gpu_use
 from kubetune.files import read_object, write_atomic
 from kubetune.logs import family_logger, scrub
+from kubetune.machine import Load, git_commit
 from kubetune.plan import method_label
 
 IDENTITY: Final = "tracking.json"
@@ -120,8 +119,9 @@ class MlflowSink:
 
     def _look_at_machine(self) -> None:
         """Note the machine's load now and then, until the run ends."""
+        load = Load(self._run_dir)
         while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
-            self._waiting += _numbers(self._step, machine_load())
+            self._waiting += _numbers(self._step, machine_load(load.look()))
 
     def _send_files(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -234,34 +234,22 @@ def _tags(config: Config, run_dir: Path) -> Iterator[tuple[str, str]]:
             continue
 
 
-def git_commit(folder: Path) -> str | None:
-    """The commit that is checked out in a folder; None where git, or a repository, is missing."""
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def machine_load() -> dict[str, float]:
-    """How busy this machine is, under the names that MLflow's page of system metrics knows."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    found = {
-        "system/cpu_utilization_percentage": psutil.cpu_percent(),
-        "system/system_memory_usage_megabytes": memory.used / 1e6,
-        "system/system_memory_usage_percentage": memory.percent,
-    }
-    for gpu in gpu_use():
+def machine_load(found: Mapping[str, Any]) -> dict[str, float]:
+    """What a look at the machine found, under the names that MLflow's page of system metrics knows."""
+    names = {"cpu_percent": "cpu_utilization_percentage", "memory_percent": "system_memory_usage_percentage"}
+    said = {f"system/{name}": found[key] for key, name in names.items()}
+    said["system/system_memory_usage_megabytes"] = found["memory_bytes"] / 1e6
+    if "disk_free_bytes" in found:
+        said["system/disk_available_megabytes"] = found["disk_free_bytes"] / 1e6
+    for gpu in found["gpus"]:
         name = f"system/gpu_{gpu['index']}"
-        if isinstance(gpu["utilization_percent"], int | float):
-            found[f"{name}_utilization_percentage"] = gpu["utilization_percent"]
-        if isinstance(gpu["memory_used_mib"], int | float):
-            found[f"{name}_memory_usage_megabytes"] = gpu["memory_used_mib"] * 2**20 / 1e6
-        if isinstance(gpu["power_watts"], int | float):
-            found[f"{name}_power_usage_watts"] = gpu["power_watts"]
-    return found
+        if "percent" in gpu:
+            said[f"{name}_utilization_percentage"] = gpu["percent"]
+        if "memory_bytes" in gpu:
+            said[f"{name}_memory_usage_megabytes"] = gpu["memory_bytes"] / 1e6
+        if "watts" in gpu:
+            said[f"{name}_power_usage_watts"] = gpu["watts"]
+    return said
 
 
 def find_store(uri: str) -> tuple[str, str | None]:

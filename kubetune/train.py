@@ -25,6 +25,7 @@ from kubetune import (
     health,
     kernels,
     logs,
+    machine,
     metrics,
     parallel,
     probe,
@@ -167,6 +168,7 @@ def _record_start(run: Run, state: State, run_dir: Path) -> None:
     """Note the event of this start, with what speeds are compared by."""
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
     facts = throughput.describe(run.learner, run.config, run.data.train, run.world.device, dtype)
+    facts["machine"] = machine.describe(Path.cwd())
     event = "resume" if state.step else "start"
     metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)
 

@@ -140,7 +140,17 @@ class Chart:
 def charts_of(runs: Sequence[RunRecord]) -> list[Chart]:
     """The charts of one run, or the same of several on top of each other."""
     marks = markers(runs[0].incidents) if len(runs) == 1 else []
-    makers: list[Callable[[Sequence[RunRecord]], Chart | None]] = [_loss, _rate, _norm, _speed, _memory, _skew]
+    makers: list[Callable[[Sequence[RunRecord]], Chart | None]] = [
+        _loss,
+        _rate,
+        _norm,
+        _speed,
+        _memory,
+        _skew,
+        _busy,
+        _machine_memory,
+        _disk,
+    ]
     found = [chart for make in makers if (chart := make(runs)) is not None]
     return [replace(_naming_those_without(chart, runs), markers=marks) for chart in (*found, *_scores(runs))]
 
@@ -325,3 +335,37 @@ def _scores_chart(
     return Chart(
         name, title, "percent" if is_share else "fixed", lines, axis=", ".join(names) if len(names) < 3 else ""
     )
+
+
+def _busy(runs: Sequence[RunRecord]) -> Chart | None:
+    lines = _of_machine(runs, "CPU", "cpu_percent", "percent", scale=0.01)
+    return Chart("busy", "CPU and GPU in use", "percent", lines, _OF_RANK_0) if lines else None
+
+
+def _machine_memory(runs: Sequence[RunRecord]) -> Chart | None:
+    lines = _of_machine(runs, "machine", "memory_bytes", "memory_bytes")
+    return Chart("machine-memory", "Memory of the machine in use", "bytes", lines, _OF_RANK_0) if lines else None
+
+
+def _disk(runs: Sequence[RunRecord]) -> Chart | None:
+    lines = _of_machine(runs, "read and written", "disk_bytes_per_second")
+    return Chart("disk", "Disk traffic", "bytes", lines, _OF_RANK_0, "a second") if lines else None
+
+
+_OF_RANK_0 = "Of the whole machine of rank 0, other work on it included."
+
+
+def _of_machine(
+    runs: Sequence[RunRecord], label: str, key: str, of_gpus: str | None = None, scale: float = 1.0
+) -> list[Line]:
+    """How busy the machine of a lone run was, with a line for each of its GPUs; means where looks share a step."""
+    columns: dict[str, dict[int, list[float]]] = {}
+    for look in runs[0].load if len(runs) == 1 else ():
+        gpus = look.get("gpus", ()) if of_gpus is not None else ()
+        for name, value in [(label, look.get(key)), *((f"GPU {gpu['index']}", gpu.get(of_gpus)) for gpu in gpus)]:
+            if isinstance(value, int | float):
+                columns.setdefault(name, {}).setdefault(look["step"], []).append(value * scale)
+    return [
+        Line(name, shorten(list(found), [sum(part) / len(part) for part in found.values()], POINTS), i, dash=i)
+        for i, (name, found) in enumerate(columns.items())
+    ]

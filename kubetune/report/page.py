@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -229,6 +230,7 @@ def _run_facts(run: RunRecord) -> dict[str, Any]:
         "config_values": _values(run),
         "versions": run.report.get("versions") or {},
         "throughput": run.report.get("throughput") or {},
+        "machine": _machine(run),
         "hindsight": _hindsight(run),
         "began": _moment(run.events[0]["time"]) if run.events else None,
         "ended": _moment(run.events[-1]["time"]) if run.events and run.ending else None,
@@ -353,6 +355,30 @@ def _ranks(run: RunRecord) -> dict[str, Any] | None:
         ],
         "lost": found.lost,
     }
+
+
+def _machine(run: RunRecord) -> list[tuple[str, str]]:
+    """What the run was on, and what it was started by, as the last start recorded it."""
+    found = run.machine
+    if not found:
+        return []
+    gpus = Counter(str(name) for name in found.get("gpus") or ())
+    commit, dirty = found.get("git_commit"), found.get("git_dirty")
+    rows = [
+        ("host", found.get("host")),
+        ("system", found.get("system")),
+        ("CPU", f"{found.get('cpu')}, {counted(found.get('cores') or 0, 'usable core')}"),
+        ("memory", size(found.get("memory_bytes"))),
+        (
+            "GPU",
+            ", ".join(f"{count} × {name}" for name, count in gpus.items()) or "none: this machine has only its CPU",
+        ),
+        ("NVIDIA driver", found.get("driver")),
+        ("versions", ", ".join(f"{name} {said}" for name, said in (found.get("versions") or {}).items())),
+        ("git commit", commit and f"{commit}{', with changes that are not committed' if dirty else ''}"),
+        ("started by", found.get("command")),
+    ]
+    return [(label, str(value)) for label, value in rows if value]
 
 
 def _values(run: RunRecord) -> list[tuple[str, str]]:

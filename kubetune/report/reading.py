@@ -6,7 +6,7 @@ Everything but resolved.json may be missing: a run that has just begun, or was c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,14 @@ class RunRecord:
     incidents: Sequence[Incident]
     ending: endings.Ending | None
     damage: Sequence[str] = ()
+    load: Lines = field(default_factory=list)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """What the last start said of the machine of rank 0; empty where none did."""
+        told = (event.get("machine") for event in reversed(self.events) if event["event"] in ("start", "resume"))
+        found = next(told, None)
+        return found if isinstance(found, dict) else {}
 
     @property
     def evaluations(self) -> Lines:
@@ -104,7 +112,18 @@ def read_run(run_dir: Path, points: int = POINTS) -> RunRecord:
         incidents=[*_incidents(run_dir, events, damage), *_runaway(report)],
         ending=endings.read_ending(run_dir),
         damage=damage,
+        load=_load(_lines(run_dir / metrics.LOAD, damage)),
     )
+
+
+def _load(lines: Lines) -> Lines:
+    """Looks at the machine; those that a later start went back behind are left out."""
+    kept: Lines = []
+    for line in lines:
+        while kept and kept[-1]["step"] > line["step"]:
+            kept.pop()
+        kept.append(line)
+    return kept
 
 
 def _lines(path: Path, damage: list[str]) -> Lines:

@@ -122,6 +122,33 @@ def test_two_runs_are_compared(run_dir: Path, inputs: Path, tmp_path: Path, caps
     assert "report of which run?" in capsys.readouterr().err
 
 
+def test_the_machine_and_how_busy_it_was_are_on_the_page(run_dir: Path, tmp_path: Path) -> None:
+    told = [event["machine"] for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
+    assert len(told) == 2
+    assert told[-1]["versions"] == metrics.versions()
+    assert {"host", "cpu", "cores", "memory_bytes", "gpus", "git_commit", "git_dirty", "command"} <= told[-1].keys()
+    copy = shutil.copytree(run_dir, tmp_path / "copy", symlinks=True)
+    looks = [
+        {"step": step, "cpu_percent": 50.0 + step, "memory_bytes": 2**30, "disk_bytes_per_second": 10.0, "gpus": gpus}
+        for gpus in ([], [{"index": 0, "percent": 80, "memory_bytes": 2**31}])
+        for step in (1, 1, 3, 14)
+    ]
+    for looked in (looks[:4], looks[4:], looks):  # the last: gone back behind, as a resume does
+        (copy / metrics.LOAD).write_text("".join(json.dumps(line) + "\n" for line in looked))
+        page = Page(write_report([copy], tmp_path / "page.html"))
+        charts = {chart["name"]: chart for chart in page.charts}
+        lines = [line["label"] for line in charts["busy"]["lines"]]
+        assert lines == (["CPU"] if looked is looks[:4] or not looked[-1]["gpus"] else ["CPU", "GPU 0"])
+        assert charts["busy"]["data"][:2] == [[1, 3, 14], [0.51, 0.53, 0.64]]
+        assert {"machine-memory", "disk"} <= charts.keys()
+    for word in (told[-1]["host"], told[-1]["cpu"], "started by", "versions", "Machine"):
+        assert word in page.text, word
+    if not told[-1]["gpus"]:
+        assert page.text.count("this machine has only its CPU") == 1
+    (copy / metrics.LOAD).unlink()  # as in runs of earlier versions
+    assert "busy" not in {chart["name"] for chart in Page(write_report([copy], tmp_path / "page.html")).charts}
+
+
 def test_runs_without_a_fingerprint_are_not_said_to_have_the_same_data(run_dir: Path, tmp_path: Path) -> None:
     runs = [shutil.copytree(run_dir, tmp_path / name, symlinks=True) for name in ("one", "two")]
     assert "All have the same prepared data." in Page(write_report(runs, tmp_path / "page.html")).text

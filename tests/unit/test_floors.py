@@ -27,7 +27,7 @@ FLOORS: tuple[set[str], ...] = (
         "watchdog",
         "writing",
     },
-    {"config", "devices", "checkpoint", "mirror", "mirror_copy", "mirror_owner", "peaks"},
+    {"config", "devices", "checkpoint", "machine", "mirror", "mirror_copy", "mirror_owner", "peaks"},
     {"plan", "memory", "weights", "basis", "bill", "forecast", "hindsight", "speeds", "tracking", "tracking_mlflow"},
     {"agent", "cluster", "launch", "manifests", "report"},
     {"cli", "__main__"},
