@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -202,7 +203,7 @@ def labels(runs: Sequence[RunRecord]) -> list[str]:
     if len(set(names)) == len(names):
         return names
     for depth in range(1, 8):
-        names = ["/".join(run.path.absolute().parts[-depth:]) for run in runs]
+        names = [str(Path(*run.path.absolute().parts[-depth:])) for run in runs]
         if len(set(names)) == len(names):
             return names
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]
@@ -339,12 +340,15 @@ def _scores_chart(
 
 def _busy(runs: Sequence[RunRecord]) -> Chart | None:
     lines = _of_machine(runs, "CPU", "cpu_percent", "percent", scale=0.01)
-    return Chart("busy", "CPU and GPU in use", "percent", lines, _OF_RANK_0) if lines else None
+    title = "CPU and GPU in use" if len(lines) > 1 else "CPU in use"
+    return Chart("busy", title, "percent", lines, _OF_RANK_0, "in use") if lines else None
 
 
 def _machine_memory(runs: Sequence[RunRecord]) -> Chart | None:
     lines = _of_machine(runs, "machine", "memory_bytes", "memory_bytes")
-    return Chart("machine-memory", "Memory of the machine in use", "bytes", lines, _OF_RANK_0) if lines else None
+    return (
+        Chart("machine-memory", "Memory of the machine in use", "bytes", lines, _OF_RANK_0, "in use") if lines else None
+    )
 
 
 def _disk(runs: Sequence[RunRecord]) -> Chart | None:

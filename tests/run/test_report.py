@@ -122,6 +122,12 @@ def test_two_runs_are_compared(run_dir: Path, inputs: Path, tmp_path: Path, caps
     assert "report of which run?" in capsys.readouterr().err
 
 
+def test_runs_of_one_name_are_told_apart_by_their_paths(run_dir: Path, tmp_path: Path) -> None:
+    text = Page(write_report([run_dir, run_dir], tmp_path / "page.html")).text
+    assert f"{run_dir.absolute()} (1)" in text
+    assert "//" not in text
+
+
 def test_the_machine_and_how_busy_it_was_are_on_the_page(run_dir: Path, tmp_path: Path) -> None:
     told = [event["machine"] for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
     assert len(told) == 2
