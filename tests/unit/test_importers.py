@@ -410,6 +410,36 @@ logging_strategy: steps
 """
 
 
+LEAST = {
+    "axolotl": {"base_model": "a/b", "datasets": [{"path": "x.jsonl", "type": "alpaca"}]},
+    "trl": {"model_name_or_path": "a/b", "dataset_name": "c/d"},
+    "llama-factory": {"model_name_or_path": "a/b", "stage": "sft", "dataset": "d"},
+    "ms-swift": {"model": "a/b", "dataset": "c/d"},
+}
+UNMAPPED = {"path": "x", "type": "chat_template", "message_property_mappings": ["role"]}
+
+
+@pytest.mark.parametrize(
+    ("peer", "wrong", "told"),
+    [
+        ("axolotl", {"learning_rate": "fast"}, "learning_rate: found fast, which is no value that axolotl takes there"),
+        ("axolotl", {"optimizer": [["adamw"]]}, "optimizer: found"),
+        ("axolotl", {"datasets": [UNMAPPED]}, "datasets: found"),
+        ("axolotl", {"base_model": [{}]}, "base_model: becomes model: found"),
+        ("trl", {"optim": {"name": "adamw"}}, "optim: found"),
+        ("llama-factory", {"warmup_steps": "many"}, "warmup_steps: found many"),
+        ("ms-swift", {"warmup_steps": "many"}, "warmup_steps: found many"),
+    ],
+)
+def test_values_of_another_kind_are_told_at_their_key(
+    peer: str, wrong: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "theirs.json"
+    file.write_text(json.dumps(LEAST[peer] | wrong), encoding="utf-8")
+    assert cli.main(["import", str(file), "--from", peer]) == 2
+    assert f"{file}:1: {told}" in capsys.readouterr().err
+
+
 def test_a_recipe_for_trl_with_a_mixture_and_no_number_of_steps(tmp_path: Path) -> None:
     """As recipes for TRL are usually written, with -1 for what is off."""
     found, config = imported(tmp_path, RECIPE)

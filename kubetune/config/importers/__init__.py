@@ -16,7 +16,7 @@ from types import ModuleType
 
 from kubetune.config.importers import axolotl, llama_factory, ms_swift, resources, trl
 from kubetune.config.importers.common import complete, settle
-from kubetune.config.importers.draft import Draft, Note
+from kubetune.config.importers.draft import WRONG_KINDS, Draft, Note
 from kubetune.config.importers.foreign import Foreign, read_foreign
 from kubetune.config.importers.writing import comment, inline, run_file
 from kubetune.config.load import load_config
@@ -70,11 +70,14 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     """What becomes of each setting. Raises ConfigError for a kind of learning that kubetune does not do."""
     _require_supervised(path, foreign)
     draft = Draft(peer, foreign.settings, foreign.lines, str(path))
-    if peer == llama_factory.NAME:
-        llama_factory.convert(draft, path.absolute().parent)
-    else:
-        PEERS[peer].convert(draft)
-    settle(draft)
+    try:
+        if peer == llama_factory.NAME:
+            llama_factory.convert(draft, path.absolute().parent)
+        else:
+            PEERS[peer].convert(draft)
+        settle(draft)
+    except WRONG_KINDS:
+        draft.refuse_value(draft.at)
     complete(draft)
     return draft
 
@@ -173,7 +176,9 @@ def _in_their_words(problem: str, path: Path, file: Path, draft: Draft) -> str:
     text = re.sub(rf"^{re.escape(str(file))}(:\d+)?: ", "", problem)
     setting = re.split(r"[:\[]", text, maxsplit=1)[0]
     parts = tuple(setting.split("."))
-    key = next((draft.origins[parts[:end]] for end in range(len(parts), 0, -1) if parts[:end] in draft.origins), None)
+    within = [key for origin, key in draft.origins.items() if origin[: len(parts)] == parts]
+    around = (draft.origins[parts[:end]] for end in range(len(parts), 0, -1) if parts[:end] in draft.origins)
+    key = next(around, within[0] if len(within) == 1 else None)
     if key is None:
         return f"{path}: as a run file: {text}"
     return f"{path}:{draft.lines.get(key, 1)}: {key}: becomes {text}"

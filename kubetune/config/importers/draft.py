@@ -17,6 +17,8 @@ from kubetune.config.secrets import is_secret
 from kubetune.errors import ConfigError
 
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(")
+WRONG_KINDS = (TypeError, ValueError, AttributeError, LookupError, OverflowError)
+"""What reading a value raises where it is of another kind than expected: a text for a number, a list for a name."""
 Kind = Literal["carried", "assumed", "approximated", "dropped", "unneeded"]
 
 
@@ -44,10 +46,13 @@ class Draft:
     origins: dict[tuple[str, ...], str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    at: str = ""
+    """The key that was taken last."""
 
     def take(self, key: str) -> Any:
         """The value of a key that the caller deals with; None where it is missing or empty."""
         self.seen.add(key)
+        self.at = key
         value = self.given.get(key)
         return None if is_empty(value) else value
 
@@ -90,6 +95,10 @@ class Draft:
         """No run could mean what the key says. Raises ConfigError at its line."""
         raise ConfigError(f"{self.path}:{self.lines.get(key, 1)}: {key}: {why}. Nothing was written.")
 
+    def refuse_value(self, key: str) -> NoReturn:
+        """What stands at a key is of another kind than its tool takes there. Raises ConfigError at its line."""
+        self.refuse(key, f"found {inline(self.given.get(key))}, which is no value that {self.peer} takes there")
+
     def withdraw(self, path: str, why: str) -> None:
         """Take a setting out again: the key that it came from is dropped after all."""
         parts = _parts(path)
@@ -119,7 +128,10 @@ class Draft:
             if key in self.seen or is_empty(value):
                 continue
             if rule := rules.get(key):
-                rule(self, key, value)
+                try:
+                    rule(self, key, value)
+                except WRONG_KINDS:
+                    self.refuse_value(key)
             elif key.isupper():
                 self.unneeded(key, "an environment variable; set it where the run is started, or in kubernetes.env")
             else:
