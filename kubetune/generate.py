@@ -123,6 +123,18 @@ class Speaker:
         row = VisionEncoder(Encoder(self.tokenizer), self.reader.processor).encode_prompt(chat)
         return Asked(row.ids, row.images)
 
+    def left_out(self, prompt: Prompt, tools: Sequence[Any] = ()) -> list[str]:
+        """What the chat template does not show to the model of what it is asked, in words.
+
+        Raises ValueError for what cannot be asked.
+        """
+        if isinstance(prompt, str) and not self.is_chat:
+            return []
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        chat = convert({"messages": messages, "tools": list(tools)})
+        assert isinstance(chat, Chat)
+        return self.tokenizer.require_chat().left_out(chat.messages, chat.tools)
+
     def look(self, asked: Asked) -> dict[str, Any]:
         """The images of a prompt as the model's code takes them; nothing where there are none."""
         if not asked.images or self.reader is None:

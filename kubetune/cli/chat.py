@@ -40,6 +40,8 @@ class Conversation:
     base: list[dict[str, Any]] = field(default_factory=list)
     images: list[str] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)
+    """What was said already of what the chat template leaves out."""
 
     def reset(self) -> None:
         for what in (self.tuned, self.base, self.images, self.pending):
@@ -138,6 +140,7 @@ def converse(speaker: Speaker, conversation: Conversation, text: str, sampling: 
     text = conversation.tagged(text)
     ask = {"role": "user", "content": text}
     try:
+        tell_what_is_left_out(speaker, conversation, text)
         if conversation.compare:
             base, tuned = answer_both(speaker, conversation, text, sampling)
             conversation.base += [ask, {"role": "assistant", "content": base}]
@@ -151,6 +154,14 @@ def converse(speaker: Speaker, conversation: Conversation, text: str, sampling: 
     except (ValueError, errors.DataError) as error:  # the template refuses the conversation, or an image is gone
         print(f"(this cannot be asked: {error}; that turn is forgotten)")
     conversation.pending.clear()
+
+
+def tell_what_is_left_out(speaker: Speaker, conversation: Conversation, text: str) -> None:
+    """Say, once, what of the conversation the chat template does not show to the model."""
+    for what in speaker.left_out(conversation.prompt(conversation.tuned, text, speaker.is_chat)):
+        if what not in conversation.told:
+            conversation.told.add(what)
+            print(shown_on(sys.stdout, f"(note: {what}, which the model does not see)"))
 
 
 def stream(speaker: Speaker, prompt: Prompt, sampling: Sampling, label: str = "", *, images: Sequence[str] = ()) -> str:

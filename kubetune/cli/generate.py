@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.cli.export import add_base, stoppable
 from kubetune.files import write_atomic, written_whole
-from kubetune.writing import shown_on
+from kubetune.writing import counted, shown_on, visible
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
-    from kubetune.generate import Asked, Sampling, Speaker
+    from kubetune.generate import Asked, Prompt, Sampling, Speaker
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,15 +116,41 @@ def encode(speaker: Speaker, questions: Sequence[Question]) -> list[Asked]:
     """All questions as the model takes them. Raises DataError naming every one that cannot be asked."""
     from kubetune.data.problems import Problems
 
-    problems, asked = Problems(), []
+    problems, asked, unseen = Problems(), [], []
     for question in questions:
-        prompt = question.row.get("messages") or question.row["prompt"]
+        tools = question.row.get("tools") or ()
         try:
-            asked.append(speaker.encode(prompt, question.images, question.row.get("tools") or ()))
+            prompt = prompt_of(question.row)
+            asked.append(speaker.encode(prompt, question.images, tools))
+            unseen += [f"{question.where}: {what}" for what in speaker.left_out(prompt, tools)[:1]]
         except ValueError as error:
             problems.add(question.where, str(error))
     problems.raise_if_any()
+    if unseen:
+        also = f"; so it does in {counted(len(unseen) - 1, 'other prompt')}" if unseen[1:] else ""
+        note = f"kubetune: note: {unseen[0]}, which the model does not see{also}"
+        print(visible(note, keep=""), file=sys.stderr)
     return asked
+
+
+def prompt_of(row: dict[str, Any]) -> Prompt:
+    """What a row asks: its messages, with the message of the system that stands beside them, or its plain text.
+
+    Raises ValueError where that message has no place.
+    """
+    messages, system = row.get("messages"), row.get("system")
+    if not system:
+        prompt: Prompt = messages or row["prompt"]
+        return prompt
+    if not isinstance(system, str):
+        raise ValueError(f"system is {json.dumps(system)}; expected a text")
+    messages = messages or [{"role": "user", "content": row["prompt"]}]
+    first = messages[0] if isinstance(messages, list) and isinstance(messages[0], dict) else {}
+    if first.get("role") != "system":
+        return [{"role": "system", "content": system}, *messages]
+    if first.get("content") != system:
+        raise ValueError("has `system` and another message of the system, which says something else; expected one")
+    return list(messages)
 
 
 def answered(

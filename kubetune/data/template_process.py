@@ -81,6 +81,13 @@ class LimitedTemplate:
             raise text
         return str(text)
 
+    def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str]:
+        """What a model that is asked does not see of a conversation, as `ChatTemplate.left_out`."""
+        (found,) = self._ask([("left_out", (messages, tools), {})])
+        if isinstance(found, ValueError):
+            raise found
+        return list(found)
+
     def render_all(
         self, chats: Sequence[tuple[Sequence[Message], Sequence[Any], Sequence[int]]]
     ) -> list[Rendered | ValueError]:

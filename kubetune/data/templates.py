@@ -173,6 +173,18 @@ class ChatTemplate:
             text, spans = raw, [self._find_turn(raw, marked, places, turn) for turn in learnt]
         return Rendered(*self._with_images(text, spans, messages), drops_reasoning=bool(absent))
 
+    def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str]:
+        """What of a conversation the template does not show to a model that is to go on from it, but for reasoning."""
+        prompt = self._write(messages, tools, generation_prompt=True)
+        try:
+            raw = self._write(messages, tools)
+            marked, places = self._turns.locate(raw, messages, tools)
+            absent = list(missing(marked, places, raw))
+        except ValueError:
+            marked = mark(messages, tools or ())
+            absent = [part for part in (*marked.parts, *marked.unmarked) if part.text not in prompt]
+        return [self._lacks(part, messages) for part in absent if part.kind != "reasoning"]
+
     def _find_turn(self, text: str, marked: Marked, places: Sequence[Place], turn: int) -> Span:
         span = self._turns.span(text, marked, places, turn)
         if span is None:
@@ -201,6 +213,12 @@ class ChatTemplate:
         )
 
     def _leaves_out(self, part: Part, messages: Sequence[Message]) -> str:
+        return (
+            f"{self._lacks(part, messages)}; choose one that writes it (`model.chat_template: file.jinja`), or take "
+            "it out of the data"
+        )
+
+    def _lacks(self, part: Part, messages: Sequence[Message]) -> str:
         brief = part.text if len(part.text) <= 40 else part.text[:39] + "…"
         if part.kind == "tool":
             what = f"the tools ({brief!r})"
@@ -208,10 +226,7 @@ class ChatTemplate:
             what = f"a tool call in messages[{part.message}] ({brief!r})"
         else:
             what = f"the content of messages[{part.message}], by the {messages[part.message]['role']} ({brief!r})"
-        return (
-            f"{self.name} chat template leaves out {what}; choose one that writes it (`model.chat_template: "
-            "file.jinja`), or take it out of the data"
-        )
+        return f"{self.name} chat template leaves out {what}"
 
     def _write(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, *, generation_prompt: bool = False

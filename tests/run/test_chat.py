@@ -12,9 +12,12 @@ import pytest
 
 from kubetune import errors, generate, models, processes
 from kubetune.cli import main
-from kubetune.cli.chat import Conversation, obey
-from kubetune.config.schema import Config
-from tests import toy
+from kubetune.cli.chat import Conversation, obey, tell_what_is_left_out
+from kubetune.cli.generate import Question, encode
+from kubetune.config.schema import Config, ModelConfig
+from kubetune.data.tokenizer import load_tokenizer
+from kubetune.generate import Speaker
+from tests import tiny, toy
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,42 @@ def test_a_conversation_grows_by_whole_turns_and_is_forgotten() -> None:
     assert obey("/system", talked) == "no system message"
     assert obey("/reset", talked) == "forgotten"
     assert "/exit" in obey("/what", talked)
+
+
+WORDLESS = tiny.CHATML.replace("in messages", "in messages if message.role != 'system'")
+
+
+@pytest.fixture
+def deaf(tmp_path: Path) -> Speaker:
+    """Who is asked by a chat template that knows no system; what is asked of it needs no model."""
+    tokenizer = load_tokenizer(ModelConfig(path=str(tiny.train_tokenizer(tmp_path / "tokenizer", WORDLESS))))
+    result: Any = None
+    return Speaker(None, tokenizer, True, result)
+
+
+def test_who_chats_is_told_once_what_the_model_does_not_see(deaf: Speaker, capsys: pytest.CaptureFixture[str]) -> None:
+    talk = Conversation("Be brief.", compare=False)
+    for _ in range(2):
+        tell_what_is_left_out(deaf, talk, "Ping")
+    assert capsys.readouterr().out == (
+        "(note: the tokenizer's chat template leaves out the content of messages[0], by the system ('Be brief.'), "
+        "which the model does not see)\n"
+    )
+    talk.system = None
+    tell_what_is_left_out(deaf, talk, "Ping")
+    assert capsys.readouterr().out == ""
+
+
+def test_who_generates_is_told_what_the_model_does_not_see(deaf: Speaker, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ping"}]
+    rows: list[dict[str, Any]] = [{"messages": asked}, {"prompt": "Ping"}, {"messages": asked[1:], "system": "Rhyme."}]
+    questions = [Question(f"in.jsonl:{line}", row, ()) for line, row in enumerate(rows, 1)]
+    assert len({tuple(one.ids) for one in encode(deaf, questions)}) == 1
+    said = capsys.readouterr().err
+    assert "note: in.jsonl:1: the tokenizer's chat template leaves out the content of messages[0]" in said
+    assert "which the model does not see; so it does in 1 other prompt\n" in said
+    with pytest.raises(errors.DataError, match=r"in.jsonl:1: has `system` and another message of the system"):
+        encode(deaf, [Question("in.jsonl:1", {"messages": asked, "system": "Rhyme."}, ())])
 
 
 @pytest.mark.slow
