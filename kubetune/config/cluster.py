@@ -280,10 +280,14 @@ class TopologyConfig(ClusterSection):
 
 
 class JobSetConfig(ClusterSection):
-    restart: Literal["all", "trainer"] = Field(
+    restart: Literal["all", "trainer", "in_place"] = Field(
         "all",
-        description="What starts again after a failure: all Jobs, or the trainer's alone, so that nothing is prepared "
-        "twice (needs JobSet's feature gate `RestartJob`).",
+        description="What starts again after a failure: all Jobs; the trainer's alone, so that nothing is prepared "
+        "twice (needs JobSet's feature gate `RestartJob`); `in_place`: the containers, while pods keep their nodes "
+        "(needs `agent`, JobSet's feature gate `InPlaceRestart` and Kubernetes 1.36 or newer).",
+    )
+    agent: str | None = Field(
+        None, min_length=1, description="Image of JobSet's in-place-restart-agent, with `restart: in_place`."
     )
     exclusive: LabelKey | None = Field(
         None, description="Node label of domains, such as a rack, of which the run has one to itself among JobSets."

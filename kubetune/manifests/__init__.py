@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kubetune.manifests.configmap import config_maps, local_files
 from kubetune.manifests.extras import jupyter, jupyter_secret, tensorboard
+from kubetune.manifests.in_place import agent_role
 from kubetune.manifests.initialisers import preprocess_job
 from kubetune.manifests.network import network_policy
 from kubetune.manifests.patches import patched
@@ -48,6 +49,7 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
     objects = [
         *service_account(spec),
         *operator_role(spec),
+        *agent_role(spec),
         *network_policy(spec),
         *config_maps(spec),
         *claims(spec),

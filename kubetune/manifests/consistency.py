@@ -149,7 +149,7 @@ def _fewer_pods(obj: Manifest) -> Iterator[Finding]:
         )
 
 
-def _pods_of(obj: Manifest) -> list[int]:
+def pods_of(obj: Manifest) -> list[int]:
     """How many pods an object makes of each of its templates."""
     spec = obj.get("spec") or {}
     match obj["kind"]:
@@ -180,7 +180,7 @@ def _groups(objects: Sequence[Manifest]) -> Iterator[Finding]:
     key = "kubernetes.scheduling.gang"
     members: Counter[str] = Counter()
     for obj in objects:
-        for (_, template), count in zip(pod_templates(obj), _pods_of(obj), strict=True):
+        for (_, template), count in zip(pod_templates(obj), pods_of(obj), strict=True):
             if name := _group_of(template):
                 members[name] += count
     groups = {obj["metadata"]["name"]: obj["spec"] for obj in objects if obj["kind"] == "PodGroup"}
@@ -202,7 +202,7 @@ def _single_node_claims(objects: Sequence[Manifest]) -> Iterator[Finding]:
             for volume in template["spec"].get("volumes", ())
             if "persistentVolumeClaim" in volume
         }
-        users.update(dict.fromkeys(claims, sum(_pods_of(obj))))
+        users.update(dict.fromkeys(claims, sum(pods_of(obj))))
     for obj in objects:
         name = obj["metadata"]["name"]
         if obj["kind"] == "PersistentVolumeClaim" and users[name] > 1:

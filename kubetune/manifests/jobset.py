@@ -8,6 +8,7 @@ from __future__ import annotations
 from kubetune.manifests.environment import COMPLETION_INDEX, RUN_NAME, rendezvous
 from kubetune.manifests.failure import jobset_failure_policy
 from kubetune.manifests.gang import pod_group
+from kubetune.manifests.in_place import failure_policy, job_policy, restarts_in_place, with_agent
 from kubetune.manifests.initialisers import PREPROCESS, one_after_the_other
 from kubetune.manifests.job import indexed_job
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
@@ -41,12 +42,16 @@ def jobset_spec(spec: RunSpec, template: Manifest, before: list[Manifest], label
     k = spec.kubernetes
     # The preparing Job would hold a domain of its own.
     alone = {EXCLUSIVE: k.jobset.exclusive} if k.jobset.exclusive else {}
-    trainer = one_job(REPLICATED_JOB, indexed_job(spec, template, gang=True), labels, alone)
+    job = indexed_job(spec, template, gang=True)
+    policy = jobset_failure_policy(
+        k.max_restarts, deadline=k.max_runtime_seconds is not None, alone=k.jobset.restart == "trainer"
+    )
+    if restarts_in_place(spec):
+        job, policy = {**job, **job_policy()}, failure_policy(policy)
+    trainer = one_job(REPLICATED_JOB, job, labels, alone)
     body: Manifest = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "failurePolicy": jobset_failure_policy(
-            k.max_restarts, deadline=k.max_runtime_seconds is not None, alone=k.jobset.restart == "trainer"
-        ),
+        "failurePolicy": policy,
         "replicatedJobs": in_order([*before, trainer]),
     }
     if cache_is_jobsets(spec):
@@ -63,6 +68,7 @@ def workload(spec: RunSpec) -> list[Manifest]:
     variables = rendezvous(spec, f"{RUN_NAME}-{REPLICATED_JOB}-0-0.{RUN_NAME}", COMPLETION_INDEX)
     before = [one_job(PREPROCESS, one_after_the_other(spec))] if spec.prepares else []
     template = pod_template(spec, rendezvous=variables)
+    template = with_agent(spec, template) if restarts_in_place(spec) else template
     body = jobset_spec(spec, template, before, {})
     labels = spec.queue_labels()
     jobset = spec.manifest("jobset.x-k8s.io/v1alpha2", "JobSet", spec.name, TRAINER, more_labels=labels, spec=body)

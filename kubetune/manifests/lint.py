@@ -49,8 +49,8 @@ def lint(
     Raises ConfigError when the config has no `kubernetes` section.
     """
     spec = RunSpec.of(config, plan, files)
-    checks = (_size, _claims, _image, _trackers, _variables, _volumes, _paths, _profile, _kind, _gang, _jobset, _names)
-    found = [finding for check in checks for finding in check(spec)]
+    checks = (_size, _claims, _image, _trackers, _variables, _volumes, _paths, _profile, _kind, _gang, _jobset)
+    found = [finding for check in (*checks, _in_place, _names) for finding in check(spec)]
     # A mistake in the config often shows in each object made from it; it is told once, where it was made.
     told = {finding.key for finding in found}
     more = (f for f in check_objects(objects) if not any(known.startswith(f.key) for known in told))
@@ -308,8 +308,9 @@ def _topology(spec: RunSpec) -> Iterator[Finding]:
 
 def _jobset(spec: RunSpec) -> Iterator[Finding]:
     k, cache = spec.kubernetes, spec.kubernetes.storage.cache
+    in_place = k.jobset.restart == "in_place"
     for name in sorted(k.jobset.model_fields_set):
-        kinds = ("jobset",) if name == "cache_with_run" else ("jobset", "trainjob")
+        kinds = ("jobset",) if in_place or name in ("cache_with_run", "agent") else ("jobset", "trainjob")
         if k.kind not in kinds and getattr(k.jobset, name) not in ("all", False, None):
             yield error(
                 f"kubernetes.jobset.{name}", f"only kind {' and '.join(kinds)} can do this, and kind is {k.kind}"
@@ -319,6 +320,36 @@ def _jobset(spec: RunSpec) -> Iterator[Finding]:
             "kubernetes.jobset.cache_with_run",
             "is for one new claim of all pods; give storage.cache a size and access: ReadWriteMany",
         )
+
+
+def _in_place(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
+    if k.jobset.restart != "in_place":
+        if k.jobset.agent is not None:
+            yield error("kubernetes.jobset.agent", "is for restart: in_place; give that, or leave this out")
+        return
+    if k.kind != "jobset":
+        return  # which is refused as it is
+    key = "kubernetes.jobset.restart"
+    if k.jobset.agent is None:
+        yield error(
+            "kubernetes.jobset.agent",
+            "left out, but no image of the agent is published; build cmd/in-place-restart-agent of JobSet's "
+            "repository, push it, and name it here",
+        )
+    else:
+        yield from _image_name(spec, "kubernetes.jobset.agent", k.jobset.agent)
+    if spec.prepares:
+        yield error(
+            key,
+            "in_place: JobSet waits until all pods are at the same start, and those that only prepare are gone by "
+            "then; leave initialisers and preprocess out",
+        )
+    yield advice(
+        key,
+        "in_place: JobSet counts preemptions and drains as restarts too, so kubernetes.max_restarts has to allow for "
+        f"them (now {k.max_restarts}); each pod holds a token by which its agent may change pods of the namespace",
+    )
 
 
 def _names(spec: RunSpec) -> Iterator[Finding]:

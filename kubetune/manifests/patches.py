@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kubetune.config.cluster import PatchConfig
 from kubetune.errors import ConfigError
-from kubetune.manifests.consistency import pod_templates
+from kubetune.manifests.consistency import pod_templates, pods_of
 from kubetune.manifests.spec import Manifest
 
 _DIRECTIVE: Final = "$patch"
@@ -78,6 +78,8 @@ def _title(obj: Manifest) -> str:
 
 def _apply(obj: Manifest, patch: PatchConfig) -> Manifest:
     if isinstance(patch.patch, Mapping):
+        if patch.patch.get(_DIRECTIVE) == "delete":
+            raise _Unfit("a patch cannot take a whole object away; leave out the key that asks for it")
         made: Any = _merged(obj, patch.patch, "")
     else:
         made = _by_operations(obj, patch.patch)
@@ -90,8 +92,12 @@ def _by_operations(obj: Manifest, operations: Sequence[Mapping[str, Any]]) -> An
 
     try:
         return jsonpatch.apply_patch(obj, [dict(operation) for operation in operations])
+    except jsonpatch.JsonPatchTestFailed as error:
+        raise _Unfit(f"its test does not hold: {str(error).splitlines()[0]}") from None
     except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException, KeyError, TypeError, ValueError) as error:
-        raise _Unfit(f"not a JSON Patch that fits: {error}") from None
+        # The library shows the whole object where a path leads nowhere.
+        said = str(error).partition(" not found in ")[0] + (" not found" if " not found in " in str(error) else "")
+        raise _Unfit(f"not a JSON Patch that fits: {said}") from None
 
 
 def _merged(old: Any, change: Any, path: str) -> Any:
@@ -150,7 +156,11 @@ def _require_same_identity(before: Manifest, after: Any) -> None:
     for name in ("name", "namespace"):
         if after["metadata"].get(name) != before["metadata"].get(name):
             raise _Unfit(f"metadata.{name} may not be changed; `name` and `kubernetes.namespace` decide it")
+    if before["kind"] == "ConfigMap":
+        _require_same_data(before, after)
     try:
+        if _sizes(before) != _sizes(dict(after)):
+            raise _Unfit("how many pods there are may not be changed: each waits for all; compute.nodes decides it")
         parts = [(("", before), ("", after)), *zip(pod_templates(before), pod_templates(dict(after)), strict=True)]
         for (_, old), (where, new) in parts:
             _require_labels(old, new, where)
@@ -162,6 +172,30 @@ def _require_same_identity(before: Manifest, after: Any) -> None:
         if isinstance(error, _Unfit):
             raise
         raise _Unfit(f"it is no {before['kind']} any more: {type(error).__name__} {error}") from None
+
+
+def _sizes(obj: Manifest) -> list[int]:
+    """How many pods a workload makes, and of how many it waits for the end; nothing for what is beside the run."""
+    spec = obj.get("spec") or {}
+    match obj["kind"]:
+        case "Deployment":
+            return []
+        case "Job":
+            jobs = [spec]
+        case "JobSet":
+            jobs = [job["template"]["spec"] for job in spec["replicatedJobs"]]
+        case "TrainJob":
+            return [int((spec.get("trainer") or {}).get("numNodes", 0))]
+        case _:
+            jobs = []
+    return [*pods_of(obj), *(int(job.get("completions", 1)) for job in jobs)]
+
+
+def _require_same_data(before: Manifest, after: Mapping[str, Any]) -> None:
+    """Raise _Unfit where files that a run is made from would be others than the run file says; more may be added."""
+    found = after.get("data") or {}
+    if lost := sorted(name for name, text in before["data"].items() if found.get(name) != text):
+        raise _Unfit(f"data: {', '.join(lost)} may not be changed; the run file and its data decide it")
 
 
 def _require_labels(old: Manifest, new: Mapping[str, Any], where: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kubetune.config import defaults
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import headless_service, pod
 from tests.cluster.operation import Desk, slow
@@ -118,3 +119,21 @@ def test_a_model_of_the_hub_is_fetched_once_and_trained_offline(
     weights = [line for line in fetched if line.endswith("model.safetensors")]
     assert len(weights) == 1, fetched
     assert json.loads(desk.quick("status", "fit", "--json").stdout)["state"] == "done"
+
+
+def test_a_run_keeps_the_day_it_was_submitted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chat templates that write the date write the same one in pods of another day; what is rendered has no day."""
+
+    def day() -> str | None:
+        (found,) = [one for one in desk.cluster.find("ConfigMap") if one["metadata"]["name"] == "fit"]
+        told: str | None = yaml.safe_load(found["data"]["run.yaml"])["data"].get("date")
+        return told
+
+    monkeypatch.setattr(defaults, "today", lambda: "2024-02-29")
+    desk.submit_script("true")
+    assert day() == "2024-02-29"
+    monkeypatch.setattr(defaults, "today", lambda: "2024-03-01")
+    assert desk.submit_script("true").outcome == "unchanged"
+    assert day() == "2024-02-29"
+    assert "date:" not in desk.quick("render", "run.yaml").stdout
+    assert "2024-03-02" in desk.quick("render", "run.yaml", "data.date=2024-03-02").stdout

@@ -155,3 +155,60 @@ def test_operators_may_take_a_run_from_its_queue() -> None:
         made("job", "kubernetes.queue=null", "kubernetes.queue_priority=null"), "Role", "support-bot-operator"
     )
     assert "kueue.x-k8s.io" not in {group for rule in without["rules"] for group in rule["apiGroups"]}
+
+
+MINIMAL_NAME = "tiny-gpt2"
+IN_PLACE = ("kubernetes.jobset.restart=in_place", "kubernetes.jobset.agent=registry.example/in-place-restart-agent:1")
+
+
+def test_containers_start_again_in_place() -> None:
+    """What JobSet's webhook demands, and that ends which are final end the run in place of its containers."""
+    objects = made("jobset", *IN_PLACE, "compute.nodes=4", file=MINIMAL)
+    assert [problem for obj in objects for problem in problems(obj)] == []
+    jobset = the(objects, "JobSet", MINIMAL_NAME)["spec"]
+    assert jobset["failurePolicy"]["restartStrategy"] == "InPlaceRestart"
+    assert {rule["action"] for rule in jobset["failurePolicy"]["rules"]} == {"FailJobSet"}
+    (job,) = [entry["template"]["spec"] for entry in jobset["replicatedJobs"]]
+    assert (job["backoffLimit"], job["podReplacementPolicy"]) == (2**31 - 1, "Failed")
+    assert job["completions"] == job["parallelism"] == 4
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"] == {"containerName": "trainer", "operator": "In", "values": [2, 4]}
+    pod = job["template"]["spec"]
+    agent, (trainer,) = pod["initContainers"][0], pod["containers"]
+    assert (agent["restartPolicy"], trainer["restartPolicy"], pod["restartPolicy"]) == ("Always", "Never", "Never")
+    assert trainer["restartPolicyRules"][0]["exitCodes"] == {"operator": "NotIn", "values": [0, 2, 4]}
+
+
+def test_the_token_is_the_agents_alone() -> None:
+    objects = made("jobset", *IN_PLACE, file=MINIMAL)
+    pod = the(objects, "JobSet", MINIMAL_NAME)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    agent, (trainer,) = pod["initContainers"][0], pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert [mount["name"] for mount in agent["volumeMounts"]] == ["agent-token"]
+    assert "agent-token" not in {mount["name"] for mount in trainer["volumeMounts"]}
+    role, binding = (the(objects, kind, f"{MINIMAL_NAME}-in-place-restart-agent") for kind in ("Role", "RoleBinding"))
+    assert [rule["verbs"] for rule in role["rules"]] == [["patch"], ["get", "list", "watch"]]
+    assert role["rules"][1]["resourceNames"] == [the(objects, "JobSet", MINIMAL_NAME)["metadata"]["name"]]
+    assert binding["subjects"][0]["name"] == pod["serviceAccountName"]
+    assert "Role" not in {obj["kind"] for obj in made("jobset", file=MINIMAL)}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "told"),
+    [
+        (IN_PLACE[:1], "kubernetes.jobset.agent", "no image of the agent is published"),
+        (IN_PLACE[1:], "kubernetes.jobset.agent", "is for restart: in_place"),
+        ((*IN_PLACE, "kubernetes.initialisers=[model]", SHARED), "kubernetes.jobset.restart", "leave initialisers"),
+    ],
+)
+def test_what_cannot_restart_in_place_is_refused(overrides: tuple[str, ...], key: str, told: str) -> None:
+    config, plan = planned("kubernetes.kind=jobset", *overrides, file=MINIMAL)
+    found = [finding for finding in lint(config, plan, render(config, plan)) if finding.key == key and finding.fatal]
+    assert any(told in finding.text for finding in found)
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"jobset"}))
+def test_no_other_kind_restarts_in_place(kind: str) -> None:
+    found = findings(f"kubernetes.kind={kind}", *IN_PLACE)
+    assert "only kind jobset can" in found["kubernetes.jobset.restart"].text
+    assert found["kubernetes.jobset.restart"].fatal

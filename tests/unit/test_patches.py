@@ -115,8 +115,14 @@ def test_without_a_name_all_of_a_kind_are_meant() -> None:
         ({"kind": "Job"}, [{"op": "replace", "path": "/nowhere/at/all", "value": 1}], "not a JSON Patch that fits"),
         ({"kind": "Job"}, [{"op": "remove", "path": "/spec/template/spec/containers/0"}], "may not be removed"),
         ({"kind": "Job"}, [{"op": "change", "path": "/spec"}], "not a JSON Patch that fits"),
-        ({"kind": "Job"}, [{"op": "test", "path": "/kind", "value": "x"}], "not a JSON Patch that fits"),
+        ({"kind": "Job"}, [{"op": "test", "path": "/kind", "value": "x"}], "its test does not hold"),
         ({"kind": "Job"}, [{}], "not a JSON Patch that fits"),
+        ({"kind": "Job", "name": "support-bot"}, {"spec": {"parallelism": 1}}, "how many pods there are"),
+        ({"kind": "Job", "name": "support-bot"}, {"spec": {"completions": 7}}, "how many pods there are"),
+        ({"kind": "NetworkPolicy"}, {"$patch": "delete"}, "cannot take a whole object away"),
+        ({"kind": "ConfigMap", "name": "support-bot"}, {"data": {"run.yaml": None}}, "data: run.yaml may not"),
+        ({"kind": "ConfigMap", "name": "support-bot"}, {"data": {"run.yaml": "name: x"}}, "data: run.yaml may not"),
+        ({"kind": "ConfigMap", "name": "support-bot"}, {"data": None}, "data: run.yaml may not"),
     ],
 )
 def test_what_does_not_fit_is_refused(target: dict[str, Any], patch: Any, told: str | None) -> None:
@@ -127,6 +133,31 @@ def test_what_does_not_fit_is_refused(target: dict[str, Any], patch: Any, told: 
         rendered({"target": target, "patch": patch})
     assert "kubernetes.patches[0]" in str(caught.value)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "patch"),
+    [
+        ("statefulset", "StatefulSet", {"spec": {"replicas": 1}}),
+        ("pytorchjob", "PyTorchJob", {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 9}}}}),
+        ("trainjob", "TrainJob", {"spec": {"trainer": {"numNodes": 1}}}),
+        ("jobset", "JobSet", {"spec": {"replicatedJobs": [{"name": "node", "replicas": 2}]}}),
+    ],
+)
+def test_no_kind_may_have_fewer_or_more_pods(kind: str, target: str, patch: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="how many pods there are may not be changed"):
+        rendered({"target": {"kind": target}, "patch": patch}, kind=kind)
+
+
+def test_files_may_be_added_to_those_of_the_run() -> None:
+    rendered({"target": {"kind": "ConfigMap", "name": "support-bot"}, "patch": {"data": {"notes": "x"}}})
+
+
+def test_a_path_that_leads_nowhere_is_told_without_the_object() -> None:
+    patch = [{"op": "add", "path": "/spec/nowhere/x", "value": 1}]
+    with pytest.raises(ConfigError, match="member 'nowhere' not found") as caught:
+        rendered({"target": {"kind": "Job", "name": "support-bot"}, "patch": patch})
+    assert len(str(caught.value)) < 200
 
 
 def test_a_secret_in_a_patch_is_refused() -> None:
