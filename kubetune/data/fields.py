@@ -33,6 +33,10 @@ class Fields(Mapping[str, Any]):
         self._read.add(key)
         return found
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """As any mapping's, but without an exception for what is not there: most keys that are asked for are not."""
+        return self[key] if key in self._value else default
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._value)
 

@@ -100,16 +100,22 @@ class _Marker:
 
     def message(self, number: int, message: Message) -> dict[str, Any]:
         marked = dict(message)
-        reasoning = next((text for key in REASONING_FIELDS if isinstance(text := message.get(key), str)), "")
-        if reasoning.strip():
-            written = self._around(reasoning, number, "reasoning")
-            marked |= {key: written for key in REASONING_FIELDS if message.get(key) == reasoning}
+        if not message.keys().isdisjoint(REASONING_FIELDS):
+            marked |= self._reasoning(message, number)
         content = message.get("content")
         if isinstance(content, str):
             marked["content"] = self._content(content, number, message.get("role") == "assistant")
         if calls := message.get("tool_calls"):
             marked["tool_calls"] = [self._call(call, number) for call in calls]
         return marked
+
+    def _reasoning(self, message: Message, number: int) -> dict[str, str]:
+        """The fields of a message's reasoning, marked."""
+        reasoning = next((text for key in REASONING_FIELDS if isinstance(text := message.get(key), str)), "")
+        if not reasoning.strip():
+            return {}
+        written = self._around(reasoning, number, "reasoning")
+        return {key: written for key in REASONING_FIELDS if message.get(key) == reasoning}
 
     def tool(self, tool: Any) -> Any:
         """A tool marked where its schema is described, or else named."""
@@ -163,9 +169,11 @@ class _Marker:
         core = text.strip()
         if not core:
             return text
-        begin = text.index(core[0]) if text[0].isspace() else 0
         part = len(self.parts)
-        before, after = text[:begin], text[begin + len(core) :]
+        before = after = ""
+        if len(core) < len(text):
+            begin = text.index(core[0])
+            before, after = text[:begin], text[begin + len(core) :]
         self.parts.append(Part(number, kind, core, before, after))
         return f"{before}{_SIGN}x{part}o{core}{_SIGN}x{part}c{after}"
 

@@ -25,12 +25,14 @@ _PREFERENCES: Final = (
 _PROMPTS: Final = ("instruction", "prompt", "messages", "conversations", "question", "input")
 _VERDICTS: Final = ("label", "kto_tag")
 _ANSWERED: Final = ("messages", "conversations", "completion", "output", "response")
+_TELLING: Final = frozenset((*_PREFERENCES, *_VERDICTS))
 _MEDIA: Final = ("video", "videos", "audio", "audios", "objects")
+_UNREADABLE: Final = frozenset((*_MEDIA, "chat_template_kwargs"))
 
 
 def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) -> None:
     """Raise ValueError for a record with an answer that is a bad one, unless `columns` say which is to be learnt."""
-    if any(found in _PREFERENCES for found in columns.values()):
+    if value.keys().isdisjoint(_TELLING) or any(found in _PREFERENCES for found in columns.values()):
         return
     if found := [key for key in _PREFERENCES if isinstance(value.get(key), (str, list, dict)) and value[key]]:
         chosen = next((key for key in found if key.startswith(("chosen", "positive"))), None)
@@ -63,6 +65,8 @@ def _is_false(verdict: Any) -> bool:
 
 def require_readable(record: Fields) -> None:
     """Raise ValueError for a conversation that only makes sense with what kubetune cannot give to a model."""
+    if record.keys().isdisjoint(_UNREADABLE):
+        return
     for key in _MEDIA:
         if record.holds(key) and isinstance(record.peek(key), (str, list, dict)):
             raise ValueError(f"has `{key}`, which kubetune cannot show to a model; expected texts and images")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import marshal
 import math
 import os
@@ -36,6 +37,7 @@ MEMORY: Final = 1 << 30
 """Bytes that a template may use beyond what the process itself needs."""
 
 _REARM_SECONDS: Final = 0.2
+_PIPE_BYTES: Final = 1 << 19
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """A method of ChatTemplate and its arguments."""
@@ -122,6 +124,8 @@ class _Process:
                 stdout=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for who asks
             )
+            for stream in (self._child.stdin, self._child.stdout):
+                _widen(stream)
         except OSError as error:
             raise EnvironmentFault(f"the process that renders chat templates cannot be started: {error}") from error
 
@@ -194,6 +198,13 @@ def end() -> None:
     if _current is not None:
         _current.close()
         _current = None
+
+
+def _widen(stream: IO[bytes] | None) -> None:
+    """Let a pipe take a batch at once: each time it is full two processes change places."""
+    if stream is not None and hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # a user may have no more such memory to give to pipes
+            fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _send(stream: IO[bytes], content: bytes) -> None:

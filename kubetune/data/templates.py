@@ -18,6 +18,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+from jinja2.runtime import Context
 
 from kubetune.data.marks import IMAGE_MARK, REASONING_FIELDS, Marked, Message, Part, Place, mark, missing
 from kubetune.data.turns import HiddenText, Span, Turns
@@ -36,6 +37,7 @@ CHATML = """\
 _OPEN, _CLOSE, _ANSWER = (f"\U000f7e00{name}\U000f7e01" for name in ("open", "close", "answer"))
 _MARK = re.compile(f"{_OPEN}|{_CLOSE}")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_OF_DICTIONARIES = frozenset(dir(dict))
 IMAGE_TEXTS = "_image_texts"
 """Key of a message: for each mark in it, what a template that lays images out itself writes, and what it becomes."""
 
@@ -78,12 +80,18 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As Jinja's own, only that `message.role` fails to be an attribute of a dictionary without an exception."""
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTIONARIES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 @lru_cache(maxsize=16)
 def _compile(source: str) -> jinja2.Template:
     """A template with the options, filters and functions that transformers gives to chat templates."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _now
@@ -93,8 +101,10 @@ def _compile(source: str) -> jinja2.Template:
 def _plain(message: Message) -> dict[str, Any]:
     """A message as templates expect it: no null values, reasoning under the names in use."""
     plain = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((plain[key] for key in REASONING_FIELDS if key in plain), None)
-    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    if plain.keys().isdisjoint(REASONING_FIELDS):
+        return plain
+    reasoning = next(plain[key] for key in REASONING_FIELDS if key in plain)
+    return {"thinking": reasoning, **plain, "reasoning_content": reasoning}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +140,7 @@ class ChatTemplate:
             self._template = _compile(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
+        self._variables = {**self._template.globals, "documents": None, **self._variables}
         self._knows: dict[str, bool] = {}
         self._turns = Turns(self._write)
         self._calls_form: tuple[bool, bool] | None = None
@@ -236,13 +247,14 @@ class ChatTemplate:
         if self._calls_form is None and any(message.get("tool_calls") for message in messages):
             self._calls_form = self._find_calls_form()
         try:
-            return self._template.render(
-                messages=[self._laid_out(message, in_parts) for message in messages],
-                tools=list(tools) if tools else None,
-                documents=None,
-                add_generation_prompt=generation_prompt,
-                **self._variables,
-            )
+            variables = self._variables | {
+                "messages": [self._laid_out(message, in_parts) for message in messages],
+                "tools": list(tools) if tools else None,
+                "add_generation_prompt": generation_prompt,
+            }
+            # As `Template.render`, which gathers the globals anew each time: that takes longer than most templates.
+            template = self._template
+            return "".join(template.root_render_func(Context(template.environment, variables, None, template.blocks)))
         except MemoryError:
             raise
         except Exception as error:

@@ -192,16 +192,19 @@ class Turns:
 def _places(layout: Layout, parts: Sequence[Part], text: str) -> list[Place]:
     """Where the parts stand in `text` if it is laid out in this way; none if it is not."""
     steps, rest = layout
-    pieces: list[str] = []
     places: list[Place] = []
     at = 0
     for before, part in steps:
+        if not text.startswith(before, at):
+            return []
+        at += len(before)
         core = parts[part].text
-        pieces += (before, core)
-        begin = at + len(before)
-        at = begin + len(core)
-        places += (Place(begin, part, True), Place(at, part, False))
-    return places if "".join(pieces) + rest == text else []
+        if not text.startswith(core, at):
+            return []
+        places.append(Place(at, part, True))
+        at += len(core)
+        places.append(Place(at, part, False))
+    return places if text.startswith(rest, at) and at + len(rest) == len(text) else []
 
 
 def _closes_others(text: str, marked: Marked, places: Sequence[Place], ending: str) -> bool:

@@ -34,6 +34,8 @@ _SPLITS: Final = {
     QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|"): f"{_ASCII_WORDS}|[0-9]{{1,3}}|{_ASCII_REST}",
     _GPT2_SPLIT: r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+",
 }
+_BYTE_LEVEL: Final = {code: chr(code + 256) for code in range(33)}
+"""How byte-level vocabularies write white space and control characters; the rest of ASCII stands for itself."""
 _PLAIN: Final = re.compile(r"[\t\n\r\x20-\x7e]*")
 
 
@@ -82,14 +84,14 @@ class Words:
 
 
 class _IdsOfWord(dict[str, list[int]]):
-    """Word to ids; asks the tokenizer for those it has not seen."""
+    """ASCII word to ids; asks the model proper for those it has not seen, which needs no splitting any more."""
 
     def __init__(self, backend: Tokenizer) -> None:
         super().__init__()
-        self._backend = backend
+        self._model = backend.model
 
     def __missing__(self, word: str) -> list[int]:
-        ids = self._backend.encode(word, add_special_tokens=False).ids
+        ids = [token.id for token in self._model.tokenize(word.translate(_BYTE_LEVEL))]
         if len(word) <= LONGEST_WORD:
             if len(self) >= MOST_WORDS:
                 self.clear()
