@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kubetune.data.templates import ChatTemplate
 from tests.chat_templates import FAMILIES, TOKENS
@@ -256,6 +257,15 @@ def test_nothing_is_lost_without_a_word(source: str, messages: Messages) -> None
     for i, (start, end) in zip(answers_in(messages), rendered.spans, strict=True):
         content = messages[i]["content"]
         assert rendered.text[start:end].endswith(content + "<|im_end|>") or not content
+
+
+@pytest.mark.parametrize("key", ["content", "items", "nothing", "__class__", "__init__"])
+def test_keys_are_read_as_jinja_reads_them(key: str) -> None:
+    source = f"{{{{ m.{key} is defined }}}}{{{{ m.{key} is callable }}}}{{{{ m.{key} is string }}}}"
+    source = f"{{% for m in messages %}}{{{{ m.content }}}}{source}{{% endfor %}}"
+    messages = [{"role": "user", "content": "Ping", "items": "some", "__class__": "a key"}]
+    theirs = ImmutableSandboxedEnvironment().from_string(source).render(messages=messages)
+    assert ChatTemplate(source, TOKENS).render(messages) == theirs
 
 
 def published() -> list[Path]:
