@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kubetune import errors, watchdog
+from kubetune import errors, faults, watchdog
 
 Group = dist.ProcessGroup | None
 
@@ -69,6 +69,7 @@ def join(environ: Mapping[str, str] = os.environ, timeout_seconds: float = 600.0
     if size > 1:
         board = _meet(environ, timeout_seconds)
         with noticing_losses():
+            faults.reach("meeting")
             dist.init_process_group(
                 "nccl" if cuda else "gloo",
                 timeout=timedelta(seconds=timeout_seconds),
@@ -139,6 +140,7 @@ def sum_(tensor: Tensor, world: World) -> Tensor:
     """Add a tensor over all ranks, in place."""
     if world.size > 1:
         with peers():
+            faults.reach("all-reduce")
             dist.all_reduce(tensor)
     return tensor
 

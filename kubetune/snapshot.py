@@ -311,6 +311,7 @@ class Snapshots:
             raise errors.ConfigError(
                 f"training.resume is never, but {self.run_dir} has {found.name}; choose another `output`"
             )
+        watchdog.beat("resuming")
         state = checkpoint.load_state(found)
         then, now = (
             f"data {s.data_fingerprint} with "

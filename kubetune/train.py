@@ -107,6 +107,7 @@ def _train(
     if data.eval is not None:
         probe.require_metric(config.training.metric_for_best_model, metric_names(data.labels))
     check_rows(getattr(transformers, task.AUTO_CLASS), config, data)
+    watchdog.beat("loading")
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(config, plan, data))
     check_positions(learner.model, data.longest)

@@ -1,0 +1,134 @@
+"""One of two ranks is killed or late, in each phase of a run: it is named in time, and the run goes on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import endings, errors, train_worker
+from kubetune.config.schema import Config
+from kubetune.endings import Death
+from tests import toy
+from tests.ranks import started, wait_all, wait_until
+
+PATIENCE, IMPATIENCE = 60.0, 5.0
+"""`training.timeout_seconds`; before the ranks have met nothing else ends those who wait for one that died."""
+NOTICED_SECONDS = 30.0
+
+Whole = Callable[[Config, int], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where a rank is broken: the point, how often it is passed, by which rank, and what the run is like."""
+
+    point: str
+    nth: int = 1
+    ranks: tuple[int, ...] = (0, 1)
+    sliced: bool = False
+    resumed: bool = False
+
+
+PHASES = {
+    "joining": Phase("joining"),
+    "meeting": Phase("meeting"),
+    "starting": Phase("starting"),
+    "loading": Phase("loading"),
+    "first step": Phase("step"),
+    "accumulation": Phase("micro-batch", 8),
+    "all-reduce": Phase("all-reduce", 6),
+    "evaluation": Phase("evaluation"),
+    "save": Phase("save"),
+    "save of slices": Phase("commit.part", sliced=True),
+    "commit": Phase("commit.sealed", ranks=(0,)),
+    "commit of slices": Phase("commit.sealed", ranks=(0,), sliced=True),
+    "resuming": Phase("resuming", resumed=True),
+    "report": Phase("report"),
+}
+QUICK = {("all-reduce", 1)}
+TABLE = [
+    pytest.param(name, rank, id=f"{name}, rank {rank}", marks=() if (name, rank) in QUICK else pytest.mark.slow)
+    for name, phase in PHASES.items()
+    for rank in phase.ranks
+]
+every_phase = pytest.mark.parametrize(("name", "rank"), TABLE)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A run of two ranks that one of them will harm."""
+
+    config: Config
+    run_dir: Path
+    phase: Phase
+    rank: int
+
+    def start(self, number: int) -> Any:
+        """The ranks, of which one sends itself this signal when it gets to the point."""
+        fault = f"signal {number}:{self.phase.point}:{self.phase.nth}:{self.rank}"
+        return started(train_worker.main, 2, [str(self.run_dir)], environ={"KUBETUNE_FAULT": fault})
+
+    def logs(self) -> str:
+        return "".join(path.read_text() for path in (self.run_dir / "logs").glob("rank-*.log"))
+
+    def require_next_start(self, whole: Whole) -> None:
+        """The next start ends as a run that nobody disturbed."""
+        assert "this is a bug" not in self.logs()
+        assert "Traceback" not in self.logs()
+        endings.clear_endings(self.run_dir)
+        assert toy.train(self.run_dir, 2) == [0, 0]
+        assert toy.digests(self.run_dir) == whole(self.config, 2)
+
+
+@pytest.fixture
+def broken(toy_inputs: Path, tmp_path: Path, name: str, rank: int) -> Broken:
+    phase = PHASES[name]
+    timeout = IMPATIENCE if name in ("joining", "meeting") else PATIENCE
+    training = {"timeout_seconds": timeout, "parallelism": "fsdp" if phase.sliced else "ddp"}
+    config = toy.make_config(toy_inputs, training, lora=None if phase.sliced else {"r": 4})
+    run_dir = toy.make_run(tmp_path / "run", config, 2)
+    if phase.resumed:
+        assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": "signal 9:step:5:0"}) == [-signal.SIGKILL, errors.LOST_PEER]
+        endings.clear_endings(run_dir)
+    return Broken(config, run_dir, phase, rank)
+
+
+def wait_for_other(ranks: list[ForkServerProcess], rank: int) -> float:
+    """Seconds until the other rank has given up."""
+    began = time.monotonic()
+    assert wait_all([ranks[1 - rank]], 2 * NOTICED_SECONDS) == [errors.LOST_PEER]
+    return time.monotonic() - began
+
+
+@every_phase
+def test_a_killed_rank_is_named_and_the_next_start_goes_on(
+    broken: Broken, uninterrupted: Whole, name: str, rank: int
+) -> None:
+    with broken.start(signal.SIGKILL) as ranks:
+        assert wait_all([ranks[rank]]) == [-signal.SIGKILL]
+        seen = time.time()
+        seconds = wait_for_other(ranks, rank)
+    assert seconds < NOTICED_SECONDS
+    deaths = [Death(rank, -signal.SIGKILL, seen), Death(1 - rank, errors.LOST_PEER, seen + seconds)]
+    verdict = endings.judge([0, 1], endings.read_rank_endings(broken.run_dir), deaths)
+    assert verdict.code == errors.LOST_PEER
+    assert verdict.reason.startswith(f"rank {rank} was killed by SIGKILL")
+    broken.require_next_start(uninterrupted)
+
+
+@every_phase
+def test_a_late_rank_is_waited_for(broken: Broken, uninterrupted: Whole, name: str, rank: int) -> None:
+    with broken.start(signal.SIGSTOP) as ranks:
+        toy.wait_until_stopped(ranks[rank])
+        until = time.monotonic() + IMPATIENCE / 5
+        wait_until(lambda: time.monotonic() > until)
+        toy.go_on(ranks[rank])
+        assert wait_all(ranks) == [0, 0]
+    assert toy.digests(broken.run_dir) == uninterrupted(broken.config, 2)
