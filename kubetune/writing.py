@@ -92,7 +92,7 @@ def place(path: Any) -> str:
 def unused_keys(counts: Mapping[str, int]) -> str:
     """`keys not used: id × 300, source × 12`: what records hold and nothing reads; nothing where there is none."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    shown = ", ".join(f"{visible(key, keep='')} × {count:,}" for key, count in ordered[:_KEYS_SHOWN])
+    shown = ", ".join(f"{visible(key, keep='') or '(no name)'} × {count:,}" for key, count in ordered[:_KEYS_SHOWN])
     more = f" and {len(ordered) - _KEYS_SHOWN:,} more" if len(ordered) > _KEYS_SHOWN else ""
     return f"keys not used: {shown}{more}" if ordered else ""
 

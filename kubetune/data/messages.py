@@ -153,7 +153,7 @@ def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, An
         place = f"{where}[{i}]"
         part = {key: item for key, item in given.items() if item is not None} if isinstance(given, dict) else {}
         kind = part.pop("type", None)
-        if any(part.get(key) not in (None, True, 1) for key in ("train", "weight")):
+        if any(part.get(key) not in (None, True, 1) for key in _SWITCHES):
             raise ValueError(f"{place} is not to be learnt, as a part of a message; kubetune learns one whole or not")
         if kind in ("image", "image_url"):
             _take_image(part, place, record)
@@ -169,7 +169,7 @@ def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, An
                 f'{place} is {show(given)}; expected {{"type": "text", "text": …}}, {{"type": "image"}} for the next '
                 "of `images`, or parts as LLaMA-Factory writes them: text, reasoning, tool_call, image_url"
             )
-        for key in part.keys() - {"train", "weight"}:
+        for key in part.keys() - set(_SWITCHES):
             record.note_unused(f"messages[].content[].{key}")
     if reasoning and any(message.get(key) for key in _REASONING):
         raise ValueError(f"{where} holds reasoning, and so does the message beside it; expected one of them")

@@ -60,7 +60,7 @@ def _columns(prompt: str | None, chosen: str) -> str:
 
 
 def _is_false(verdict: Any) -> bool:
-    return verdict == 0 if isinstance(verdict, (bool, int, float)) else str(verdict).lower() == "false"
+    return verdict == 0 if isinstance(verdict, (bool, int, float)) else str(verdict).lower() in ("false", "0")
 
 
 def require_readable(record: Fields) -> None:

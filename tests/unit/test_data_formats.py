@@ -209,6 +209,7 @@ GOOD, BAD = {"role": "assistant", "content": "Good"}, {"role": "assistant", "con
         ({"messages": [USER, BAD], "label": False}, None),
         ({"prompt": "Ping", "completion": "Bad", "label": 0}, None),
         ({"conversations": [USER, BAD], "kto_tag": "false"}, None),
+        ({"prompt": "Ping", "completion": "Bad", "label": "0"}, None),
         ({"instruction": "Ping", "output": "Bad", "kto_tag": False}, None),
     ],
 )
@@ -339,3 +340,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 @pytest.mark.parametrize("line", re.findall(r"^\{.*\}$", PAGE.read_text("utf-8"), re.MULTILINE))
 def test_every_record_of_the_page_is_read_whole(line: str) -> None:
     assert read(json.loads(line))[1] == ()
+
+
+@pytest.mark.parametrize("switch", ["weight", "train", "training", "loss", "loss_weight", "loss_scale"])
+def test_a_part_of_an_answer_that_is_not_to_be_learnt_is_refused(switch: str) -> None:
+    parts = [{"type": "text", "text": "Bad. ", switch: 0}, {"type": "text", "text": "Good."}]
+    with pytest.raises(ValueError, match=r"messages\[1\].content\[0\] is not to be learnt, as a part of a message"):
+        convert({"messages": [USER, {"role": "assistant", "content": parts}]})
+    whole = [part | {switch: 1} for part in parts]
+    assert read({"messages": [USER, {"role": "assistant", "content": whole}]})[1] == ()

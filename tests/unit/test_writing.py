@@ -84,3 +84,7 @@ def test_json_stays_the_same_json_when_it_is_made_visible() -> None:
     text = writing.visible_json(json.dumps(value, ensure_ascii=False, indent=1))
     assert json.loads(text) == value
     assert writing.visible(text) == text
+
+
+def test_a_column_without_a_name_is_named_too() -> None:
+    assert writing.unused_keys({"": 3, "id": 1}) == "keys not used: (no name) × 3, id × 1"
