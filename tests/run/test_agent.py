@@ -267,7 +267,12 @@ def test_two_ranks_run_under_torchrun_and_share_the_cores(tmp_path: Path, start:
     ("roles", "code", "reason"),
     [
         ({"0": {"wait": True}, "1": {"end": 2}}, 2, "rank 1: told to end with 2"),
-        ({"0": {"wait": True}, "1": {"kill": signal.SIGKILL}}, 145, "rank 1 was killed by SIGKILL"),
+        pytest.param(
+            {"0": {"wait": True}, "1": {"kill": signal.SIGKILL}},
+            145,
+            "rank 1 was killed by SIGKILL",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["config error", "killed"],
 )
@@ -289,7 +294,7 @@ def test_sigterm_reaches_both_ranks(tmp_path: Path, start: Start) -> None:
     assert "Traceback" not in agent.errors
 
 
-@pytest.mark.parametrize("victim", ["agent", "torchrun"])
+@pytest.mark.parametrize("victim", [pytest.param("agent", marks=pytest.mark.slow), "torchrun"])
 def test_two_ranks_do_not_outlive_a_kill_above_them(start: Start, victim: str) -> None:
     agent = start({"0": {"wait": True, "deaf": True}, "1": {"wait": True, "deaf": True}}, processes=2)
     ranks = agent.wait_for_starts(2)
@@ -327,17 +332,18 @@ def test_a_node_that_waits_for_others_stops_at_once(start: Start) -> None:
         connection.close()
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start, node: int) -> None:
-    port = free_port()
-    environ = {"NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    agent = start({}, nodes=2, environ=environ, resolved={"training": {"timeout_seconds": 1}})
-    assert agent.finish(seconds=30) == 145
-    absent = ("node 1 never came: 2 nodes were to meet", f"did not find node 0 at 127.0.0.1:{port} within 1 s")[node]
-    assert absent in agent.errors
-    assert "Traceback" not in agent.errors
-    if node == 0:
-        assert absent in ending(tmp_path)[1]
+def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start) -> None:
+    """Two nodes at once, each of which waits for the other elsewhere."""
+    ports = free_port(), free_port()
+    environs = [{"NODE_RANK": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for n, port in enumerate(ports)]
+    patience: dict[str, object] = {"training": {"timeout_seconds": 1}}
+    agents = [start({}, nodes=2, environ=dict(environ), resolved=patience) for environ in environs]
+    absent = "node 1 never came: 2 nodes were to meet", f"did not find node 0 at 127.0.0.1:{ports[1]} within 1 s"
+    for agent, named in zip(agents, absent, strict=True):
+        assert agent.finish(seconds=30) == 145
+        assert named in agent.errors
+        assert "Traceback" not in agent.errors
+    assert absent[0] in ending(tmp_path)[1]
 
 
 def test_a_node_that_does_not_know_its_place_says_what_is_missing(start: Start) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -255,10 +255,16 @@ def test_volumes_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     assert "MiB free, 1099511627776 MiB were to be written" in full
 
 
+def print_to(path: Path, settings: Settings) -> int:
+    """A rank as the verb starts it, which prints to a file."""
+    with path.open("w") as file, redirect_stdout(file):
+        return smoke_worker.run_rank(settings)
+
+
 def test_a_loss_that_does_not_fall_is_bad(tmp_path: Path) -> None:
-    ended = run_verb("--lr", "1e9", "--json")
-    assert ended.returncode == errors.ENVIRONMENT
-    report = json.loads(ended.stdout)
+    with started(print_to, 1, tmp_path / "report.json", replace(SMALL, lr=1e9, json=True)) as ranks:
+        assert wait_all(ranks) == [errors.ENVIRONMENT]
+    report = json.loads((tmp_path / "report.json").read_text())
     assert report["verdict"] == "bad"
     assert report["problems"][0].startswith("training did not improve: loss ")
 
