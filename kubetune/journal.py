@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from kubetune import logs, machine, tracking
+from kubetune import logs, machine, metrics, tracking
 from kubetune.checkpoint import State
 from kubetune.config.schema import Config
 from kubetune.data.batches import Batch
@@ -139,6 +139,8 @@ def open_journal(config: Config, plan: Plan, run_dir: Path, world: World, state:
         stack.enter_context(machine.recorded(run_dir, lambda: journal.last_step))
         journal._bar = stack.enter_context(Progress(plan.num_steps, state.step, is_wanted(world.rank)))
         yield journal
+        if (runaway := metrics.runaway(metrics.read_totals(run_dir))) is not None:
+            journal._tracker.tell("loss_runaway", metrics.runaway_line(runaway))
 
 
 def _write_page(run_dir: Path, file: Path) -> None:

@@ -27,6 +27,8 @@ _NO_CURVES = ("epoch", "samples")
 class _Sink(Protocol):
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
+    def tell(self, name: str, text: str) -> None: ...
+
     def close(self, status: str) -> None: ...
 
 
@@ -54,6 +56,14 @@ class Tracker:
             except Exception as error:
                 self._give_up(name, error)
 
+    def tell(self, name: str, text: str) -> None:
+        """Leave a word on the run where its numbers are looked at: a tag in MLflow, a text in TensorBoard."""
+        for sink_name, sink in list(self._sinks.items()):
+            try:
+                sink.tell(name, scrub(text))
+            except Exception as error:
+                self._give_up(sink_name, error)
+
     def close(self, status: str) -> None:
         """End with `FINISHED`, `FAILED`, or `KILLED` for a run that is to go on later."""
         for name, sink in list(self._sinks.items()):
@@ -74,6 +84,8 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, errors.KubetuneError) and not isinstance(error, errors.Preempted):
+            self.tell("ended", str(error))
         if kind is None:
             self.close("FINISHED")
         else:
@@ -114,6 +126,7 @@ class _TensorBoard:
 
         # What an earlier start wrote beyond the checkpoint is hidden, or the curves would run back and forth.
         purge = resume_step + 1 if resume_step else None
+        self._step = resume_step
         self._writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
         if not resume_step:
             self._describe(config)
@@ -132,6 +145,10 @@ class _TensorBoard:
         for name, value in values.items():
             group = "eval" if name.startswith("eval_") else "train"
             self._writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, step)
+        self._step = step
+
+    def tell(self, name: str, text: str) -> None:
+        self._writer.add_text(name, text, self._step)
 
     def close(self, status: str) -> None:
         self._writer.close()

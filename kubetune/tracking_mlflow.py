@@ -81,6 +81,14 @@ class MlflowSink:
         if time.monotonic() - self._last_send >= _SECONDS_BETWEEN_SENDS:
             self._send()
 
+    def tell(self, name: str, text: str) -> None:
+        """A tag of the run."""
+
+        def _send_word() -> None:
+            self._client.set_tag(self._run_id, f"kubetune.{name}", text)
+
+        self._in_time(_send_word)
+
     def close(self, status: str) -> None:
         """Send the rest, and the run's files; what takes too long is left out with a warning."""
         self._ended.set()

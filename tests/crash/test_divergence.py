@@ -14,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kubetune import checkpoint, endings, errors
+from kubetune import checkpoint, endings, errors, train_worker
 from kubetune.cli.watch import look_here
 from kubetune.config.schema import Config
 from kubetune.data.prepare import prepare
 from kubetune.report.reading import read_run
 from tests import toy
+from tests.ranks import started, wait_all, wait_until
 
 POISON = "🙂"
 
@@ -62,11 +63,15 @@ def test_a_poisoned_row_stops_all_ranks_before_the_update(tmp_path: Path, poison
 RUNAWAY = {"learning_rate": 5.0, "warmup_steps": 4, "save_steps": 1, "lr_scheduler_type": "constant"}
 
 
-def test_a_loss_above_the_threshold_for_so_many_steps_ends_the_run(toy_inputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_loss_above_the_threshold_for_so_many_steps_ends_the_run(
+    toy_inputs: Path, tmp_path: Path, world_size: int
+) -> None:
     first = 20.0  # above what a model that knows nothing has
     watched = {**RUNAWAY, "loss_watchdog_threshold": first, "loss_watchdog_patience": 2}
-    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, watched, lora=None, data={"eval": 0}))
-    assert toy.train(run_dir) == [errors.DIVERGED]
+    config = toy.make_config(toy_inputs, watched, lora=None, data={"eval": 0})
+    run_dir = toy.make_run(tmp_path / "run", config, world_size)
+    assert toy.train(run_dir, world_size) == [errors.DIVERGED] * world_size
     losses = toy.losses(run_dir)
     assert losses[-1] > first >= max(losses[:-1])  # the second such step moved no weights, and has no line
     log = (run_dir / "logs" / "rank-0.log").read_text()
@@ -77,8 +82,25 @@ def test_a_loss_above_the_threshold_for_so_many_steps_ends_the_run(toy_inputs: P
     assert max(checkpoint.steps(run_dir)) == good
 
 
+def test_steps_above_the_threshold_are_counted_over_a_stop(toy_inputs: Path, tmp_path: Path) -> None:
+    watched = {"max_steps": 150, "loss_watchdog_threshold": 1e-9, "loss_watchdog_patience": 120}
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, watched, data={"eval": 0}))
+    with started(train_worker.main, 1, [str(run_dir)]) as processes:
+        wait_until(lambda: len(toy.losses(run_dir)) > 1)
+        for process in processes:
+            process.terminate()
+        assert wait_all(processes) == [errors.PREEMPTED]
+    stopped = len(toy.losses(run_dir))
+    assert 1 < stopped < 119
+    assert toy.train(run_dir) == [errors.DIVERGED]
+    assert len(toy.losses(run_dir)) == 119  # the last one of 120 moved no weights, and has no line
+    assert max(checkpoint.steps(run_dir)) == stopped
+
+
 def test_a_run_whose_loss_ran_away_says_so_at_its_end(toy_inputs: Path, tmp_path: Path) -> None:
-    run_dir = toy.finished(tmp_path / "run", toy.make_config(toy_inputs, RUNAWAY, lora=None, data={"eval": 0}))
+    tracked = {"lora": None, "data": {"eval": 0}, "tracking": {"tensorboard": True}}
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(toy_inputs, RUNAWAY, **tracked))
+    assert b"the loss ran away: " in b"".join(path.read_bytes() for path in (run_dir / "tensorboard").iterdir())
     assert json.loads((run_dir / "report.json").read_text())["loss_runaway"]["last"] > 20
     ending = endings.read_rank_endings(run_dir)[0]
     assert (ending.code, ending.reason[:28]) == (0, "done, but the loss ran away:")

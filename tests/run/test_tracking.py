@@ -114,6 +114,22 @@ def test_mlflow_holds_files_tags_data_and_the_model(tmp_path: Path, monkeypatch:
     assert client.get_model_version("bots", "1").run_id == run.info.run_id
 
 
+def test_mlflow_is_told_why_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("HF_TOKEN", "canary-value")
+    wanted = config(tmp_path, mlflow={"uri": str(tmp_path / "mlruns")})
+    with suppress(errors.Diverged), open_tracker(wanted, tmp_path) as tracker:
+        tracker.log(1, {"loss": 2.0})
+        tracker.tell("loss_runaway", "the loss ran away with canary-value")
+        raise errors.Diverged("step 2: loss 99 lies above training.loss_watchdog_threshold (20)")
+    (run,) = runs(MlflowClient(tracking_uri=find_store(str(tmp_path / "mlruns"))[0]))
+    assert run.info.status == "FAILED"
+    assert run.data.tags["kubetune.ended"].startswith("step 2: loss 99 lies above training.loss_watchdog_threshold")
+    assert run.data.tags["kubetune.loss_runaway"] == "the loss ran away with [secret]"
+
+
 def test_files_that_are_not_taken_end_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
