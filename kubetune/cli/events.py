@@ -7,7 +7,7 @@ import json
 
 from kubetune.cli.run_on_cluster import add_run, find, print_table
 from kubetune.errors import OK
-from kubetune.writing import brief
+from kubetune.writing import brief, visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,5 +31,6 @@ def run(args: argparse.Namespace) -> int:
         times = f" (×{event['count']})" if event.get("count", 1) > 1 else ""
         age = brief(age_seconds(event_time(event)))
         rows.append((age, event.get("type"), event.get("reason"), about, f"{event.get('message', '')}{times}"))
-    print_table(("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE"), rows)
+    head = ("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
+    print_table(head, [[visible("" if cell is None else str(cell)) for cell in row] for row in rows])
     return OK

@@ -86,7 +86,17 @@ def _print_runs(cluster: Cluster, snapshots: Sequence[Snapshot | Unread], *, as_
             there = f"{sum(pod['phase'] == 'Running' for pod in told['pods'])}/{told['nodes']}"
             numbers = [_number(told[key], form, "") for key, form in (("loss", ".4f"), ("tokens_per_second", ",.0f"))]
             rows.append(
-                (told["name"], told["kind"], told["state"], there, told["restarts"], step, *numbers, eta, told["why"])
+                (
+                    told["name"],
+                    told["kind"],
+                    told["state"],
+                    there,
+                    told["restarts"],
+                    step,
+                    *numbers,
+                    eta,
+                    visible(told["why"]),
+                )
             )
         print_table(("RUN", "KIND", "STATE", "PODS", "RESTARTS", "STEP", "LOSS", "TOKENS/S", "ETA", "WHY"), rows)
 

@@ -130,3 +130,11 @@ def test_a_run_that_cannot_be_read_hides_no_other(desk: Desk, text: str, said: s
     assert {run["name"]: run["state"] for run in told}["odd"] == "unknown"
     for verb in ("status", "logs", "stop"):
         assert said in desk.quick(verb, "odd", "-n", desk.cluster.namespace, code=2).stderr
+
+
+def test_what_a_cluster_says_does_not_steer_the_terminal(desk: Desk) -> None:
+    desk.submit_script(WAIT)
+    desk.cluster.add_event("Job", "fit", "BackOff", "wiped \x1b[2J")
+    shown = desk.quick("events", "fit").stdout + desk.quick("status", "fit").stdout
+    assert r"wiped \x1b[2J" in shown
+    assert "\x1b" not in shown
