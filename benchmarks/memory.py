@@ -47,7 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": {"num_key_value_heads": 6},
     "gemma3_text": {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 40_000, "num_hidden_layers": 5},
     "granite": {"num_key_value_heads": 2, "logits_scaling": 8.0},
-    "olmo2": {"num_key_value_heads": 6, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 16_000},
+    "olmo2": {"num_key_value_heads": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 16_000},
     "cohere": {"num_key_value_heads": 3, "vocab_size": 32_000},
 }
 """Models of these kinds of transformers, with sizes of their own beside FAMILY."""
