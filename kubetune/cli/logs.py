@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from kubetune.cluster.streams import Look, Source
     from kubetune.manifests.spec import RunSpec
 
-_POLL_SECONDS = 1.0
+_POLL_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+# Without one answer: how long the log of a rank is asked for, and how long while it is followed.
+_PATIENCE_SECONDS, _FOLLOW_PATIENCE_SECONDS = 20.0, 600.0
 # of a time such as 2026-11-20T10:15:00.123Z
 _SECONDS = len("2026-11-20T10:15:00")
 
@@ -136,6 +138,7 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
     from kubetune.cluster.runs import ending_of, read_progress, reader, trainer_pods, workload_kind
 
     path, shown = f"{spec.run_dir}/logs/rank-{rank}.log", _Counter()
+    answered, pause = time.monotonic(), _POLL_SECONDS
     while True:
         found = trainer_pods(cluster, spec)
         workload = cluster.get(workload_kind(spec), spec.name)
@@ -148,13 +151,17 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
                 with reader(cluster, spec) as target:
                     argv = ["sh", "-c", 'test ! -e "$2" || tail -c "+$1" -- "$2"', "sh", str(shown.bytes + 1), path]
                     cluster.exec(target.pod, target.container, argv, stdout=shown)
+            answered, pause = time.monotonic(), _POLL_SECONDS
         except Unreachable:
-            goes_on = True
+            if time.monotonic() - answered > (_FOLLOW_PATIENCE_SECONDS if follow else _PATIENCE_SECONDS):
+                raise
+            # Each try may need a pod to read with: ever fewer of them where nothing answers.
+            goes_on, pause = True, min(2 * pause, _LONGEST_PAUSE_SECONDS)
         if not goes_on:
             if not shown.bytes:
                 _say_nothing_yet(spec, f"no start of rank {rank}")
             return
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
 
 
 class _Counter:
