@@ -79,7 +79,7 @@ def train_once(model: Path, data: Path, processes: int, results: Results) -> Non
 
 def read_run(run_dir: Path) -> dict[str, Any]:
     """What the last evaluation of a run found, and how much it trained."""
-    from kubetune.metrics import read_metrics
+    from kubetune.rundir.metrics import read_metrics
 
     lines = read_metrics(run_dir)
     last = [line for line in lines if "eval_loss" in line][-1]

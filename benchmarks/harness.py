@@ -105,9 +105,9 @@ def prepare_run(job: Job, order: Order) -> None:
     The peers get ids; so tokenising is not part of this measurement (benchmarks.startup has it).
     """
     from kubetune.config.load import load_config
-    from kubetune.data.prepare import prepare
-    from kubetune.launch.local import create_run_dir
-    from kubetune.plan import make_plan
+    from kubetune.data.prepared.prepare import prepare
+    from kubetune.planning.plan import make_plan
+    from kubetune.supervisor.local import create_run_dir
 
     run_dir = Path(order.run_dir)
     shutil.rmtree(run_dir, ignore_errors=True)

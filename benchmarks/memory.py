@@ -25,7 +25,7 @@ from benchmarks.corpus import Corpus, token_rows, write_tokens
 from benchmarks.flops import Shape
 from benchmarks.harness import WORK, end_on_sigterm
 from benchmarks.results import FOLDER, ROOT, Results, describe_machine, read_results, slug, source_digest
-from kubetune.files import write_atomic
+from kubetune.base.files import write_atomic
 
 SUITE = "memory"
 STEPS = 3

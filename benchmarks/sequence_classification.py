@@ -132,7 +132,7 @@ def run(trainer: str, case: Case, model: Path, data: Path, threads: int) -> dict
     run_dir = prepare_run(case, model, data, settings)
     found = execute("ours", "ours", Order(**{**vars(order), "run_dir": str(run_dir)}), threads=threads)
     if "failed" not in found:
-        from kubetune.metrics import read_metrics
+        from kubetune.rundir.metrics import read_metrics
 
         found["accuracy"] = read_metrics(run_dir)[-1]["eval_accuracy"]
     return found
@@ -146,9 +146,9 @@ def trainer_arguments(case: Case) -> dict[str, Any]:
 def prepare_run(case: Case, model: Path, data: Path, settings: dict[str, Any]) -> Path:
     """Prepare the rows and make the run directory, as the launcher would."""
     from kubetune.config.load import load_config
-    from kubetune.data.prepare import prepare
-    from kubetune.launch.local import create_run_dir
-    from kubetune.plan import make_plan
+    from kubetune.data.prepared.prepare import prepare
+    from kubetune.planning.plan import make_plan
+    from kubetune.supervisor.local import create_run_dir
 
     run_dir = WORK / "run"
     shutil.rmtree(run_dir, ignore_errors=True)

@@ -22,7 +22,7 @@ from benchmarks.flops import peak_flops, training_flops
 from benchmarks.models import SHAPES
 from benchmarks.results import FOLDER, ROOT, Results, read_results
 from benchmarks.summary import Measurement, Spread
-from kubetune.files import write_atomic
+from kubetune.base.files import write_atomic
 
 BEGIN, END = "<!-- results: begin, written by benchmarks.table -->", "<!-- results: end -->"
 PAGE = ROOT / "docs" / "performance.md"

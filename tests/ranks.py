@@ -23,7 +23,9 @@ SECONDS = 120.0
 """Longer than anything started here takes, even on a crowded machine."""
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["kubetune.train_worker", "kubetune.train", "kubetune.data.prepare", "tests.warm"])
+_CONTEXT.set_forkserver_preload(
+    ["kubetune.training.worker", "kubetune.training.loop", "kubetune.data.prepared.prepare", "tests.warm"]
+)
 
 
 def free_port() -> int:
@@ -99,13 +101,13 @@ def _enter(variables: Mapping[str, str], target: Callable[..., object], args: tu
 
 
 def _tell(writers: list[Connection], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    from kubetune import parallel
+    from kubetune.distributed import process_group
 
     rank = int(os.environ["RANK"])
     for other in writers[:rank] + writers[rank + 1 :]:
         other.close()
     try:
-        with parallel.join(timeout_seconds=SECONDS / 2) as world:
+        with process_group.join(timeout_seconds=SECONDS / 2) as world:
             writers[rank].send((function(world, *args), None))
     except Exception:
         writers[rank].send((None, traceback.format_exc()))

@@ -12,10 +12,11 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from kubetune import metrics, train_worker
 from kubetune.config.schema import Config
-from kubetune.launch.local import create_run_dir
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
+from kubetune.rundir import metrics
+from kubetune.supervisor.local import create_run_dir
+from kubetune.training import worker
 from tests.architectures import save_model
 from tests.ranks import SECONDS, started, wait_all, wait_until
 
@@ -76,7 +77,7 @@ def train(
     run_dir: Path, world_size: int = 1, environ: Mapping[str, str] | None = None, seconds: float = SECONDS
 ) -> list[int]:
     """Train to the end in ranks of their own; returns their exit codes."""
-    with started(train_worker.main, world_size, [str(run_dir)], environ=environ) as processes:
+    with started(worker.main, world_size, [str(run_dir)], environ=environ) as processes:
         return wait_all(processes, seconds)
 
 

@@ -11,10 +11,10 @@ import transformers.models.bert.modeling_bert
 import transformers.models.llama.modeling_llama
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-import kubetune.agent
 import kubetune.config.flags
-import kubetune.data.statistics
-import kubetune.hindsight
+import kubetune.data.prepared.statistics
+import kubetune.planning.actuals
+import kubetune.supervisor.agent
 import kubetune.tasks.causal_lm
 import kubetune.tasks.sequence_classification
 

@@ -1,4 +1,4 @@
-"""kubetune itself: one rank of a prepared run directory, by the function that `python -m kubetune.train_worker` calls.
+"""kubetune itself: one rank of a prepared run directory, by the function that `python -m kubetune.worker` calls.
 
 Only the log that the training loop writes its numbers to is told the time as well; nothing of the loop is replaced.
 """
@@ -12,7 +12,8 @@ from typing import Any
 
 from benchmarks.peers.job import Order, drive
 from benchmarks.recorder import Recorder
-from kubetune import metrics, train_worker
+from kubetune.rundir import metrics
+from kubetune.training import worker
 
 
 def measure(order: Order) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def measure(order: Order) -> dict[str, Any]:
     run_dir = Path(order.run_dir)
     # The journal takes the class from the module when torch is imported, which is after this.
     metrics.MetricsLog = _timed_log(recorder, steps_per_epoch(run_dir))  # type: ignore[misc]
-    code = train_worker.main([order.run_dir])
+    code = worker.main([order.run_dir])
     if code:
         endings = sorted((run_dir / "logs").glob("rank-*.exit.json"))
         raise RuntimeError(json.loads(endings[0].read_text())["reason"] if endings else f"exit code {code}")

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.peers.job import Order, drive
 from benchmarks.peers.tokenizing import timed
 from kubetune.config.load import load_config
-from kubetune.data.prepare import prepare
+from kubetune.data.prepared.prepare import prepare
 
 
 def measure(order: Order) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from kubetune import __version__, errors
-from kubetune.cli.overview import VERBS, examples_of, overview
-from kubetune.config.flags import parse
+from kubetune.base.humanize import visible
 
 # Not `logs` itself: that name is the verb's as soon as its module is imported.
-from kubetune.logs import scrub, scrub_tracebacks
-from kubetune.writing import visible
+from kubetune.base.logs import scrub, scrub_tracebacks
+from kubetune.cli.overview import FOLDERS, GROUPS, VERBS, examples_of, overview
+from kubetune.config.flags import parse
 
 _INTERRUPTED = 130
 _USUAL: dict[signal.Signals, Any] = {
@@ -68,9 +68,10 @@ def make_parser(*verbs: str | None) -> argparse.ArgumentParser:
 
 
 def verb_module(verb: str) -> ModuleType:
-    """`port_forward` for `port-forward`; Python's own words get an underscore."""
+    """`remote.port_forward` for `port-forward`; Python's own words get an underscore."""
+    folder = next(FOLDERS[group] for group, verbs in GROUPS.items() if verb in verbs)
     name = verb.replace("-", "_")
-    return import_module(f"kubetune.cli.{name}_" if keyword.iskeyword(name) else f"kubetune.cli.{name}")
+    return import_module(f"kubetune.cli.{folder}.{name}{'_' if keyword.iskeyword(name) else ''}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.OK
     except Exception as error:
-        from kubetune.files import fault_of
+        from kubetune.base.files import fault_of
 
         if (fault := fault_of(error)) is None:
             raise

@@ -55,6 +55,9 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 """Every verb with a line on it."""
 
+FOLDERS = dict(zip(GROUPS, ("prepare", "local", "result", "remote", "installation"), strict=True))
+"""The folder beside this file that holds the verbs of each group, a file for each."""
+
 VERBS: dict[str, str] = {verb: line for verbs in GROUPS.values() for verb, line in verbs.items()}
 
 EXAMPLES: dict[str, tuple[str, ...]] = {

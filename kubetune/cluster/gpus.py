@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kubetune.cluster.client import Cluster
+from kubetune.base.gpus import GPU_QUERY, parse_gpus
 from kubetune.cluster.runs import Target, on_all
-from kubetune.devices import GPU_QUERY, parse_gpus
 from kubetune.errors import EnvironmentFault
+from kubetune.kube_api.client import Cluster
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kubetune.cluster import pods
-from kubetune.cluster.client import Cluster, Object
 from kubetune.cluster.pods import State
-from kubetune.cluster.refusals import Refused, Unreachable
 from kubetune.errors import USER, ConfigError, EnvironmentFault
+from kubetune.kube_api.api_errors import Refused, Unreachable
+from kubetune.kube_api.client import Cluster, Object
 from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.manifests.spec import RunSpec
 
 if TYPE_CHECKING:
-    from kubetune.cluster.streams import Emit, Look
+    from kubetune.cluster.log_follow import Emit, Look
 
 _TAIL_LINES = 20
 
@@ -63,7 +63,7 @@ def standing(cluster: Cluster, spec: RunSpec, state: State, found: Sequence[Obje
 
 def wait_for_job(cluster: Cluster, spec: RunSpec, emit: Emit, look: Look | None = None) -> None:
     """Follow the Job that prepares to its end. Raises ConfigError, EnvironmentFault with its cause when it failed."""
-    from kubetune.cluster.streams import Streams
+    from kubetune.cluster.log_follow import Streams
 
     name = preprocess_name(spec)
     Streams(cluster, spec, emit, components=(PREPROCESS,), workload=("Job", name), look=look).follow()

@@ -20,18 +20,18 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kubetune.cluster import pods, preparation
-from kubetune.cluster.client import Cluster, Object, say
-from kubetune.cluster.kinds import WORKLOADS
-from kubetune.cluster.last_words import Words, read_words
 from kubetune.cluster.pods import State
-from kubetune.cluster.refusals import Refused, Unreachable
+from kubetune.cluster.termination import Words, read_words
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
 from kubetune.errors import DIVERGED, OK, PREEMPTED, USER, ConfigError, EnvironmentFault
+from kubetune.kube_api.api_errors import Refused, Unreachable
+from kubetune.kube_api.client import Cluster, Object, say
+from kubetune.kube_api.kinds import WORKLOADS
 from kubetune.manifests.pod import container, pod_basics
 from kubetune.manifests.spec import MANAGED_BY, OUTPUTS, TRAINER, RunSpec
 from kubetune.manifests.storage import outputs_volume
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
 
 CONFIG_KEY = "run.yaml"
 
@@ -183,9 +183,9 @@ def event_time(event: Object) -> str:
 
 
 def ask(cluster: Cluster, target: Target, *question: str, seconds: float | None = None) -> list[Any]:
-    """Put a question of inside.py to a pod; the lines of JSON it answers. EnvironmentFault when it cannot answer."""
+    """Put a question of in_pod.py to a pod; the lines of JSON it answers. EnvironmentFault when it cannot answer."""
     answer, errors = io.BytesIO(), io.BytesIO()
-    argv = ["python", "-P", "-m", "kubetune.cluster.inside", *question]
+    argv = ["python", "-P", "-m", "kubetune.cluster.in_pod", *question]
     code = cluster.exec(target.pod, target.container, argv, stdout=answer, stderr=errors, seconds=seconds)
     if code != 0:
         said = errors.getvalue().decode(errors="replace").strip().rpartition("\n")[2]
@@ -370,7 +370,7 @@ def reader_pod(spec: RunSpec) -> Object:
     server = container(
         spec,
         FILES,
-        ["python", "-P", "-m", "kubetune.cluster.inside", "idle"],
+        ["python", "-P", "-m", "kubetune.cluster.in_pod", "idle"],
         resources={"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
         volumeMounts=[{"name": "outputs", "mountPath": OUTPUTS, "readOnly": True}],
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from kubetune.config.layers import Entry, KeyPath, Problem, dotted
+from kubetune.config.provenance import Entry, KeyPath, Problem, dotted
 from kubetune.config.schema import Config, TrainingConfig
 
 SAYS_NOTHING = object()

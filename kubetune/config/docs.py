@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kubetune.config import reference
+from kubetune.base.files import write_atomic
+from kubetune.config import json_schema
 from kubetune.config.aliases import ALIASES, Alias
 from kubetune.config.environment import VARIABLES
-from kubetune.config.reference import Node
-from kubetune.files import write_atomic
+from kubetune.config.json_schema import Node
 
 _INTRODUCTION = """\
 # The run file
@@ -57,13 +57,13 @@ of its own; 0 takes all.
 
 def config_page() -> str:
     """The text of docs/config.md."""
-    top = reference.schema()
-    parts = [_INTRODUCTION, "## Top of the file\n\n" + _table(reference.keys(top))]
+    top = json_schema.schema()
+    parts = [_INTRODUCTION, "## Top of the file\n\n" + _table(json_schema.keys(top))]
     places: dict[str, list[str]] = {}
     tables: dict[str, str] = {}
     for path, section in _sections(top, ""):
         places.setdefault(section["title"], []).append(path)
-        tables[section["title"]] = _table(reference.keys(section))
+        tables[section["title"]] = _table(json_schema.keys(section))
     parts += [f"## {', '.join(paths)}\n\n{tables[title]}" for title, paths in places.items()]
     names = [f"| `{name}` | {_meaning(alias)} |\n" for name, alias in ALIASES.items() if _is_renamed(name, alias)]
     parts.append(_ALIASES + "".join(names))
@@ -73,24 +73,24 @@ def config_page() -> str:
 
 def schema_text() -> str:
     """The text of docs/run.schema.json."""
-    return json.dumps(reference.editor_schema(), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(json_schema.editor_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _sections(node: Node, prefix: str) -> Iterator[tuple[str, Node]]:
     """Every section below a node: `training`, `tracking.mlflow`, `kubernetes.mounts[]`."""
-    for name, key in reference.keys(node).items():
-        for option in reference.options(key):
+    for name, key in json_schema.keys(node).items():
+        for option in json_schema.options(key):
             items = option.get("items") or option.get("additionalProperties")
             inner, path = (items, f"{prefix}{name}[]") if isinstance(items, dict) else (option, f"{prefix}{name}")
-            for section in reference.options(inner):
-                if reference.keys(section):
+            for section in json_schema.options(inner):
+                if json_schema.keys(section):
                     yield path, section
                     yield from _sections(section, f"{path}.")
 
 
 def _table(keys: dict[str, Node]) -> str:
     rows = (
-        f"| `{name}` | {_cell(reference.expected(key))} | {_default(key)} | {_cell(key.get('description', ''))} |\n"
+        f"| `{name}` | {_cell(json_schema.expected(key))} | {_default(key)} | {_cell(key.get('description', ''))} |\n"
         for name, key in keys.items()
     )
     return "| key | value | default | meaning |\n|---|---|---|---|\n" + "".join(rows)

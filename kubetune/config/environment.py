@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from kubetune.config.layers import Origin
+from kubetune.config.provenance import Origin
 
 log = logging.getLogger(__name__)
 

@@ -19,16 +19,16 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from kubetune.config import organisation, reference
+from kubetune.base.files import StrPath
+from kubetune.config import json_schema, organisation
 from kubetune.config.aliases import canonical, canonical_file
-from kubetune.config.document import parse_value, read_entries
 from kubetune.config.environment import max_samples, read_variables
-from kubetune.config.layers import Entry, KeyPath, Origin, Problem, Tree, dotted
 from kubetune.config.problems import explain
+from kubetune.config.provenance import Entry, KeyPath, Origin, Problem, Tree, dotted
 from kubetune.config.schema import Config
 from kubetune.config.secrets import ADVICE, is_secret
+from kubetune.config.yaml_reader import parse_value, read_entries
 from kubetune.errors import ConfigError
-from kubetune.files import StrPath
 
 log = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ def _parsed(key: str, text: str, origin: Origin, problems: list[Problem]) -> Ite
     entry = Entry(tuple(key.split(".")), text, origin)
     ours = canonical(entry)
     is_section = entry.path == ("model",) and text.startswith("{")
-    if ours is not None and reference.wants_text(ours.path) and text not in ("", "null", "~") and not is_section:
+    if ours is not None and json_schema.wants_text(ours.path) and text not in ("", "null", "~") and not is_section:
         yield entry
         return
     try:
@@ -249,7 +249,7 @@ def _safe(entries: Iterable[Entry], problems: list[Problem]) -> Iterator[Entry]:
     for entry in entries:
         suspects = [(i, text) for i, text in _texts(entry.value) if is_secret(entry.path + i, text, known=False)]
         # Asked of suspects only: making the schema takes long for a verb that answers at once.
-        known = bool(suspects) and entry.path[-1] in reference.keys(reference.at(entry.path[:-1]) or {})
+        known = bool(suspects) and entry.path[-1] in json_schema.keys(json_schema.at(entry.path[:-1]) or {})
         secrets = [
             entry.inner.get(inner, entry.origin)
             for inner, text in suspects

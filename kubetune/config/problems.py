@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from kubetune.config import reference
+from kubetune.config import json_schema
 from kubetune.config.aliases import ALIASES
-from kubetune.config.layers import KeyPath, Problem, Tree, dotted
+from kubetune.config.provenance import KeyPath, Problem, Tree, dotted
 from kubetune.config.secrets import ADVICE, names_secret
 
 _LONGEST_VALUE = 60
@@ -71,20 +71,20 @@ def _explain_one(path: KeyPath, errors: Sequence[ErrorDetails], tree: Tree) -> l
     return [Problem(origin, f"{dotted(path)}: found {_shown(tree.get(path))}; expected {_expected(path)}")]
 
 
-def _needed(path: KeyPath) -> tuple[KeyPath, reference.Node]:
+def _needed(path: KeyPath) -> tuple[KeyPath, json_schema.Node]:
     """A missing key, or for a missing section the first key it cannot do without."""
-    node = reference.at(path) or {}
-    options = reference.options(node)
+    node = json_schema.at(path) or {}
+    options = json_schema.options(node)
     if len(options) == 1 and (required := options[0].get("required")):
         return _needed((*path, required[0]))
     return path, node
 
 
 def _expected(path: KeyPath) -> str:
-    return reference.expected(reference.at(path) or {})
+    return json_schema.expected(json_schema.at(path) or {})
 
 
-def _first_sentence(node: reference.Node) -> str:
+def _first_sentence(node: json_schema.Node) -> str:
     return str(node.get("description", "")).partition(". ")[0].removesuffix(".")
 
 
@@ -100,9 +100,9 @@ def _shown(value: Any) -> str:
 def suggest(path: KeyPath) -> str:
     """What somebody who wrote an unknown key may have meant."""
     name = str(path[-1])
-    siblings = list(reference.keys(reference.at(path[:-1]) or {}))
-    paths = {str(known[-1]): dotted(known) for known, _ in reference.leaves()}
-    homes = [dotted(known) for known, _ in reference.leaves() if known[-1] == name]
+    siblings = list(json_schema.keys(json_schema.at(path[:-1]) or {}))
+    paths = {str(known[-1]): dotted(known) for known, _ in json_schema.leaves()}
+    homes = [dotted(known) for known, _ in json_schema.leaves() if known[-1] == name]
     if homes:
         return f"did you mean {' or '.join(homes)}?"
     if close := difflib.get_close_matches(name, siblings, 1, 0.7):

@@ -24,16 +24,16 @@ from kubetune.manifests.waves import in_waves
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
-    from kubetune.plan import Plan
+    from kubetune.planning.plan import Plan
 
 __all__ = ["KINDS", "dump", "local_files", "render", "secret_templates"]
 
 KINDS: dict[str, str] = {
-    "job": "kubetune.manifests.job",
-    "statefulset": "kubetune.manifests.statefulset",
-    "jobset": "kubetune.manifests.jobset",
-    "pytorchjob": "kubetune.manifests.pytorchjob",
-    "trainjob": "kubetune.manifests.trainjob",
+    "job": "kubetune.manifests.kinds.job",
+    "statefulset": "kubetune.manifests.kinds.statefulset",
+    "jobset": "kubetune.manifests.kinds.jobset",
+    "pytorchjob": "kubetune.manifests.kinds.pytorchjob",
+    "trainjob": "kubetune.manifests.kinds.trainjob",
 }
 
 

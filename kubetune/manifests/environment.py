@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubetune.config.cluster import cores
+from kubetune.config.schema.cluster import cores
 from kubetune.manifests.spec import CACHE, INSTANCE, PORT, Manifest, RunSpec
 
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"

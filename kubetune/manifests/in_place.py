@@ -9,7 +9,7 @@ Source: KEP-467 of kubernetes-sigs/jobset and its example of the sidecar mode; K
 from __future__ import annotations
 
 from kubetune.errors import OK
-from kubetune.manifests.failure import FINAL
+from kubetune.manifests.kinds.failure import FINAL
 from kubetune.manifests.pod import limited, restricted
 from kubetune.manifests.rbac import GROUP
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec

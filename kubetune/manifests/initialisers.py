@@ -7,14 +7,14 @@ the same in init containers: one at a time, and not again.
 
 from __future__ import annotations
 
-from kubetune.config.cluster import PreprocessConfig
+from kubetune.config.schema.cluster import PreprocessConfig
 from kubetune.manifests.environment import environment
 from kubetune.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
 from kubetune.manifests.spec import CONFIG_FILE, Manifest, RunSpec
 from kubetune.manifests.storage import volume_mounts, volumes
 
 PREPROCESS = "preprocess"
-FETCH_MODEL = ("python", "-P", "-m", "kubetune.fetch_worker", CONFIG_FILE)
+FETCH_MODEL = ("python", "-P", "-m", "kubetune.data.prepared.fetch_worker", CONFIG_FILE)
 PREPARE_DATA = ("python", "-P", "-m", "kubetune", "data", "prepare", CONFIG_FILE)
 RETRIES = 2
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kubetune.manifests.gang import COSCHEDULING_GROUP, VOLCANO_GROUP
+from kubetune.manifests.kinds.gang import COSCHEDULING_GROUP, VOLCANO_GROUP
 from kubetune.manifests.spec import INSTANCE, Manifest
 
 CONFIGURATION = "kustomizeconfig.yaml"

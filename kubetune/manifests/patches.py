@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final
 
-from kubetune.config.cluster import PatchConfig
+from kubetune.config.schema.cluster import PatchConfig
 from kubetune.errors import ConfigError
-from kubetune.manifests.consistency import pod_templates, pods_of
+from kubetune.manifests.checks.consistency import pod_templates, pods_of
 from kubetune.manifests.spec import Manifest
 
 _DIRECTIVE: Final = "$patch"

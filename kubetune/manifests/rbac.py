@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubetune.manifests.gang import POD_GROUPS, by_operator, gang
+from kubetune.manifests.kinds.gang import POD_GROUPS, by_operator, gang
 from kubetune.manifests.spec import Manifest, RunSpec
 
 GROUP = "rbac.authorization.k8s.io"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.manifests.consistency import pod_templates
+from kubetune.manifests.checks.consistency import pod_templates
 from kubetune.manifests.spec import CACHE, OUTPUTS, TRAINER, Manifest, name_beside
-from kubetune.plan import Plan
+from kubetune.planning.plan import Plan
 
 SUFFIX = "-smoke"
 # The first pod waits this long for the last one, whose node may have to pull the image first.

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kubetune.config.cluster import KubernetesConfig
 from kubetune.config.schema import Config
+from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kubetune.plan import Plan
+    from kubetune.planning.plan import Plan
 
 Manifest = dict[str, Any]
 

@@ -6,7 +6,7 @@ would leave three of them pending for ever.
 
 from __future__ import annotations
 
-from kubetune.config.cluster import CsiConfig, MountConfig, VolumeConfig, quantity_bytes
+from kubetune.config.schema.cluster import CsiConfig, MountConfig, VolumeConfig, quantity_bytes
 from kubetune.manifests.spec import CACHE, CONFIG_FOLDER, DATA_FOLDER, OUTPUTS, Manifest, RunSpec
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kubetune.manifests.environment import trainer_environment
-from kubetune.manifests.gang import join
 from kubetune.manifests.initialisers import init_containers
+from kubetune.manifests.kinds.gang import join
 from kubetune.manifests.pod import container, node_affinity, pod_basics, pod_metadata, restricted
 from kubetune.manifests.spec import CONFIG_FILE, MARGIN_SECONDS, PORT, TRAINER, Manifest, RunSpec
 from kubetune.manifests.storage import volume_mounts, volumes

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kubetune.files import write_atomic
-from kubetune.logs import scrub
+from kubetune.base.files import write_atomic
+from kubetune.base.humanize import counted, number, place, unused_keys
+from kubetune.base.logs import scrub
 from kubetune.report.page import fold, render
-from kubetune.writing import counted, number, place, unused_keys
 
 LANGUAGES = {
     "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",

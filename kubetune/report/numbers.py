@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kubetune import metrics
 from kubetune.report.series import Number, Series, Thinner
+from kubetune.rundir import metrics
 
 Lines = list[dict[str, Any]]
 

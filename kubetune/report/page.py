@@ -14,17 +14,17 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from kubetune import endings
+from kubetune.base.files import write_atomic
+from kubetune.base.humanize import counted, duration, number, place, share, short, size
+from kubetune.base.logs import scrub
 from kubetune.config.defaults import prefers_greater
 from kubetune.config.load import as_yaml, dotted_values, resolved
-from kubetune.files import write_atomic
-from kubetune.forecast import quantization_of
-from kubetune.logs import scrub
-from kubetune.metrics import METRICS, now, versions
+from kubetune.planning.forecast import quantization_of
 from kubetune.report.charts import Chart, charts_of, labels, letter, points_of
 from kubetune.report.differences import differences
 from kubetune.report.reading import RunRecord, read_run
-from kubetune.writing import counted, duration, number, place, share, short, size
+from kubetune.rundir import exit_status
+from kubetune.rundir.metrics import METRICS, now, versions
 
 HERE = Path(__file__).parent
 AXES = {"tokens": "tokens", "epoch": "epochs", "hours": "hours in steps"}
@@ -134,7 +134,7 @@ def status(run: RunRecord) -> tuple[str, str]:
     if run.ending is None:
         return "unfinished", "it still runs, or was cut off before it could say why"
     if run.ending.code == 0:
-        return "done", run.ending.reason.removeprefix(endings.DONE).removeprefix(", ")
+        return "done", run.ending.reason.removeprefix(exit_status.DONE).removeprefix(", ")
     return ("stopped" if run.ending.code == 143 else "failed"), run.ending.reason
 
 

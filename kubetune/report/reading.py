@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kubetune import endings, errors, jsonl, metrics
-from kubetune.checkpoint import MANIFEST, folder_of, steps, verify
+from kubetune import errors
+from kubetune.base import jsonl
+from kubetune.base.files import read_object
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.files import read_object
-from kubetune.plan import Plan, model_short_name
+from kubetune.planning.plan import Plan, model_short_name
 from kubetune.report.numbers import Numbers, read_numbers
+from kubetune.rundir import exit_status, metrics
+from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
 
 Lines = list[dict[str, Any]]
 
@@ -60,7 +62,7 @@ class RunRecord:
     samples: Lines
     checkpoints: Sequence[Checkpoint]
     incidents: Sequence[Incident]
-    ending: endings.Ending | None
+    ending: exit_status.Ending | None
     damage: Sequence[str] = ()
     load: Lines = field(default_factory=list)
 
@@ -110,7 +112,7 @@ def read_run(run_dir: Path, points: int = POINTS) -> RunRecord:
         samples=_lines(run_dir / metrics.SAMPLES, damage),
         checkpoints=_checkpoints(run_dir / "checkpoints", damage),
         incidents=[*_incidents(run_dir, events, damage), *_runaway(report)],
-        ending=endings.read_ending(run_dir),
+        ending=exit_status.read_ending(run_dir),
         damage=damage,
         load=_load(_lines(run_dir / metrics.LOAD, damage)),
     )

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from kubetune.config.defaults import LANGUAGE_METRICS
 from kubetune.config.schema import Config
-from kubetune.data.labels import Labels
+from kubetune.data.text.labels import Labels
 
 TASKS = {
     "causal_lm": "kubetune.tasks.causal_lm",

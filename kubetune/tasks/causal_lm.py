@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from kubetune import adapters, models, quantization, sharded
-from kubetune.attention import stream
-from kubetune.data.batches import Batch
-from kubetune.flat import Route, choose_attention, hidden_states, logit_rule, unwrap
-from kubetune.losses import Head, linear_cross_entropy, score
-from kubetune.parallel import World, sum_numbers
-from kubetune.tuning import Workload, tune
+from kubetune.batching.batch import Batch
+from kubetune.distributed.process_group import World, sum_numbers
+from kubetune.models import fsdp, loading, lora, quantization
+from kubetune.models.acceleration import Workload, tune
+from kubetune.models.attention.hooks import stream
+from kubetune.models.kernels.cross_entropy import Head, linear_cross_entropy, score
+from kubetune.models.padding_free import Route, choose_attention, hidden_states, logit_rule, unwrap
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
@@ -40,9 +40,9 @@ def build(config: Config, world: World, workload: Workload) -> CausalLM:
     from transformers import AutoModelForCausalLM
 
     config = quantization.decide(config, world)
-    model = sharded.load(AutoModelForCausalLM, config, world)
+    model = fsdp.load(AutoModelForCausalLM, config, world)
     if config.lora is not None:
-        model = adapters.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
+        model = lora.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
     learner = ready(model.train(), config)
     tune(model, learner.route, config.training, workload, world.device)
     return learner
@@ -53,7 +53,7 @@ def load(config: Config, folder: Path, device: torch.device) -> CausalLM:
     from transformers import AutoModelForCausalLM
 
     config = quantization.decide(config, World(device=device))
-    return ready(models.load_trained(AutoModelForCausalLM, config, folder, device), config)
+    return ready(loading.load_trained(AutoModelForCausalLM, config, folder, device), config)
 
 
 def ready(model: nn.Module, config: Config) -> CausalLM:
@@ -86,7 +86,7 @@ def loss(task: CausalLM, batch: Batch, scale: float) -> Tensor:
 def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
     with stream(batch.borders, batch.rows):
-        value = sharded.inside(unwrap(task.model), loss, task, batch, scale)
+        value = fsdp.inside(unwrap(task.model), loss, task, batch, scale)
         value.backward()
     return value.detach()
 
@@ -95,7 +95,7 @@ def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
 def evaluate(task: CausalLM, batch: Batch) -> tuple[float, float, float]:
     """Sums over one micro-batch: loss, labels told rightly, labels. They add up over batches and ranks."""
     with stream(batch.borders):
-        total, right = sharded.inside(unwrap(task.model), _score, task, batch)
+        total, right = fsdp.inside(unwrap(task.model), _score, task, batch)
     return float(total), float(right), float(batch.num_labels)
 
 

@@ -14,22 +14,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from kubetune import adapters, errors, models, quantization
-from kubetune.classification_metrics import count_confusions, measure, probabilities
-from kubetune.classifier import flat_logits, flow, heads, lone_logits, name_padding, pools_last, prepare_pooling
+from kubetune import errors
+from kubetune.batching.batch import Batch
 from kubetune.config.defaults import ProblemType
-from kubetune.data.batches import Batch
-from kubetune.data.labels import Labels
-from kubetune.data.tokenizer import load_tokenizer
-from kubetune.flat import Route, unwrap
-from kubetune.parallel import World, gather
-from kubetune.tuning import Workload, tune
+from kubetune.data.text.labels import Labels
+from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.distributed.process_group import World, gather
+from kubetune.models import loading, lora, quantization
+from kubetune.models.acceleration import Workload, tune
+from kubetune.models.classifier_pooling import (
+    flat_logits,
+    flow,
+    heads,
+    lone_logits,
+    name_padding,
+    pools_last,
+    prepare_pooling,
+)
+from kubetune.models.padding_free import Route, unwrap
+from kubetune.tasks.classification_metrics import count_confusions, measure, probabilities
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kubetune.config.schema import Config
-    from kubetune.data.rows import Rows
+    from kubetune.data.prepared.rows import Rows
 
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
@@ -60,7 +69,7 @@ def build(config: Config, world: World, workload: Workload) -> Classifier:
         raise errors.ConfigError("training.parallelism: fsdp is for causal_lm; classifiers are small, use ddp")
     config = quantization.decide(config, world)
     torch.manual_seed(config.training.seed)  # a new head is drawn at random, alike on every rank
-    model = models.load_pretrained(
+    model = loading.load_pretrained(
         AutoModelForSequenceClassification,
         config,
         world.device,
@@ -70,7 +79,7 @@ def build(config: Config, world: World, workload: Workload) -> Classifier:
     name_padding(model, load_tokenizer(config.model).pad_id)
     if config.lora is not None:
         seed = config.training.seed
-        model = adapters.add_lora(model, config.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model))
+        model = lora.add_lora(model, config.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model))
     learner = Classifier(model.train(), prepare_pooling(model, config.model.attention), labels)
     training = config.training
     if not pools_last(unwrap(model)) and training.compile == "auto":
@@ -83,7 +92,7 @@ def load(config: Config, folder: Path, device: torch.device) -> Classifier:
     """The trained model of a checkpoint folder, to be evaluated."""
     config = quantization.decide(config, World(device=device))
     settings = load_settings(config, folder)
-    model = models.load_trained(AutoModelForSequenceClassification, config, folder, device, **settings)
+    model = loading.load_trained(AutoModelForSequenceClassification, config, folder, device, **settings)
     return Classifier(model.eval(), prepare_pooling(model, config.model.attention), labels_of(folder))
 
 

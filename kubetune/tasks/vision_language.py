@@ -18,17 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kubetune import adapters, errors, models, quantization, sharded
-from kubetune.attention import CannotRunFlat, stream
-from kubetune.data.batches import Batch, image_inputs
-from kubetune.data.image_processor import ImageProcessor, Picture, Upright, load_image_processor
-from kubetune.data.pictures import collate_pictured
-from kubetune.data.tokenizer import load_tokenizer
-from kubetune.flat import Route, backbone, check_flat, choose_attention, logit_rule, unwrap
-from kubetune.parallel import World
+from kubetune import errors
+from kubetune.batching.batch import Batch, image_inputs
+from kubetune.batching.image_batches import collate_pictured
+from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.data.vision.image_processor import ImageProcessor, Picture, Upright, load_image_processor
+from kubetune.distributed.process_group import World
+from kubetune.models import fsdp, loading, lora, quantization
+from kubetune.models.acceleration import Workload, tune
+from kubetune.models.attention.hooks import CannotRunFlat, stream
+from kubetune.models.padding_free import Route, backbone, check_flat, choose_attention, logit_rule, unwrap
+from kubetune.planning.model_shapes import TOWERS
 from kubetune.tasks.causal_lm import CausalLM, backward, evaluate, load_settings, metrics
-from kubetune.tuning import Workload, tune
-from kubetune.weights import TOWERS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,11 +49,11 @@ def build(config: Config, world: World, workload: Workload) -> CausalLM:
     from transformers import AutoModelForImageTextToText
 
     config = quantization.decide(config, world)
-    model = sharded.load(AutoModelForImageTextToText, config, world)
+    model = fsdp.load(AutoModelForImageTextToText, config, world)
     frozen = frozen_modules(model, config.vision)
     if config.lora is not None:
         seed = config.training.seed
-        model = adapters.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=seed, frozen=frozen)
+        model = lora.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=seed, frozen=frozen)
     elif frozen is not None:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(re.fullmatch(frozen, name) is None)
@@ -69,7 +70,7 @@ def load(config: Config, folder: Path, device: torch.device) -> CausalLM:
     from transformers import AutoModelForImageTextToText
 
     config = quantization.decide(config, World(device=device))
-    return ready(models.load_trained(AutoModelForImageTextToText, config, folder, device), config)
+    return ready(loading.load_trained(AutoModelForImageTextToText, config, folder, device), config)
 
 
 def ready(model: nn.Module, config: Config) -> CausalLM:
@@ -151,7 +152,7 @@ def self_check(model: nn.Module, processor: ImageProcessor) -> float:
 
     def run_flat(lm: Any, batch: Batch) -> Sequence[Tensor]:
         with stream(batch.borders):
-            logits = rule.apply(sharded.inside(lm, raw_logits, lm, batch).float())
+            logits = rule.apply(fsdp.inside(lm, raw_logits, lm, batch).float())
         return [logits[start:stop] for start, stop in pairwise(batch.borders)]
 
     def raw_logits(lm: Any, batch: Batch) -> Tensor:

@@ -18,9 +18,9 @@ import yaml
 from _pytest.mark.structures import ParameterSet
 
 from kubetune.cli import main
-from kubetune.cluster.client import Cluster as Client
+from kubetune.cluster.submit import JobRef, submit
 from kubetune.config.load import load_config
-from kubetune.launch.kubernetes import JobRef, submit
+from kubetune.kube_api.client import Cluster as Client
 from kubetune.manifests import local_files
 from tests.cluster.harness import Cluster
 

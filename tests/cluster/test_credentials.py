@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from kubetune.cli import main
-from kubetune.cluster.client import Cluster
 from kubetune.errors import EnvironmentFault
+from kubetune.kube_api.client import Cluster
 
 V1 = "client.authentication.k8s.io/v1"
 

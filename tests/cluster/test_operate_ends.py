@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.cluster.copies import _link
+from kubetune.cluster.download import _link
 from kubetune.errors import EnvironmentFault
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.cluster.client import Cluster as Client
+from kubetune.cluster.log_follow import Source, Streams
 from kubetune.cluster.runs import find_run
-from kubetune.cluster.streams import Source, Streams
+from kubetune.kube_api.client import Cluster as Client
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
 from tests.cluster.standin.objects import name_of

@@ -10,11 +10,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from kubetune.cluster import streams, watched
-from kubetune.cluster.client import Cluster as Client
+from kubetune.cluster import log_follow
+from kubetune.cluster.log_follow import Source, Streams
 from kubetune.cluster.runs import find_run
-from kubetune.cluster.streams import Source, Streams
-from kubetune.cluster.watched import Watched
+from kubetune.kube_api import watch
+from kubetune.kube_api.client import Cluster as Client
+from kubetune.kube_api.watch import Watched
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow
 
@@ -29,7 +30,7 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
 @pytest.mark.parametrize("nodes", [120, slow(300)])
 def test_all_of_many_pods_are_followed_to_their_end(desk: Desk, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if nodes < 300:
-        monkeypatch.setattr(streams, "_LOOK_SECONDS", 1.5)
+        monkeypatch.setattr(log_follow, "_LOOK_SECONDS", 1.5)
     desk.cluster.add_fake_node(f"fake-{next(_numbers)}")
     selector = {"type": "kwok"}
     desk.submit_script("true", compute__nodes=nodes, kubernetes__spread="none", kubernetes__node_selector=selector)
@@ -74,8 +75,8 @@ def claims(there: Watched) -> list[str]:
 def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "_WATCH_SECONDS", 1)
-    monkeypatch.setattr(watched, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "_WATCH_SECONDS", 1)
+    monkeypatch.setattr(watch, "_PAUSE_SECONDS", 0.05)
     changes: list[tuple[str, str]] = []
 
     def until(names: list[str]) -> None:
@@ -113,7 +114,7 @@ def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
 
 
 def test_what_is_refused_meanwhile_is_raised_where_it_is_asked_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched, "_WATCH_SECONDS", 1)
+    monkeypatch.setattr(watch, "_WATCH_SECONDS", 1)
     with desk.at():
         client = Client()
     desk.cluster.trouble("watch .*", code=401, message="Unauthorized")

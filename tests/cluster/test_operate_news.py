@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.endings import Ending, write_ending
+from kubetune.rundir.exit_status import Ending, write_ending
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 

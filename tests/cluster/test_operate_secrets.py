@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.cluster.dev import BENCH
+from kubetune.plugins.dev_pods import BENCH
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 from tests.cluster.standin.objects import name_of

@@ -40,8 +40,8 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
 
 @pytest.mark.parametrize("fault", [slow(name) if name in ("gone", "proxy", "cut before") else name for name in FAULTS])
 def test_pods_that_cannot_be_asked_end_no_verb(desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setattr("kubetune.cluster.copies._PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr("kubetune.cluster.copies._PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("kubetune.cluster.download._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("kubetune.cluster.download._PAUSE_SECONDS", 0.05)
     desk.cluster.wait_log(desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")[0]["metadata"]["name"], "up")
     desk.cluster.trouble(EXEC, **FAULTS[fault])
     shown = desk.quick("status", "fit").stdout.splitlines()

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubetune.base.gpus import parse_gpus
 from kubetune.cluster import pods
-from kubetune.cluster.dev import dev_config, pack_tree
-from kubetune.cluster.kinds import KINDS
-from kubetune.cluster.last_words import meaningful, read_words
-from kubetune.cluster.refusals import Question, refusal
-from kubetune.cluster.streams import Kept, Position
+from kubetune.cluster.log_follow import Kept, Position
+from kubetune.cluster.termination import meaningful, read_words
 from kubetune.config.load import load_resolved
-from kubetune.devices import parse_gpus
 from kubetune.errors import ConfigError
+from kubetune.kube_api.api_errors import Question, refusal
+from kubetune.kube_api.kinds import KINDS
+from kubetune.plugins.dev_pods import dev_config, pack_tree
 
 HEAVY = ("torch", "transformers", "datasets", "peft", "numpy")
 
@@ -202,7 +202,7 @@ def test_dev_pods_have_a_name_that_fits() -> None:
 def test_no_verb_imports_what_training_needs() -> None:
     program = f"""
 import contextlib, io, sys
-import kubetune.cluster.client, kubetune.cluster.streams, kubetune.cluster.copies, kubetune.cluster.dev
+import kubetune.kube_api.client, kubetune.cluster.log_follow, kubetune.cluster.download, kubetune.plugins.dev_pods
 from kubetune.cli import main
 for verb in "submit status logs events exec cp gpus top stop resume delete port-forward secret dev".split():
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):

@@ -26,8 +26,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from kubetune import checkpoint, metrics, processes, train_worker
+from kubetune.base import processes
 from kubetune.config.schema import Config
+from kubetune.rundir import checkpoints, metrics
+from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -129,8 +131,8 @@ class Chaos:
             shutil.rmtree(run_dir)
             return None
         leftovers = len(list(run_dir.glob("checkpoints/.step-*.tmp")))
-        safe = checkpoint.find(run_dir)
-        safe_step = checkpoint.load_state(safe).step if safe else 0
+        safe = checkpoints.find(run_dir)
+        safe_step = checkpoints.load_state(safe).step if safe else 0
         codes = toy.train(run_dir, kind.world_size)
         identical = codes == [0] * kind.world_size and toy.digests(run_dir) == whole.digests
         if identical:
@@ -150,7 +152,7 @@ class Chaos:
                 toy.finished(self._folder / "warm-up", config, kind.world_size)
             run_dir = toy.make_run(self._folder / "-".join(["whole", *map(str, key)]), config, kind.world_size)
             began = time.monotonic()
-            with started(train_worker.main, kind.world_size, [str(run_dir)]) as ranks:
+            with started(worker.main, kind.world_size, [str(run_dir)]) as ranks:
                 wait_until(lambda: has_loaded(run_dir))
                 loaded = time.monotonic()
                 codes = wait_all(ranks)
@@ -159,7 +161,7 @@ class Chaos:
         return self._whole[key]
 
     def _kill_ranks(self, run_dir: Path, kind: Kind, blow: Blow) -> bool:
-        with started(train_worker.main, kind.world_size, [str(run_dir)]) as ranks:
+        with started(worker.main, kind.world_size, [str(run_dir)]) as ranks:
             ends = [rank.sentinel for rank in ranks]
             if blow.moment == "model":
                 wait_until(lambda: has_loaded(run_dir) or wait(ends, 0))

@@ -18,12 +18,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kubetune import agent, endings, errors, metrics, processes, train_worker
+from kubetune import errors
+from kubetune.base import processes
 from kubetune.cli import main
-from kubetune.cluster.inside import progress
+from kubetune.cluster.in_pod import progress
 from kubetune.config.load import load_resolved
-from kubetune.launch.local import check_run_dir, create_run_dir
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
+from kubetune.rundir import exit_status, metrics
+from kubetune.supervisor import agent
+from kubetune.supervisor.local import check_run_dir, create_run_dir
+from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -72,7 +76,7 @@ def stopped(toy_inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = toy.make_run(tmp_path_factory.mktemp("stopped") / "run", toy.make_config(toy_inputs))
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 15:step:7"}) == [errors.PREEMPTED]
     metrics.record_event(run_dir, "launch", node=0, nodes=1, processes=1)
-    endings.write_ending(run_dir, endings.Ending(errors.PREEMPTED, "stopped", 7))
+    exit_status.write_ending(run_dir, exit_status.Ending(errors.PREEMPTED, "stopped", 7))
     (run_dir / "report.json").write_text(json.dumps({"steps": 7, "samples": 50}))
     return run_dir
 
@@ -122,7 +126,7 @@ def look_at(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run_dir), "-o", str(run_dir.parent / "page.html")]) in EXPLAINED
     assert main(["watch", str(run_dir), "--once", "--json"]) in EXPLAINED
     progress(run_dir)
-    endings.read_rank_endings(run_dir)
+    exit_status.read_rank_endings(run_dir)
     for read in (lambda: agent.read_place(run_dir), lambda: start_again(run_dir)):
         with suppress(errors.ConfigError, errors.EnvironmentFault):
             read()
@@ -199,7 +203,7 @@ def test_a_run_directory_that_is_deleted_is_noticed_at_the_next_step(
     config = toy.make_config(toy_inputs, {"save_steps": 100, "eval_steps": 100}, data={"eval": None})
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     fault = {"KUBETUNE_FAULT": "signal 19:step:3"}
-    with started(train_worker.main, world_size, [str(run_dir)], environ=fault) as ranks:
+    with started(worker.main, world_size, [str(run_dir)], environ=fault) as ranks:
         toy.wait_until_stopped(ranks[0])
         shutil.rmtree(run_dir.rename(tmp_path / "doomed"))
         toy.go_on(ranks[0])
@@ -240,7 +244,7 @@ def stopped_ranks(agent_pid: int) -> list[int]:
         try:
             words = (environ.parent / "cmdline").read_bytes().split(b"\0")
             is_ours = f"{processes.AGENT_PID}={agent_pid}\0".encode() in environ.read_bytes()
-            if is_ours and b"kubetune.train_worker" in words and toy.is_stopped(int(environ.parent.name)):
+            if is_ours and b"kubetune.training.worker" in words and toy.is_stopped(int(environ.parent.name)):
                 found.append(int(environ.parent.name))
         except OSError:
             continue  # it has ended just now, or is somebody else's

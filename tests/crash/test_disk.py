@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
-from kubetune import checkpoint, errors, files, train_worker
-from kubetune.checkpoint import folder_of
+from kubetune import errors
+from kubetune.base import files
+from kubetune.rundir import checkpoints
+from kubetune.rundir.checkpoints import folder_of
+from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all
 
@@ -47,7 +50,7 @@ def test_no_space_at_each_point(
     assert re.search(
         r"bytes free\); free some space and run the same command again; a checkpoint takes [\d,]+ bytes", log
     )
-    assert checkpoint.find(run_dir) == folder_of(run_dir, safe)
+    assert checkpoints.find(run_dir) == folder_of(run_dir, safe)
     assert toy.train(run_dir, world_size) == [0] * world_size
     assert toy.digests(run_dir) == uninterrupted(config, world_size)
 
@@ -55,7 +58,7 @@ def test_no_space_at_each_point(
 def train_with_small_files(run_dir: str, largest: int) -> int:
     """Train where no file may grow beyond `largest` bytes: a limit of the kernel, met inside the libraries too."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    return train_worker.main([run_dir])
+    return worker.main([run_dir])
 
 
 @pytest.mark.parametrize(("sections", "largest"), [({}, 60_000), ({"lora": None}, 200_000)], ids=["lora", "full"])
@@ -68,7 +71,7 @@ def test_a_write_that_fails_inside_a_library(
     with started(train_with_small_files, 1, str(run_dir), largest) as processes:
         assert wait_all(processes) == [errors.ENVIRONMENT]
     assert "File too large" in (run_dir / "logs" / "rank-0.log").read_text()
-    assert checkpoint.find(run_dir) == folder_of(run_dir, 4)
+    assert checkpoints.find(run_dir) == folder_of(run_dir, 4)
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == uninterrupted(config, 1)
@@ -102,7 +105,7 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_refused_at_once(toy_inputs: 
 def test_a_disk_without_a_single_byte_hides_neither_code_nor_cause(toy_inputs: Path, small_disk: Path) -> None:
     """Not even the log or the rank's last word can be written."""
     run_dir = toy.make_run(small_disk / "run", toy.make_config(toy_inputs))
-    with started(train_worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:step:3"}) as ranks:
+    with started(worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:step:3"}) as ranks:
         toy.wait_until_stopped(ranks[0])
         with suppress(OSError), (small_disk / "other").open("wb", buffering=0) as other:
             while other.write(bytes(4096)):
@@ -129,7 +132,7 @@ def test_a_disk_that_somebody_else_fills(
     config = toy.make_config(toy_inputs, training)
     run_dir = toy.make_run(small_disk / "run", config, world_size)
     fault = {"KUBETUNE_FAULT": "signal 19:link:1"}  # the first checkpoint has just got its name
-    with started(train_worker.main, world_size, [str(run_dir)], environ=fault) as ranks:
+    with started(worker.main, world_size, [str(run_dir)], environ=fault) as ranks:
         toy.wait_until_stopped(ranks[0])
         with (small_disk / "other").open("wb") as other:
             other.write(bytes(files.free_bytes(small_disk) - 50_000))
@@ -142,7 +145,7 @@ def test_a_disk_that_somebody_else_fills(
     assert told is not None
     needed, free = (int(number.replace(",", "")) for number in told.groups())
     assert free < 50_000 < needed
-    assert checkpoint.find(run_dir) == folder_of(run_dir, 3)
+    assert checkpoints.find(run_dir) == folder_of(run_dir, 3)
     (small_disk / "other").unlink()
     assert shutil.disk_usage(small_disk).free > 1_000_000
     assert toy.train(run_dir, world_size) == [0] * world_size

@@ -14,11 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kubetune import checkpoint, endings, errors, train_worker
-from kubetune.cli.watch import look_here
+from kubetune import errors
+from kubetune.cli.local.watch import look_here
 from kubetune.config.schema import Config
-from kubetune.data.prepare import prepare
+from kubetune.data.prepared.prepare import prepare
 from kubetune.report.reading import read_run
+from kubetune.rundir import checkpoints, exit_status
+from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -45,9 +47,9 @@ def poisoned(toy_inputs: Path, tmp_path: Path) -> Config:
 def test_a_poisoned_row_stops_all_ranks_before_the_update(tmp_path: Path, poisoned: Config, world_size: int) -> None:
     run_dir = toy.make_run(tmp_path / "run", poisoned, world_size)
     assert toy.train(run_dir, world_size) == [errors.DIVERGED] * world_size
-    newest = checkpoint.find(run_dir)
+    newest = checkpoints.find(run_dir)
     assert newest is not None
-    step = checkpoint.load_state(newest).step
+    step = checkpoints.load_state(newest).step
     log = (run_dir / "logs" / "rank-0.log").read_text()
     assert f"step {step + 1}: loss nan" in log
     assert "prepared rows [" in log
@@ -79,13 +81,13 @@ def test_a_loss_above_the_threshold_for_so_many_steps_ends_the_run(
     assert f"step {len(losses)}: loss {losses[-1]:.4g} lies above training.loss_watchdog_threshold (20): 1 of 2" in log
     assert "as in 2 steps in a row (training.loss_watchdog_patience)" in log
     assert f"the checkpoint of step {good} is kept" in log
-    assert max(checkpoint.steps(run_dir)) == good
+    assert max(checkpoints.steps(run_dir)) == good
 
 
 def test_steps_above_the_threshold_are_counted_over_a_stop(toy_inputs: Path, tmp_path: Path) -> None:
     watched = {"max_steps": 150, "loss_watchdog_threshold": 1e-9, "loss_watchdog_patience": 120}
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, watched, data={"eval": 0}))
-    with started(train_worker.main, 1, [str(run_dir)]) as processes:
+    with started(worker.main, 1, [str(run_dir)]) as processes:
         wait_until(lambda: len(toy.losses(run_dir)) > 1)
         for process in processes:
             process.terminate()
@@ -94,7 +96,7 @@ def test_steps_above_the_threshold_are_counted_over_a_stop(toy_inputs: Path, tmp
     assert 1 < stopped < 119
     assert toy.train(run_dir) == [errors.DIVERGED]
     assert len(toy.losses(run_dir)) == 119  # the last one of 120 moved no weights, and has no line
-    assert max(checkpoint.steps(run_dir)) == stopped
+    assert max(checkpoints.steps(run_dir)) == stopped
 
 
 def test_a_run_whose_loss_ran_away_says_so_at_its_end(toy_inputs: Path, tmp_path: Path) -> None:
@@ -102,11 +104,11 @@ def test_a_run_whose_loss_ran_away_says_so_at_its_end(toy_inputs: Path, tmp_path
     run_dir = toy.finished(tmp_path / "run", toy.make_config(toy_inputs, RUNAWAY, **tracked))
     assert b"the loss ran away: " in b"".join(path.read_bytes() for path in (run_dir / "tensorboard").iterdir())
     assert json.loads((run_dir / "report.json").read_text())["loss_runaway"]["last"] > 20
-    ending = endings.read_rank_endings(run_dir)[0]
+    ending = exit_status.read_rank_endings(run_dir)[0]
     assert (ending.code, ending.reason[:28]) == (0, "done, but the loss ran away:")
     assert "[RESULT] WARNING: the loss ran away: " in (run_dir / "logs" / "rank-0.log").read_text()
     assert [incident.what for incident in read_run(run_dir).incidents] == ["the loss ran away"]
-    endings.write_ending(run_dir, ending)
+    exit_status.write_ending(run_dir, ending)
     assert look_here(run_dir).why == ending.reason
     assert toy.train(run_dir) == [0]  # and says so again where nothing is left to do
-    assert endings.read_rank_endings(run_dir)[0].reason == ending.reason
+    assert exit_status.read_rank_endings(run_dir)[0].reason == ending.reason

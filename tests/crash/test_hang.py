@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import endings, errors, train_worker
-from kubetune.watchdog import HANG
+from kubetune import errors
+from kubetune.rundir import exit_status
+from kubetune.rundir.heartbeat import HANG
+from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all
 
@@ -53,7 +55,7 @@ def test_a_hung_rank_ends_the_run_and_is_named(
     assert hang["step"] == step
     assert TIMEOUT <= hang["seconds"] <= TIMEOUT + 5
     assert "faults.reach(phase)" in hang["stack"]
-    verdict = endings.judge(range(world_size), endings.read_rank_endings(run_dir), [])
+    verdict = exit_status.judge(range(world_size), exit_status.read_rank_endings(run_dir), [])
     assert verdict.code == errors.LOST_PEER
     assert verdict.reason.startswith(
         f"rank {rank} hung in {hang['phase']} for {hang['seconds']:.0f} s after step {step}"
@@ -63,9 +65,9 @@ def test_a_hung_rank_ends_the_run_and_is_named(
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_never_comes_is_named_by_the_others(toy_inputs: Path, tmp_path: Path, rank: int) -> None:
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"timeout_seconds": 1}), 2)
-    with started(train_worker.main, 2, [str(run_dir)], environ={"KUBETUNE_FAULT": f"hang:joining:1:{rank}"}) as ranks:
+    with started(worker.main, 2, [str(run_dir)], environ={"KUBETUNE_FAULT": f"hang:joining:1:{rank}"}) as ranks:
         assert wait_all([ranks[1 - rank]]) == [errors.LOST_PEER]
-    reason = endings.read_rank_endings(run_dir)[1 - rank].reason
+    reason = exit_status.read_rank_endings(run_dir)[1 - rank].reason
     assert ("did not find rank 0 at 127.0.0.1:", "rank 1 never came: 2 ranks were to meet")[rank] in reason
     assert "Traceback" not in (run_dir / "logs" / f"rank-{1 - rank}.log").read_text()
 
@@ -99,7 +101,7 @@ def test_a_process_that_does_not_run_any_more_is_named_by_the_agent(toy_inputs: 
     environ = {**os.environ, "KUBETUNE_FAULT": "signal 19:step:4:1"}
     done = subprocess.run([sys.executable, "-m", "kubetune.agent", str(run_dir)], env=environ, capture_output=True)
     assert done.returncode == errors.LOST_PEER
-    ending = endings.read_ending(run_dir)
+    ending = exit_status.read_ending(run_dir)
     assert ending is not None
     assert ending.code == errors.LOST_PEER
     assert ending.reason.startswith("rank 1 was killed when its process had stood still for ")
@@ -118,7 +120,7 @@ def test_a_rank_that_leaves_early_is_no_success(patient_run: Path, rank: int, co
     codes = break_at(patient_run, 2, f"exit {code}:micro-batch:9:{rank}")
     assert codes[rank] == code
     assert codes[1 - rank] == errors.LOST_PEER
-    assert endings.judge([0, 1], endings.read_rank_endings(patient_run), []).code == errors.LOST_PEER
+    assert exit_status.judge([0, 1], exit_status.read_rank_endings(patient_run), []).code == errors.LOST_PEER
 
 
 def test_a_run_that_goes_well_leaves_no_trace_of_its_watchdog(patient_run: Path) -> None:

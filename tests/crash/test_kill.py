@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from kubetune import checkpoint, errors, train_worker
+from kubetune import errors
+from kubetune.rundir import checkpoints
+from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -46,8 +48,8 @@ def test_killed_at_each_point(
     config = toy.make_config(toy_inputs, **LORA)
     run_dir = toy.make_run(tmp_path / "run", config)
     assert kill_at(run_dir, 1, point, nth) == [KILLED]
-    newest = checkpoint.find(run_dir)
-    assert newest == (checkpoint.folder_of(run_dir, safe) if safe else None)
+    newest = checkpoints.find(run_dir)
+    assert newest == (checkpoints.folder_of(run_dir, safe) if safe else None)
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == uninterrupted(config, 1)
     assert os.readlink(run_dir / "checkpoints" / "last") == "step-000014"
@@ -86,7 +88,7 @@ def test_ten_interruptions_in_one_run(toy_inputs: Path, tmp_path: Path, uninterr
     reached = []
     for point, nth in faults:
         assert kill_at(run_dir, 1, point, nth) == [KILLED]
-        reached.append(max(checkpoint.steps(run_dir), default=0))
+        reached.append(max(checkpoints.steps(run_dir), default=0))
     assert reached == sorted(reached)
     assert toy.STEPS_PER_EPOCH in reached
     assert toy.train(run_dir) == [0]
@@ -99,11 +101,11 @@ def test_killed_while_it_saves_after_sigterm(toy_inputs: Path, tmp_path: Path, u
     config = toy.make_config(toy_inputs, **LORA)
     run_dir = toy.make_run(tmp_path / "run", config)
     environ = {"KUBETUNE_FAULT": "hang:commit.written:2"}
-    with started(train_worker.main, 1, [str(run_dir)], environ=environ) as (process,):
+    with started(worker.main, 1, [str(run_dir)], environ=environ) as (process,):
         wait_until(lambda: any(run_dir.glob("checkpoints/.step-000006.*.tmp/state.json")))
         process.terminate()
         process.kill()
         assert wait_all([process]) == [KILLED]
-    assert checkpoint.find(run_dir) == checkpoint.folder_of(run_dir, 3)
+    assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, 3)
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == uninterrupted(config, 1)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kubetune import checkpoint, errors
-from kubetune.checkpoint import folder_of
+from kubetune import errors
+from kubetune.rundir import checkpoints
+from kubetune.rundir.checkpoints import folder_of
 from tests import toy
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ def test_killed_at_each_point(
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     codes = toy.train(run_dir, world_size, {"KUBETUNE_FAULT": f"signal 9:{point}:{nth}"})
     assert codes == [-signal.SIGKILL, errors.LOST_PEER][:world_size]
-    newest = checkpoint.find(run_dir)
+    newest = checkpoints.find(run_dir)
     if point != "micro-batch":  # whose number says little: two ranks share them, and saves go on beside the loop
         assert newest == folder_of(run_dir, safe)
     assert toy.train(run_dir, world_size) == [0] * world_size
@@ -70,6 +71,6 @@ def test_the_rank_that_only_writes_slices_is_killed(
     )
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": "signal 9:commit.part:2:1"}) == [errors.LOST_PEER, -signal.SIGKILL]
-    assert checkpoint.find(run_dir) == folder_of(run_dir, 3)
+    assert checkpoints.find(run_dir) == folder_of(run_dir, 3)
     assert toy.train(run_dir, 2) == [0, 0]
     assert toy.digests(run_dir) == uninterrupted(plain, 2)

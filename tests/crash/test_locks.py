@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import errors, files, lockfile
+from kubetune import errors
+from kubetune.base import files, lockfile
 from tests import toy
 from tests.ranks import wait_until
 from tests.refusing import is_possible, refusing
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.skipif(not is_possible(), reason="needs seccomp")
 
 HOLDER = """
 import sys
-from kubetune import lockfile
+from kubetune.base import lockfile
 lockfile.BEAT_SECONDS = 0.2
-from kubetune.files import lock
+from kubetune.base.files import lock
 from kubetune.errors import EnvironmentFault
 try:
     with lock(sys.argv[1], wait=sys.argv[2] == "wait"):
@@ -61,9 +62,9 @@ def test_one_after_the_other_gets_it(tmp_path: Path) -> None:
     """What each of them does alone would go wrong if two did it at once."""
     alone = """
 import os, sys
-from kubetune import lockfile
+from kubetune.base import lockfile
 lockfile.BEAT_SECONDS = 0.02
-from kubetune.files import lock
+from kubetune.base.files import lock
 for _ in range(5):
     with lock(sys.argv[1], wait=True):
         os.mkdir(sys.argv[1] + ".alone")
@@ -110,7 +111,7 @@ def test_what_nobody_finished_clearing_up_is_named(tmp_path: Path, quick: None) 
 
 
 def test_who_has_lost_its_place_ends(tmp_path: Path) -> None:
-    code = "from kubetune import lockfile\nlockfile.BEAT_SECONDS = 0.02\n" + HOLDER
+    code = "from kubetune.base import lockfile\nlockfile.BEAT_SECONDS = 0.02\n" + HOLDER
     with start(tmp_path / "x.lock", "at once", code=code) as holder:
         assert holder.stdout
         assert holder.stdout.readline() == "held\n"

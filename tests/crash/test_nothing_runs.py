@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from kubetune import checkpoint, errors, files
-from kubetune.checkpoint import folder_of
+from kubetune import errors
+from kubetune.base import files
+from kubetune.rundir import checkpoints
+from kubetune.rundir.checkpoints import folder_of
 from tests import toy
 from tests.bombs import plant_modules
 
@@ -24,7 +26,11 @@ slow = pytest.mark.slow
 
 @pytest.mark.parametrize(
     "words",
-    ["kubetune plan missing.yaml", "kubetune.agent run --config missing.yaml", "kubetune.train_worker missing.yaml"],
+    [
+        "kubetune plan missing.yaml",
+        "kubetune.supervisor.agent run --config missing.yaml",
+        "kubetune.training.worker missing.yaml",
+    ],
 )
 def test_modules_of_the_current_folder(tmp_path: Path, words: str) -> None:
     """Started by hand with `python -m`, which by itself looks there first; so much Python has imported before."""
@@ -112,10 +118,10 @@ def seal_again(folder: Path) -> None:
     sums = {
         path.name: {"sha256": files.sha256_file(path), "bytes": path.stat().st_size}
         for path in sorted(folder.iterdir())
-        if path.name != checkpoint.MANIFEST
+        if path.name != checkpoints.MANIFEST
     }
-    (folder / checkpoint.MANIFEST).write_text(json.dumps({"version": 1, "files": sums}, indent=1) + "\n")
-    assert checkpoint.verify(folder) is None
+    (folder / checkpoints.MANIFEST).write_text(json.dumps({"version": 1, "files": sums}, indent=1) + "\n")
+    assert checkpoints.verify(folder) is None
 
 
 @slow

@@ -13,17 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import cgroup, endings, errors, metrics
+from kubetune import errors
+from kubetune.base import cgroup
 from kubetune.config.schema import Config
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
+from kubetune.rundir import exit_status, metrics
 from tests import toy
 
 PYTHONPATH = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
 AGENT = """
 import sys
 from pathlib import Path
-from kubetune import agent, cgroup
-from kubetune.relay import Relay
+from kubetune.supervisor import agent
+from kubetune.base import cgroup
+from kubetune.base.signals import Relay
 cgroup.MEMBERSHIP = Path(sys.argv[2])
 with Relay() as relay:
     sys.exit(agent.supervise(Path(sys.argv[1]), relay, prepare="tests.run.actor_prepare", worker="tests.run.actor"))
@@ -77,8 +80,8 @@ def agent_of(run_dir: Path, membership: Path = cgroup.MEMBERSHIP) -> list[str]:
     return [sys.executable, "-c", AGENT, str(run_dir), str(membership)]
 
 
-def verdict(run_dir: Path) -> endings.Ending:
-    found = endings.read_ending(run_dir)
+def verdict(run_dir: Path) -> exit_status.Ending:
+    found = exit_status.read_ending(run_dir)
     assert found is not None
     return found
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from kubetune import endings, errors, train_worker
+from kubetune import errors
 from kubetune.config.schema import Config
-from kubetune.endings import Death
+from kubetune.rundir import exit_status
+from kubetune.rundir.exit_status import Death
+from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -73,7 +75,7 @@ class Broken:
     def start(self, number: int) -> Any:
         """The ranks, of which one sends itself this signal when it gets to the point."""
         fault = f"signal {number}:{self.phase.point}:{self.phase.nth}:{self.rank}"
-        return started(train_worker.main, 2, [str(self.run_dir)], environ={"KUBETUNE_FAULT": fault})
+        return started(worker.main, 2, [str(self.run_dir)], environ={"KUBETUNE_FAULT": fault})
 
     def logs(self) -> str:
         return "".join(path.read_text() for path in (self.run_dir / "logs").glob("rank-*.log"))
@@ -82,7 +84,7 @@ class Broken:
         """The next start ends as a run that nobody disturbed."""
         assert "this is a bug" not in self.logs()
         assert "Traceback" not in self.logs()
-        endings.clear_endings(self.run_dir)
+        exit_status.clear_endings(self.run_dir)
         assert toy.train(self.run_dir, 2) == [0, 0]
         assert toy.digests(self.run_dir) == whole(self.config, 2)
 
@@ -96,7 +98,7 @@ def broken(toy_inputs: Path, tmp_path: Path, name: str, rank: int) -> Broken:
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     if phase.resumed:
         assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": "signal 9:step:5:0"}) == [-signal.SIGKILL, errors.LOST_PEER]
-        endings.clear_endings(run_dir)
+        exit_status.clear_endings(run_dir)
     return Broken(config, run_dir, phase, rank)
 
 
@@ -117,7 +119,7 @@ def test_a_killed_rank_is_named_and_the_next_start_goes_on(
         seconds = wait_for_other(ranks, rank)
     assert seconds < NOTICED_SECONDS
     deaths = [Death(rank, -signal.SIGKILL, seen), Death(1 - rank, errors.LOST_PEER, seen + seconds)]
-    verdict = endings.judge([0, 1], endings.read_rank_endings(broken.run_dir), deaths)
+    verdict = exit_status.judge([0, 1], exit_status.read_rank_endings(broken.run_dir), deaths)
     assert verdict.code == errors.LOST_PEER
     assert verdict.reason.startswith(f"rank {rank} was killed by SIGKILL")
     broken.require_next_start(uninterrupted)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import checkpoint, errors
+from kubetune import errors
 from kubetune.config.load import as_yaml
+from kubetune.rundir import checkpoints
 from tests import toy
 
 _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
@@ -72,11 +73,11 @@ def test_a_run_that_may_not_go_on_loses_nothing(toy_inputs: Path, tmp_path: Path
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:5"}) == [errors.PREEMPTED]
     target, before = run_dir / what, (run_dir / what).stat().st_mode
     target.chmod(mode)
-    done = run("kubetune.agent", str(run_dir), folder=tmp_path)
+    done = run("kubetune.supervisor.agent", str(run_dir), folder=tmp_path)
     said = done.stdout + done.stderr
     assert (done.returncode, "Traceback" in said) == (errors.ENVIRONMENT, False)
     assert "Permission denied" in said
     assert str(target) in said
-    assert checkpoint.newest_step(run_dir) == 5
+    assert checkpoints.newest_step(run_dir) == 5
     target.chmod(before)
     assert toy.train(run_dir) == [0]

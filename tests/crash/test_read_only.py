@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import checkpoint, errors
-from kubetune.processes import children
+from kubetune import errors
+from kubetune.base.processes import children
+from kubetune.rundir import checkpoints
 from tests import toy
 from tests.ranks import wait_until
 
@@ -103,8 +104,8 @@ def test_a_disk_that_turns_read_only_in_the_middle(
     assert "Read-only file system" in told
     for sign in ("Traceback", "bug in kubetune"):
         assert sign not in told, told
-    saved = {checkpoint.folder_of(run_dir, 3)} | ({None} if "async_save" in training else set())
-    assert checkpoint.find(run_dir) in saved
+    saved = {checkpoints.folder_of(run_dir, 3)} | ({None} if "async_save" in training else set())
+    assert checkpoints.find(run_dir) in saved
     disk.mend()
     assert toy.train(run_dir, world_size) == [errors.OK] * world_size, (run_dir / "logs" / "rank-0.log").read_text()
     assert len(toy.losses(run_dir)) == 2 * toy.STEPS_PER_EPOCH

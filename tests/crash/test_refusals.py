@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import endings, errors
+from kubetune import errors
+from kubetune.rundir import exit_status
 from tests import toy
 from tests.refusing import is_possible, refusing
 
@@ -64,5 +65,5 @@ def test_what_is_refused(toy_inputs: Path, tmp_path: Path, refused: str, world_s
     assert words.lower() in told.lower()
     for sign in ("Traceback", "bug in kubetune"):
         assert sign not in told, told
-    if (run_dir / endings.EXIT).exists():
-        assert endings.read_ending(run_dir).code == errors.ENVIRONMENT  # type: ignore[union-attr]
+    if (run_dir / exit_status.EXIT).exists():
+        assert exit_status.read_ending(run_dir).code == errors.ENVIRONMENT  # type: ignore[union-attr]

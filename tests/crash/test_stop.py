@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from kubetune import checkpoint, endings, errors, processes, train_worker
+from kubetune import errors
+from kubetune.base import processes
+from kubetune.rundir import checkpoints, exit_status
+from kubetune.training import worker as train_worker
 from tests import toy
 from tests.crash.chaos import descendants
 from tests.ranks import started, wait_all, wait_until
@@ -51,8 +54,8 @@ def test_stopped_in_each_phase(
     config = toy.make_config(toy_inputs, **LORA)
     run_dir = toy.make_run(tmp_path / "run", config)
     assert stop_at(run_dir, 1, point, nth) == [errors.PREEMPTED]
-    assert checkpoint.steps(run_dir) == saved
-    assert endings.read_rank_endings(run_dir)[0].step == (saved[-1] if saved else 0)
+    assert checkpoints.steps(run_dir) == saved
+    assert exit_status.read_rank_endings(run_dir)[0].step == (saved[-1] if saved else 0)
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == uninterrupted(config, 1)
 
@@ -72,7 +75,7 @@ def test_stopped_in_the_rehearsal_before_the_first_step(
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"probe": True}, **LORA), world_size)
     codes = stop_at(run_dir, world_size, point, 1)
     assert codes[0] == (errors.PREEMPTED if world_size == 1 else -signal.SIGTERM)
-    assert checkpoint.steps(run_dir) == []
+    assert checkpoints.steps(run_dir) == []
     assert toy.train(run_dir, world_size) == [0] * world_size
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
     assert toy.digests(run_dir) == uninterrupted(toy.make_config(toy_inputs, **LORA), world_size)
@@ -81,10 +84,10 @@ def test_stopped_in_the_rehearsal_before_the_first_step(
 def test_a_start_that_is_stopped_before_it_trains_says_how_far_the_run_is(toy_inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, **LORA))
     assert stop_at(run_dir, 1, "starting", 1) == [errors.PREEMPTED]
-    assert endings.read_rank_endings(run_dir)[0].reason.startswith("stopped before the first step; ")
+    assert exit_status.read_rank_endings(run_dir)[0].reason.startswith("stopped before the first step; ")
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:5"}) == [errors.PREEMPTED]
     for _ in range(2):
-        said = endings.read_rank_endings(run_dir)[0]
+        said = exit_status.read_rank_endings(run_dir)[0]
         assert (said.step, said.reason.startswith("stopped after step 5; ")) == (5, True)
         assert stop_at(run_dir, 1, "starting", 1) == [errors.PREEMPTED]
 
@@ -107,7 +110,9 @@ def test_one_rank_is_told_and_both_stop_after_the_same_step(
     config = toy.make_config(toy_inputs, {"parallelism": parallelism}, **(FULL if parallelism == "fsdp" else LORA))
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     assert stop_at(run_dir, 2, point, nth, rank) == [errors.PREEMPTED] * 2
-    assert {ending.step for ending in endings.read_rank_endings(run_dir).values()} == {checkpoint.steps(run_dir)[-1]}
+    assert {ending.step for ending in exit_status.read_rank_endings(run_dir).values()} == {
+        checkpoints.steps(run_dir)[-1]
+    }
     assert toy.train(run_dir, 2) == [0, 0]
     assert toy.digests(run_dir) == uninterrupted(config, 2)
 
@@ -125,7 +130,7 @@ def test_a_rank_that_nobody_meets_stops_at_once(toy_inputs: Path, tmp_path: Path
                 process.terminate()
                 assert wait_all([process]) == [-signal.SIGTERM]
     assert time.monotonic() - began < 5
-    assert endings.judge([1], {}, [endings.Death(1, -signal.SIGTERM, 0.0)]).code == errors.PREEMPTED
+    assert exit_status.judge([1], {}, [exit_status.Death(1, -signal.SIGTERM, 0.0)]).code == errors.PREEMPTED
 
 
 @pytest.mark.parametrize("num_proc", [1, pytest.param(2, marks=slow)])

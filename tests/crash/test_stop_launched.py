@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from kubetune import checkpoint, endings, errors, processes
+from kubetune import errors
+from kubetune.base import processes
+from kubetune.rundir import checkpoints, exit_status
 from tests import toy
 from tests.crash.chaos import descendants
 from tests.crash.test_stop import much_data
@@ -90,8 +92,8 @@ def test_everybody_stops_soon_and_the_next_start_goes_on(
         assert agent.wait(60) == errors.PREEMPTED
         assert time.monotonic() - began < 5
     assert not [pid for pid in everybody if processes.is_alive(pid)]
-    ending = endings.read_ending(run_dir)
+    ending = exit_status.read_ending(run_dir)
     assert ending is not None
-    assert (ending.code, ending.step or 0) == (errors.PREEMPTED, max(checkpoint.steps(run_dir), default=0))
+    assert (ending.code, ending.step or 0) == (errors.PREEMPTED, max(checkpoints.steps(run_dir), default=0))
     assert subprocess.run(command(run_dir), stdout=subprocess.DEVNULL, check=False).returncode == errors.OK
     assert toy.digests(run_dir) == uninterrupted(config, world_size)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kubetune.base.files import sha256_file
 from kubetune.cli import main
-from kubetune.export import is_whole
-from kubetune.files import sha256_file
+from kubetune.publishing.export import is_whole
 from tests import toy
 from tests.ranks import started, wait_all
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kubetune import checkpoint, errors
-from kubetune.checkpoint import folder_of
+from kubetune import errors
+from kubetune.rundir import checkpoints
+from kubetune.rundir.checkpoints import folder_of
 from tests import toy
 
 SLOWLY = {"learning_rate": 1e-3}
@@ -35,7 +36,7 @@ def stopped(toy_inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped after step 7, with checkpoints of steps 3, 6 and 7."""
     run_dir = toy.make_run(tmp_path_factory.mktemp("stopped") / "run", toy.make_config(toy_inputs))
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 15:step:7"}) == [errors.PREEMPTED]
-    assert checkpoint.steps(run_dir) == [3, 6, 7]
+    assert checkpoints.steps(run_dir) == [3, 6, 7]
     return run_dir
 
 

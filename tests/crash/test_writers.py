@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import errors, processes, train_worker
-from kubetune.metrics import read_metrics
+from kubetune import errors
+from kubetune.base import processes
+from kubetune.rundir.metrics import read_metrics
+from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -18,10 +20,10 @@ from tests.ranks import started, wait_all, wait_until
 def test_a_second_writer_is_refused_and_a_dead_one_is_no_obstacle(toy_inputs: Path, tmp_path: Path) -> None:
     """Without an agent too, as under a torchrun started by hand."""
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"max_steps": 5}))
-    with started(train_worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "hang:step:5"}) as (first,):
+    with started(worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "hang:step:5"}) as (first,):
         wait_until(lambda: len(read_metrics(run_dir)) == 5)  # four steps and an evaluation
         before = (run_dir / "metrics.jsonl").read_bytes()
-        with started(train_worker.main, 1, [str(run_dir)]) as (second,):
+        with started(worker.main, 1, [str(run_dir)]) as (second,):
             assert wait_all([second]) == [errors.ENVIRONMENT]
         assert f"is locked by process {first.pid}" in (run_dir / "logs" / "rank-0.log").read_text()
         assert not (run_dir / "logs" / "rank-0.exit.json").exists()

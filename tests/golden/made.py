@@ -9,8 +9,8 @@ from typing import Any
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.manifests import local_files, render
-from kubetune.manifests.consistency import pod_templates
-from kubetune.plan import Plan, make_plan
+from kubetune.manifests.checks.consistency import pod_templates
+from kubetune.planning.plan import Plan, make_plan
 from tests.golden.manifests import FOLDER
 
 FULL = FOLDER / "full.yaml"

@@ -17,14 +17,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kubetune import attention, blocks, fp8, kernels
-from kubetune.block_attention import Rule, block_attention
-from kubetune.data.batches import collate
-from kubetune.data.order import pack
-from kubetune.flat import choose_attention
-from kubetune.lean import make_lean
+from kubetune.batching.batch import collate
+from kubetune.data.prepared.order import pack
+from kubetune.models import compiled_layers
+from kubetune.models.acceleration import recompute_activations
+from kubetune.models.attention import hooks
+from kubetune.models.attention.blockwise import Rule, block_attention
+from kubetune.models.fused_forwards import make_lean
+from kubetune.models.kernels import fp8, pointwise
+from kubetune.models.padding_free import choose_attention
 from kubetune.tasks.causal_lm import CausalLM, backward
-from kubetune.tuning import recompute_activations
 from tests import toy
 from tests.architectures import (
     PROMISED,
@@ -48,9 +50,9 @@ BORDERS = (0, 3, 300, 340, 1500)
 @pytest.fixture
 def fused() -> Iterator[None]:
     """Pointwise kernels compiled, by Triton on a GPU."""
-    kernels.compile_pointwise(True)
+    pointwise.compile_pointwise(True)
     yield
-    kernels.compile_pointwise(False)
+    pointwise.compile_pointwise(False)
 
 
 def gradients_on_gpu(model: Any, rows: list[tuple[Any, Any]]) -> dict[str, Tensor]:
@@ -100,13 +102,13 @@ def test_compiled_layers_are_exact_and_need_no_graph_for_other_borders(name: str
         norm = float(torch.cat([g.flatten() for g in gradients_on_gpu(model, streams[0]).values()]).norm())
         return norm, norm
 
-    assert blocks.compile_layers(model)
-    blocks.warm_up(model, learn)
+    assert compiled_layers.compile_layers(model)
+    compiled_layers.warm_up(model, learn)
     assert model.get_base_model().blocks.is_on
     learn()  # pointwise functions around the layers are tried once before they are compiled
-    graphs = blocks.graphs()
+    graphs = compiled_layers.graphs()
     found = [gradients_on_gpu(model, rows) for rows in streams]
-    assert blocks.graphs() == graphs
+    assert compiled_layers.graphs() == graphs
     assert max(map(relative_error, found, exact)) <= EXACT
 
 
@@ -114,11 +116,11 @@ def test_compiled_layers_are_exact_and_need_no_graph_for_other_borders(name: str
 def test_varlen_attention_equals_the_exact_one(rule: Rule) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(BORDERS[-1], heads, 64, device=DEVICE, dtype=torch.bfloat16) for heads in (4, 2, 2))
-    if not attention._varlen_fits(q, v):
+    if not hooks._varlen_fits(q, v):
         pytest.skip("this torch has no varlen attention with windows")
     weight = torch.randn(BORDERS[-1], 4, 64, device=DEVICE)
     found = []
-    for run, dtype in ((attention._varlen, torch.bfloat16), (_block, torch.float32)):
+    for run, dtype in ((hooks._varlen, torch.bfloat16), (_block, torch.float32)):
         inputs = [t.detach().to(dtype).requires_grad_() for t in (q, k, v)]
         out = run(*inputs, BORDERS, rule).float()
         found.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])

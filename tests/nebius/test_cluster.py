@@ -12,10 +12,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from kubetune import cli
-from kubetune.cluster.nebius import steps
-from kubetune.cluster.provision import Provisioner, Record, State, _read_id
-from kubetune.config.nebius import NebiusCluster, costs, load_cluster
 from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.plugins.nebius.cluster_file import NebiusCluster, costs, load_cluster
+from kubetune.plugins.nebius.provision import Provisioner, Record, State, _read_id
+from kubetune.plugins.nebius.steps import steps
 
 STANDIN = Path(__file__).with_name("standin.sh")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "clusters" / "nebius.yaml"

@@ -13,7 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
-from kubetune import endings, processes
+from kubetune.base import processes
+from kubetune.rundir import exit_status
 
 _held: list[bytes] = []
 
@@ -35,7 +36,7 @@ def play(run_dir: Path, rank: int, role: dict[str, int]) -> int:
     if "wait" in role:
         signal.sigwait({signal.SIGUSR1 if "deaf" in role else signal.SIGTERM})
         code = 143
-    endings.write_rank_ending(run_dir, rank, endings.Ending(code, f"told to end with {code}", 7))
+    exit_status.write_rank_ending(run_dir, rank, exit_status.Ending(code, f"told to end with {code}", 7))
     return code
 
 

@@ -14,17 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import endings, metrics, processes
+from kubetune.base import processes
 from kubetune.config.schema import Config
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
+from kubetune.rundir import exit_status, metrics
 
 # The actors are modules of the tests' own.
 PYTHONPATH = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
 AGENT = """
 import sys
 from pathlib import Path
-from kubetune import agent
-from kubetune.relay import Relay
+from kubetune.supervisor import agent
+from kubetune.base.signals import Relay
 with Relay() as relay, agent.hold(Path(sys.argv[1]), agent.read_place(Path(sys.argv[1])).node):
     sys.exit(agent.supervise(Path(sys.argv[1]), relay, prepare="tests.run.actor_prepare", worker="tests.run.actor"))
 """
@@ -92,7 +93,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def ending(run_dir: Path) -> tuple[int, str]:
-    found = endings.read_ending(run_dir)
+    found = exit_status.read_ending(run_dir)
     assert found is not None
     return found.code, found.reason
 
@@ -290,7 +291,7 @@ def test_sigterm_reaches_both_ranks(tmp_path: Path, start: Start) -> None:
     agent.wait_for_starts(2)
     agent.process.terminate()
     assert agent.finish() == 143
-    assert {rank: e.code for rank, e in endings.read_rank_endings(tmp_path).items()} == {0: 143, 1: 143}
+    assert {rank: e.code for rank, e in exit_status.read_rank_endings(tmp_path).items()} == {0: 143, 1: 143}
     assert "Traceback" not in agent.errors
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.relay import STAY
+from kubetune.base.signals import STAY
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def test_without_the_variable_it_ends(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "kubetune.agent",
+        "kubetune.supervisor.agent",
         str(tmp_path / "run"),
         "--config",
         str(tmp_path / "missing.yaml"),

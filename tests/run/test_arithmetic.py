@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from kubetune import arithmetic, checkpoint, errors, evaluate, logs, metrics, throughput
+from kubetune import errors
+from kubetune.base import logs
 from kubetune.config.schema import Config
-from kubetune.parallel import World
+from kubetune.distributed.process_group import World
+from kubetune.rundir import checkpoints, metrics
+from kubetune.training import cpu_dtype, evaluation, flops
 from tests import toy
 from tests.ranks import run_ranks
 
-PINNED = arithmetic.PINNED
+PINNED = cpu_dtype.PINNED
 FULL = {"lora": None, "data": {"max_length": 64}}
 
 
@@ -39,7 +42,7 @@ def starts(run_dir: Path) -> list[dict[str, object]]:
 def chosen_on(world: World, config: Config, run_dir: Path) -> str:
     os.environ.pop(PINNED, None)
     logs.configure("INFO", run_dir, world.rank)
-    return arithmetic.decide(config, run_dir, world).model.dtype
+    return cpu_dtype.decide(config, run_dir, world).model.dtype
 
 
 def test_two_ranks_take_what_the_first_measured(inputs: Path, tmp_path: Path) -> None:
@@ -68,11 +71,11 @@ def test_the_faster_is_taken(
 ) -> None:
     speeds = {torch.float32: 0.135, torch.bfloat16: halves}
     monkeypatch.delenv(PINNED)
-    monkeypatch.setattr(throughput, "measured", lambda device, dtype, size: (speeds[dtype], ""))
+    monkeypatch.setattr(flops, "measured", lambda device, dtype, size: (speeds[dtype], ""))
     config = toy.make_config(inputs)
-    assert arithmetic.decide(config, tmp_path, World()).model.dtype == chosen
+    assert cpu_dtype.decide(config, tmp_path, World()).model.dtype == chosen
     stated = toy.make_config(inputs, model={"path": str(inputs / "model"), "dtype": "float16"})
-    assert arithmetic.decide(stated, tmp_path, World()) == stated
+    assert cpu_dtype.decide(stated, tmp_path, World()) == stated
 
 
 def test_measuring_takes_a_moment() -> None:
@@ -83,17 +86,17 @@ def test_measuring_takes_a_moment() -> None:
 
     def by_large_products() -> None:
         for dtype in (torch.float32, torch.bfloat16) * 2:
-            throughput.measured(torch.device("cpu"), dtype)
+            flops.measured(torch.device("cpu"), dtype)
 
-    arithmetic.speeds()
-    assert min(took(arithmetic.speeds) for _ in range(3)) < min(took(by_large_products) for _ in range(2)) / 3
-    assert all(speed > 0 for speed in arithmetic.speeds().values())
+    cpu_dtype.speeds()
+    assert min(took(cpu_dtype.speeds) for _ in range(3)) < min(took(by_large_products) for _ in range(2)) / 3
+    assert all(speed > 0 for speed in cpu_dtype.speeds().values())
 
 
 def test_what_is_pinned_must_be_one_of_two(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PINNED, "fp8")
     with pytest.raises(errors.ConfigError, match="KUBETUNE_CPU_DTYPE is 'fp8'; expected float32 or bfloat16"):
-        arithmetic.decide(toy.make_config(inputs), tmp_path, World())
+        cpu_dtype.decide(toy.make_config(inputs), tmp_path, World())
 
 
 @pytest.mark.parametrize(
@@ -113,9 +116,9 @@ def test_a_run_goes_on_and_is_evaluated_in_what_it_began_with(
     assert {event["dtype"] for event in starts(cut)} == {began}
     assert toy.digests(cut) == toy.digests(whole)
     last = [line for line in metrics.read_metrics(cut) if "eval_loss" in line][-1]
-    for name, value in evaluate.evaluate_run(cut, "last").metrics.items():
+    for name, value in evaluation.evaluate_run(cut, "last").metrics.items():
         assert value == pytest.approx(last[name], rel=1e-6), name
-    facts = json.loads((checkpoint.choose(cut, "last") / "config.json").read_text())
+    facts = json.loads((checkpoints.choose(cut, "last") / "config.json").read_text())
     assert facts["dtype"] == began
 
 
@@ -123,6 +126,6 @@ def test_runs_of_older_versions_go_on_in_float32(inputs: Path, tmp_path: Path, m
     monkeypatch.setenv(PINNED, "bfloat16")
     config = toy.make_config(inputs)
     metrics.record_event(tmp_path, "start", step=0, device="NVIDIA H100")
-    assert arithmetic.decide(config, tmp_path, World()).model.dtype == "bfloat16"
+    assert cpu_dtype.decide(config, tmp_path, World()).model.dtype == "bfloat16"
     metrics.record_event(tmp_path, "start", step=0, device="CPU")
-    assert arithmetic.decide(config, tmp_path, World()).model.dtype == "float32"
+    assert cpu_dtype.decide(config, tmp_path, World()).model.dtype == "float32"

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from kubetune import checkpoint, errors, metrics, train_worker
-from kubetune.checkpoint import folder_of
+from kubetune import errors
 from kubetune.config.schema import Config
+from kubetune.rundir import checkpoints, metrics
+from kubetune.rundir.checkpoints import folder_of
+from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -31,7 +33,7 @@ def make_config(inputs: Path, async_save: bool, parallelism: str = "ddp", **sect
 
 
 def all_digests(run_dir: Path) -> dict[int, dict[str, str]]:
-    return {step: toy.digests(run_dir, folder_of(run_dir, step).name) for step in checkpoint.steps(run_dir)}
+    return {step: toy.digests(run_dir, folder_of(run_dir, step).name) for step in checkpoints.steps(run_dir)}
 
 
 @pytest.mark.parametrize(
@@ -65,14 +67,14 @@ def test_training_goes_on_and_a_kill_loses_only_the_one_being_written(
     whole = toy.digests(toy.finished(tmp_path / "whole", config, world_size))
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     environ = {"KUBETUNE_FAULT": "hang:commit.written:2"}
-    with started(train_worker.main, world_size, [str(run_dir)], environ=environ) as processes:
+    with started(worker.main, world_size, [str(run_dir)], environ=environ) as processes:
         # The checkpoint of step 6 never ends, and three more steps and an evaluation are done meanwhile.
         wait_until(lambda: (run_dir / "metrics.jsonl").exists() and newest_step(run_dir) == 9)
-        assert checkpoint.steps(run_dir) == [3]
+        assert checkpoints.steps(run_dir) == [3]
         for process in processes:
             process.kill()
         assert wait_all(processes) == [-signal.SIGKILL] * world_size
-    assert checkpoint.find(run_dir) == folder_of(run_dir, 3)
+    assert checkpoints.find(run_dir) == folder_of(run_dir, 3)
     assert toy.train(run_dir, world_size) == [0] * world_size
     assert toy.digests(run_dir) == whole
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
@@ -87,10 +89,10 @@ def test_a_stop_waits_for_the_checkpoint_being_written(inputs: Path, tmp_path: P
     run_dir = toy.make_run(tmp_path / "run", make_config(inputs, True, **LORA), world_size)
     environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:commit.written:1"}
     assert toy.train(run_dir, world_size, environ) == [errors.PREEMPTED] * world_size
-    first, stopped = checkpoint.steps(run_dir)
+    first, stopped = checkpoints.steps(run_dir)
     assert first == 3 < stopped <= 6
     for step in (first, stopped):
-        assert checkpoint.verify(folder_of(run_dir, step)) is None
+        assert checkpoints.verify(folder_of(run_dir, step)) is None
     assert os.readlink(run_dir / "checkpoints" / "last") == folder_of(run_dir, stopped).name
 
 
@@ -111,7 +113,7 @@ def test_a_full_disk_ends_all_ranks_at_a_step(
     assert toy.train(run_dir, world_size, environ) == [errors.ENVIRONMENT] * world_size
     log = (run_dir / "logs" / "rank-0.log").read_text()
     assert "free some space and run the same command again" in log
-    assert checkpoint.find(run_dir) == folder_of(run_dir, 3)
+    assert checkpoints.find(run_dir) == folder_of(run_dir, 3)
     assert len(toy.losses(run_dir)) <= 9  # the next checkpoint was not even begun
     assert toy.train(run_dir, world_size) == [0] * world_size
     assert toy.digests(run_dir) == toy.digests(toy.finished(tmp_path / "whole", config, world_size))

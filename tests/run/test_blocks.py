@@ -13,14 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kubetune import blocks, errors, fp8, kernels, tuning
-from kubetune.adapters import add_lora
+from kubetune import errors
+from kubetune.batching.batch import collate
 from kubetune.config.schema import LoraConfig
-from kubetune.data.batches import collate
-from kubetune.flat import Route, choose_attention, unwrap
-from kubetune.lean import make_lean
+from kubetune.models import acceleration, compiled_layers
+from kubetune.models.acceleration import recompute_activations
+from kubetune.models.fused_forwards import make_lean
+from kubetune.models.kernels import fp8, pointwise
+from kubetune.models.lora import add_lora
+from kubetune.models.padding_free import Route, choose_attention, unwrap
 from kubetune.tasks.causal_lm import CausalLM, backward
-from kubetune.tuning import recompute_activations
 from tests import toy
 from tests.architectures import (
     FLAT,
@@ -49,7 +51,7 @@ compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ c
 @pytest.fixture(autouse=True)
 def _plain_again() -> Iterator[None]:
     yield
-    kernels.compile_pointwise(False)
+    pointwise.compile_pointwise(False)
     if "_dynamo" in vars(torch):
         torch._dynamo.reset()
 
@@ -74,11 +76,11 @@ def facts(task: CausalLM) -> tuple[float, float]:
     return loss, float(torch.cat([g.flatten().float() for g in gradients.values()]).norm())
 
 
-def compiled(task: CausalLM) -> blocks.Blocks:
+def compiled(task: CausalLM) -> compiled_layers.Blocks:
     """Have the layers of a model compiled, by its first stream."""
-    assert blocks.compile_layers(task.model)
-    blocks.warm_up(task.model, lambda: facts(task))
-    found: blocks.Blocks = unwrap(task.model).blocks
+    assert compiled_layers.compile_layers(task.model)
+    compiled_layers.warm_up(task.model, lambda: facts(task))
+    found: compiled_layers.Blocks = unwrap(task.model).blocks
     return found
 
 
@@ -91,16 +93,16 @@ def compare(model: Any, tolerance: float = EXACT, *, fused: bool | None = True, 
     assert task.route.flat
     expected = [learn(task, number) for number in range(len(STREAMS))]
     if fused:
-        kernels.compile_pointwise()
+        pointwise.compile_pointwise()
     if fused is not None:
         make_lean(model, fused=fused)
     if recompute != 0:
         recompute_activations(model, recompute)
     assert compiled(task).is_on
     learn(task, 1)  # pointwise functions around the layers are tried once before they are compiled
-    graphs = blocks.graphs()
+    graphs = compiled_layers.graphs()
     found = [learn(task, number) for number in range(len(STREAMS))]
-    assert blocks.graphs() == graphs
+    assert compiled_layers.graphs() == graphs
     for (loss, gradients), (expected_loss, expected_gradients) in zip(found, expected, strict=True):
         assert loss == pytest.approx(expected_loss, rel=tolerance)
         assert relative_error(gradients, expected_gradients) <= tolerance
@@ -209,13 +211,13 @@ def test_where_it_cannot_work_it_is_refused_or_said(
     training = toy.make_config(tmp_path, {"compile": "blocks"}).training
     with pytest.raises(ValueError, match=r"does not work with training\.compile: blocks"):
         toy.make_config(tmp_path, {"compile": "blocks", "parallelism": "fsdp"})
-    model, workload, cpu = build_model("llama", SHAPES["llama"]), tuning.Workload(1, 1), torch.device("cpu")
+    model, workload, cpu = build_model("llama", SHAPES["llama"]), acceleration.Workload(1, 1), torch.device("cpu")
     monkeypatch.setattr(shutil, "which", lambda _: "g++")
-    tuning.tune(model, Route(False), training, workload, cpu)
+    acceleration.tune(model, Route(False), training, workload, cpu)
     assert "training.compile is blocks, but no layer of this model is compiled: it takes one sequence" in caplog.text
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(errors.ConfigError, match=r"training\.compile is blocks, but there is no C"):
-        tuning.tune(model, Route(True), training, workload, cpu)
+        acceleration.tune(model, Route(True), training, workload, cpu)
 
 
 PATIENCE = 900.0

@@ -20,9 +20,12 @@ from tests.ranks import free_port
 ASK = """
 import json, os, sys
 import datasets, huggingface_hub.utils._http as http
-from kubetune import errors, fetch_worker, push
+from kubetune import errors
+from kubetune.data.prepared import fetch_worker
+from kubetune.publishing import hub_upload as push
 from kubetune.config.schema import ModelConfig
-from kubetune.data import hub, sources
+from kubetune.data.reading import hub
+from kubetune.data.reading import sources
 push.WAITS_SECONDS, hub.PATIENCE_SECONDS = (0.0,), 1.0
 for function in (http.http_backoff, http.http_stream_backoff.__wrapped__):
     function.__kwdefaults__["max_wait_time"] = function.__kwdefaults__["base_wait_time"] = 0.01

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
-from kubetune import errors, generate, models, processes
+from kubetune import errors
+from kubetune.base import processes
 from kubetune.cli import main
-from kubetune.cli.chat import Conversation, obey, tell_what_is_left_out
-from kubetune.cli.generate import Question, encode
+from kubetune.cli.result.chat import Conversation, obey, tell_what_is_left_out
+from kubetune.cli.result.generate import Question, encode
 from kubetune.config.schema import Config, ModelConfig
-from kubetune.data.tokenizer import load_tokenizer
-from kubetune.generate import Speaker
+from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.inference import generate
+from kubetune.inference.generate import Speaker
+from kubetune.models import loading
 from tests import tiny, toy
 
 
@@ -105,13 +108,13 @@ def test_a_base_beside_a_model_trained_whole_is_loaded_once(
     training = {"num_train_epochs": 3, "eval_steps": 15, "save_steps": 15}
     whole = toy.finished(tmp_path / "whole", toy.make_config(inputs, training, lora=None, data={"eval": 0.1}))
     loaded: list[str] = []
-    load = models.load_pretrained
+    load = loading.load_pretrained
 
     def counted(kind: Any, config: Config, *given: Any, **settings: Any) -> Any:
         loaded.append(config.model.path)
         return load(kind, config, *given, **settings)
 
-    monkeypatch.setattr(models, "load_pretrained", counted)
+    monkeypatch.setattr(loading, "load_pretrained", counted)
     question = "What is the capital?\n"
     assert talk(whole, question * 3, monkeypatch, "--compare") == 0
     assert loaded.count(str(inputs / "model")) == 1

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from kubetune.data.feed import Feed, rows_per_epoch
-from kubetune.data.prepare import prepare
+from kubetune.batching.feed import Feed, rows_per_epoch
+from kubetune.data.prepared.prepare import prepare
+from kubetune.distributed.process_group import World
 from kubetune.errors import ModelError
-from kubetune.parallel import World
-from kubetune.plan import make_plan
+from kubetune.models.acceleration import Workload
+from kubetune.planning.plan import make_plan
 from kubetune.tasks import sequence_classification as task
-from kubetune.tuning import Workload
 from tests import reviews
 
 SIZES = {"vocab_size": 24, "initializer_range": 0.1, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}

@@ -18,15 +18,17 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from kubetune import checkpoint, cli, errors, evaluate, metrics
+from kubetune import cli, errors
+from kubetune.batching.feed import Feed, rows_per_epoch
 from kubetune.config.load import read_config
-from kubetune.data.feed import Feed, rows_per_epoch
-from kubetune.data.labels import Labels
-from kubetune.data.prepare import prepare
-from kubetune.parallel import World
-from kubetune.plan import make_plan
+from kubetune.data.prepared.prepare import prepare
+from kubetune.data.text.labels import Labels
+from kubetune.distributed.process_group import World
+from kubetune.models.acceleration import Workload
+from kubetune.planning.plan import make_plan
+from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import sequence_classification as task
-from kubetune.tuning import Workload
+from kubetune.training import evaluation
 from tests import reviews, toy
 from tests.ranks import run_ranks
 
@@ -113,10 +115,10 @@ def test_a_metric_that_these_labels_do_not_have_is_found_before_the_model_is_loa
 
 def evaluate_on(world: World, run_dir: Path) -> dict[str, float] | None:
     config = read_config(run_dir)
-    learner = task.load(config, checkpoint.choose(run_dir, "last"), world.device)
+    learner = task.load(config, checkpoints.choose(run_dir, "last"), world.device)
     rows = prepare(config).eval
     assert rows is not None
-    return evaluate.evaluate(task, learner, rows, make_plan(config, world_size=world.size), world)
+    return evaluation.evaluate(task, learner, rows, make_plan(config, world_size=world.size), world)
 
 
 def test_ranks_report_to_the_last_bit_what_one_reports(full_run: Path) -> None:
@@ -135,14 +137,14 @@ def test_a_run_resumed_in_the_middle_ends_alike(inputs: Path, lora_run: Path) ->
     lora = {"r": 4, "dropout": 0.05, "target_modules": ["query", "value"]}
     config = reviews.make_config(inputs, lora=lora, quantization="auto")
     run_dir = toy.finished(inputs / "resumed", config)
-    end = checkpoint.folder_of(run_dir, reviews.STEPS)
+    end = checkpoints.folder_of(run_dir, reviews.STEPS)
     (end / "manifest.json").unlink()  # as if the run had died while writing its last checkpoint
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == toy.digests(lora_run)
 
 
 def test_an_adapter_loads_with_peft_alone(inputs: Path, lora_run: Path) -> None:
-    folder = checkpoint.choose(lora_run, "best")
+    folder = checkpoints.choose(lora_run, "best")
     config = AutoConfig.from_pretrained(folder)
     assert config.id2label == {0: "0", 1: "1"}
     base = AutoModelForSequenceClassification.from_pretrained(inputs / "model", config=config)
@@ -182,10 +184,10 @@ def test_8_bit_adamw_follows_adamw_and_resumes_bit_by_bit(inputs: Path, full_run
     run_dir = toy.finished(tmp_path / "run", config)
     assert toy.losses(run_dir)[-1] == pytest.approx(toy.losses(full_run)[-1], abs=0.05)
     before = toy.digests(run_dir)
-    sizes = {name: (checkpoint.choose(d, "last") / "optimizer.safetensors").stat().st_size
+    sizes = {name: (checkpoints.choose(d, "last") / "optimizer.safetensors").stat().st_size
              for name, d in (("8bit", run_dir), ("32bit", full_run))}  # fmt: skip
     assert sizes["8bit"] < 0.55 * sizes["32bit"]  # master in fp32, and two bytes instead of eight for the moments
-    (checkpoint.folder_of(run_dir, reviews.STEPS) / "manifest.json").unlink()
+    (checkpoints.folder_of(run_dir, reviews.STEPS) / "manifest.json").unlink()
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == before
 

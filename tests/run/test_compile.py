@@ -12,15 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kubetune import errors, kernels
+from kubetune import errors
+from kubetune.models.kernels import pointwise
 from tests import toy
 
 
 @pytest.fixture
 def planned() -> Iterator[None]:
-    kernels.plan_compile(True)
+    pointwise.plan_compile(True)
     yield
-    kernels.compile_pointwise(False)
+    pointwise.compile_pointwise(False)
 
 
 def given() -> tuple[Tensor, Tensor, float, float, float]:
@@ -35,19 +36,19 @@ def compile_to(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) ->
 
 @pytest.mark.usefixtures("planned")
 def test_a_compiled_function_takes_over_where_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_to(monkeypatch, compiled := lambda *args: kernels.cross_entropy(*args))
-    expected = kernels.cross_entropy(*given())
-    assert kernels.FUSED["cross_entropy"] is kernels.cross_entropy
-    kernels.compile_planned()
-    for ours, plain in zip(kernels.FUSED["cross_entropy"](*given()), expected, strict=True):
+    compile_to(monkeypatch, compiled := lambda *args: pointwise.cross_entropy(*args))
+    expected = pointwise.cross_entropy(*given())
+    assert pointwise.FUSED["cross_entropy"] is pointwise.cross_entropy
+    pointwise.compile_planned()
+    for ours, plain in zip(pointwise.FUSED["cross_entropy"](*given()), expected, strict=True):
         assert torch.equal(ours, plain)
-    assert kernels.FUSED["cross_entropy"] is compiled
-    kernels.compile_planned()
-    assert kernels.FUSED["cross_entropy"] is compiled
+    assert pointwise.FUSED["cross_entropy"] is compiled
+    pointwise.compile_planned()
+    assert pointwise.FUSED["cross_entropy"] is compiled
 
 
 def wrong(*args: Any) -> Any:
-    loss, gradient = kernels.cross_entropy(*args)
+    loss, gradient = pointwise.cross_entropy(*args)
     return loss, gradient * 1.001
 
 
@@ -63,11 +64,11 @@ def test_one_that_differs_or_cannot_be_compiled_stays_plain(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: Callable[..., Any], reason: str
 ) -> None:
     compile_to(monkeypatch, function)
-    kernels.compile_planned()
-    expected = kernels.cross_entropy(*given())
-    for ours, plain in zip(kernels.FUSED["cross_entropy"](*given()), expected, strict=True):
+    pointwise.compile_planned()
+    expected = pointwise.cross_entropy(*given())
+    for ours, plain in zip(pointwise.FUSED["cross_entropy"](*given()), expected, strict=True):
         assert torch.equal(ours, plain)
-    assert kernels.FUSED["cross_entropy"] is kernels.cross_entropy
+    assert pointwise.FUSED["cross_entropy"] is pointwise.cross_entropy
     assert f"cross_entropy runs without torch.compile: {reason}" in caplog.text
 
 

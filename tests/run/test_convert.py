@@ -22,8 +22,8 @@ import pytest
 
 from kubetune.cli import main
 from kubetune.config.schema import SourceConfig
-from kubetune.data.check import check_shapes
-from kubetune.data.recipes import origin
+from kubetune.data.inspect.check import check_shapes
+from kubetune.plugins.recipes import origin
 
 Image = pytest.importorskip("PIL.Image")
 

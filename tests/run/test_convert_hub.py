@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from kubetune.data.images import verify_image
-from kubetune.data.recipes import hub_images
+from kubetune.data.reading.images import verify_image
+from kubetune.plugins.recipes import hub_images
 from tests.hub import serving
 
 Image = pytest.importorskip("PIL.Image")

@@ -13,10 +13,10 @@ import pytest
 from kubetune import cli
 from kubetune.config import defaults
 from kubetune.config.schema import Config
-from kubetune.data.prepare import fingerprint
-from kubetune.data.template_process import LimitedTemplate
-from kubetune.data.tokenizer import load_tokenizer
-from kubetune.launch.local import create_run_dir
+from kubetune.data.prepared.prepare import fingerprint
+from kubetune.data.text.template_process import LimitedTemplate
+from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.supervisor.local import create_run_dir
 from tests.architectures import save_model
 from tests.tiny import CHATML
 
@@ -37,7 +37,9 @@ def config(tmp_path: Path) -> Config:
 def prepared(run_dir: Path, cache: Path) -> tuple[str, str]:
     """The fingerprint and the text of the only row that a process makes which knows nothing but the run directory."""
     shutil.rmtree(cache, ignore_errors=True)
-    done = subprocess.run([sys.executable, "-m", "kubetune.prepare_worker", run_dir], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "kubetune.data.prepared.prepare_worker", run_dir], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     (folder,) = (path for path in (cache / "prepared").iterdir() if path.is_dir())
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -17,7 +17,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from kubetune import errors
-from kubetune.cli import demo, main
+from kubetune.cli import main
+from kubetune.cli.local import demo
 
 KUBETUNE = [sys.executable, "-m", "kubetune"]
 

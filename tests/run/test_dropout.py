@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from kubetune import kernels
-from kubetune.adapters import add_lora
 from kubetune.config.schema import LoraConfig
-from kubetune.dropout import draw, dropout
-from kubetune.lean import is_plain_lora, make_lean
+from kubetune.models.fused_forwards import is_plain_lora, make_lean
+from kubetune.models.kernels import pointwise
+from kubetune.models.kernels.dropout import draw, dropout
+from kubetune.models.lora import add_lora
 from tests.architectures import PROMISED, build_model
 
 
@@ -75,7 +75,7 @@ def test_an_adapters_input_is_dropped_and_its_gradient_follows(bias: bool) -> No
         return F.linear(x, weight, offset) + scaling * F.linear(F.linear(x * kept.view(x.shape) * growth, a), b)
 
     def lean(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return kernels.lora_linear(x, weight, offset, a, b, kernels.Adapter(scaling, dropout=p))
+        return pointwise.lora_linear(x, weight, offset, a, b, pointwise.Adapter(scaling, dropout=p))
 
     found = []
     for forward in (plain, lean):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import cli, speeds
+from kubetune import cli
 from kubetune.config.load import resolved
+from kubetune.planning import earlier_runs
 from tests import toy
 
 
@@ -38,7 +39,7 @@ def test_the_second_run_is_foreseen_by_the_first(
     assert toy.train(first, environ=here) == [0]
     log = (first / "logs" / "rank-0.log").read_text()
     assert "forecast for the steps" not in log
-    (known,) = speeds.read()
+    (known,) = earlier_runs.read()
     report = json.loads((first / "report.json").read_text())
     assert known.tokens_per_second == report["throughput"]["tokens_per_second"]
     lines = plan_lines(capsys, file)
@@ -58,4 +59,4 @@ def test_the_second_run_is_foreseen_by_the_first(
     assert (span["low_hours"], span["high_hours"]) == pytest.approx((rate / 1.1, rate * 1.1))
     assert span["low_hours"] < hours["foreseen"] < span["high_hours"]
     assert re.search(r"by 1 earlier run of this shape on this machine: (NOT )?within .+–", log)
-    assert len(speeds.read()) == 2
+    assert len(earlier_runs.read()) == 2

@@ -14,8 +14,8 @@ import pytest
 
 from kubetune import cli
 from kubetune.config.load import load_config
-from kubetune.metrics import read_metrics
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
+from kubetune.rundir.metrics import read_metrics
 from tests import hub, reviews, toy
 from tests.architectures import save_model
 from tests.pictures import save_seeing_model, write_questions

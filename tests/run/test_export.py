@@ -18,10 +18,13 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 
-from kubetune import checkpoint, errors, faults, merge, model_card
+from kubetune import errors
+from kubetune.base import fault_injection
 from kubetune.cli import main
-from kubetune.export import Export, export_run, is_whole
+from kubetune.publishing import merge, model_card
+from kubetune.publishing.export import Export, export_run, is_whole
 from kubetune.report import picture
+from kubetune.rundir import checkpoints
 from tests import reviews, toy
 from tests.architectures import save_model
 from tests.tiny import CHATML
@@ -53,7 +56,7 @@ def logits(model: Any) -> torch.Tensor:
 def trained_logits(run_dir: Path, inputs: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """What PEFT and transformers alone make of the checkpoint."""
     base = AutoModelForCausalLM.from_pretrained(inputs / "model", dtype=dtype)
-    return logits(PeftModel.from_pretrained(base, checkpoint.choose(run_dir)))
+    return logits(PeftModel.from_pretrained(base, checkpoints.choose(run_dir)))
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -115,7 +118,7 @@ def test_a_base_in_half_precision_is_rounded_once(inputs: Path, tmp_path: Path) 
 def test_a_model_trained_whole_is_the_checkpoint(inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, lora=None))
     found = export(run_dir, tmp_path / "out")
-    mine, theirs = (logits(AutoModelForCausalLM.from_pretrained(f)) for f in (found.path, checkpoint.choose(run_dir)))
+    mine, theirs = (logits(AutoModelForCausalLM.from_pretrained(f)) for f in (found.path, checkpoints.choose(run_dir)))
     assert torch.equal(mine, theirs)
     with pytest.raises(errors.ConfigError, match="no adapter to merge"):
         export(run_dir, tmp_path / "merged", merged=True)
@@ -198,7 +201,9 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     assert AutoTokenizer.from_pretrained(found.path).chat_template == CHATML
     assert GenerationConfig.from_pretrained(found.path).eos_token_id == 2
     facts = json.loads((found.path / "provenance.json").read_text())
-    modes = {path.name: path.stat().st_mode for path in (*found.path.iterdir(), *checkpoint.choose(lora_run).iterdir())}
+    modes = {
+        path.name: path.stat().st_mode for path in (*found.path.iterdir(), *checkpoints.choose(lora_run).iterdir())
+    }
     (tmp_path / "usual").touch()
     assert set(modes.values()) == {(tmp_path / "usual").stat().st_mode}, "who may read the folder may read the weights"
     for name, file in facts["files"].items():
@@ -249,7 +254,7 @@ def test_a_weight_beyond_half_precision_is_refused(lora_run: Path, inputs: Path,
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = 1e6
     model.save_pretrained(tmp_path / "model")
-    adapted = PeftModel.from_pretrained(model, checkpoint.choose(lora_run))
+    adapted = PeftModel.from_pretrained(model, checkpoints.choose(lora_run))
     with pytest.raises(errors.ModelError, match=r"up_proj would have weights beyond what float16 holds"):
         merge.merge_adapters(adapted, torch.float16)
 
@@ -287,7 +292,7 @@ def test_a_stop_leaves_the_export_before_as_it_was(fault: str, code: int, lora_r
         "--out",
         str(out),
     ]
-    ended = subprocess.run(command, env={**os.environ, faults.FAULT: fault}, capture_output=True, text=True)
+    ended = subprocess.run(command, env={**os.environ, fault_injection.FAULT: fault}, capture_output=True, text=True)
     assert ended.returncode == code, ended.stderr
     assert is_whole(out)
     assert hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest() == digest

@@ -17,10 +17,10 @@ LARGE = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, 
 MEASURE = """
 import sys, threading
 from pathlib import Path
-from kubetune import malloc
+from kubetune.base import allocator as malloc
 malloc.give_back()
 import peft, torch, transformers.models.llama.modeling_llama
-from kubetune.export import export_run
+from kubetune.publishing.export import export_run
 
 def anonymous():  # what no file could give back
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from kubetune import attention
-from kubetune.adapters import add_lora
-from kubetune.attention import CannotRunFlat, FlatMask, attend, stream
-from kubetune.block_attention import Rule, block_attention
+from kubetune.batching.batch import Batch, collate
 from kubetune.config.schema import LoraConfig
-from kubetune.data.batches import Batch, collate
-from kubetune.data.order import pack
-from kubetune.flat import Route, choose_attention, self_check
-from kubetune.lean import make_lean
+from kubetune.data.prepared.order import pack
+from kubetune.models.acceleration import recompute_activations
+from kubetune.models.attention import hooks
+from kubetune.models.attention.blockwise import Rule, block_attention
+from kubetune.models.attention.hooks import CannotRunFlat, FlatMask, attend, stream
+from kubetune.models.fused_forwards import make_lean
+from kubetune.models.lora import add_lora
+from kubetune.models.padding_free import Route, choose_attention, self_check
 from kubetune.tasks.causal_lm import CausalLM, backward
-from kubetune.tuning import recompute_activations
 from tests.architectures import (
     FLAT,
     ONE_BY_ONE,
@@ -111,7 +111,7 @@ def test_leaking_across_sequences_gives_other_gradients(monkeypatch):
     """The negative control: with one border around all sequences, and the guards off, the comparison above fails."""
     model, rows = build_model("llama", PROMISED["llama"]), random_rows()
     _, gradients = reference_gradients(model, rows)
-    monkeypatch.setattr(attention, "attend", _attend_to_everything)
+    monkeypatch.setattr(hooks, "attend", _attend_to_everything)
     task = CausalLM(model, Route(True))
     model.get_base_model().set_attn_implementation("flat")
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
@@ -125,14 +125,14 @@ def _attend_to_everything(q, k, v, sinks, borders, rule):
 
 def test_self_check_refuses_a_leaking_attention(monkeypatch):
     model = build_model("llama", PROMISED["llama"])
-    monkeypatch.setattr(attention, "attend", _attend_to_everything)
+    monkeypatch.setattr(hooks, "attend", _attend_to_everything)
     with pytest.raises(CannotRunFlat, match="see each other"):
         self_check(model)
 
 
 def test_self_check_refuses_nan(monkeypatch):
     model = build_model("llama", PROMISED["llama"])
-    monkeypatch.setattr(attention, "attend", lambda q, *rest: torch.full_like(q, torch.nan))
+    monkeypatch.setattr(hooks, "attend", lambda q, *rest: torch.full_like(q, torch.nan))
     with pytest.raises(CannotRunFlat):
         self_check(model)
 
@@ -187,7 +187,7 @@ def _formula(q, k, v, sink, rule):
 
 
 def test_long_sequences_take_another_kernel_with_the_same_result(monkeypatch):
-    monkeypatch.setattr(attention, "LONG", 100)
+    monkeypatch.setattr(hooks, "LONG", 100)
     model, rows = build_model("qwen2", PROMISED["qwen2"]), random_rows()
     loss, gradients = reference_gradients(model, rows)
     flat_loss, flat, _ = flat_gradients(model, rows, budget=500)

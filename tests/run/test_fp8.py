@@ -10,8 +10,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from kubetune import errors, fp8
+from kubetune import errors
 from kubetune.config.schema import Config
+from kubetune.models.kernels import fp8
 from tests import toy
 from tests.architectures import save_model
 

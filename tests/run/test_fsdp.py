@@ -12,12 +12,15 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from kubetune import checkpoint, errors, metrics, parallel, sharded
+from kubetune import errors
+from kubetune.batching.feed import Feed, rows_per_epoch
 from kubetune.config.schema import Config
-from kubetune.data.feed import Feed, rows_per_epoch
-from kubetune.data.prepare import prepare
-from kubetune.parallel import World
-from kubetune.plan import make_plan
+from kubetune.data.prepared.prepare import prepare
+from kubetune.distributed import process_group
+from kubetune.distributed.process_group import World
+from kubetune.models import fsdp
+from kubetune.planning.plan import make_plan
+from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import causal_lm
 from tests import toy
 from tests.architectures import save_model
@@ -95,10 +98,10 @@ def test_tied_heads_and_other_architectures(tmp_path: Path, inputs: Path, name: 
 
 def first_losses(world: World, config: Config) -> list[float]:
     """Losses of three steps on this rank."""
-    from kubetune.tuning import Workload
+    from kubetune.models.acceleration import Workload
 
     learner = causal_lm.build(config, world, Workload(128, 0))
-    optimizer = sharded.make_optimizer(learner.model, config.training)
+    optimizer = fsdp.make_optimizer(learner.model, config.training)
     rows = prepare(config).train
     feed = Feed(rows, make_plan(config, rows_per_epoch(rows), world_size=world.size), 0, world, even=True)
     losses = []
@@ -122,13 +125,13 @@ def test_arithmetic_in_bf16_is_that_of_copies(inputs: Path, sections: dict[str, 
 
 def summed_gradients(world: World, config: Config, is_kept: bool) -> tuple[int, list[int], torch.Tensor]:
     """Of one step: its micro-batches, how many collectives had summed gradients after each, and this rank's slices."""
-    from kubetune.tuning import Workload
+    from kubetune.models.acceleration import Workload
 
     learner = causal_lm.build(config, world, Workload(128, 0))
     model: Any = learner.model
     assert model.sums_once_per_step  # the toy is small enough for any device
     model.sums_once_per_step = is_kept
-    optimizer = sharded.make_optimizer(model, config.training)
+    optimizer = fsdp.make_optimizer(model, config.training)
     rows = prepare(config).train
     work = Feed(
         rows, make_plan(config, rows_per_epoch(rows), world_size=world.size), 0, world, even=True
@@ -141,7 +144,7 @@ def summed_gradients(world: World, config: Config, is_kept: bool) -> tuple[int, 
 
     torch.distributed.reduce_scatter_tensor = counting
     for micro, batch in enumerate(work.batches):
-        sharded.expect_backward(model, is_last=micro == len(work.batches) - 1)
+        fsdp.expect_backward(model, is_last=micro == len(work.batches) - 1)
         causal_lm.backward(learner, batch, 1.0 / work.labels)
         counts.append(counts[-1])
     return len(work.batches), counts[:-1], optimizer.gradient.clone()
@@ -196,7 +199,7 @@ def test_another_number_of_ranks_goes_on(
     run_dir = toy.make_run(tmp_path / "run", config, before)
     environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:6:{before - 1}"}
     assert toy.train(run_dir, before, environ) == [errors.PREEMPTED] * before
-    assert checkpoint.steps(run_dir)[-1] == 6
+    assert checkpoints.steps(run_dir)[-1] == 6
     toy.make_run(run_dir, config, after)
     assert toy.train(run_dir, after) == [0] * after
     whole = uninterrupted(inputs, tmp_path_factory.getbasetemp() / "whole")
@@ -239,7 +242,7 @@ def test_a_killed_rank_loses_nothing(
     whole = toy.digests(toy.finished(tmp_path / "whole", config, 2))
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": f"signal 9:{point}:{nth}:1"}) == [errors.LOST_PEER, -signal.SIGKILL]
-    assert checkpoint.find(run_dir) == checkpoint.folder_of(run_dir, safe)
+    assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, safe)
     assert toy.train(run_dir, 2) == [0, 0]
     assert toy.digests(run_dir) == whole
 
@@ -249,9 +252,9 @@ def test_a_rank_without_space_ends_all_with_what_to_do(inputs: Path, tmp_path: P
     codes = toy.train(run_dir, 2, {"KUBETUNE_FAULT": "error 28:commit.part:2:1"})
     assert codes == [errors.ENVIRONMENT] * 2
     assert "free some space" in (run_dir / "logs" / "rank-0.log").read_text()
-    assert checkpoint.find(run_dir) == checkpoint.folder_of(run_dir, 3)
+    assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, 3)
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
-    names = {path.suffix for path in checkpoint.folder_of(run_dir, 3).iterdir()}
+    names = {path.suffix for path in checkpoints.folder_of(run_dir, 3).iterdir()}
     assert names <= {".safetensors", ".json", ".jinja"}  # nothing that could run code when it is read
 
 
@@ -259,7 +262,7 @@ def peaks(world: World, config: Config, small: Config) -> tuple[int, int, int, i
     """Bytes by which a rank's memory was higher at its highest: while loading, after every weight was looked at, with
     the optimizer; and the bytes of weights it holds then."""
     # The first collectives and DTensors cost some 50 to 90 MB whatever the size of the model.
-    warm: Any = sharded.load(AutoModelForCausalLM, small, world)
+    warm: Any = fsdp.load(AutoModelForCausalLM, small, world)
     warm(torch.zeros(1, 8, dtype=torch.int64))
     del warm
     status = Path("/proc/self/status")
@@ -270,12 +273,12 @@ def peaks(world: World, config: Config, small: Config) -> tuple[int, int, int, i
 
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark is lowered to what is used now
     before = value("VmRSS")
-    model = sharded.load(AutoModelForCausalLM, config, world)
+    model = fsdp.load(AutoModelForCausalLM, config, world)
     loaded = value("VmHWM") - before
     for parameter in model.parameters():
-        parallel.local(parameter).sum()  # the file is mapped: pages count when they are used
+        process_group.local(parameter).sum()  # the file is mapped: pages count when they are used
     seen = value("VmHWM") - before
-    optimizer = sharded.make_optimizer(model, config.training)
+    optimizer = fsdp.make_optimizer(model, config.training)
     return loaded, seen, value("VmHWM") - before, optimizer.master.nbytes
 
 

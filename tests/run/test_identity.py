@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from kubetune import errors, identity, metrics
+from kubetune import errors
 from kubetune.cli import main
 from kubetune.config.schema import Config
-from kubetune.identity import Check
+from kubetune.data.prepared import identity
+from kubetune.data.prepared.identity import Check
+from kubetune.rundir import metrics
 from tests import toy
 
 GIB = 2**30

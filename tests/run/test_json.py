@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from kubetune import cli, endings, errors
+from kubetune import cli, errors
 from kubetune.cli.overview import VERBS
+from kubetune.rundir import exit_status
 from tests import toy
 
 
@@ -22,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = toy.make_config(folder, {"num_train_epochs": 1})
     (folder / "run.yaml").write_text(config.model_dump_json(exclude_unset=True))
     (folder / "peer.yaml").write_text("base_model: model\ndatasets: [{path: train.jsonl}]\nsequence_len: 512\n")
-    endings.write_ending(toy.finished(folder / "run", config), endings.Ending(0, "done", 7))
+    exit_status.write_ending(toy.finished(folder / "run", config), exit_status.Ending(0, "done", 7))
     return folder
 
 

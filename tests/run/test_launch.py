@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import cli, endings, errors, metrics
+from kubetune import cli, errors
 from kubetune.config.load import load_resolved
-from kubetune.launch.local import check_run_dir
+from kubetune.rundir import exit_status, metrics
+from kubetune.supervisor.local import check_run_dir
 from tests import toy
 from tests.bombs import plant_modules
 from tests.tiny import train_tokenizer
@@ -28,7 +29,8 @@ STEPS = 24
 
 FIRST_STEP = """
 import logging, sys
-from kubetune import imports, train_worker
+from kubetune.models.loading import fast_import as imports
+from kubetune.training import worker as train_worker
 names = ("torch._dynamo", "bitsandbytes", "scipy", "sklearn")
 class Watch(logging.Handler):
     def emit(self, record):
@@ -124,7 +126,7 @@ def test_a_run_leaves_its_numbers(finished: tuple[Path, subprocess.CompletedProc
     report = json.loads((run_dir / "report.json").read_text())
     assert report["steps"] == STEPS
     assert report["tokens"] > report["trained_tokens"] > 0
-    assert endings.read_ending(run_dir) == endings.Ending(0, "done", STEPS)
+    assert exit_status.read_ending(run_dir) == exit_status.Ending(0, "done", STEPS)
     assert {"config.yaml", "resolved.json", "plan.json"} <= {path.name for path in run_dir.iterdir()}
     assert metrics.read_events(run_dir)[0]["event"] == "launch"
 
@@ -162,7 +164,7 @@ def test_sigterm_saves_and_the_same_command_goes_on_bit_for_bit(
         process.terminate()
         process.communicate(timeout=60)
     assert process.returncode == 143
-    stopped = endings.read_ending(run_dir)
+    stopped = exit_status.read_ending(run_dir)
     assert stopped is not None
     assert stopped.step is not None
     assert 3 <= stopped.step < STEPS

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kubetune import kernels, losses
-from kubetune.flat import LogitRule
-from kubetune.losses import Head, linear_cross_entropy
-from kubetune.optim import AdamSettings, FlatAdamW
+from kubetune.models.kernels import cross_entropy, pointwise
+from kubetune.models.kernels.cross_entropy import Head, linear_cross_entropy
+from kubetune.models.padding_free import LogitRule
+from kubetune.training.adamw import AdamSettings, FlatAdamW
 
 LABELS, HIDDEN, VOCABULARY, SCALE = 37, 16, 53, 0.25
 
@@ -37,7 +37,7 @@ class Toy(nn.Module):
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "chunk_rows", lambda vocabulary: 5)
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda vocabulary: 5)
 
 
 @pytest.mark.parametrize("rule", [LogitRule(), LogitRule(multiplier=0.3), LogitRule(multiplier=2.0, cap=4.0)])
@@ -79,8 +79,8 @@ def test_in_place_it_is_the_same_to_the_last_bit(rule: LogitRule, dtype: torch.d
     generator = torch.Generator().manual_seed(0)
     logits = 5 * torch.randn(5, 301, generator=generator).to(dtype)
     labels = torch.randint(301, (5,), generator=generator)
-    expected = kernels.cross_entropy(logits.clone(), labels, SCALE, rule.multiplier, rule.cap)
-    found = losses.cross_entropy_in_place(logits, labels, SCALE, rule)
+    expected = pointwise.cross_entropy(logits.clone(), labels, SCALE, rule.multiplier, rule.cap)
+    found = cross_entropy.cross_entropy_in_place(logits, labels, SCALE, rule)
     assert found[1] is logits
     for ours, plain in zip(found, expected, strict=True):
         assert torch.equal(ours, plain)
@@ -90,7 +90,7 @@ def test_in_place_it_is_the_same_to_the_last_bit(rule: LogitRule, dtype: torch.d
 def test_nothing_as_wide_as_the_vocabulary_comes_and_goes(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """Blocks that are much larger than all others leave holes, and the heap grows from step to step."""
     rows, width, vocabulary = 64, 4, 8192
-    monkeypatch.setattr(losses, "chunk_rows", lambda _: rows)
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda _: rows)
     hidden = torch.randn(3 * rows - 7, width, dtype=dtype, requires_grad=True)
     head = Head(torch.randn(vocabulary, width, dtype=dtype, requires_grad=True), None, LogitRule(cap=4.0))
     labels = torch.randint(vocabulary, (len(hidden),))

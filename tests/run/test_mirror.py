@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import checkpoint, errors, faults, metrics, mirror, mirror_copy, mirror_owner
+from kubetune import errors
+from kubetune.base import fault_injection
 from kubetune.cli import main
 from kubetune.config.load import load_config
-from kubetune.mirror_copy import Mirror
+from kubetune.rundir import checkpoints, metrics
+from kubetune.rundir.mirror import copier, lease, sync
+from kubetune.rundir.mirror.sync import Mirror
 from tests import s3, toy
 from tests.ranks import free_port, wait_until
 from tests.s3 import Store
@@ -43,7 +46,7 @@ def run_dir(inputs: Path) -> Path:
 
 
 def train(folder: Path, config: Path, fault: str | None = None) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, **({faults.FAULT: fault} if fault else {})}
+    environ = {**os.environ, **({fault_injection.FAULT: fault} if fault else {})}
     command = [sys.executable, "-m", "kubetune", "train", str(config)]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
 
@@ -61,7 +64,7 @@ def test_what_is_sent_comes_back_the_same(
     for name in ("best", "last"):
         link = Path("checkpoints") / name
         assert (tmp_path / "back" / link).readlink() == (run_dir / link).readlink()
-        assert checkpoint.verify(checkpoint.choose(tmp_path / "back", name)) is None
+        assert checkpoints.verify(checkpoints.choose(tmp_path / "back", name)) is None
 
 
 def test_a_checkpoint_without_its_manifest_is_not_there(store: Store, run_dir: Path, tmp_path: Path) -> None:
@@ -73,7 +76,7 @@ def test_a_checkpoint_without_its_manifest_is_not_there(store: Store, run_dir: P
     assert copy.remote_steps() == [3, 6]
     fetched = Mirror(tmp_path / "back", "s3://runs/partial").fetch()
     assert fetched == 3, "7 is not whole, and 6 is damaged"
-    assert checkpoint.steps(tmp_path / "back") == [3]
+    assert checkpoints.steps(tmp_path / "back") == [3]
 
 
 def test_pruned_steps_go_and_the_newest_there_stays(store: Store, run_dir: Path, tmp_path: Path) -> None:
@@ -81,10 +84,10 @@ def test_pruned_steps_go_and_the_newest_there_stays(store: Store, run_dir: Path,
     shutil.copytree(run_dir, mine, symlinks=True)
     copy = Mirror(mine, "s3://runs/pruned")
     copy.send()
-    shutil.rmtree(checkpoint.folder_of(mine, 3))
+    shutil.rmtree(checkpoints.folder_of(mine, 3))
     copy.send()
     assert copy.remote_steps() == [6, 7]
-    shutil.rmtree(checkpoint.folder_of(mine, 7))
+    shutil.rmtree(checkpoints.folder_of(mine, 7))
     copy.send()
     assert copy.remote_steps() == [6, 7]
 
@@ -96,12 +99,12 @@ def test_steps_that_stayed_behind_in_a_move_go_when_they_are_too_many(
     Mirror(run_dir, address).send()
     copy = Mirror(mine, address)
     assert copy.fetch() == 7
-    came = checkpoint.steps(mine)
+    came = checkpoints.steps(mine)
     assert len(came) < 3, "only the newest and the best one come"
     copy.send()
     assert copy.remote_steps() == [3, 6, 7], "as many as are kept"
     for step in (8, 9):
-        shutil.copytree(checkpoint.folder_of(run_dir, 7), checkpoint.folder_of(mine, step))
+        shutil.copytree(checkpoints.folder_of(run_dir, 7), checkpoints.folder_of(mine, step))
     copy.send()
     assert copy.remote_steps() == sorted({*came, 8, 9})
 
@@ -159,14 +162,14 @@ def test_two_nodes_go_on_from_the_store_on_an_empty_disk(store: Store, inputs: P
 def test_a_store_that_is_away_stops_nothing_and_gets_the_rest_later(
     store: Store, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(copier, "SECONDS_BETWEEN_LOOKS", 0.05)
     mine = tmp_path / "run"
     shutil.copytree(run_dir, mine, symlinks=True)
     gone = Store()
     monkeypatch.setenv("AWS_ENDPOINT_URL", gone.url)
     stop = threading.Event()
     copy = Mirror(mine, "s3://runs/later")
-    follower = threading.Thread(target=mirror.follow, args=(copy, stop))
+    follower = threading.Thread(target=copier.follow, args=(copy, stop))
     follower.start()
     try:
         wait_until(lambda: any(e["event"] == "mirror" and not e["ok"] for e in metrics.read_events(mine)))
@@ -183,13 +186,13 @@ def test_a_store_that_is_away_stops_nothing_and_gets_the_rest_later(
 def test_an_empty_machine_does_not_start_over_while_the_store_is_away(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store
 ) -> None:
-    monkeypatch.setattr(mirror, "RESTORE_SECONDS", 0.0)
+    monkeypatch.setattr(copier, "RESTORE_SECONDS", 0.0)
     monkeypatch.setenv("AWS_ENDPOINT_URL", Store().url)
     with pytest.raises(errors.EnvironmentFault, match="s3://runs/away cannot be read"):
-        mirror.restore(Mirror(tmp_path / "empty", "s3://runs/away"))
+        copier.restore(Mirror(tmp_path / "empty", "s3://runs/away"))
     mine = tmp_path / "run"
     shutil.copytree(run_dir, mine, symlinks=True)
-    mirror.restore(Mirror(mine, "s3://runs/away"))  # what is here is enough to go on
+    copier.restore(Mirror(mine, "s3://runs/away"))  # what is here is enough to go on
 
 
 def test_another_run_is_refused_and_changes_nothing(
@@ -199,7 +202,7 @@ def test_another_run_is_refused_and_changes_nothing(
     assert main(["sync", str(run_dir), address]) == 0
     before = Mirror(run_dir, address).remote_files()
     other = tmp_path / "other"
-    shutil.copytree(run_dir, other, symlinks=True, ignore=shutil.ignore_patterns(mirror_owner.LOCAL))
+    shutil.copytree(run_dir, other, symlinks=True, ignore=shutil.ignore_patterns(lease.LOCAL))
     for words in ([str(other), address], [address, str(other)]):
         assert main(["sync", *words]) == errors.USER
         assert f"{address} holds another run than {other}" in capsys.readouterr().err
@@ -215,7 +218,7 @@ def test_another_run_is_refused_and_changes_nothing(
 def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
     store: Store, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mirror, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(copier, "SECONDS_BETWEEN_LOOKS", 0.05)
     address, here, there = "s3://runs/twice", tmp_path / "here", tmp_path / "there"
     shutil.copytree(run_dir, here, symlinks=True)
     told: list[errors.KubetuneError] = []
@@ -223,7 +226,7 @@ def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
 
     def follow() -> None:
         try:
-            mirror.follow(Mirror(here, address), stop)
+            copier.follow(Mirror(here, address), stop)
         except errors.KubetuneError as error:
             told.append(error)
 
@@ -253,20 +256,20 @@ def test_who_may_still_be_alive_elsewhere_is_named_when_displaced(
     shutil.copytree(run_dir, first, symlinks=True)
     (first / "logs").mkdir(exist_ok=True)
     (first / "logs/rank-0.beat.json").write_text(json.dumps({"rank": 0, "time": 1_800_000_000.0}))
-    monkeypatch.setattr(mirror_owner.socket, "gethostname", lambda: "first-host")
+    monkeypatch.setattr(lease.socket, "gethostname", lambda: "first-host")
     copy = Mirror(first, address)
     copy.title.take()
     copy.send()
-    monkeypatch.setattr(mirror_owner.socket, "gethostname", lambda: "second-host")
+    monkeypatch.setattr(lease.socket, "gethostname", lambda: "second-host")
     second = Mirror(tmp_path / "second", address)
     second.fetch()
     stop = threading.Event()
     stop.set()
-    mirror.follow(second, stop)
+    copier.follow(second, stop)
     assert "a start of this run on first-host since" in caplog.text
     assert "last heard of at 2027-01-15T08:00:00.000Z, which has not said that it ended" in caplog.text
     caplog.clear()
-    monkeypatch.setattr(mirror_owner.socket, "gethostname", lambda: "third-host")
+    monkeypatch.setattr(lease.socket, "gethostname", lambda: "third-host")
     third = Mirror(tmp_path / "third", address)
     third.fetch()
     third.title.take()
@@ -277,12 +280,12 @@ def test_two_that_claim_an_empty_store_at_once_do_not_both_get_it(store: Store, 
     copies = []
     for name in ("one", "two"):
         made = tmp_path / name
-        shutil.copytree(run_dir, made, symlinks=True, ignore=shutil.ignore_patterns(mirror_owner.LOCAL))
+        shutil.copytree(run_dir, made, symlinks=True, ignore=shutil.ignore_patterns(lease.LOCAL))
         copies.append(Mirror(made, "s3://runs/raced"))
     for _ in range(2):  # the second time as when the answer to the first was lost
-        copies[0].title._create(mirror_owner.Owner("first"))
+        copies[0].title._create(lease.Owner("first"))
     with pytest.raises(errors.ConfigError, match="holds another run"):
-        copies[1].title._create(mirror_owner.Owner("second"))
+        copies[1].title._create(lease.Owner("second"))
     copies[0].send()
 
 
@@ -309,14 +312,14 @@ def test_an_address_is_an_output_and_a_missing_library_is_named(
 ) -> None:
     config = load_config(run_file(tmp_path, inputs, "gs://bucket/some/run"))
     assert (config.output, config.mirror) == ("outputs/bucket/some/run", "gs://bucket/some/run")
-    monkeypatch.setattr(mirror_copy, "find_spec", lambda name: None)
+    monkeypatch.setattr(sync, "find_spec", lambda name: None)
     with pytest.raises(errors.ConfigError, match=r"leave one out, or make them agree"):
         load_config(tmp_path / "run.yaml", overrides=["mirror=s3://other/run"])
     with pytest.raises(errors.ConfigError, match=r"pip install 'kubetune\[gs\]'"):
-        mirror_copy.check_installed("gs://bucket/some/run")
+        sync.check_installed("gs://bucket/some/run")
     for wrong in ("ftp://bucket/run", "s3://bucket", "s3://bucket/"):
         with pytest.raises(errors.ConfigError, match=r"expected SCHEME://BUCKET/PATH with one of s3, gs"):
-            mirror_copy.check_installed(wrong)
+            sync.check_installed(wrong)
 
 
 def test_ctrl_c_while_the_store_is_frozen_ends_within_the_grace_time(
@@ -328,7 +331,7 @@ def test_ctrl_c_while_the_store_is_frozen_ends_within_the_grace_time(
     command = [sys.executable, "-m", "kubetune", "train", str(config)]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as started:
         made = tmp_path / "outputs/runs/frozen"
-        wait_until(lambda: checkpoint.steps(made))
+        wait_until(lambda: checkpoints.steps(made))
         store.freeze()
         try:
             started.send_signal(signal.SIGTERM)
@@ -337,4 +340,4 @@ def test_ctrl_c_while_the_store_is_frozen_ends_within_the_grace_time(
             store.thaw()
     assert "send it: kubetune sync" in said
     assert main(["sync", str(made)]) == 0
-    assert Mirror(made, "s3://runs/frozen").remote_steps() == checkpoint.steps(made)
+    assert Mirror(made, "s3://runs/frozen").remote_steps() == checkpoints.steps(made)

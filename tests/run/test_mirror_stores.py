@@ -23,9 +23,12 @@ from urllib.error import URLError
 
 import pytest
 
-from kubetune import checkpoint, errors, faults, mirror_owner
+from kubetune import errors
+from kubetune.base import fault_injection
 from kubetune.cli import main
-from kubetune.mirror_copy import Mirror
+from kubetune.rundir import checkpoints
+from kubetune.rundir.mirror import lease
+from kubetune.rundir.mirror.sync import Mirror
 from tests import toy
 from tests.ranks import free_port, wait_until
 
@@ -128,7 +131,7 @@ def train(folder: Path, inputs: Path, address: str, fault: str | None = None) ->
     """`kubetune train` in a folder, as on a machine of its own."""
     folder.mkdir()
     toy.run_file(folder, inputs, address, num_train_epochs=1)
-    environ = {**os.environ, **({faults.FAULT: fault} if fault else {})}
+    environ = {**os.environ, **({fault_injection.FAULT: fault} if fault else {})}
     command = [sys.executable, "-m", "kubetune", "train", "run.yaml"]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
 
@@ -145,7 +148,7 @@ def test_what_is_sent_comes_back_the_same_and_steps_are_whole_or_not_there(
     copy = Mirror(mine, address)
     copy.send()
     assert copy.remote_steps() == [3, 6, 7]
-    shutil.rmtree(checkpoint.folder_of(mine, 3))
+    shutil.rmtree(checkpoints.folder_of(mine, 3))
     copy.send()
     assert copy.remote_steps() == [6, 7]
     assert not [name for name in copy.remote_files() if "step-000003" in name]
@@ -173,7 +176,7 @@ def test_another_run_and_an_earlier_start_are_refused(scheme: str, run_dir: Path
     mine = Mirror(shutil.copytree(run_dir, tmp_path / "mine", symlinks=True), address)
     mine.title.take()
     mine.send()
-    shutil.copytree(run_dir, other, symlinks=True, ignore=shutil.ignore_patterns(mirror_owner.LOCAL))
+    shutil.copytree(run_dir, other, symlinks=True, ignore=shutil.ignore_patterns(lease.LOCAL))
     assert main(["sync", str(other), address]) == errors.USER
     moved = Mirror(later, address)
     assert moved.fetch() == 7

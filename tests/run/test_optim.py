@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from kubetune.lean import make_lean
-from kubetune.optim import STRETCH, AdamSettings, FlatAdamW, decays, sum_of_squares
-from kubetune.parallel import World
-from kubetune.sharded import ShardedAdamW
+from kubetune.distributed.process_group import World
+from kubetune.models.fsdp import ShardedAdamW
+from kubetune.models.fused_forwards import make_lean
+from kubetune.training.adamw import STRETCH, AdamSettings, FlatAdamW, decays, sum_of_squares
 from tests.ranks import run_ranks
 
 WORDS, WIDTH, LABELS = 40, 24, 3

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from kubetune.config.schema import Config
-from kubetune.data.encode import Encoder
-from kubetune.data.formats import convert
-from kubetune.data.prepare import Prepared, is_whole, prepare
+from kubetune.data.prepared.prepare import Prepared, is_whole, prepare
+from kubetune.data.reading.formats import convert
+from kubetune.data.text.encode import Encoder
 from kubetune.errors import DataError
 from tests.tiny import train_tokenizer
 
@@ -217,7 +217,7 @@ def test_bad_records_found_by_many_processes_are_all_counted(model: Path, tmp_pa
 START = """
 import sys
 from kubetune.config.schema import Config
-from kubetune.data.prepare import prepare
+from kubetune.data.prepared.prepare import prepare
 print(prepare(Config.model_validate_json(sys.argv[1])).fingerprint)
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kubetune.cli import main
-from kubetune.data import readers
+from kubetune.data.reading import readers
 from tests.tiny import train_tokenizer
 from tests.unit.test_data_readers import BAD_LINES, GOOD
 

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from kubetune import errors, metrics, probe, train_worker
-from kubetune.parallel import World
-from kubetune.plan import make_plan
+from kubetune import errors
+from kubetune.distributed.process_group import World
+from kubetune.planning.plan import make_plan
+from kubetune.rundir import metrics
+from kubetune.training import preflight, worker
 from tests import toy
 from tests.ranks import started, wait_all
 
@@ -96,7 +98,7 @@ def train_in_little(run_dir: str, mebibytes: int) -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + mebibytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    return train_worker.main([run_dir])
+    return worker.main([run_dir])
 
 
 def test_memory_that_ran_out_is_no_bug_of_ours(inputs: Path) -> None:
@@ -104,7 +106,7 @@ def test_memory_that_ran_out_is_no_bug_of_ours(inputs: Path) -> None:
     said = r"rank 0 ran out of memory \(.*can't allocate memory.*\); there are 450 MiB .*What was saved is good"
     with (
         pytest.raises(errors.EnvironmentFault, match=said),
-        probe.explaining_shortage(config, make_plan(config), World()),
+        preflight.explaining_shortage(config, make_plan(config), World()),
     ):
         torch.empty(10**15, dtype=torch.uint8)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import endings, errors, metrics
+from kubetune import errors
+from kubetune.rundir import exit_status, metrics
 from tests import toy
 from tests.push_hub import TOKEN, Hub, serving
 
@@ -79,7 +80,7 @@ def test_a_lost_connection_is_gone_on_with(hub: Hub, run_dir: Path) -> None:
 @pytest.mark.slow
 def test_an_upload_that_broke_off_sends_only_the_rest(hub: Hub, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
-        "import sys; from kubetune import push; push.WAITS_SECONDS = (0.0,) * int(sys.argv[1]);"
+        "import sys; from kubetune.publishing import hub_upload; hub_upload.WAITS_SECONDS = (0.0,) * int(sys.argv[1]);"
         "from kubetune.cli import main; sys.exit(main(['push', sys.argv[2], 'org/bot', '--merge']))"
     )
 
@@ -133,7 +134,7 @@ def test_the_last_stage_of_a_run_is_never_its_failure(
     command = [sys.executable, "-m", "kubetune.agent", str(made)]
     ended = subprocess.run(command, env=environment(hub), capture_output=True, text=True)
     assert ended.returncode == errors.OK, ended.stderr
-    found = endings.read_ending(made)
+    found = exit_status.read_ending(made)
     assert found is not None
     assert found.code == errors.OK
     events = [event["event"] for event in metrics.read_events(made)]

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from kubetune import cli, metrics, train_worker
+from kubetune import cli
 from kubetune.errors import ConfigError
 from kubetune.report import write_report
 from kubetune.report.differences import differences
 from kubetune.report.series import shorten, smooth
+from kubetune.rundir import metrics
+from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -31,7 +33,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_dir(inputs: Path) -> Path:
     """Two ranks, stopped once and gone on with."""
     run_dir = toy.make_run(inputs / "run", toy.make_config(inputs), 2)
-    with started(train_worker.main, 2, [str(run_dir)]) as processes:
+    with started(worker.main, 2, [str(run_dir)]) as processes:
         wait_until(lambda: len(metrics.read_metrics(run_dir)) > 3)
         for process in processes:
             assert process.pid is not None

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kubetune import errors, metrics, samples
+from kubetune import errors
+from kubetune.inference import before_after
 from kubetune.report import write_report
+from kubetune.rundir import metrics
 from tests import toy
 
 
@@ -22,27 +24,29 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rows_are_cut_before_their_last_answer() -> None:
     answers = np.array([0, 0, 0, 1, 1, 0, 0, 1, 1, 1], bool)
-    assert samples.cut(answers) == 7
-    assert samples.cut(answers[:6]) == 3
-    assert samples.cut(np.array([0] + [1] * 9, bool)) == 5, "of a text that is learnt whole, the second half"
-    assert samples.cut(np.zeros(4, bool)) is None
+    assert before_after.cut(answers) == 7
+    assert before_after.cut(answers[:6]) == 3
+    assert before_after.cut(np.array([0] + [1] * 9, bool)) == 5, "of a text that is learnt whole, the second half"
+    assert before_after.cut(np.zeros(4, bool)) is None
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_the_model_answers_before_and_after(
     inputs: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "MOST_TOKENS", 16)
+    monkeypatch.setattr(before_after, "MOST_TOKENS", 16)
     sections = {"lora": {"r": 4} if method == "lora" else None}
     run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, {"max_steps": 3}, **sections))
     digests = toy.digests(run_dir)
-    found = [json.loads(line) for line in samples.record(run_dir, 3).read_text().splitlines()]
+    found = [json.loads(line) for line in before_after.record(run_dir, 3).read_text().splitlines()]
     held_out = [json.loads(line) for line in (inputs / "eval.jsonl").read_text().splitlines()]
     pairs = {(row["prompt"], row["completion"].strip()) for row in held_out}
     assert {(sample["prompt"], sample["expected"].strip()) for sample in found} <= pairs
     assert len(found) == 3
     assert all(sample["before"] != sample["after"] for sample in found), "three steps at this rate change what is said"
-    assert samples.record(run_dir, 3).read_text() == "".join(f"{json.dumps(s, ensure_ascii=False)}\n" for s in found)
+    assert before_after.record(run_dir, 3).read_text() == "".join(
+        f"{json.dumps(s, ensure_ascii=False)}\n" for s in found
+    )
     assert toy.digests(run_dir) == digests
     page = write_report([run_dir], tmp_path / "report.html").read_text()
     assert found[0]["prompt"] in page
@@ -52,8 +56,8 @@ def test_what_has_no_answers_is_explained(inputs: Path, tmp_path: Path) -> None:
     config = toy.make_config(inputs, {"max_steps": 1}, data={"eval": None})
     run_dir = toy.finished(tmp_path / "run", config)
     with pytest.raises(errors.ConfigError, match=r"no evaluation data to take samples from; set data\.eval"):
-        samples.record(run_dir, 3)
-    assert samples.main([str(run_dir), "3"]) == errors.USER
+        before_after.record(run_dir, 3)
+    assert before_after.main([str(run_dir), "3"]) == errors.USER
 
 
 @pytest.mark.slow

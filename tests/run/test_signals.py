@@ -30,7 +30,7 @@ sys.exit(main())
 
 RELAY = """
 import os, signal
-from kubetune.relay import Relay
+from kubetune.base.signals import Relay
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 with Relay() as relay:
     os.kill(os.getpid(), signal.SIGHUP)

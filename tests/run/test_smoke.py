@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from kubetune import errors, processes, smoke_worker
-from kubetune.measurements import Reduction, outliers
-from kubetune.nccl import Network
-from kubetune.smoke import Settings
+from kubetune import errors
+from kubetune.base import processes
+from kubetune.diagnostics.smoke import rank as smoke_worker
+from kubetune.diagnostics.smoke.launch import Settings
+from kubetune.diagnostics.smoke.measure import Reduction, outliers
+from kubetune.distributed.nccl_log import Network
 from tests import schemas
 from tests.ranks import free_port, started, wait_all, wait_until
 from tests.toy import is_stopped, wait_until_stopped
@@ -92,7 +94,13 @@ def test_four_ranks_learn_what_one_learns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_under_torchrun() -> None:
-    torchrun = ("torch.distributed.run", f"--master-port={free_port()}", "--nproc-per-node=2", "-m", "kubetune.smoke")
+    torchrun = (
+        "torch.distributed.run",
+        f"--master-port={free_port()}",
+        "--nproc-per-node=2",
+        "-m",
+        "kubetune.diagnostics.smoke",
+    )
     ended = run_verb("--json", module=torchrun)
     assert ended.returncode == errors.OK, ended.stderr
     assert json.loads(ended.stdout)["world_size"] == 2

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from kubetune import errors, tracking, tracking_mlflow
+from kubetune import errors
 from kubetune.config.load import resolved
 from kubetune.config.schema import Config
-from kubetune.tracking import Tracker, open_tracker
-from kubetune.tracking_mlflow import find_store
+from kubetune.rundir import mlflow_tracker, trackers
+from kubetune.rundir.mlflow_tracker import find_store
+from kubetune.rundir.trackers import Tracker, open_tracker
 from tests.ranks import wait_until
 
 pytestmark = [
@@ -84,7 +85,7 @@ def test_mlflow_holds_files_tags_data_and_the_model(tmp_path: Path, monkeypatch:
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("HF_TOKEN", "canary-value")
-    monkeypatch.setattr(tracking_mlflow, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(mlflow_tracker, "_SECONDS_BETWEEN_LOOKS", 0.01)
     settings = {"tags": {"team": "nlp"}, "log_model": True, "registered_model_name": "bots"}
     run_dir, uri = tmp_path / "run", str(tmp_path / "mlruns")
     wanted = config(tmp_path, mlflow={"uri": uri, **settings})
@@ -229,7 +230,7 @@ def test_one_failing_tracker_does_not_take_the_other_along(caplog: pytest.LogCap
 def test_a_tracker_that_is_not_installed_is_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(errors.ConfigError, match=r"tracking\.mlflow.*pip install 'kubetune\[tracking\]'"):
         open_tracker(config(tmp_path, mlflow={}), tmp_path)
 

@@ -18,21 +18,23 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from kubetune import checkpoint, errors, metrics, parallel
-from kubetune.adapters import add_lora
-from kubetune.checkpoint import State
+from kubetune import errors
+from kubetune.batching.feed import Feed, rows_per_epoch, tokens_per_epoch
 from kubetune.config.schema import Config
-from kubetune.data.feed import Feed, rows_per_epoch, tokens_per_epoch
-from kubetune.data.prepare import prepare
-from kubetune.data.rows import Rows
-from kubetune.evaluate import evaluate
-from kubetune.journal import Journal
-from kubetune.launch.local import check_run_dir
-from kubetune.optim import AdamSettings, FlatAdamW, decays
-from kubetune.parallel import World
-from kubetune.plan import make_plan
+from kubetune.data.prepared.prepare import prepare
+from kubetune.data.prepared.rows import Rows
+from kubetune.distributed import process_group
+from kubetune.distributed.process_group import World
+from kubetune.models.acceleration import Workload
+from kubetune.models.lora import add_lora
+from kubetune.planning.plan import make_plan
+from kubetune.rundir import checkpoints, metrics
+from kubetune.rundir.checkpoints import State
+from kubetune.supervisor.local import check_run_dir
 from kubetune.tasks import causal_lm
-from kubetune.tuning import Workload
+from kubetune.training.adamw import AdamSettings, FlatAdamW, decays
+from kubetune.training.evaluation import evaluate
+from kubetune.training.run_log import Journal
 from tests import toy
 from tests.architectures import randomize_lora, reference_gradients
 from tests.ranks import run_ranks, started, wait_all
@@ -65,7 +67,7 @@ def first_gradient(world: World, config: Config) -> tuple[np.ndarray, int]:
     work = Feed(rows, plan, config.training.seed, world).step(0)
     for batch in work.batches:
         causal_lm.backward(learner, batch, 1.0 / work.labels)
-    return parallel.sum_(optimizer.gradient, world).numpy(), len(work.batches)
+    return process_group.sum_(optimizer.gradient, world).numpy(), len(work.batches)
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +258,7 @@ def stopped(run_dir: Path, config: Config, world_size: int, number: int, rank: i
     toy.make_run(run_dir, config, world_size)
     environ = {"KUBETUNE_FAULT": f"signal {number}:step:6:{rank}"}
     assert toy.train(run_dir, world_size, environ) == [errors.PREEMPTED] * world_size
-    return checkpoint.steps(run_dir)[-1]
+    return checkpoints.steps(run_dir)[-1]
 
 
 def epoch_lines(run_dir: Path) -> list[str]:
@@ -305,7 +307,7 @@ def test_best_last_early_stopping_and_retention(inputs: Path, tmp_path: Path) ->
     assert len(toy.losses(run_dir)) == last
     assert os.readlink(run_dir / "checkpoints" / "best") == f"step-{best:06d}"
     assert os.readlink(run_dir / "checkpoints" / "last") == f"step-{last:06d}"
-    assert checkpoint.steps(run_dir) == [best, last]
+    assert checkpoints.steps(run_dir) == [best, last]
     assert toy.train(run_dir) == [0]  # and stays ended
     assert len(toy.losses(run_dir)) == last
 

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import errors, metrics, train, train_worker, verify
-from kubetune.cli.verify_resume import describe
+from kubetune import errors
+from kubetune.cli.local.verify_resume import describe
 from kubetune.config.load import as_yaml
 from kubetune.config.schema import Config
-from kubetune.plan import make_plan
+from kubetune.diagnostics import verify_resume
+from kubetune.planning.plan import make_plan
+from kubetune.rundir import metrics
+from kubetune.training import loop
+from kubetune.training import worker as train_worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -36,14 +40,14 @@ def config(inputs: Path) -> Config:
 
 def seed_by_chance(argv: Sequence[str]) -> int:
     """A rank that draws other dropout masks each time."""
-    train.mixed_seed = lambda *salt: int.from_bytes(os.urandom(7), "little")
+    loop.mixed_seed = lambda *salt: int.from_bytes(os.urandom(7), "little")
     return train_worker.main(argv)
 
 
 def forget_seed_on_resume(argv: Sequence[str]) -> int:
     """A rank that draws the right masks until it goes on from a checkpoint."""
     if any((Path(argv[0]) / "checkpoints").glob("step-*")):
-        train.mixed_seed = lambda *salt: 7
+        loop.mixed_seed = lambda *salt: 7
     return train_worker.main(argv)
 
 
@@ -51,25 +55,25 @@ def skip_a_batch_on_resume(argv: Sequence[str]) -> int:
     """A rank whose data moves on by a step while it is stopped."""
     if any((Path(argv[0]) / "checkpoints").glob("step-*")):
 
-        class Hasty(train.Feed):
+        class Hasty(loop.Feed):
             def step(self, step: int) -> object:
                 return super().step(step + 1)
 
-        train.Feed = Hasty
+        loop.Feed = Hasty
     return train_worker.main(argv)
 
 
 def verdict_of(
     config: Config, folder: Path, worker: Callable[[Sequence[str]], int] = train_worker.main, world_size: int = 1
-) -> verify.Verdict:
+) -> verify_resume.Verdict:
     """The verdict on real ranks that run `worker`."""
 
     def start(run_dir: Path, environ: Mapping[str, str]) -> int:
         with started(worker, world_size, [str(run_dir)], environ=environ) as processes:
             return max(wait_all(processes))
 
-    short = verify.shortened(config, STEPS)
-    return verify.verify(short, make_plan(short, world_size=world_size), STOP_AT, folder, start)
+    short = verify_resume.shortened(config, STEPS)
+    return verify_resume.verify(short, make_plan(short, world_size=world_size), STOP_AT, folder, start)
 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -79,7 +83,7 @@ def test_a_sound_resume_is_exact(config: Config, tmp_path: Path, world_size: int
     assert verdict.difference is None
     assert (verdict.steps, verdict.stopped_at, verdict.world_size) == (STEPS, STOP_AT, world_size)
     # The comparison saw every step of every rank, the evaluations and the last checkpoint.
-    facts = verify.facts_of(tmp_path / "resumed")
+    facts = verify_resume.facts_of(tmp_path / "resumed")
     assert len(facts) == verdict.facts
     for what in ("batch ids", "random state of cpu", "losses of the micro-batches", "master of the optimizer before"):
         seen = {(fact.step, fact.rank) for fact in facts if fact.what.startswith(what)}
@@ -131,7 +135,7 @@ def test_a_run_that_fails_is_no_verdict(inputs: Path, tmp_path: Path) -> None:
 
 def test_nothing_leaves_this_machine(inputs: Path) -> None:
     outlets = {"push": "org/model", "mirror": "s3://bucket/run", "tracking": {"mlflow": {}}, "logging": {"samples": 4}}
-    short = verify.shortened(toy.make_config(inputs, **outlets), STEPS)
+    short = verify_resume.shortened(toy.make_config(inputs, **outlets), STEPS)
     assert (short.push, short.mirror, short.tracking.mlflow, short.logging.samples) == (None, None, None, 0)
 
 

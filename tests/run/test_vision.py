@@ -15,18 +15,20 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-from kubetune import checkpoint, errors, flat, metrics
-from kubetune.adapters import add_lora
-from kubetune.attention import CannotRunFlat
+from kubetune import errors
+from kubetune.batching import image_batches
+from kubetune.batching.image_batches import collate_pictured, grid_positions
 from kubetune.cli import main
 from kubetune.config.schema import Config, LoraConfig, VisionConfig
-from kubetune.data import pictures
-from kubetune.data.image_processor import ImageProcessor, load_image_processor
-from kubetune.data.pictures import collate_pictured, grid_positions
-from kubetune.data.tokenizer import load_tokenizer
-from kubetune.export import export_run
-from kubetune.flat import Route
-from kubetune.generate import Sampling, Speaker, answer, load_run
+from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
+from kubetune.inference.generate import Sampling, Speaker, answer, load_run
+from kubetune.models import padding_free
+from kubetune.models.attention.hooks import CannotRunFlat
+from kubetune.models.lora import add_lora
+from kubetune.models.padding_free import Route
+from kubetune.publishing.export import export_run
+from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import vision_language
 from kubetune.tasks.causal_lm import CausalLM
 from tests import toy
@@ -201,7 +203,7 @@ def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(inputs: Path, tmp_pa
     cut = toy.make_run(tmp_path / "cut", config, world_size)
     environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM}:step:6:{world_size - 1}"}
     assert toy.train(cut, world_size, environ) == [errors.PREEMPTED] * world_size
-    assert checkpoint.steps(cut)[-1] == 6
+    assert checkpoints.steps(cut)[-1] == 6
     assert toy.train(cut, world_size) == [0] * world_size
     assert toy.digests(cut) == toy.digests(whole)
 
@@ -268,9 +270,9 @@ def test_a_stream_has_the_gradient_of_plain_transformers(name: str, tmp_path: Pa
     vision = VisionConfig(freeze_vision_tower=False, freeze_projector=False)
     task, processor = build(tmp_path / "model", name, vision)
     rows, seen = some_rows(processor)
-    lm = flat.unwrap(task.model)
+    lm = padding_free.unwrap(task.model)
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
-    flat.set_attention(lm, "eager")
+    padding_free.set_attention(lm, "eager")
     total = 0.0
     for row, own in zip(rows, seen, strict=True):
         batch = collate_pictured([row], [own], processor)
@@ -280,7 +282,7 @@ def test_a_stream_has_the_gradient_of_plain_transformers(name: str, tmp_path: Pa
         total += float(loss.detach())
     theirs = take_gradients(task.model)
     assert vision_language.self_check(task.model, processor) < 1e-5
-    flat.set_attention(lm, "flat")
+    padding_free.set_attention(lm, "flat")
     ours = vision_language.backward(task, collate_pictured(rows, seen, processor), 1 / labels)
     assert float(ours) == pytest.approx(total, abs=1e-5)
     mine = take_gradients(task.model)
@@ -295,7 +297,7 @@ def test_wrong_positions_are_noticed_before_training(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, processor = build(tmp_path / "model", name)
-    monkeypatch.setattr(pictures, "grid_positions", lambda is_image, _: np.tile(np.arange(len(is_image)), (3, 1)))
+    monkeypatch.setattr(image_batches, "grid_positions", lambda is_image, _: np.tile(np.arange(len(is_image)), (3, 1)))
     with pytest.raises(CannotRunFlat, match="differs from one by one"):
         vision_language.self_check(task.model, processor)
 
@@ -307,7 +309,7 @@ def test_positions_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     for row, own in zip(rows, seen, strict=True):
         batch = collate_pictured([row], [own], processor)
         assert batch.pictures is not None
-        theirs, _ = flat.backbone(flat.unwrap(task.model)).get_rope_index(  # type: ignore[operator]
+        theirs, _ = padding_free.backbone(padding_free.unwrap(task.model)).get_rope_index(  # type: ignore[operator]
             batch.input_ids[None],
             mm_token_type_ids=batch.pictures.is_image.int()[None],
             image_grid_thw=batch.pictures.grids,

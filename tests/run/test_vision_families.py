@@ -20,13 +20,13 @@ from transformers import (
 
 from kubetune import errors
 from kubetune.config.schema import Config
-from kubetune.data.encode import Encoded, Encoder
-from kubetune.data.encode_vision import VisionEncoder
-from kubetune.data.formats import IMAGE_TAG, Chat, convert
-from kubetune.data.image_processor import load_image_processor
-from kubetune.data.tokenizer import load_tokenizer
-from kubetune.export import export_run
-from kubetune.generate import Sampling, answer, load_run
+from kubetune.data.reading.formats import IMAGE_TAG, Chat, convert
+from kubetune.data.text.encode import Encoded, Encoder
+from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.data.vision.encode import VisionEncoder
+from kubetune.data.vision.image_processor import load_image_processor
+from kubetune.inference.generate import Sampling, answer, load_run
+from kubetune.publishing.export import export_run
 from tests import toy
 from tests.pictures import FAMILIES, QUESTION, paint, save_family_model, write_questions
 

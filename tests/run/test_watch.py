@@ -19,11 +19,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kubetune import cli, endings, train_worker, watchdog
-from kubetune.cli import watch
-from kubetune.cli.watch_charts import curve, sparkline
-from kubetune.cli.watch_keys import View
-from kubetune.cli.watch_screen import Sight, draw
+from kubetune import cli
+from kubetune.cli.local import watch
+from kubetune.cli.local.watch_charts import curve, sparkline
+from kubetune.cli.local.watch_keys import View
+from kubetune.cli.local.watch_screen import Sight, draw
+from kubetune.rundir import exit_status, heartbeat
+from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -33,7 +35,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of one process, with the verdict that its agent would write."""
     inputs = toy.make_inputs(tmp_path_factory.mktemp("toy"))
     run_dir = toy.finished(inputs / "run", toy.make_config(inputs))
-    endings.write_ending(run_dir, endings.Ending(0, "done", 14))
+    exit_status.write_ending(run_dir, exit_status.Ending(0, "done", 14))
     return run_dir
 
 
@@ -61,7 +63,7 @@ def test_runs_are_listed_with_what_became_of_them(
 ) -> None:
     for name in ("a/first", "a/second", "broken"):
         shutil.copytree(run_dir, tmp_path / name, symlinks=True)
-    endings.write_ending(tmp_path / "a/second", endings.Ending(3, "the disk is full", 14))
+    exit_status.write_ending(tmp_path / "a/second", exit_status.Ending(3, "the disk is full", 14))
     (tmp_path / "broken" / "resolved.json").write_text("{")
     last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert cli.main(["runs", str(tmp_path), "--json", "--sort", "eval_loss"]) == 0
@@ -138,7 +140,7 @@ def test_a_run_that_is_not_there_yet_is_waited_for(run_dir: Path, tmp_path: Path
 
 def test_leaving_says_that_the_run_goes_on(run_dir: Path, tmp_path: Path) -> None:
     going = shutil.copytree(run_dir, tmp_path / "going", symlinks=True)
-    (going / endings.EXIT).unlink()
+    (going / exit_status.EXIT).unlink()
     with on_a_terminal(str(going)) as (process, terminal):
         read_until(terminal, "Ctrl-C leaves")
         process.send_signal(signal.SIGINT)
@@ -148,7 +150,7 @@ def test_leaving_says_that_the_run_goes_on(run_dir: Path, tmp_path: Path) -> Non
 
 def test_keys_choose_a_rank_pause_and_leave_a_screen_of_its_own(run_dir: Path, tmp_path: Path) -> None:
     going = shutil.copytree(run_dir, tmp_path / "going", symlinks=True)
-    (going / endings.EXIT).unlink()
+    (going / exit_status.EXIT).unlink()
     (going / "logs" / "rank-1.log").write_text("2026-11-20 10:15:00 [STEP] the other one\n")
     with on_a_terminal(str(going)) as (process, terminal):
         shown = read_until(terminal, "q or Ctrl-C leaves")
@@ -171,7 +173,7 @@ def test_keys_choose_a_rank_pause_and_leave_a_screen_of_its_own(run_dir: Path, t
 
 def test_a_signal_gives_the_terminal_back(run_dir: Path, tmp_path: Path) -> None:
     going = shutil.copytree(run_dir, tmp_path / "going", symlinks=True)
-    (going / endings.EXIT).unlink()
+    (going / exit_status.EXIT).unlink()
     with on_a_terminal(str(going)) as (process, terminal):
         read_until(terminal, "q or Ctrl-C leaves")
         process.terminate()
@@ -190,10 +192,10 @@ def test_ranks_say_where_they_are_while_they_run(run_dir: Path, tmp_path: Path) 
     inputs = run_dir.parent
     going = toy.make_run(tmp_path / "run", toy.make_config(inputs), 2)
     environ = {"KUBETUNE_FAULT": f"signal {signal.SIGSTOP.value}:micro-batch:6:1"}
-    with started(train_worker.main, 2, [str(going)], environ=environ) as processes:
+    with started(worker.main, 2, [str(going)], environ=environ) as processes:
         toy.wait_until_stopped(processes[1])
         # Rank 0 has nothing else to do from here on, so what it said last stays so.
-        wait_until(lambda: [b["waiting"] and b["step"] == 5 for b in watchdog.read_beats(going)][:1] == [True])
+        wait_until(lambda: [b["waiting"] and b["step"] == 5 for b in heartbeat.read_beats(going)][:1] == [True])
         sight = watch.look_here(going)
         assert sight.state == "running"
         first, second = sight.vitals["ranks"]
@@ -201,7 +203,7 @@ def test_ranks_say_where_they_are_while_they_run(run_dir: Path, tmp_path: Path) 
         assert "waits in" in shown(sight)
         toy.go_on(processes[1])
         assert wait_all(processes) == [0, 0]
-    assert watchdog.read_beats(going) == []
+    assert heartbeat.read_beats(going) == []
 
 
 def test_what_cannot_be_reached_is_waited_for(run_dir: Path) -> None:

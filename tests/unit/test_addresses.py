@@ -14,7 +14,7 @@ from kubetune.errors import ConfigError
 
 ASK = """
 import logging
-from kubetune import logs
+from kubetune.base import logs
 logs.scrub_tracebacks()
 from huggingface_hub.utils import logging as theirs
 theirs.get_logger("huggingface_hub.utils._http").warning("Retrying %s", "http://u:PASS-word@127.0.0.1:9/api/models/a/b")

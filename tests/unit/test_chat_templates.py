@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kubetune.data.templates import ChatTemplate
+from kubetune.data.text.templates import ChatTemplate
 from tests.chat_templates import FAMILIES, TOKENS
 from tests.tiny import CHATML
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kubetune import checkpoint, errors
-from kubetune.checkpoint import State, folder_of
+from kubetune import errors
+from kubetune.rundir import checkpoints
+from kubetune.rundir.checkpoints import State, folder_of
 
 FILES = {"adapter_model.safetensors": b"weights" * 40, "config.json": b"{}\n", "nested/optimizer.bin": b"state" * 9}
 
@@ -25,7 +26,7 @@ def write(folder: Path) -> None:
 
 def commit(run_dir: Path, *steps: int) -> None:
     for step in steps:
-        checkpoint.commit(run_dir, State(step=step), write)
+        checkpoints.commit(run_dir, State(step=step), write)
 
 
 def flip_bits(path: Path) -> None:
@@ -43,7 +44,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "delete": Path.unlink,
     "grow": lambda path: path.write_bytes(path.read_bytes() + b"\n"),
 }
-EVERY_FILE = [*FILES, checkpoint.STATE, checkpoint.MANIFEST]
+EVERY_FILE = [*FILES, checkpoints.STATE, checkpoints.MANIFEST]
 
 
 def names(run_dir: Path) -> set[str]:
@@ -57,10 +58,10 @@ def test_a_run_directory_that_was_deleted_is_not_made_anew(tmp_path: Path) -> No
 
 
 def test_what_was_committed_is_found_and_holds_its_state(tmp_path: Path) -> None:
-    assert checkpoint.find(tmp_path) is None
+    assert checkpoints.find(tmp_path) is None
     state = State(step=3, tokens=70, best_step=2, best_value=0.5, data_fingerprint="f", global_batch_size=8)
-    assert checkpoint.commit(tmp_path, state, write) == checkpoint.find(tmp_path) == folder_of(tmp_path, 3)
-    assert checkpoint.load_state(folder_of(tmp_path, 3)) == state
+    assert checkpoints.commit(tmp_path, state, write) == checkpoints.find(tmp_path) == folder_of(tmp_path, 3)
+    assert checkpoints.load_state(folder_of(tmp_path, 3)) == state
     assert names(tmp_path) == {"step-000003"}
 
 
@@ -69,33 +70,33 @@ def test_what_was_committed_is_found_and_holds_its_state(tmp_path: Path) -> None
 def test_damage_is_found_set_aside_and_the_one_before_is_used(tmp_path: Path, name: str, damage: str) -> None:
     commit(tmp_path, 10, 20)
     DAMAGES[damage](folder_of(tmp_path, 20) / name)
-    assert checkpoint.find(tmp_path) == folder_of(tmp_path, 10)
+    assert checkpoints.find(tmp_path) == folder_of(tmp_path, 10)
     assert names(tmp_path) == {"step-000010", "damaged-step-000020-1"}
     commit(tmp_path, 20)
-    assert checkpoint.find(tmp_path) == folder_of(tmp_path, 20)
+    assert checkpoints.find(tmp_path) == folder_of(tmp_path, 20)
 
 
 @pytest.mark.parametrize("bit", range(8))
 def test_no_bit_of_the_manifest_can_change_unseen(tmp_path: Path, bit: int) -> None:
     commit(tmp_path, 1)
-    path = folder_of(tmp_path, 1) / checkpoint.MANIFEST
+    path = folder_of(tmp_path, 1) / checkpoints.MANIFEST
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
-        assert checkpoint.verify(path.parent), f"bit {bit} of byte {place}"
+        assert checkpoints.verify(path.parent), f"bit {bit} of byte {place}"
 
 
 @pytest.mark.parametrize("text", ["[]", "null", '{"files": []}', '{"version": 1, "files": {"a": 3}}', "\udcff"])
 def test_a_manifest_of_another_kind_is_no_manifest(tmp_path: Path, text: str) -> None:
     commit(tmp_path, 1)
-    (folder_of(tmp_path, 1) / checkpoint.MANIFEST).write_text(text, errors="surrogateescape")
-    assert checkpoint.verify(folder_of(tmp_path, 1)) == "has an unreadable manifest"
+    (folder_of(tmp_path, 1) / checkpoints.MANIFEST).write_text(text, errors="surrogateescape")
+    assert checkpoints.verify(folder_of(tmp_path, 1)) == "has an unreadable manifest"
 
 
 def test_a_foreign_file_is_damage(tmp_path: Path) -> None:
     commit(tmp_path, 1)
     (folder_of(tmp_path, 1) / "extra.bin").touch()
-    assert checkpoint.verify(folder_of(tmp_path, 1)) == "holds extra.bin, which its manifest does not name"
+    assert checkpoints.verify(folder_of(tmp_path, 1)) == "holds extra.bin, which its manifest does not name"
 
 
 def test_when_all_are_damaged_each_start_says_so_and_changes_nothing(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_when_all_are_damaged_each_start_says_so_and_changes_nothing(tmp_path: P
         (folder_of(tmp_path, step) / "config.json").unlink()
     for _ in range(2):
         with pytest.raises(errors.ConfigError, match=r"step-000020 lacks config.json; step-000010 lacks config.json"):
-            checkpoint.find(tmp_path)
+            checkpoints.find(tmp_path)
     assert names(tmp_path) == {"step-000010", "step-000020"}
 
 
@@ -113,7 +114,7 @@ def test_a_second_damaged_checkpoint_of_a_step_does_not_replace_the_first(tmp_pa
     for number in (1, 2):
         commit(tmp_path, 2)
         (folder_of(tmp_path, 2) / "config.json").unlink()
-        checkpoint.find(tmp_path)
+        checkpoints.find(tmp_path)
         assert (tmp_path / "checkpoints" / f"damaged-step-000002-{number}").is_dir()
 
 
@@ -125,19 +126,19 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device", str(folder / "config.json"))
 
     with pytest.raises(errors.EnvironmentFault, match=r"No space left on device \([\d,]+ bytes free\)"):
-        checkpoint.commit(tmp_path, State(step=2), fail)
+        checkpoints.commit(tmp_path, State(step=2), fail)
     assert names(tmp_path) == {"step-000001"}
 
 
 def test_links_point_at_steps_and_move(tmp_path: Path) -> None:
     commit(tmp_path, 1, 2)
     for step in (1, 2):
-        checkpoint.link(tmp_path, "last", step)
-        assert checkpoint.choose(tmp_path, "best") == folder_of(tmp_path, step)
+        checkpoints.link(tmp_path, "last", step)
+        assert checkpoints.choose(tmp_path, "best") == folder_of(tmp_path, step)
     assert os.readlink(tmp_path / "checkpoints" / "last") == "step-000002"
-    assert checkpoint.choose(tmp_path, "1") == folder_of(tmp_path, 1)
+    assert checkpoints.choose(tmp_path, "1") == folder_of(tmp_path, 1)
     with pytest.raises(errors.ConfigError, match="these steps: 1, 2"):
-        checkpoint.choose(tmp_path, "7")
+        checkpoints.choose(tmp_path, "7")
 
 
 def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     (root / ".step-000002.0123456789ab.tmp").mkdir()
     (root / ".last.0123456789ab.tmp").symlink_to("step-000002")
-    checkpoint.clean(tmp_path)
+    checkpoints.clean(tmp_path)
     assert names(tmp_path) == {"step-000001"}
 
 
@@ -165,33 +166,33 @@ def test_retention_keeps_the_newest_good_ones_and_the_best(tmp_path: Path, event
             step += 1
             best = step if event == "save best" else best
             commit(run_dir, step)
-            checkpoint.prune(run_dir, keep, {best})
+            checkpoints.prune(run_dir, keep, {best})
             good = {*sorted({*good, step})[-keep:], *({best} & {*good, step})}
         elif event.startswith("damage") and len(good) > 1:
             victim = max(good) if event == "damage newest" else min(good)
             (folder_of(run_dir, victim) / "config.json").unlink()
             good.remove(victim)
         elif event == "restart":
-            found = checkpoint.find(run_dir)
+            found = checkpoints.find(run_dir)
             assert found == (folder_of(run_dir, max(good)) if good else None)
             step = max(good, default=0)
-        assert {n for n in checkpoint.steps(run_dir) if checkpoint.verify(folder_of(run_dir, n)) is None} == good
-        assert len(checkpoint.steps(run_dir)) <= keep + 1 + sum(event.startswith("damage") for event in events)
+        assert {n for n in checkpoints.steps(run_dir) if checkpoints.verify(folder_of(run_dir, n)) is None} == good
+        assert len(checkpoints.steps(run_dir)) <= keep + 1 + sum(event.startswith("damage") for event in events)
 
 
 def test_a_checkpoint_that_is_named_for_another_step_is_set_aside(tmp_path: Path) -> None:
     commit(tmp_path, 10, 20)
     folder_of(tmp_path, 20).rename(folder_of(tmp_path, 999_999))
-    assert checkpoint.verify(folder_of(tmp_path, 999_999)) == "is of step 20, not of the one in its name"
-    assert checkpoint.newest_step(tmp_path) == 10
-    checkpoint.prune(tmp_path, 1, set())
-    assert checkpoint.find(tmp_path) == folder_of(tmp_path, 10)
+    assert checkpoints.verify(folder_of(tmp_path, 999_999)) == "is of step 20, not of the one in its name"
+    assert checkpoints.newest_step(tmp_path) == 10
+    checkpoints.prune(tmp_path, 1, set())
+    assert checkpoints.find(tmp_path) == folder_of(tmp_path, 10)
     assert names(tmp_path) == {"step-000010", "damaged-step-999999-1"}
 
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     commit(tmp_path, 1)
-    path = folder_of(tmp_path, 1) / checkpoint.STATE
+    path = folder_of(tmp_path, 1) / checkpoints.STATE
     path.write_text(path.read_text().replace('"samples"', '"momentum"'))
     with pytest.raises(errors.ConfigError, match="has momentum, which this version of kubetune does not know"):
-        checkpoint.load_state(path.parent)
+        checkpoints.load_state(path.parent)

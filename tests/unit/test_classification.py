@@ -15,18 +15,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kubetune import cli, errors, quantization
-from kubetune.block_attention import Rule
-from kubetune.classification_metrics import count_confusions, measure
-from kubetune.cli.evaluate import confusion_lines
-from kubetune.config.cluster import ComputeConfig
-from kubetune.data.encode_labelled import LabelledEncoder
-from kubetune.data.formats import Labelled, convert
-from kubetune.data.labels import Labels, find_labels
-from kubetune.data.tokenizer import load_tokenizer
-from kubetune.padded_attention import padded_attention
-from kubetune.parallel import World
-from kubetune.plan import make_plan
+from kubetune import cli, errors
+from kubetune.cli.result.evaluate import confusion_lines
+from kubetune.config.schema.cluster import ComputeConfig
+from kubetune.data.reading.formats import Labelled, convert
+from kubetune.data.text.encode_labelled import LabelledEncoder
+from kubetune.data.text.labels import Labels, find_labels
+from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.distributed.process_group import World
+from kubetune.models import quantization
+from kubetune.models.attention.blockwise import Rule
+from kubetune.models.attention.padded import padded_attention
+from kubetune.planning.plan import make_plan
+from kubetune.tasks.classification_metrics import count_confusions, measure
 from tests import reviews
 
 SINGLE = Labels("single_label_classification", ("no", "yes"))

@@ -12,7 +12,7 @@ import pytest
 
 from kubetune import __version__
 from kubetune.cli import main, make_parser
-from kubetune.cli.doctor import Finding
+from kubetune.cli.installation.doctor import Finding
 from kubetune.cli.overview import EXAMPLES, VERBS
 from kubetune.config.flags import parse
 

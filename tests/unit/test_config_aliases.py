@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kubetune.config import reference
+from kubetune.config import json_schema
 from kubetune.config.aliases import ALIASES
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
@@ -20,13 +20,13 @@ def load(tmp_path: Path, text: str) -> Any:
 
 
 def test_every_alias_leads_to_a_key() -> None:
-    lost = [name for name, alias in ALIASES.items() if reference.at(tuple(alias.path.split("."))) is None]
+    lost = [name for name, alias in ALIASES.items() if json_schema.at(tuple(alias.path.split("."))) is None]
     assert not lost
 
 
 def test_no_alias_hides_a_key() -> None:
     """A name that means something by itself at the top of the file cannot also be another name for something else."""
-    assert not ALIASES.keys() & reference.keys(reference.schema()).keys()
+    assert not ALIASES.keys() & json_schema.keys(json_schema.schema()).keys()
 
 
 LLAMA_FACTORY = """\

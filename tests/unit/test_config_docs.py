@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from kubetune.cli.init import STARTER
-from kubetune.config import docs, reference
+from kubetune.cli.prepare.init import STARTER
+from kubetune.config import docs, json_schema
 from kubetune.config.load import load_config
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -34,11 +34,11 @@ def test_asking_for_help_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_every_key_has_a_meaning() -> None:
-    assert not [path for path, node in reference.leaves() if not node.get("description")]
+    assert not [path for path, node in json_schema.leaves() if not node.get("description")]
 
 
 def validator() -> Any:
-    schema = reference.editor_schema()
+    schema = json_schema.editor_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 

@@ -11,7 +11,7 @@ import pytest
 from kubetune.cli import main
 from kubetune.config.flags import add_run_arguments, config_from_args, parse, run_file
 from kubetune.errors import ConfigError
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
 
 
 def config_of(*argv: str, environ: dict[str, str] | None = None) -> Any:

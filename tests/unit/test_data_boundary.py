@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig
-from kubetune.data.labels import Labels
-from kubetune.data.pipeline import Batch, Result, Worker
-from kubetune.data.readers import Record
-from kubetune.data.tokenizer import Tokenizer, load_tokenizer
+from kubetune.data.prepared.pipeline import Batch, Result, Worker
+from kubetune.data.reading.readers import Record
+from kubetune.data.text.labels import Labels
+from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from tests.tiny import train_tokenizer
 
 SHOWS_ALL = """\

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetune.config.schema import ModelConfig
-from kubetune.data.encode import Encoded, Encoder
-from kubetune.data.formats import Chat, Example, Labelled, Pair, Text, convert
-from kubetune.data.tokenizer import Tokenizer, load_tokenizer
+from kubetune.data.reading.formats import Chat, Example, Labelled, Pair, Text, convert
+from kubetune.data.text.encode import Encoded, Encoder
+from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.errors import ModelError
 from tests.tiny import train_tokenizer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kubetune.data.formats import Chat, Example, Labelled, Pair, Text, convert, detect, read
+from kubetune.data.reading.formats import Chat, Example, Labelled, Pair, Text, convert, detect, read
 
 USER, ANSWER = {"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}
 PART = {"type": "text"}

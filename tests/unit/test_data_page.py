@@ -13,11 +13,11 @@ from PIL import Image
 
 from kubetune import cli
 from kubetune.config.schema import Config
-from kubetune.data.encode import Encoded
-from kubetune.data.image_processor import ImageRef
-from kubetune.data.profile import Profile
-from kubetune.data.statistics import bars
-from kubetune.data.survey import survey
+from kubetune.data.inspect.survey import survey
+from kubetune.data.prepared.profile import Profile
+from kubetune.data.prepared.statistics import bars
+from kubetune.data.text.encode import Encoded
+from kubetune.data.vision.image_processor import ImageRef
 from kubetune.report.page import fold
 from tests.tiny import train_tokenizer
 

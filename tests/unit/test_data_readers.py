@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kubetune.data import readers
-from kubetune.data.formats import convert
-from kubetune.data.problems import SHOWN, Problems
-from kubetune.data.readers import READERS, Record, count_lines
+from kubetune.data.reading import readers
+from kubetune.data.reading.formats import convert
+from kubetune.data.reading.problems import SHOWN, Problems
+from kubetune.data.reading.readers import READERS, Record, count_lines
 from kubetune.errors import DataError
 
 GOOD = b'{"prompt": "Ping", "completion": "Pong"}'

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.convert import convert_source
-from kubetune.data.problems import Problems
-from kubetune.data.selection import select_rows
-from kubetune.data.sources import count_rows, locate, read_source
+from kubetune.data.reading.convert import convert_source
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.selection import select_rows
+from kubetune.data.reading.sources import count_rows, locate, read_source
 from kubetune.errors import DataError, EnvironmentFault
 
 
@@ -219,7 +219,7 @@ def hub() -> Iterator[str]:
 ASK = """
 import sys
 from kubetune.config.schema import ModelConfig
-from kubetune.data.tokenizer import load_tokenizer
+from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.errors import KubetuneError
 for name in sys.argv[1:]:
     try:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from kubetune.config.schema import ModelConfig
-from kubetune.data import tokenizer_files
-from kubetune.data.tokenizer import Tokenizer, load_tokenizer
+from kubetune.data.text import tokenizer_files
+from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.errors import ModelError
 from tests.tiny import CHATML, train_tokenizer
 
@@ -103,7 +103,7 @@ def test_a_class_that_rebuilds_its_preprocessing_is_asked_once(tiny: Path, tmp_p
 import sys
 from pathlib import Path
 from kubetune.config.schema import ModelConfig
-from kubetune.data.tokenizer import load_tokenizer
+from kubetune.data.text.tokenizer import load_tokenizer
 ids = load_tokenizer(ModelConfig(path={str(folder)!r}), Path({str(cache)!r})).encode_text("a 12 42 100")
 assert ids == {expected}, ids
 heavy = {{"torch", "transformers", "datasets", "numpy"}} & set(sys.modules)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.cli.demo import EMBEDDED
+from kubetune.cli.local.demo import EMBEDDED
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

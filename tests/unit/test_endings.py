@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from kubetune import errors
-from kubetune.agent import Place, find_place
-from kubetune.endings import (
+from kubetune.rundir.exit_status import (
     Death,
     Ending,
     clear_endings,
@@ -19,6 +18,7 @@ from kubetune.endings import (
     write_ending,
     write_rank_ending,
 )
+from kubetune.supervisor.agent import Place, find_place
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubetune.base.files import join_inside, lock, remove_tree_atomically, sha256_file, write_atomic
 from kubetune.errors import EnvironmentFault
-from kubetune.files import join_inside, lock, remove_tree_atomically, sha256_file, write_atomic
 
 
 @pytest.mark.parametrize("content", ["text ü", b"\x00\xff", ""])
@@ -31,7 +31,7 @@ def test_a_write_that_fails_keeps_the_old_content_and_says_why(tmp_path: Path) -
     # A file size limit makes the kernel refuse the write, as a full disk does.
     script = f"""
 import resource, signal
-from kubetune.files import write_atomic
+from kubetune.base.files import write_atomic
 from kubetune.errors import EnvironmentFault
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -77,7 +77,7 @@ def test_remove_tree_atomically_removes_and_minds_no_absence(tmp_path: Path) -> 
 
 HOLDER = """
 import sys
-from kubetune.files import lock
+from kubetune.base.files import lock
 with lock(sys.argv[1], wait=True):
     print("held", flush=True)
     input()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from kubetune import cli
-from kubetune.bill import bill, flops_per_token
 from kubetune.config.load import load_config
-from kubetune.forecast import GIB, MIB, Forecast, adapter_parameters, forecast, remedies
-from kubetune.plan import make_plan
-from kubetune.weights import Weights, read_weights, shapes_of
+from kubetune.planning.cost import bill, flops_per_token
+from kubetune.planning.forecast import GIB, MIB, Forecast, adapter_parameters, forecast, remedies
+from kubetune.planning.model_shapes import Weights, read_weights, shapes_of
+from kubetune.planning.plan import make_plan
 
 QWEN3_8B: dict[str, Any] = {
     "model_type": "qwen3",

@@ -13,7 +13,7 @@ import yaml
 
 from kubetune.cli import main
 from kubetune.manifests import KINDS
-from kubetune.manifests.consistency import check_objects, pod_templates
+from kubetune.manifests.checks.consistency import check_objects, pod_templates
 from kubetune.manifests.kustomize import CUSTOM, TEMPLATES
 from tests.golden.made import FULL, MINIMAL, made
 from tests.schemas import problems

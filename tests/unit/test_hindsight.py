@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kubetune import hindsight
 from kubetune.config.load import load_config
-from kubetune.forecast import forecast
-from kubetune.plan import make_plan
-from kubetune.weights import read_weights
+from kubetune.planning import actuals
+from kubetune.planning.forecast import forecast
+from kubetune.planning.model_shapes import read_weights
+from kubetune.planning.plan import make_plan
 
 LLAMA = {
     "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 512,
@@ -37,13 +37,13 @@ def event(kind: str, minute: int, **facts: Any) -> dict[str, Any]:
     ],
 )
 def test_devices_are_held_from_each_launch_to_its_end(events: list[dict[str, Any]], minutes: int) -> None:
-    assert hindsight.held_seconds(events, "2026-11-20T10:30:00.000Z") == minutes * 60
+    assert actuals.held_seconds(events, "2026-11-20T10:30:00.000Z") == minutes * 60
 
 
 def found(model: str, *overrides: str) -> dict[str, Any]:
     words = [f"model={model}", "data.train=org/d", "compute.gpus_per_node=0", "compute.processes=2", *overrides]
     config = load_config(None, overrides=words)
-    return hindsight.compare(
+    return actuals.compare(
         config,
         make_plan(config),
         tokens=3_600_000,
@@ -67,7 +67,7 @@ def test_hours_and_price_are_compared(tmp_path: Path) -> None:
     expected = forecast(config, make_plan(config), weights)
     assert expected is not None
     assert rated["memory"]["foreseen_bytes"] == expected.peak_bytes
-    memory, time, cost = hindsight.tell(rated)
+    memory, time, cost = actuals.tell(rated)
     assert memory.startswith("peak memory 954 MiB, forecast ")
     assert time == (
         "time 30 min in steps, 45 min in all; forecast for the steps 30 min (+0%), by "
@@ -81,4 +81,4 @@ def test_what_nobody_could_foresee_is_not_made_up() -> None:
     assert unknown["memory"] == {"foreseen_bytes": None, "measured_bytes": 10**9, "off": None}
     assert unknown["hours"]["foreseen"] is None
     assert unknown["price"] is None
-    assert list(hindsight.tell(unknown)) == ["time 30 min in steps, 45 min in all"]
+    assert list(actuals.tell(unknown)) == ["time 30 min in steps, 45 min in all"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.data.images import (
+from kubetune.data.reading.images import (
     ImageFolders,
     UnusableImage,
     data_address,

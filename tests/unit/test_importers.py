@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from kubetune import cli
-from kubetune.config.importers import Imported, import_config
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
+from kubetune.plugins.importers import Imported, import_config
 
 AXOLOTL = """\
 base_model: some-lab/tiny-1b

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from kubetune.config.importers import Foreign, understand
-from kubetune.config.importers.draft import Note
 from kubetune.errors import ConfigError
+from kubetune.plugins.importers import Foreign, understand
+from kubetune.plugins.importers.draft import Note
 from tests.peers.read_keys import TABLE
 
 SMALLEST: dict[str, dict[str, Any]] = {

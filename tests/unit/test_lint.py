@@ -12,10 +12,10 @@ import pytest
 from kubetune.cli import main
 from kubetune.config.load import load_config
 from kubetune.manifests import KINDS, local_files, render
-from kubetune.manifests.consistency import check_objects
-from kubetune.manifests.finding import Finding
-from kubetune.manifests.lint import lint
-from kubetune.plan import make_plan
+from kubetune.manifests.checks.consistency import check_objects
+from kubetune.manifests.checks.finding import Finding
+from kubetune.manifests.checks.lint import lint
+from kubetune.planning.plan import make_plan
 from tests.golden.manifests import FOLDER
 
 FULL = FOLDER / "full.yaml"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetune import logs
+from kubetune.base import logs
 
 TOKEN = "hf_c4n4ry/with+odd chars=="
 
@@ -122,7 +122,7 @@ def test_secrets_vanish_from_lines_and_tracebacks(tmp_path: Path, monkeypatch: p
 
 def test_an_uncaught_exception_is_logged_without_the_secret(tmp_path: Path) -> None:
     program = (
-        "import os, sys, threading; from pathlib import Path; from kubetune import logs\n"
+        "import os, sys, threading; from pathlib import Path; from kubetune.base import logs\n"
         "logs.configure('INFO', Path(sys.argv[1]))\n"
         "def fail(): raise RuntimeError('in thread ' + os.environ['MY_API_KEY'])\n"
         "t = threading.Thread(target=fail); t.start(); t.join()\n"
@@ -142,7 +142,7 @@ def test_an_uncaught_exception_is_logged_without_the_secret(tmp_path: Path) -> N
     ("program", "code"),
     [
         ("from kubetune import cli; raise SystemExit(cli.main(['plan', os.environ['HF_TOKEN'] + '.yaml']))", 2),
-        ("from kubetune import logs; logs.scrub_tracebacks(); raise RuntimeError(os.environ['HF_TOKEN'])", 1),
+        ("from kubetune.base import logs; logs.scrub_tracebacks(); raise RuntimeError(os.environ['HF_TOKEN'])", 1),
     ],
     ids=["error", "traceback"],
 )

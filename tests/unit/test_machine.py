@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import machine, metrics
-from kubetune.tracking_mlflow import machine_load
+from kubetune.rundir import machine, metrics
+from kubetune.rundir.mlflow_tracker import machine_load
 
 
 def test_a_checkout_with_changes_is_dirty(tmp_path: Path) -> None:

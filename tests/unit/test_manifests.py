@@ -17,9 +17,9 @@ import yaml
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.manifests import KINDS, local_files, render, secret_templates
-from kubetune.manifests.consistency import pod_templates
+from kubetune.manifests.checks.consistency import pod_templates
 from kubetune.manifests.spec import on_hub, run_name
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
 from tests.golden.made import FULL, MINIMAL, leaves, made, planned, the, trainer_pods, variables
 from tests.golden.manifests import CASES, FOLDER, golden, rendered
 from tests.schemas import NEWEST, OLDEST, problems
@@ -299,7 +299,7 @@ def test_what_prepares_comes_before_the_trainer_and_holds_no_gpu(kind: str) -> N
     preparing = [t for t in pods if t["metadata"]["labels"]["app.kubernetes.io/component"] == "preprocess"]
     containers = [c for t in preparing for c in (*t["spec"].get("initContainers", ()), *t["spec"]["containers"])]
     assert [c["command"][3:] for c in containers] == [
-        ["kubetune.fetch_worker", "/etc/kubetune/run.yaml"],
+        ["kubetune.data.prepared.fetch_worker", "/etc/kubetune/run.yaml"],
         ["kubetune", "data", "prepare", "/etc/kubetune/run.yaml"],
     ]
     for container in containers:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kubetune.manifests import local_files, render
-from kubetune.manifests.consistency import check_objects
-from kubetune.manifests.gang import times
-from kubetune.manifests.lint import lint
+from kubetune.manifests.checks.consistency import check_objects
+from kubetune.manifests.checks.lint import lint
+from kubetune.manifests.kinds.gang import times
 from tests.golden.made import MINIMAL, made, planned, the, trainer_pods
 
 VOLCANO = "kubernetes.scheduling={gang: volcano, queue: research}"

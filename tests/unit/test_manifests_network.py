@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from kubetune.manifests import KINDS
-from kubetune.manifests.consistency import check_objects, pod_templates
+from kubetune.manifests.checks.consistency import check_objects, pod_templates
 from tests.golden.made import made, the
 
 

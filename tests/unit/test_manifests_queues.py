@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kubetune.manifests import KINDS, render
-from kubetune.manifests.consistency import pod_templates
-from kubetune.manifests.finding import Finding
-from kubetune.manifests.lint import lint
+from kubetune.manifests.checks.consistency import pod_templates
+from kubetune.manifests.checks.finding import Finding
+from kubetune.manifests.checks.lint import lint
 from tests.golden.made import MINIMAL, made, planned, the
 from tests.schemas import problems
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kubetune.memory import Shape, activation_bytes_per_token, layers_to_recompute
+from kubetune.planning.memory import Shape, activation_bytes_per_token, layers_to_recompute
 
 QWEN3_8B = {
     "hidden_size": 4096,
@@ -77,6 +77,8 @@ def test_experts_count_only_as_often_as_a_token_meets_them():
 @pytest.mark.parametrize(("given", "expected"), [({}, "128"), ({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}, "7")])
 def test_of_matrix_products_only_a_few_are_kept_ready(given: dict[str, str], expected: str) -> None:
     name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
-    program = f"import os; from kubetune import malloc; malloc.keep_memory(); print(os.environ[{name!r}])"
+    program = (
+        f"import os; from kubetune.base import allocator as malloc; malloc.keep_memory(); print(os.environ[{name!r}])"
+    )
     told = subprocess.run([sys.executable, "-c", program], env=given, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == expected

@@ -14,9 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetune import metrics
 from kubetune.errors import EnvironmentFault
-from kubetune.metrics import MetricsLog, Totals, read_events, read_lines, read_metrics, read_totals, record_event
+from kubetune.rundir import metrics
+from kubetune.rundir.metrics import (
+    MetricsLog,
+    Totals,
+    read_events,
+    read_lines,
+    read_metrics,
+    read_totals,
+    record_event,
+)
 
 STEP = {"epoch": 0.5, "loss": 1.9312345678901234, "samples": 4, "tokens": 600, "trained_tokens": 200}
 
@@ -76,7 +84,7 @@ def test_not_finite_numbers_become_null(tmp_path: Path) -> None:
 
 def test_a_killed_process_loses_no_line(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from kubetune.metrics import MetricsLog\n"
+        "import os, signal, sys; from pathlib import Path; from kubetune.rundir.metrics import MetricsLog\n"
         "log = MetricsLog(Path(sys.argv[1])); [log.write(s, {'loss': 1.0}) for s in (1, 2, 3)]\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -87,7 +95,7 @@ def test_a_killed_process_loses_no_line(tmp_path: Path) -> None:
 def test_a_full_disk_is_explained_and_leaves_whole_lines(tmp_path: Path) -> None:
     program = (
         "import resource, signal, sys; from pathlib import Path\n"
-        "from kubetune.errors import EnvironmentFault; from kubetune.metrics import MetricsLog\n"
+        "from kubetune.errors import EnvironmentFault; from kubetune.rundir.metrics import MetricsLog\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
         "log = MetricsLog(Path(sys.argv[1]))\n"
         "try:\n for step in range(100): log.write(step, {'loss': 1.0})\n"
@@ -118,7 +126,7 @@ def test_events_have_time_and_facts_and_no_secrets(tmp_path: Path, monkeypatch: 
 
 def test_lines_of_several_writers_stay_whole(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from kubetune.metrics import record_event\n"
+        "import os, sys; from pathlib import Path; from kubetune.rundir.metrics import record_event\n"
         "[record_event(Path(sys.argv[1]), 'save', pid=os.getpid(), filler='x' * 3000) for _ in range(50)]"
     )
     writers = [subprocess.Popen([sys.executable, "-c", program, tmp_path]) for _ in range(3)]

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from kubetune import weights
 from kubetune.config.schema import Config, ModelConfig
-from kubetune.data.hub import check_model_folder
-from kubetune.data.prepare import prepare
-from kubetune.data.tokenizer import load_tokenizer
+from kubetune.data.prepared.prepare import prepare
+from kubetune.data.reading.hub import check_model_folder
+from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.distributed.process_group import World
 from kubetune.errors import ConfigError, ModelError
-from kubetune.models import check_positions, check_rows, load_pretrained
-from kubetune.parallel import World
-from kubetune.train import _log_padding
+from kubetune.models.loading import check_positions, check_rows, load_pretrained
+from kubetune.planning import model_shapes as weights
+from kubetune.training.loop import _log_padding
 from tests.architectures import FLAT, PROMISED, build_model, save_model
 from tests.tiny import train_tokenizer
 

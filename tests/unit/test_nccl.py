@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import nccl
-from kubetune.nccl import Network
+from kubetune.distributed import nccl_log
+from kubetune.distributed.nccl_log import Network
 
 SOCKETS = """\
 node-0:41:86 [0] NCCL INFO NCCL_IB_HCA set to mlx5
@@ -37,7 +37,7 @@ node-0:41:86 [3] NCCL INFO Using network IB
     ],
 )
 def test_sockets_and_why(why: str, reason: str) -> None:
-    found = nccl.network(SOCKETS.format(why=why))
+    found = nccl_log.network(SOCKETS.format(why=why))
     assert found is not None
     assert found.name == "Socket"
     assert reason in found.reason
@@ -45,10 +45,10 @@ def test_sockets_and_why(why: str, reason: str) -> None:
 
 
 def test_infiniband_plugins_and_silence(tmp_path: Path) -> None:
-    assert nccl.network(INFINIBAND) == Network("IB")
-    assert nccl.network("h:1:1 [0] NCCL INFO Using network AWS Libfabric\n") == Network("AWS Libfabric")
-    assert nccl.network("NCCL version 2.28.3+cuda13.0\n") is None
-    assert nccl.read_network(tmp_path / "none.log") is None
+    assert nccl_log.network(INFINIBAND) == Network("IB")
+    assert nccl_log.network("h:1:1 [0] NCCL INFO Using network AWS Libfabric\n") == Network("AWS Libfabric")
+    assert nccl_log.network("NCCL version 2.28.3+cuda13.0\n") is None
+    assert nccl_log.read_network(tmp_path / "none.log") is None
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,16 @@ def test_infiniband_plugins_and_silence(tmp_path: Path) -> None:
     ],
 )
 def test_rdma_is_asked_for_by_naming_adapters(environ: dict[str, str], wanted: bool) -> None:
-    assert nccl.wants_rdma(environ) == wanted
+    assert nccl_log.wants_rdma(environ) == wanted
 
 
 def test_the_log_is_where_nccl_writes_it(tmp_path: Path) -> None:
     """NCCL puts its host and process into the name; a file of the user's own is read in place."""
     environ = {"NCCL_DEBUG": "WARN"}
-    log = nccl.keep_log(environ, tmp_path)
+    log = nccl_log.keep_log(environ, tmp_path)
     assert environ["NCCL_DEBUG"] == "INFO"
     assert log == tmp_path / f"nccl.{os.getpid()}.log"
     log.write_text(INFINIBAND)
-    assert nccl.read_network(log) == Network("IB")
+    assert nccl_log.read_network(log) == Network("IB")
     own = {"NCCL_DEBUG_FILE": str(tmp_path / "%h-%p")}
-    assert nccl.keep_log(own, tmp_path) == tmp_path / f"{socket.gethostname()}-{os.getpid()}"
+    assert nccl_log.keep_log(own, tmp_path) == tmp_path / f"{socket.gethostname()}-{os.getpid()}"

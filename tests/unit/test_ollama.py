@@ -9,8 +9,8 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from kubetune.data.templates import CHATML, ChatTemplate
-from kubetune.ollama import Turn, modelfile, pieces_of
+from kubetune.data.text.templates import CHATML, ChatTemplate
+from kubetune.publishing.ollama_modelfile import Turn, modelfile, pieces_of
 
 TOKENIZERS = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
 HEADERS = (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetune.data.order import (
+from kubetune.data.prepared.order import (
     Ids,
     balance_ranks,
     deal,

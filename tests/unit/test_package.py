@@ -75,7 +75,10 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     [wheel] = tmp_path.glob("*.whl")
     assert wheel.stat().st_size < 5_000_000
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"kubetune/demo/model/model.safetensors", "kubetune/demo/data/heldout.jsonl"} <= set(names)
+    assert {
+        "kubetune/cli/local/embedded/model/model.safetensors",
+        "kubetune/cli/local/embedded/data/heldout.jsonl",
+    } <= set(names)
     assert not [name for name in names if name.startswith(("tests", "scripts"))]
 
     venv.create(tmp_path / "venv", with_pip=False)

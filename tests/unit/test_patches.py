@@ -14,9 +14,9 @@ import yaml
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
 from kubetune.manifests import render
-from kubetune.manifests.consistency import check_objects
+from kubetune.manifests.checks.consistency import check_objects
 from kubetune.manifests.spec import Manifest
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "full.yaml"
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetune.cli.plan import describe
+from kubetune.base.gpus import visible_gpus
+from kubetune.cli.prepare.plan import describe
 from kubetune.config.schema import Config
-from kubetune.devices import visible_gpus
 from kubetune.errors import ConfigError
-from kubetune.plan import Plan, default_output, learning_rate_at, make_plan, model_short_name
+from kubetune.planning.plan import Plan, default_output, learning_rate_at, make_plan, model_short_name
 
 
 def config(*, packing: bool = True, **sections: Any) -> Config:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from kubetune import cli
+from kubetune.batching.feed import Feed, evaluated, evaluation_batches, rows_per_epoch, tokens_per_epoch
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.data.feed import Feed, evaluated, evaluation_batches, rows_per_epoch, tokens_per_epoch
-from kubetune.data.prepare import prepare
+from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows
+from kubetune.data.prepared.prepare import prepare
+from kubetune.distributed.process_group import World
 from kubetune.errors import DataError
-from kubetune.estimate import estimate_lengths, estimate_rows
-from kubetune.parallel import World
-from kubetune.plan import make_plan
+from kubetune.planning.plan import make_plan
 from tests import reviews
 from tests.tiny import train_tokenizer
 

@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from kubetune import processes
+from kubetune.base import processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the death signal is Linux's")
 
-CHILD = "import signal; from kubetune.processes import *; die_with_parent(); print(1, flush=True); signal.pause()"
+CHILD = "import signal; from kubetune.base.processes import *; die_with_parent(); print(1, flush=True); signal.pause()"
 PARENT = f"""
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=subprocess.PIPE)
@@ -60,7 +60,7 @@ def test_orphans_are_adopted_and_killed() -> None:
     # The child starts a grandchild and dies; the grandchild, which asked for no death signal, must still be found.
     program = """
 import os, signal, subprocess, sys
-from kubetune.processes import adopt_orphans, children, kill_children
+from kubetune.base.processes import adopt_orphans, children, kill_children
 adopt_orphans()
 starter = "import subprocess, sys; print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
 print(subprocess.run([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True).stdout.strip(), flush=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kubetune.data.formats import Chat, convert
-from kubetune.data.recipes import fire, volcano
-from kubetune.data.recipes.recipe import Options, quote
-from kubetune.data.recipes.tally import Skipped, Tally
+from kubetune.data.reading.formats import Chat, convert
+from kubetune.plugins.recipes import fire, volcano
+from kubetune.plugins.recipes.recipe import Options, quote
+from kubetune.plugins.recipes.tally import Skipped, Tally
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 

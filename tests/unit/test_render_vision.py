@@ -11,9 +11,9 @@ import yaml
 
 from kubetune.cli import main
 from kubetune.config.schema import Config
-from kubetune.forecast import forecast
-from kubetune.plan import make_plan
-from kubetune.weights import Weights, shapes_of
+from kubetune.planning.forecast import forecast
+from kubetune.planning.model_shapes import Weights, shapes_of
+from kubetune.planning.plan import make_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from kubetune import cli
-from kubetune.manifests.consistency import check_objects
-from kubetune.manifests.serving import LORA_RANKS, Adapter, Serving, command
+from kubetune.manifests.checks.consistency import check_objects
+from kubetune.plugins.serving.manifests import LORA_RANKS, Adapter, Serving, command
 from tests.golden.serving import CASES, golden, rendered, write_run
 from tests.schemas import NEWEST, OLDEST, problems
 

@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from kubetune.cli import main
-from kubetune.cluster.dev import dev_config, idling
 from kubetune.cluster.runs import reader_pod
+from kubetune.cluster.submit import spec_of
 from kubetune.config.load import load_config
-from kubetune.launch.kubernetes import spec_of
 from kubetune.manifests import KINDS, render, secret_templates
-from kubetune.manifests.consistency import check_objects, pod_templates
-from kubetune.plan import make_plan
+from kubetune.manifests.checks.consistency import check_objects, pod_templates
+from kubetune.planning.plan import make_plan
+from kubetune.plugins.dev_pods import dev_config, idling
 from tests.golden.manifests import FOLDER
 from tests.schemas import NEWEST, OLDEST, problems
 

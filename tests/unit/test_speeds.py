@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import speeds
-from kubetune.speeds import Kind, Speed, ranges
+from kubetune.planning import earlier_runs
+from kubetune.planning.earlier_runs import Kind, Speed, ranges
 
 KIND = Kind(
     parameters=10**6, hidden=64, layers=2, method="lora", dtype="float32", device="Some CPU, 2 cores", devices=1,
@@ -58,7 +58,7 @@ def test_where_the_run_itself_chooses_the_dtype_both_count() -> None:
 
 
 def test_damage_costs_the_lines_it_hits(cache: Path) -> None:
-    speeds.keep(run(1000))
+    earlier_runs.keep(run(1000))
     good = cache.read_text()
     line = json.loads(good)
     wrong = [
@@ -67,33 +67,33 @@ def test_damage_costs_the_lines_it_hits(cache: Path) -> None:
         json.dumps(line | {"kind": line["kind"] | {"flops": 0}}), json.dumps(line | {"tokens_per_second": 1e999}),
     ]  # fmt: skip
     cache.write_text("\n".join(wrong) + "\n" + good + good[:30])
-    assert speeds.read() == [run(1000)]
-    speeds.keep(run(2000))
-    assert speeds.read() == [run(1000), run(2000)]
+    assert earlier_runs.read() == [run(1000)]
+    earlier_runs.keep(run(2000))
+    assert earlier_runs.read() == [run(1000), run(2000)]
     assert len(cache.read_text().splitlines()) == 2
     cache.write_bytes(b"\xff\xfe" * 1000)
-    assert speeds.read() == []
+    assert earlier_runs.read() == []
 
 
 def test_a_cache_that_cannot_be_used_ends_nothing(cache: Path) -> None:
     cache.mkdir(parents=True)  # for root, too, a folder cannot be read or written as a file
-    assert speeds.read() == []
-    speeds.keep(run(1000))
+    assert earlier_runs.read() == []
+    earlier_runs.keep(run(1000))
     assert cache.is_dir()
     shutil.rmtree(cache.parent)
     cache.parent.write_text("a file where the folder should be")
-    speeds.keep(run(1000))
-    assert speeds.read() == []
+    earlier_runs.keep(run(1000))
+    assert earlier_runs.read() == []
 
 
 def test_the_cache_stays_small(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speeds, "MOST_RUNS", 3)
+    monkeypatch.setattr(earlier_runs, "MOST_RUNS", 3)
     for rate in range(1, 6):
-        speeds.keep(run(float(rate)))
-    assert [speed.tokens_per_second for speed in speeds.read()] == [3.0, 4.0, 5.0]
+        earlier_runs.keep(run(float(rate)))
+    assert [speed.tokens_per_second for speed in earlier_runs.read()] == [3.0, 4.0, 5.0]
 
 
 def test_only_runs_that_had_ended_count_as_foreseen(cache: Path) -> None:
-    speeds.keep(run(1000))
-    assert speeds.read(before="2026-11-20T09:59:59.000Z") == []
-    assert len(speeds.read(before="2026-11-20T10:00:01.000Z")) == 1
+    earlier_runs.keep(run(1000))
+    assert earlier_runs.read(before="2026-11-20T09:59:59.000Z") == []
+    assert len(earlier_runs.read(before="2026-11-20T10:00:01.000Z")) == 1

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kubetune.data import template_process
-from kubetune.data.template_process import LimitedTemplate
-from kubetune.data.templates import ChatTemplate, Rendered
+from kubetune.data.text import template_process
+from kubetune.data.text.template_process import LimitedTemplate
+from kubetune.data.text.templates import ChatTemplate, Rendered
 from kubetune.errors import EnvironmentFault, ModelError
 from tests.chat_templates import FAMILIES, TOKENS
 from tests.tiny import CHATML

@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from kubetune import logs
-from kubetune.cli.logs import _Counter, printer
-from kubetune.cli.watch_screen import Sight, draw
+from kubetune.base import logs
+from kubetune.cli.local.watch_screen import Sight, draw
+from kubetune.cli.remote.logs import _Counter, printer
 
 EVIL = "\x1b]0;mine\x07\x1b[2Jx\x9b31m[red]"
 

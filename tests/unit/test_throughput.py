@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from kubetune import metrics, throughput
-from kubetune.peaks import stated_tflops
+from kubetune.planning.gpu_specs import stated_tflops
+from kubetune.rundir import metrics
+from kubetune.training import flops as throughput
 from tests.architectures import MIXTURE, PROMISED, build_model
 
 LENGTH = 24

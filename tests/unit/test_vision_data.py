@@ -14,19 +14,19 @@ import pytest
 from PIL import Image
 from transformers import AutoImageProcessor
 
+from kubetune.batching.feed import evaluation_batch
 from kubetune.cli import main
 from kubetune.config.schema import Config
-from kubetune.data.check import check
-from kubetune.data.encode import Encoded, Encoder
-from kubetune.data.encode_vision import VisionEncoder
-from kubetune.data.feed import evaluation_batch
-from kubetune.data.formats import Chat, convert
-from kubetune.data.image_processor import ImageProcessor, load_image_processor
-from kubetune.data.images import data_address, verify_image
-from kubetune.data.prepare import fingerprint, prepare
-from kubetune.data.tokenizer import load_tokenizer
+from kubetune.data.inspect.check import check
+from kubetune.data.inspect.estimate import estimate_lengths
+from kubetune.data.prepared.prepare import fingerprint, prepare
+from kubetune.data.reading.formats import Chat, convert
+from kubetune.data.reading.images import data_address, verify_image
+from kubetune.data.text.encode import Encoded, Encoder
+from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.data.vision.encode import VisionEncoder
+from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
 from kubetune.errors import ConfigError, DataError, ModelError
-from kubetune.estimate import estimate_lengths
 from tests.architectures import save_model
 from tests.pictures import COLOURS, paint, save_seeing_model, write_questions
 

@@ -13,9 +13,9 @@ from tokenizers.normalizers import NFC, Lowercase
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split, Whitespace
 from tokenizers.trainers import BpeTrainer
 
-from kubetune.data import words
-from kubetune.data.tokenizer_files import QWEN2_SPLIT
-from kubetune.data.words import Words
+from kubetune.data.text import bpe_cache
+from kubetune.data.text.bpe_cache import Words
+from kubetune.data.text.tokenizer_files import QWEN2_SPLIT
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
 CORPUS = [
@@ -68,14 +68,14 @@ def test_words_give_the_ids_of_the_text(text: str) -> None:
 
 
 def test_what_is_remembered_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "MOST_WORDS", 20)
+    monkeypatch.setattr(bpe_cache, "MOST_WORDS", 20)
     backend = TRAINED[0]
     known = Words.of(backend)
     assert known is not None
     text = " ".join(f"word{chr(97 + i)}" for i in range(26)) + " " + "long" * 40
     assert known.ids(text) == backend.encode(text).ids
     assert len(known._ids_of_word) <= 20
-    assert all(len(word) <= words.LONGEST_WORD for word in known._ids_of_word)
+    assert all(len(word) <= bpe_cache.LONGEST_WORD for word in known._ids_of_word)
 
 
 @pytest.mark.parametrize("pre_tokenizer", [Whitespace(), ByteLevel(add_prefix_space=True), split_by(r"\s+")])

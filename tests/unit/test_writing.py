@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kubetune import writing
+from kubetune.base import humanize
 
 MIB, GIB = 2**20, 2**30
 
@@ -30,7 +30,7 @@ MIB, GIB = 2**20, 2**30
     ],
 )
 def test_sizes_have_a_unit_that_leaves_few_digits(value: float | None, text: str) -> None:
-    assert writing.size(value) == text
+    assert humanize.size(value) == text
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_sizes_have_a_unit_that_leaves_few_digits(value: float | None, text: str
     ],
 )
 def test_times_are_told_in_two_units(seconds: float | None, text: str) -> None:
-    assert writing.duration(seconds) == text
+    assert humanize.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -56,35 +56,35 @@ def test_times_are_told_in_two_units(seconds: float | None, text: str) -> None:
     [(None, ""), (-1, "0s"), (99.9, "99s"), (100, "1m"), (5999, "99m"), (11_100, "3h05m"), (2 * 86_400, "2d00h")],
 )
 def test_times_in_columns_are_short(seconds: float | None, text: str) -> None:
-    assert writing.brief(seconds) == text
+    assert humanize.brief(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "–"), (1234, "1,234"), (1234.5, "1,234"), (0.06591, "0.06591"), (float("nan"), "nan")]
 )
 def test_numbers(value: Any, text: str) -> None:
-    assert writing.number(value) == text
+    assert humanize.number(value) == text
 
 
 def test_units_agree_with_their_counts() -> None:
-    said = [writing.counted(*words) for words in ((1, "row"), (2_000, "row"), (1, "process"), (2, "process"))]
+    said = [humanize.counted(*words) for words in ((1, "row"), (2_000, "row"), (1, "process"), (2, "process"))]
     assert said == ["1 row", "2,000 rows", "1 process", "2 processes"]
 
 
 def test_what_a_terminal_would_obey_is_spelt_out() -> None:
-    assert writing.visible("a\x1b[31mred\x9b0m\x7f\r\tb\nc") == "a\\x1b[31mred\\x9b0m\\x7f\\x0d\tb\nc"
-    assert writing.visible("one\nline", keep="") == "one\\x0aline"
-    assert writing.visible("\u202eabc\u2066 \ud800 \u2028") == "\\u202eabc\\u2066 \\ud800 \\u2028"
+    assert humanize.visible("a\x1b[31mred\x9b0m\x7f\r\tb\nc") == "a\\x1b[31mred\\x9b0m\\x7f\\x0d\tb\nc"
+    assert humanize.visible("one\nline", keep="") == "one\\x0aline"
+    assert humanize.visible("\u202eabc\u2066 \ud800 \u2028") == "\\u202eabc\\u2066 \\ud800 \\u2028"
     plain = "Grüße, 你好 🙂 e\u0301 \u200d \xa0"
-    assert writing.visible(plain) == plain
+    assert humanize.visible(plain) == plain
 
 
 def test_json_stays_the_same_json_when_it_is_made_visible() -> None:
     value = {"key\x9b": ["\u202e", "\ud800", "plain ü\n"]}
-    text = writing.visible_json(json.dumps(value, ensure_ascii=False, indent=1))
+    text = humanize.visible_json(json.dumps(value, ensure_ascii=False, indent=1))
     assert json.loads(text) == value
-    assert writing.visible(text) == text
+    assert humanize.visible(text) == text
 
 
 def test_a_column_without_a_name_is_named_too() -> None:
-    assert writing.unused_keys({"": 3, "id": 1}) == "keys not used: (no name) × 3, id × 1"
+    assert humanize.unused_keys({"": 3, "id": 1}) == "keys not used: (no name) × 3, id × 1"

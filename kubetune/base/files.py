@@ -1,0 +1,277 @@
+"""Files that appear whole or not at all: atomic writes, durable folders, checksums, locks, paths that stay inside.
+
+Floor 0: knows nothing of runs or checkpoints, and imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import resource
+import shutil
+import socket
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kubetune.base import fault_injection, lockfile
+from kubetune.errors import EnvironmentFault
+
+log = logging.getLogger(__name__)
+
+StrPath = str | os.PathLike[str]
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+# A folder where a file is expected, or the other way round.
+_OF_OTHER_SORT = (errno.EISDIR, errno.ENOTDIR)
+_OF_THE_SYSTEM = (
+    *DISK_FULL, *_NOT_PERMITTED, *_OF_OTHER_SORT, errno.EIO, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG
+)  # fmt: skip
+
+
+def temporary_sibling(path: StrPath) -> Path:
+    """A hidden name beside `path`, on the same file system, that no other process uses."""
+    path = Path(path)
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+
+
+def fsync_folder(path: StrPath) -> None:
+    """Make the names in a folder durable: without it a rename can be lost in a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_tree(folder: StrPath) -> None:
+    """Make every file below a folder durable, and every name in it."""
+    for path in (Path(folder), *Path(folder).rglob("*")):
+        if path.is_dir():
+            fsync_folder(path)
+        else:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+
+
+def share_like(folder: StrPath, example: StrPath) -> None:
+    """Give every file below a folder the mode of one that was made the usual way.
+
+    safetensors makes its files for their owner alone, so that another user of a shared disk could not read the weights.
+    Disks that know no modes are left as they are.
+    """
+    mode = os.stat(example).st_mode
+    for path in Path(folder).rglob("*"):
+        if path.is_file() and path.stat().st_mode != mode:
+            with contextlib.suppress(OSError):
+                path.chmod(stat.S_IMODE(mode))
+
+
+@contextlib.contextmanager
+def explained_writes(path: StrPath) -> Iterator[None]:
+    """Turn an OSError while writing under `path` into an EnvironmentFault that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in DISK_FULL:
+            reason += f" ({free_bytes(path):,} bytes free); free some space and run the same command again"
+        elif error.errno in _NOT_PERMITTED:
+            reason += "; choose a folder you may write to"
+        raise EnvironmentFault(f"cannot write {error.filename2 or error.filename or path}: {reason}") from error
+
+
+def fault_of(error: BaseException) -> EnvironmentFault | None:
+    """What the system refused, in words, where nobody had more to say about it; None for what may be our own mistake.
+
+    A name that is only looked up can be refused too, as in a folder that this user may not enter. What ran short may
+    show in what was going on when something else failed for it.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if shortage := _shortage_of(seen):
+            return shortage
+        seen = seen.__cause__ or seen.__context__
+    if not isinstance(error, OSError) or error.errno not in _OF_THE_SYSTEM:
+        return None
+    name = error.filename2 or error.filename  # of two names the second is the one that was to be made
+    where = f"{name}: " if name is not None else ""
+    advice = "free some space" if error.errno in DISK_FULL else "see that it can be read and written, or name another"
+    return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
+
+
+_SHORT_OF_PROCESSES = ("can't start new thread", "Resource temporarily unavailable")
+_SHORT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "failed to map segment", "std::bad_alloc")
+
+
+def _shortage_of(error: BaseException) -> EnvironmentFault | None:
+    """Processes, memory or open files that a limit did not allow, as Python, the loader and torch say it."""
+    number, text = error.errno if isinstance(error, OSError) else None, str(error)
+    if number in (errno.EMFILE, errno.ENFILE):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return EnvironmentFault(f"{error}: this process may have {most:,} files open; allow more (ulimit -n)")
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or any(said in text for said in _SHORT_OF_MEMORY):
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        allowed = "" if limit == resource.RLIM_INFINITY else f" ulimit -v allows {limit:,} bytes."
+        said = (text.splitlines() or ["memory ran out"])[0]
+        return EnvironmentFault(
+            f"out of memory: {said}.{allowed} Allow more, or take smaller batches or a smaller model"
+        )
+    if number == errno.EAGAIN or (
+        isinstance(error, RuntimeError) and any(said in text for said in _SHORT_OF_PROCESSES)
+    ):
+        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        allowed = "no limit" if most == resource.RLIM_INFINITY else f"{most:,}"
+        return EnvironmentFault(
+            f"no more processes or threads can be started ({text}); allow more: ulimit -u gives {allowed}, and the "
+            "container or the service may have a limit of its own (pids.max)"
+        )
+    return None
+
+
+def free_bytes(path: StrPath) -> int:
+    """Free bytes on the file system that holds `path`, or would hold it once it exists."""
+    existing = Path(path).absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
+
+
+@contextlib.contextmanager
+def written_whole(path: StrPath, within: Path | None = None) -> Iterator[BinaryIO]:
+    """A file to write to bit by bit, that gets its name when the block ends well and vanishes when it does not.
+
+    Readers, and a crash at any moment, see the old content or the new, never a part. Creates missing parent folders,
+    but not `within`: a run directory that was deleted must not come to be anew. Raises EnvironmentFault when the disk
+    is full, the folder not writable, or `within` not there.
+    """
+    path = Path(path)
+    temporary = temporary_sibling(path)
+    with explained_writes(path):
+        if path.parent != within:
+            path.parent.mkdir(parents=within is None, exist_ok=True)
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                fault_injection.reach(f"write {path.name}")
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        fsync_folder(path.parent)
+
+
+def write_atomic(path: StrPath, content: bytes | str, within: Path | None = None) -> None:
+    """Write a file in one go, as `written_whole` does."""
+    with written_whole(path, within) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def read_object(path: StrPath) -> dict[str, Any]:
+    """The JSON object in a file that kubetune wrote. Raises EnvironmentFault for one that is damaged."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+        if isinstance(found, dict):
+            return found
+        reason = f"it holds a {type(found).__name__}"
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+    raise EnvironmentFault(
+        f"{path} is damaged ({reason}); expected a JSON object that kubetune wrote. Put it back from a copy, such as a "
+        "mirror's"
+    )
+
+
+def sha256_file(path: StrPath) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove_tree_atomically(path: StrPath) -> None:
+    """Delete a folder so that no moment shows it half deleted: it is renamed out of sight first."""
+    path = Path(path)
+    doomed = temporary_sibling(path)
+    with explained_writes(path), contextlib.suppress(FileNotFoundError):
+        os.rename(path, doomed)
+        fault_injection.reach("remove")
+        shutil.rmtree(doomed)
+
+
+@contextlib.contextmanager
+def lock(path: StrPath, *, wait: bool) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`, which is created and left behind.
+
+    The kernel frees the lock when its holder dies, so a stale lock cannot exist; forked children do not share it.
+    With `wait` a held lock is waited for; without, EnvironmentFault names the holder. Where the file system keeps no
+    locks, a file that its holder keeps alive stands in for one.
+    """
+    with explained_writes(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    _lock_fds.add(fd)
+    try:
+        with _locked(fd, Path(path), wait):
+            yield
+    finally:
+        if fd in _lock_fds:  # not so in a forked child
+            _lock_fds.remove(fd)
+            os.close(fd)
+
+
+def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManager[None]:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+        if not wait:
+            raise EnvironmentFault(
+                f"{path} is locked by {holder}; wait until it ends, or stop it, and run the same command again"
+            ) from None
+        log.info("waiting for %s, which holds %s", holder, path)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        return lockfile.held(path, wait=wait, reason=error.strerror or str(error))
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return contextlib.nullcontext()
+
+
+_lock_fds: set[int] = set()
+
+
+def _drop_locks() -> None:
+    while _lock_fds:
+        os.close(_lock_fds.pop())
+
+
+os.register_at_fork(after_in_child=_drop_locks)
+
+
+def join_inside(folder: StrPath, relative: str) -> Path:
+    """`folder / relative`, resolved, for a relative path that came from data.
+
+    Raises ValueError, saying why, when it is absolute, has a NUL, or leads outside the folder (also by a symlink).
+    """
+    if "\0" in relative:
+        raise ValueError(f"path {relative!r} holds a NUL byte")
+    if os.path.isabs(relative) or "://" in relative:
+        raise ValueError(f"path {relative!r} must be relative to {folder}")
+    root = Path(folder).resolve()
+    joined = (root / relative).resolve()
+    if not joined.is_relative_to(root):
+        raise ValueError(f"path {relative!r} leads outside {folder}")
+    return joined

@@ -1,0 +1,173 @@
+"""Files of JSON lines that a run keeps: whole lines are appended, read as a stream, and damage is stepped over by name.
+
+A file system that was repaired after a power cut leaves torn lines and runs of NULs. They cost the lines they hit and
+nothing else: neither the run that writes on nor a page that is made of the rest. What the lines say is metrics.py's.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from io import FileIO
+from itertools import chain, compress, pairwise
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic_core import from_json
+
+from kubetune.base import logs
+from kubetune.base.files import explained_writes
+from kubetune.errors import EnvironmentFault
+
+Line = dict[str, Any]
+IsGood = Callable[[Line], bool]
+
+_TAIL_BYTES = 64 * 1024
+_CHUNK_BYTES = 48 * 1024
+"""Some hundred lines, whose objects stay in a cache of the processor."""
+_SHOWN_RANGES = 5
+
+_log = logs.family_logger("FILES")
+_told: set[str] = set()
+
+
+class Appender(FileIO):
+    """A file that whole lines are appended to, each in one write, which no other process can split."""
+
+    def __init__(self, path: Path) -> None:
+        with explained_writes(path):
+            super().__init__(path, "ab+")
+            size = os.fstat(self.fileno()).st_size
+            # A torn line gets an end of its own. Cutting it off could take what another process is just writing.
+            self._is_torn = bool(size) and os.pread(self.fileno(), 1, size - 1) != b"\n"
+
+    def append(self, values: Mapping[str, Any]) -> None:
+        """Append one line. Raises EnvironmentFault for a full disk, which leaves no part of it, or a file that is gone.
+
+        JSON has no NaN or infinity: they become null. Floats are written by repr, so reading gives back the same bits.
+        """
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        line = logs.scrub(json.dumps(finite, allow_nan=False) + "\n").encode()
+        if self._is_torn:
+            line = b"\n" + line
+        with explained_writes(str(self.name)):
+            written = self.write(line)
+            if written < len(line):
+                # The disk filled up half-way through the line; what was written would spoil the next one.
+                self.truncate(os.fstat(self.fileno()).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.name)
+        self._is_torn = False
+
+    def require_place(self) -> None:
+        """Raise EnvironmentFault when the file was deleted or moved away: what is written on goes nowhere then."""
+        if os.fstat(self.fileno()).st_nlink == 0 or not os.path.exists(str(self.name)):
+            raise EnvironmentFault(
+                f"{self.name} was deleted or moved away while the run goes on; put the run directory back, or start "
+                "the run again"
+            )
+
+    def sync(self) -> None:
+        """Make the lines durable."""
+        with explained_writes(str(self.name)):
+            os.fsync(self.fileno())
+
+
+def read(path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None = None) -> Iterator[Line]:
+    """The whole lines of a file as objects, one after the other; none when it is missing.
+
+    Lines that hold no object, or none that `is_good`, are stepped over; a warning names them, or `damaged` collects
+    their numbers. A last line without an end is not there yet.
+    """
+    return chain.from_iterable(read_chunks(path, is_good, damaged))
+
+
+def read_chunks(path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None = None) -> Iterator[list[Line]]:
+    """As `read`, some hundred lines at once, which is quicker where there are millions."""
+    return (values for _, values in _chunks(path, is_good, damaged))
+
+
+def read_both(path: Path, is_good: IsGood = lambda _: True) -> Iterator[tuple[bytes, Line]]:
+    """As `read`, each object with the bytes of its line."""
+    return chain.from_iterable(zip(lines, values, strict=True) for lines, values in _chunks(path, is_good, None))
+
+
+def _chunks(path: Path, is_good: IsGood, damaged: list[int] | None) -> Iterator[tuple[list[bytes], list[Line]]]:
+    wrong: list[int] = []
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    before = 0
+    with file:
+        while lines := file.readlines(_CHUNK_BYTES):
+            count = len(lines)
+            if not lines[-1].endswith(b"\n"):
+                lines.pop()
+            values = _parse_all(lines)
+            good = [value is not None and is_good(value) for value in values]
+            if not all(good):
+                wrong += [before + at + 1 for at, is_fine in enumerate(good) if not is_fine and lines[at] != b"\n"]
+                lines, values = list(compress(lines, good)), list(compress(values, good))
+            before += count
+            yield lines, cast(list[Line], values)
+    if damaged is not None:
+        damaged += wrong
+    elif wrong:
+        warn(f"{path}: {describe(wrong)} damaged and left out: no line that kubetune wrote")
+
+
+def _parse_all(lines: list[bytes]) -> list[Line | None]:
+    """The object of each line, None where it holds none; all by one call, unless one of them is damaged."""
+    try:
+        found = from_json(b"[" + b",0,".join(lines) + b"]")
+    except ValueError:
+        return [_parse(line) for line in lines]
+    # Two damaged lines may make one value, or one of them several: the zeros between lines give it away.
+    values, between = found[::2], found[1::2]
+    is_whole = len(values) == len(lines) and set(map(type, values)) <= {dict} and set(map(type, between)) <= {int}
+    return values if is_whole else [_parse(line) for line in lines]
+
+
+def tail(path: Path, is_good: IsGood = lambda _: True) -> list[Line]:
+    """The last whole, undamaged lines of a file, as many as a screen may want."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    whole = [line for line in (lines[1:] if size > _TAIL_BYTES else lines) if line.endswith(b"\n")]
+    return [value for line in whole if (value := _parse(line)) is not None and is_good(value)]
+
+
+def warn(text: str) -> None:
+    """Tell of damage once in a process, however often the file is read."""
+    if text not in _told:
+        _told.add(text)
+        _log.warning("%s", text)
+
+
+def describe(numbers: list[int], what: str = "line") -> str:
+    """`line 3 is`, or `lines 3, 7-9 are`."""
+    if len(numbers) == 1:
+        return f"{what} {numbers[0]:,} is"
+    starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
+    ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
+    ranges = [f"{a:,}" if a == b else f"{a:,}-{b:,}" for a, b in zip(starts, ends, strict=True)]
+    more = f" and {len(ranges) - _SHOWN_RANGES:,} more ranges" if len(ranges) > _SHOWN_RANGES else ""
+    return f"{what}s {', '.join(ranges[:_SHOWN_RANGES])}{more} are"
+
+
+def _parse(line: bytes) -> Line | None:
+    try:
+        value = from_json(line)
+    except ValueError:  # also for bytes that are no UTF-8, and for what is nested too deeply
+        try:
+            value = json.loads(line)  # takes half a surrogate pair, as a name of a file may have it
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, dict) else None

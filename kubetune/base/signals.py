@@ -1,0 +1,140 @@
+"""Runs a process and passes on to it what this one is asked: to stop, or to stop at once.
+
+Standard library only, because the handlers must be in place within milliseconds of a container's start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from kubetune.base import processes
+
+STAY = "KUBETUNE_STAY"
+"""Environment variable of pods that Kubernetes starts again however they end (StatefulSet)."""
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Relay:
+    """Passes the first SIGTERM, Ctrl-C or SIGHUP on as one SIGTERM: save and leave.
+
+    A second Ctrl-C, or `grace_seconds` without an end, becomes SIGKILL. A context manager: leaving it puts the former
+    signal handlers back. Processes run one after the other, each with everything below it.
+    """
+
+    def __init__(self, grace_seconds: float = 60) -> None:
+        self.grace_seconds = grace_seconds
+        self.stopping: str | None = None
+        """Why the run is being stopped, in words; None while nobody asked."""
+        self._interrupts = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._has_workers_below = False
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        # Python lets only the main thread have signal handlers; elsewhere signals are the caller's business.
+        if threading.current_thread() is threading.main_thread():
+            # nohup has SIGHUP ignored, for a run that is to outlive its terminal.
+            heeded = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+            self._handlers = {number: signal.signal(number, self._on_stop) for number in heeded}
+            self._handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_expiry)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the agent blocks them until somebody listens
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def run(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        has_workers_below: bool = False,
+        pass_fds: Sequence[int] = (),
+    ) -> int:
+        """Run `command` to its end; returns its status as subprocess does (minus the number of the signal it died of).
+
+        `has_workers_below`: what is to be saved is in its children, so without any it may be killed at once. torchrun
+        that waits for other nodes does not even look at signals.
+        """
+        others = processes.children(os.getpid())
+        processes.adopt_orphans()
+        if self.stopping:
+            return -signal.SIGTERM
+        self._has_workers_below = has_workers_below
+        # A session of its own: Ctrl-C in a terminal must reach this process only, which then passes it on once.
+        self._child = subprocess.Popen(
+            list(command),
+            env=processes.shielded({**environ, processes.AGENT_PID: str(os.getpid())}),
+            start_new_session=True,
+            pass_fds=pass_fds,
+            preexec_fn=processes.die_with_parent,
+        )
+        if self.stopping and self._child.poll() is None:  # asked while the process was being started
+            self._kill()
+        status = self._child.wait()
+        self._child = None
+        if self._handlers:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        processes.kill_children(others)
+        return status
+
+    def wait_for_stop(self) -> None:
+        """Do nothing until somebody asks this process to stop; returns at once where that has happened."""
+        # Blocked first, so that a signal between the look and the wait is not missed.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            if self.stopping is None:
+                signal.sigwait(STOP_SIGNALS)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += number == signal.SIGINT
+        if self.stopping is None:
+            self.stopping = f"asked to stop by {signal.Signals(number).name}"
+            signal.setitimer(signal.ITIMER_REAL, self.grace_seconds)
+            self._ask()
+        elif self._interrupts > 1:
+            self.stopping = "stopped at once by a second Ctrl-C"
+            self._kill()
+
+    def _on_expiry(self, number: int, frame: FrameType | None) -> None:
+        self.stopping = f"killed: it was asked to stop and had not done so after {self.grace_seconds:g} s"
+        self._kill()
+
+    def _ask(self) -> None:
+        if self._child is None:
+            return
+        if self._has_workers_below and sys.platform == "linux" and not processes.children(self._child.pid):
+            self._kill()
+            return
+        again = " Ctrl-C once more leaves at once." if self._interrupts else ""
+        _tell(f"stopping: one checkpoint is saved first.{again}")
+        self._send(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        # Popen.send_signal would wait for a lock that the interrupted wait() holds.
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child.pid, number)
+
+
+def _tell(text: str) -> None:
+    # A signal handler may have interrupted a print, which must not be entered twice; the file descriptor may.
+    with contextlib.suppress(OSError):
+        os.write(2, f"\nkubetune: {text}\n".encode())

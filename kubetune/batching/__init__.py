@@ -1,0 +1,1 @@
+"""Prepared rows to tensors: the packed batches of every step for one rank. Read `feed` first, then `batch`."""

@@ -1,0 +1,182 @@
+"""The batches of every step for one rank, as a function of the step: no iterator, so nothing to fast-forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from kubetune.batching.batch import Batch, collate, collate_labelled
+from kubetune.batching.image_batches import collate_pictured
+from kubetune.data.prepared.order import (
+    Ids,
+    deal,
+    epoch_order,
+    epoch_size,
+    fill,
+    global_batch,
+    hash_ids,
+    pack,
+    split_batch,
+    step_borders,
+)
+from kubetune.data.prepared.prepare import Rows
+from kubetune.data.reading.sources import evaluated_rows
+from kubetune.distributed.process_group import World
+from kubetune.planning.plan import Plan
+
+NOTHING: Ids = np.empty(0, np.int64)
+
+EVALUATION_BATCHES = 32  # at least so many, where rows suffice, for any number of ranks to share
+SMALLEST_BATCH_TOKENS = 256  # below that a batch costs more in calls than in arithmetic
+
+
+@dataclass(frozen=True)
+class Work:
+    """One rank's share of an optimizer step, and the sizes of the whole global batch."""
+
+    batches: list[Batch]
+    labels: int
+    tokens: int
+    samples: int
+
+
+class Feed:
+    """Training batches. With `flat` False every sequence is a micro-batch of its own.
+
+    `even`: every rank gets equally many micro-batches, because each takes all ranks; some may hold no sample then.
+    """
+
+    def __init__(
+        self, rows: Rows, plan: Plan, seed: int, world: World, *, flat: bool = True, even: bool = False
+    ) -> None:
+        self._rows, self._plan, self._seed, self._world, self._even = rows, plan, seed, world, even
+        self._token_budget = plan.micro_batch_tokens if flat else None
+        self._sequences = plan.per_device_train_batch_size if flat else 1
+        self._lengths = rows.lengths
+        self._order = lru_cache(maxsize=2)(self._epoch_order)
+        self._mine = lru_cache(maxsize=2)(self._split)  # a step's share is asked for again when images look ahead
+        in_tokens = plan.global_batch_tokens is not None
+        self.steps_per_epoch = plan.steps_per_epoch if in_tokens else -(-rows_per_epoch(rows) // plan.global_batch_size)
+        self._borders = lru_cache(maxsize=2)(self._epoch_borders) if in_tokens else None
+
+    def _epoch_order(self, epoch: int) -> Ids:
+        return epoch_order(self._seed, epoch, self._rows.source, self._rows.weights)
+
+    def _epoch_borders(self, epoch: int) -> Ids:
+        return step_borders(self._lengths[self._order(epoch)], self.steps_per_epoch)
+
+    def samples(self, step: int) -> Ids:
+        """Row ids of the global batch of a step, the same on every rank and at every world size."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        if self._borders is not None:
+            first, end = self._borders(epoch)[index : index + 2]
+            return self._order(epoch)[first:end]
+        return global_batch(self._order(epoch), index, self._plan.global_batch_size)
+
+    def step(self, step: int) -> Work:
+        """This rank's micro-batches of a step."""
+        ids = self.samples(step)
+        batches = [_collate(self._rows, micro) for micro in self._mine(step)]
+        if (reader := self._rows.reader) is not None:
+            soon = (int(i) for micro in self._mine(step + 1) for i in micro)
+            reader.look_ahead(image for i in soon for image in self._rows.images(i))
+        return Work(
+            batches=batches,
+            labels=int(self._rows.trained_counts[ids].sum()),
+            tokens=int(self._lengths[ids].sum()),
+            samples=len(ids),
+        )
+
+    def largest(self) -> Batch:
+        """A micro-batch about as large as the run's largest: the longest rows, as many as one can hold."""
+        # A step of so many tokens may hold any number of rows.
+        most = len(self._lengths) if self._borders else -(-self._plan.global_batch_size // self._world.size)
+        if self._token_budget is None:
+            ids = np.argsort(-self._lengths, kind="stable")[: min(most, self._sequences)]
+        else:
+            ids = fill(self._lengths, self._token_budget, most)
+        return _collate(self._rows, ids)
+
+    def _split(self, step: int) -> list[Ids]:
+        """Row ids of this rank's micro-batches of a step."""
+        split = split_batch(
+            self.samples(step),
+            self._lengths,
+            self._world.size,
+            token_budget=self._token_budget,
+            sequences=self._sequences,
+        )
+        return (_evened(split) if self._even else split)[self._world.rank]
+
+
+def rows_per_epoch(rows: Rows) -> int:
+    """Samples in an epoch: every row of every source, as often as its weight says."""
+    return epoch_size(np.bincount(rows.source, minlength=len(rows.weights)).tolist(), rows.weights)
+
+
+def tokens_per_epoch(rows: Rows) -> int:
+    """Tokens of those samples; of a source that appears in part, as many as the mean row makes it."""
+    tokens = np.bincount(rows.source, weights=rows.lengths, minlength=len(rows.weights))
+    counts = np.bincount(rows.source, minlength=len(rows.weights)).tolist()
+    sizes = [epoch_size([count], [weight]) for count, weight in zip(counts, rows.weights, strict=True)]
+    return sum(int(all_ * size) // count for all_, size, count in zip(tokens, sizes, counts, strict=True) if count)
+
+
+def evaluated(rows: Rows) -> Ids:
+    """The rows that an evaluation takes: all, or where the weights of their sources differ as many as mirror these."""
+    counts = np.bincount(rows.source, minlength=len(rows.weights)).tolist()
+    keys = hash_ids(np.arange(len(rows), dtype=np.int64), "evaluated")
+    parts = []
+    for source, number in enumerate(evaluated_rows(counts, rows.weights)):
+        ids = np.flatnonzero(rows.source == source).astype(np.int64)
+        parts.append(ids[np.argsort(keys[ids], kind="stable")[:number]])
+    return np.sort(np.concatenate(parts)) if parts else NOTHING
+
+
+def evaluation_batches(
+    rows: Rows, plan: Plan, world: World, *, flat: bool = True, even: bool = False, limit: int | None = None
+) -> list[list[Ids]]:
+    """Every row of `evaluated` once: `[rank][batch] -> row ids`. Batches hold at most training's budget of tokens.
+
+    Which rows share a batch does not depend on the world, so that the last bit of every output does not either.
+    `even`: equally many batches for every rank, some of them empty.
+    """
+    ids = evaluated(rows)
+    if limit is not None:
+        ids = np.sort(ids[np.argsort(hash_ids(ids, "evaluation sample"), kind="stable")][:limit])
+    if flat and plan.micro_batch_tokens is not None:
+        share = -(-int(rows.lengths[ids].sum()) // EVALUATION_BATCHES)
+        groups = pack(ids, rows.lengths, min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS)))
+    else:
+        size = plan.per_device_eval_batch_size if flat else 1
+        by_length = ids[np.argsort(-rows.lengths[ids], kind="stable")]
+        groups = [by_length[start : start + size] for start in range(0, len(ids), size)]
+    split = deal(groups, rows.lengths, world.size)
+    return _evened(split) if even else split
+
+
+def _evened(split: list[list[Ids]]) -> list[list[Ids]]:
+    longest = max(len(share) for share in split)
+    return [share + [NOTHING] * (longest - len(share)) for share in split]
+
+
+def evaluation_batch(rows: Rows, ids: Ids) -> Batch:
+    """One evaluation batch as tensors."""
+    return _collate(rows, ids)
+
+
+def _collate(rows: Rows, ids: Ids) -> Batch:
+    if not len(ids):
+        # One token and no label: it passes through the whole model, and adds nothing.
+        nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))]
+        return collate(nothing) if rows.reader is None else collate_pictured(nothing, [[]], rows.reader.processor)
+    samples = [int(i) for i in ids]
+    if (reader := rows.reader) is not None:
+        pictures = [reader.read(rows.images(i)) for i in samples]
+        return collate_pictured([rows.row(i) for i in samples], pictures, reader.processor, samples)
+    if rows.targets is None:
+        return collate([rows.row(i) for i in samples], samples)
+    segments = [rows.segments(i) for i in samples]
+    return collate_labelled([rows.row(i)[0] for i in samples], segments, rows.targets[ids], samples)

@@ -1,0 +1,1 @@
+"""The verbs under "This installation": one file a verb."""

@@ -1,0 +1,1 @@
+"""The verbs under "Run", on this machine: one file a verb."""

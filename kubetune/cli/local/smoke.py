@@ -1,0 +1,20 @@
+"""`kubetune smoke`: a tiny training run that says whether this machine, or these nodes, are fit for a real one.
+
+Exit code 0: good. 3: something of the environment is not, and the lines say what and on which rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from kubetune.diagnostics.smoke import launch
+
+    launch.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from kubetune.diagnostics.smoke import launch
+
+    return launch.run(args)

@@ -1,0 +1,123 @@
+"""`kubetune verify-resume`: whether a stopped and resumed run of your config ends bit by bit like one that never was.
+
+Exit code 0: exact. 4: the two runs diverged. Any other: one of them could not be trained, and that is its code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kubetune import errors
+from kubetune.base.gpus import visible_gpus
+from kubetune.base.processes import output_on_stderr
+from kubetune.base.signals import Relay
+from kubetune.cli.prepare.plan import show_notes
+from kubetune.config.flags import add_run_arguments, config_from_args
+from kubetune.config.schema import Config
+from kubetune.data.inspect.estimate import estimate_rows
+from kubetune.planning.plan import make_plan
+
+if TYPE_CHECKING:
+    from kubetune.diagnostics.verify_resume import Difference, Verdict
+
+STEPS = 6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run_arguments(parser)
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps to train (default {STEPS})")
+    parser.add_argument("--stop-at", type=int, metavar="K", help="stop after this step (default: half of them)")
+    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    parser.epilog = "Trains in a temporary folder below $TMPDIR and leaves the run's own output alone."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train twice, compare, and print the verdict. Raises ConfigError before anything is trained."""
+    stop_at = args.stop_at if args.stop_at is not None else args.steps // 2
+    if args.steps < 2:
+        raise errors.ConfigError(
+            f"command line: found --steps {args.steps}; expected at least 2, one before the stop and one after it. "
+            "Nothing was written."
+        )
+    if not 1 <= stop_at < args.steps:
+        raise errors.ConfigError(
+            f"command line: found --steps {args.steps} and --stop-at {stop_at}; expected 1 ≤ K < N. "
+            "Nothing was written."
+        )
+    show_notes()
+    config = config_from_args(args, os.environ)
+    _require_one_node(config)
+
+    from kubetune.diagnostics.verify_resume import by_agent, shortened, verify
+
+    short = shortened(config, args.steps)
+    plan = make_plan(short, *estimate_rows(short), visible_gpus(os.environ))
+    quiet = output_on_stderr() if args.json else nullcontext()
+    with quiet, tempfile.TemporaryDirectory(prefix="kubetune-verify-") as folder, Relay() as relay:
+        verdict = verify(short, plan, stop_at, Path(folder), by_agent(relay))
+    if args.json:
+        print(json.dumps(asdict(verdict) | {"exact": verdict.is_exact}, indent=2))
+    else:
+        print()
+        width = shutil.get_terminal_size().columns
+        for label, text in describe(verdict):
+            lines = textwrap.wrap(text, max(width - 15, 40), break_on_hyphens=False)
+            print(f"{label:<14} " + f"\n{'':15}".join(lines))
+    return errors.OK if verdict.is_exact else errors.DIVERGED
+
+
+def _require_one_node(config: Config) -> None:
+    if config.compute.nodes > 1:
+        raise errors.ConfigError(
+            f"compute.nodes: found {config.compute.nodes}; expected 1, because verify-resume trains on this machine "
+            "only. Add compute.nodes=1 and, to keep the batch, training.global_batch_size. Nothing was written."
+        )
+
+
+def describe(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """The verdict as labelled lines."""
+    ranks = f"{verdict.world_size} rank{'s' if verdict.world_size > 1 else ''} on {verdict.device}"
+    yield "runs", f"{verdict.steps} steps, and again with a stop after step {verdict.stopped_at}; {ranks}"
+    yield (
+        "compared",
+        f"{verdict.facts:,} values: batch ids, learning rate, random state, losses, gradient norm, "
+        "optimizer and weights at each step; every tensor of the last checkpoint",
+    )
+    if verdict.difference is None:
+        yield "exact", "the resumed run is bit by bit the uninterrupted one"
+    else:
+        yield "not exact", _where(verdict.difference)
+        yield from _why(verdict)
+    if verdict.device == "cuda":
+        yield "holds for", "this GPU and these versions of CUDA and torch: others may choose other kernels"
+
+
+def _where(difference: Difference) -> str:
+    values = f"{_short(difference.uninterrupted)} uninterrupted, {_short(difference.other)}"
+    return f"first at step {difference.step}, rank {difference.rank}, {difference.what}: {values}"
+
+
+def _short(value: str, limit: int = 60) -> str:
+    return value if len(value) <= limit else f"{value[: limit - 1]}…"
+
+
+def _why(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    if verdict.repeat is None:
+        yield "because", "of the resume: a second uninterrupted run equals the first. Please report this"
+        return
+    yield "a repeat", f"differs too, {_where(verdict.repeat)}"
+    text = "the computation itself does not repeat here, with or without a stop"
+    if verdict.device == "cuda":
+        text += "; kernels that add in changing order do that. Try CUBLAS_WORKSPACE_CONFIG=:4096:8"
+    yield "because", text

@@ -1,0 +1,1 @@
+"""The verbs under "Prepare a run": one file a verb."""

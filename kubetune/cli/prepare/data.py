@@ -1,0 +1,265 @@
+"""`kubetune data`: check, prepare and convert data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubetune.base.humanize import counted, unused_keys, visible, visible_json
+from kubetune.cli.prepare import data_convert
+from kubetune.errors import OK, USER, ConfigError, DataError
+from kubetune.planning.base_model import require_kind
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kubetune.config.schema import Config
+    from kubetune.data.inspect.check import Report, Sample
+    from kubetune.data.inspect.gallery import Gallery
+    from kubetune.data.text.tokenizer import Tokenizer
+
+CLASSES_SHOWN = 20
+MOST_PIECES = 24
+"""A row's stretches that are trained, and those between them, of which a terminal shows so many."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="find every bad record and say what would be learnt; writes nothing")
+    check.add_argument("target", help="run file, or a data file, folder or hub data set")
+    check.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run file")
+    check.add_argument("--model", help="model whose tokenizer is used; needed for tokens when TARGET is data")
+    check.add_argument("--samples", type=int, default=2, metavar="N", help="rendered rows to show (default 2)")
+    check.add_argument("--json", action="store_true", help="print the report as JSON, with every bad record")
+    check.add_argument(
+        "--html", type=Path, metavar="FILE", help="write it as a page too, with rows as the model sees them"
+    )
+    prepare = actions.add_parser("prepare", help="tokenise the data of a run into the cache, as `train` does")
+    prepare.add_argument("target", help="run file")
+    prepare.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run file")
+    prepare.add_argument("--json", action="store_true", help="print the statistics as JSON")
+    convert = actions.add_parser("convert", help="turn any data, or a published data set, into JSON lines to train on")
+    data_convert.add_arguments(convert)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what `args.action` says and return the exit code."""
+    return {"check": _check, "prepare": _prepare, "convert": data_convert.run}[args.action](args)
+
+
+def _load(args: argparse.Namespace) -> Config:
+    import os
+
+    from kubetune.config.load import load_config
+
+    flags: dict[str, Any] = {}
+    path: Path | None = Path(args.target)
+    if path is not None and path.suffix not in (".yaml", ".yml"):
+        path, flags = None, {"data.train": args.target}
+    if getattr(args, "model", None):
+        flags["model.path"] = args.model
+    config = load_config(path, overrides=args.overrides, flags=flags, environ=os.environ)
+    require_kind(config, os.environ)
+    return config
+
+
+def _check(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    if not args.target.endswith((".yaml", ".yml")) and not args.model:
+        if args.html:
+            raise ConfigError("--html shows rows as a model sees them; give --model, or a run file")
+        return _check_shapes(args, console)
+    from kubetune.config.defaults import day_of
+    from kubetune.data.inspect.check import check
+    from kubetune.data.inspect.gallery import Gallery
+    from kubetune.data.reading.problems import SHOWN
+    from kubetune.data.reading.sources import require_sources
+    from kubetune.data.text.tokenizer import load_tokenizer
+
+    config = _load(args)
+    require_sources(config)
+    cache = Path(config.data.cache).expanduser() if config.data.cache else None
+    tokenizer = load_tokenizer(config.model, cache, date=day_of(config))
+    gallery = Gallery() if args.html else None
+    report = check(config, tokenizer, args.samples, keep=None if args.json else SHOWN, gallery=gallery)
+    if gallery is not None:
+        _write_page(args.html, config, report, gallery, tokenizer)
+    if args.json:
+        print(visible_json(json.dumps(report.to_json(), indent=2, ensure_ascii=False)))
+    else:
+        _show(report, console)
+    if args.html and not args.json:
+        console.print(f"wrote {args.html}; open it in a browser, no network is needed")
+    if report.problems.total:
+        print(visible(f"kubetune: {report.problems.error()}"), file=sys.stderr)
+    elif not report.ok:
+        print(visible(f"kubetune: {report.verdict}"), file=sys.stderr)
+    return OK if report.ok else USER
+
+
+def _write_page(output: Path, config: Config, report: Report, gallery: Gallery, tokenizer: Tokenizer) -> None:
+    from importlib.util import find_spec
+
+    from kubetune.data.inspect.survey import survey
+    from kubetune.data.prepared.statistics import bars
+    from kubetune.data.reading.splits import split_sources
+    from kubetune.planning.plan import model_short_name
+    from kubetune.report.data_page import write_data_page
+
+    data = config.data
+    settings = {
+        "title": config.name or ", ".join(Path(source.path).name for source in data.train),
+        "model": model_short_name(config.model.tokenizer or config.model.path),
+        "task": config.task,
+        "max_length": data.max_length,
+        "overlong": data.overlong,
+        "train_on": data.train_on,
+        "has_languages": find_spec("py3langid") is not None,
+    }
+    facts = {
+        "check": report.to_json(),
+        "survey": survey(config),
+        "rows": gallery.rows(tokenizer, split_sources(config)),
+        "lengths": {split: bars(found.elements(), data.max_length) for split, found in report.lengths.items()},
+        "profiles": {
+            split: found.to_json(report.lengths[split], data.max_length) for split, found in report.profiles.items()
+        },
+        "settings": settings,
+    }
+    write_data_page(output, facts)
+
+
+def _check_shapes(args: argparse.Namespace, console: Console) -> int:
+    from kubetune.config.schema import SourceConfig
+    from kubetune.data.inspect.check import check_shapes
+    from kubetune.data.reading.problems import SHOWN
+
+    if args.overrides:
+        raise ConfigError(f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out")
+    problems, kinds, unused = check_shapes(SourceConfig(path=args.target), keep=None if args.json else SHOWN)
+    is_empty = not problems.total and not kinds
+    if args.json:
+        found = {"total": problems.total, "first": problems.first}
+        ok = not problems.total and not is_empty
+        print(json.dumps({"ok": ok, "records": kinds, "unused_keys": unused, "problems": found}, indent=2))
+    else:
+        for kind, number in kinds.most_common():
+            console.print(f"{counted(number, 'record')} of kind {kind}")
+        if problems.total:
+            console.print(f"{counted(problems.total, 'record')} that cannot be used")
+        if line := unused_keys(unused):
+            console.print(line, markup=False)
+        console.print("Tokens were not looked at; give --model, or a run file, for that.")
+    problems.raise_if_any()
+    if is_empty:
+        raise DataError(f"{args.target} holds no records. Nothing was written.")
+    return OK
+
+
+def _show(report: Report, console: Console) -> None:
+    """Print a report for people."""
+    from rich.text import Text
+
+    from kubetune.data.inspect.check import histogram
+
+    for split, stats in report.stats.items():
+        labelled = report.labels is not None
+        console.print(Text.assemble((split, "bold"), f": {_counts(stats, labelled)}"))
+        for source in stats["sources"] if len(stats["sources"]) > 1 else []:
+            console.print(f"  {visible(source['path'])}: {_counts(source, labelled)}", markup=False)
+        if split == "eval" and report.evaluated < stats["rows"]:
+            console.print(f"  {counted(report.evaluated, 'row')} of these evaluated, the mix that the weights make")
+        if line := unused_keys(stats["unused_keys"]):
+            console.print(f"  {line}", style="yellow", markup=False)
+        if classes := report.classes.get(split):
+            shown = ", ".join(f"{visible(n, keep='')} × {count:,}" for n, count in classes.most_common(CLASSES_SHOWN))
+            more = f", {len(classes) - CLASSES_SHOWN:,} more" if len(classes) > CLASSES_SHOWN else ""
+            console.print(f"  labels: {shown}{more}", markup=False)
+        if number := report.duplicates[split]:
+            console.print(
+                f"  [yellow]{counted(number, 'row')} {'repeat' if number > 1 else 'repeats'} another[/yellow]"
+            )
+        _show_histogram(histogram(report.lengths[split]), console)
+    if report.leaked:
+        are = "are" if report.leaked > 1 else "is"
+        console.print(f"[yellow]{counted(report.leaked, 'row')} of eval {are} in train too[/yellow]")
+    for number, sample in enumerate(report.samples, 1):
+        _show_sample(number, [(visible(text), trained) for text, trained in shortened(sample)], console)
+    if report.date:
+        console.print(f"the chat template writes a date: {report.date} (data.date)", highlight=False)
+    if report.positions:
+        console.print(f"[yellow]{report.positions}[/yellow]")
+    colour = "green" if report.ok else "red"
+    console.print(f"\n[bold {colour}]{'ready to train' if report.ok else 'not ready to train'}[/bold {colour}]")
+
+
+def _show_sample(number: int, sample: Sample, console: Console) -> None:
+    from rich.text import Text
+
+    if console.color_system and not console.no_color:
+        console.print(f"\n[bold]row {number}[/bold] (what is trained is [green]green[/green])")
+        console.print(Text.assemble(*((text, "green" if trained else "dim") for text, trained in sample)))
+    else:
+        console.print(f"\nrow {number} (what is trained stands between ⟦ and ⟧)")
+        console.print(Text("".join(f"⟦{text}⟧" if trained else text for text, trained in sample)))
+
+
+def shortened(sample: Sample, most: int = 400) -> Sample:
+    """A row with the middle of its longer pieces left out, and of many pieces the middle ones, for a terminal."""
+    half = most // 2
+    pieces = [
+        (f"{text[:half]} … {len(text) - most:,} characters … {text[-half:]}" if len(text) > most else text, trained)
+        for text, trained in sample
+    ]
+    if len(pieces) <= MOST_PIECES:
+        return pieces
+    half, left_out = MOST_PIECES // 2, len(pieces) - MOST_PIECES
+    return [*pieces[:half], (f"\n… {counted(left_out, 'piece')} …\n", False), *pieces[-half:]]
+
+
+def _counts(stats: dict[str, Any], labelled: bool) -> str:
+    from kubetune.data.reading.splits import remarks
+
+    share = stats["trained_tokens"] / stats["tokens"] if stats["tokens"] else 0.0
+    trained = [] if labelled else [f"{share:.1%} trained"]
+    whole = (
+        f"{counted(stats['rows'], 'row')} of {counted(stats['records'], 'record')}, {counted(stats['tokens'], 'token')}"
+    )
+    return ", ".join([whole, *trained, *remarks(stats)])
+
+
+def _show_histogram(bars: Any, console: Console) -> None:
+    counts = dict(bars)
+    widest = max(counts.values(), default=0)
+    for has_rows, run in groupby(counts.items(), key=lambda bar: bar[1] > 0):
+        found = list(run)
+        if not has_rows and len(found) > 1:
+            console.print(f"  {'…':>13}")
+            continue
+        for label, count in found:
+            console.print(f"  {label:>13} tokens {'█' * -(-40 * count // widest)} {count:,}")
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.status import Status
+
+    from kubetune.data.prepared.prepare import prepare
+
+    config = _load(args)
+    with Status("preparing", console=Console(stderr=True)) as status:
+        prepared = prepare(config, progress=lambda done: status.update(f"prepared {done:,} records"))
+    if args.json:
+        facts = {"path": str(prepared.path), "fingerprint": prepared.fingerprint, "splits": prepared.stats}
+        print(json.dumps(facts, indent=2))
+        return OK
+    for split, stats in prepared.stats.items():
+        print(f"{split}: {_counts(stats, prepared.labels is not None)}")
+    print(f"prepared data: {prepared.path}")
+    return OK

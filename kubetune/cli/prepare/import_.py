@@ -1,0 +1,72 @@
+"""`kubetune import`: another tool's config as a run file, and what became of each of its keys."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from kubetune.base.files import write_atomic
+from kubetune.errors import OK, ConfigError
+
+if TYPE_CHECKING:
+    from kubetune.plugins.importers import Imported
+
+_PEERS = {
+    "axolotl": "axolotl",
+    "llama-factory": "LLaMA-Factory",
+    "trl": "TRL",
+    "ms-swift": "ms-swift",
+    "resources": "job resources",
+}
+_TITLES = {
+    "carried": "carried over",
+    "assumed": "their defaults, written down because ours differ",
+    "approximated": "approximated: look at these",
+    "dropped": "dropped: not done, or for you to do",
+    "unneeded": "not needed here",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="config (.yaml, .yml, .json), or a script (.sh)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there instead of printing it")
+    parser.add_argument("--from", dest="peer", choices=_PEERS, help="whose config it is (default: recognised)")
+    parser.add_argument("--json", action="store_true", help="print run file and notes as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print or write the run file, and the notes. Raises ConfigError rather than overwrite anything."""
+    from kubetune.plugins.importers import import_config
+
+    if args.output is not None and args.output.exists():
+        raise ConfigError(f"{args.output} exists already; choose another name, or remove it. Nothing was written.")
+    found = import_config(args.file, _PEERS[args.peer] if args.peer else None)
+    if args.output is not None:
+        write_atomic(args.output, found.text)
+    if args.json:
+        notes = [{"kind": note.kind, "key": note.key, "value": note.value, "text": note.text} for note in found.notes]
+        print(json.dumps({"from": found.peer, "run_file": found.text, "notes": notes}, indent=2, ensure_ascii=False))
+    elif args.output is None:
+        print(found.text, end="")
+        _show(found, sys.stderr)
+    else:
+        _show(found, sys.stdout)
+        print(f"\nwrote {args.output}; next: kubetune plan {args.output}")
+    return OK
+
+
+def _show(found: Imported, stream: TextIO) -> None:
+    """Every key of the file in one of the lists, the ones to look at last."""
+    print(f"{found.peer}: {', '.join(f'{len(found.of(kind))} {kind}' for kind in _TITLES)}", file=stream)
+    for kind in ("carried", "assumed", "unneeded", "approximated", "dropped"):
+        notes = found.of(kind)
+        if not notes:
+            continue
+        print(f"\n{_TITLES[kind]}", file=stream)
+        width = min(34, max(len(note.key) for note in notes))
+        for note in notes:
+            value = f"{json.dumps(note.value)}; " if kind == "assumed" else ""
+            print(f"  {note.key:<{width}}  {value}{note.text}", file=stream)

@@ -1,0 +1,111 @@
+"""The part of `kubetune plan` that looks ahead: peak memory and whether it fits, hours and price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kubetune.base.gpus import gpu_use
+from kubetune.base.humanize import size
+from kubetune.config.schema import Config
+from kubetune.config.schema.cluster import quantity_bytes
+from kubetune.planning import earlier_runs
+from kubetune.planning.cost import Bill, bill, price_line, time_line
+from kubetune.planning.forecast import MIB, Forecast, forecast, remedies
+from kubetune.planning.model_shapes import Weights, read_weights
+from kubetune.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What is known beforehand; None for what is not."""
+
+    weights: Weights | None
+    memory: Forecast | None
+    bill: Bill | None
+    longest: int | None = None
+
+
+def look_ahead(
+    config: Config, plan: Plan, tokens_per_epoch: int | None, environ: Mapping[str, str], longest: int | None = None
+) -> Ahead:
+    """Forecast memory, time and price, as far as the model and the data are on this machine. `longest`: of its rows."""
+    weights = read_weights(config.model.path, environ)
+    memory = forecast(config, plan, weights, device_bytes(config, plan), longest) if weights else None
+    tokens = None
+    if tokens_per_epoch is not None and plan.steps_per_epoch:
+        tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
+    gpu = next((str(found["name"]) for found in gpu_use()), None) if plan.device == "cuda" else None
+    return Ahead(weights, memory, bill(config, plan, weights, tokens, gpu, earlier_runs.read()), longest)
+
+
+def device_bytes(config: Config, plan: Plan) -> int | None:
+    """Memory of one device: as stated, else that of the GPUs here, else one process's part of the node's memory."""
+    compute = config.compute
+    if plan.device == "cuda":
+        if compute.gpu_memory:
+            return quantity_bytes(compute.gpu_memory)
+        here = [int(gpu["memory_total_mib"]) * MIB for gpu in gpu_use() if gpu.get("memory_total_mib")]
+        return min(here, default=None)
+    return quantity_bytes(compute.memory) // plan.processes_per_node if compute.memory else None
+
+
+def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, str]]:
+    """The facts as labelled lines."""
+    memory = ahead.memory
+    if memory is None or ahead.weights is None:
+        yield "memory", "unknown: the model is not on this machine, or names its sizes in a way of its own"
+    else:
+        yield "memory", f"about {size(memory.peak_bytes)} at the peak of each {_device(plan)}{_verdict(memory)}"
+        for name, bytes_ in memory.parts.items():
+            yield "", f"{size(bytes_):>10}  {name}"
+        if plan.device == "cpu" and config.model.dtype == "auto":
+            yield "", "in float32; the run itself measures whether this CPU is faster in bfloat16 (model.dtype: auto)"
+        if not ahead.weights.stated:
+            yield "", "from config.json alone: the weights are not on this machine"
+        if memory.fits is False and memory.device_bytes is not None:
+            yield from _advice(config, plan, ahead.weights, memory.device_bytes, ahead.longest)
+    if (found := ahead.bill) is not None:
+        yield "time", time_line(found)
+        if price := price_line(found, config.compute.price_per_gpu_hour):
+            yield "price", price
+
+
+def _advice(
+    config: Config, plan: Plan, weights: Weights, device: int, longest: int | None
+) -> Iterator[tuple[str, str]]:
+    fitting = remedies(config, plan, weights, device, longest)
+    for text, then in fitting:
+        yield "would fit with", f"{text} (about {size(then.peak_bytes)})"
+    if not fitting:
+        yield "would fit with", "no single change; several together may do, or a larger device"
+
+
+def _verdict(memory: Forecast) -> str:
+    if memory.device_bytes is None:
+        return ""
+    word = "fits into" if memory.fits else "does NOT fit into"
+    return f": {word} {size(memory.device_bytes)}, 8 % of it left to the allocator"
+
+
+def _device(plan: Plan) -> str:
+    return "GPU" if plan.device == "cuda" else "process"
+
+
+def as_json(ahead: Ahead) -> dict[str, Any]:
+    """The same facts as numbers."""
+    memory = ahead.memory
+    return {
+        "memory": None
+        if memory is None
+        else {
+            "peak_bytes": memory.peak_bytes,
+            "parts": dict(memory.parts),
+            "device_bytes": memory.device_bytes,
+            "fits": memory.fits,
+            "parameters": memory.parameters,
+            "trained_parameters": memory.trained_parameters,
+        },
+        "bill": None if ahead.bill is None else asdict(ahead.bill),
+    }

@@ -1,0 +1,1 @@
+"""The verbs under "On a cluster": one file a verb."""

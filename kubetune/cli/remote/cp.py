@@ -1,0 +1,64 @@
+"""`kubetune cp`: the results of a run on a cluster, on this machine: resumable, and verified byte for byte."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kubetune.base.humanize import counted, size
+from kubetune.cli.remote.run_on_cluster import add_run, find, is_file, local_folder, open_cluster, told_on_interrupt
+from kubetune.errors import OK, ConfigError
+
+if TYPE_CHECKING:
+    from kubetune.kube_api.client import Cluster
+    from kubetune.manifests.spec import RunSpec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run(parser)
+    parser.add_argument(
+        "globs",
+        nargs="*",
+        metavar="GLOB",
+        help="files or folders of the run directory, such as 'logs' or 'checkpoints/best/*'; left out: everything but "
+        "the checkpoints that are neither best nor last",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="default outputs/RUN")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Copy. Raises ConfigError when there is no such run or file, EnvironmentFault when one cannot be copied."""
+    from kubetune.cluster.download import copy_home
+    from kubetune.cluster.runs import reader
+    from kubetune.kube_api.client import say
+
+    cluster, spec = _deleted(args) or find(args)
+    to = args.output or local_folder(spec)
+    globs = [glob.rstrip("/") for glob in args.globs]
+    leaving = f"what is in {to} stays, and the same command goes on where it was"
+    with told_on_interrupt(leaving), reader(cluster, spec) as target:
+        copied = copy_home(cluster, target, spec.run_dir, to, globs, tell=say)
+    if not copied.files + copied.unchanged:
+        what = f"nothing in {spec.run_dir} matches {' or '.join(globs)}" if globs else f"{spec.run_dir} is empty so far"
+        raise ConfigError(f"{what}. Nothing was copied.")
+    there = f"; {counted(copied.unchanged, 'file')} there already" if copied.unchanged else ""
+    print(f"kubetune: {counted(copied.files, 'file')} ({size(copied.bytes)}) in {to}, all verified{there}")
+    return OK
+
+
+def _deleted(args: argparse.Namespace) -> tuple[Cluster, RunSpec] | None:
+    """The run of a run file whose results are still on its claim, though the run itself was deleted."""
+    if not is_file(args.run_name):
+        return None
+    from kubetune.cluster.runs import read_run
+    from kubetune.cluster.submit import spec_of
+    from kubetune.config.load import load_config
+
+    spec = spec_of(load_config(Path(args.run_name), environ={}))
+    cluster = open_cluster(args.namespace or spec.kubernetes.namespace)
+    claim = spec.kubernetes.storage.outputs.claim or f"{spec.name}-outputs"
+    if read_run(cluster, spec.name) or cluster.get("PersistentVolumeClaim", claim) is None:
+        return None
+    return cluster, spec.in_namespace(cluster.namespace)

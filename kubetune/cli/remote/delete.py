@@ -1,0 +1,37 @@
+"""`kubetune delete`: remove a run from the cluster. Its results stay unless --volumes is given."""
+
+from __future__ import annotations
+
+import argparse
+
+from kubetune.cli.remote.run_on_cluster import add_run, asker, find, is_file, told_on_interrupt
+from kubetune.errors import OK, ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run(parser)
+    parser.add_argument("--volumes", action="store_true", help="delete the results too: the claims that the run made")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Say what will go, ask, and delete it. Raises ConfigError when the answer is no."""
+    from kubetune.cluster.submit import deletable, delete
+
+    cluster, spec = find(args)
+    objects = deletable(cluster, spec, volumes=args.volumes)
+    print(f"kubetune: in namespace {cluster.namespace} these go:")
+    for obj in objects:
+        print(f"  {obj['kind']} {obj['metadata']['name']}")
+    outputs = spec.kubernetes.storage.outputs
+    kept = not args.volumes or not outputs.size
+    where = f"claim {spec.name}-outputs" if outputs.size else "the volume under /outputs"
+    print(f"kubetune: the results on {where} {'stay' if kept else 'are lost for ever'}", flush=True)
+    if not asker(args)(f"Delete {spec.name}"):
+        raise ConfigError("nothing was deleted")
+    with told_on_interrupt("some of it may be there still; the same command removes the rest"):
+        delete(cluster, spec, objects)
+    home = f"; its results come home with kubetune cp {args.run_name}" if kept and is_file(args.run_name) else ""
+    print(f"kubetune: {spec.name} was deleted{home}")
+    return OK

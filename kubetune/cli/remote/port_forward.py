@@ -1,0 +1,54 @@
+"""`kubetune port-forward`: TensorBoard or JupyterLab of a run, on this machine's loopback. Nothing is exposed."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from kubetune.cli.remote.run_on_cluster import add_run, find, kubectl
+from kubetune.errors import ConfigError, EnvironmentFault
+
+if TYPE_CHECKING:
+    from kubetune.kube_api.client import Cluster
+
+_SERVERS = {
+    "tensorboard": ("Service", "svc", 6006, 80, "kubernetes.tensorboard: true"),
+    "jupyter": ("Pod", "pod", 8888, 8888, "kubernetes.jupyter: {}"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run(parser)
+    parser.add_argument("server", choices=tuple(_SERVERS))
+    parser.add_argument("--port", type=int, metavar="N", help="port on this machine (default 6006 and 8888)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Forward until Ctrl-C, by kubectl. Raises ConfigError when the run has no such server."""
+    cluster, spec = find(args)
+    kind, short, port, remote, key = _SERVERS[args.server]
+    name = f"{spec.name}-{args.server}"
+    if cluster.get(kind, name) is None:
+        raise ConfigError(f"{spec.name} has no {args.server}; put `{key}` into the run file and submit it again")
+    local = args.port or port
+    query = _jupyter_token(cluster, name) if args.server == "jupyter" else ""
+    print(f"kubetune: {args.server} at http://127.0.0.1:{local}/{query}, until Ctrl-C", flush=True)
+    command = [kubectl(), "port-forward", "-n", cluster.namespace, f"{short}/{name}", f"{local}:{remote}"]
+    return subprocess.run(command, check=False).returncode
+
+
+def _jupyter_token(cluster: Cluster, pod: str) -> str:
+    """The query that logs in. Read from the pod, for operators may not read Secrets; shown on a terminal only."""
+    if not sys.stdout.isatty():
+        return ""
+    token = io.BytesIO()
+    try:
+        cluster.exec(pod, "jupyter", ["printenv", "JUPYTER_TOKEN"], stdout=token)
+    except EnvironmentFault as error:
+        print(f"kubetune: the address without its token, which is not known: {error}", file=sys.stderr)
+        return ""
+    return f"?token={token.getvalue().decode().strip()}"

@@ -1,0 +1,128 @@
+"""`kubetune render`: the Kubernetes manifests of a run, to the terminal or into a folder. Asks no cluster for anything.
+
+A folder gets one file per object and a kustomization.yaml, so that it can be kept in git and changed by overlays; what
+overlays rename stays consistent by the kustomizeconfig.yaml beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kubetune.base.files import write_atomic
+from kubetune.config.flags import add_run_arguments, config_from_args, run_file
+from kubetune.config.load import read_layers
+from kubetune.config.provenance import Tree, dotted
+from kubetune.errors import OK, ConfigError
+from kubetune.manifests import KINDS, dump, local_files, render, secret_templates
+from kubetune.manifests.checks.finding import Finding
+from kubetune.manifests.checks.lint import lint
+from kubetune.manifests.kustomize import CONFIGURATION, configuration
+from kubetune.manifests.patches import titles
+from kubetune.manifests.smoke import smoke_config, testing
+from kubetune.manifests.spec import Manifest
+from kubetune.planning.plan import make_plan
+
+SMOKE_HELP = "the run's smoke test instead, as RUN-smoke: pods like the run's that test ranks, links and volumes"
+HEADER = "# Made by kubetune render; change the run file and render again.\n"
+SECRETS_HEADER = (
+    "# The Secrets that the pods refer to, not part of the kustomization. Fill in the values in a copy that stays out\n"
+    "# of git, and apply that once.\n"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run_arguments(parser)
+    target = parser.add_argument_group("manifests")
+    target.add_argument("--kind", dest="kubernetes.kind", choices=KINDS, help="what runs the pods")
+    target.add_argument(
+        "-n", "--namespace", dest="kubernetes.namespace", metavar="NAME", help="namespace of all objects"
+    )
+    target.add_argument("--smoke", action="store_true", help=SMOKE_HELP)
+    target.add_argument("-o", "--to", default="-", metavar="DIR", help="one file per object; - prints them all")
+    target.add_argument("--strict", action="store_true", help="treat advice as errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Render, lint, and write only what has no errors. Raises ConfigError with all of them."""
+    # Variables of this machine are left out: the same file gives the same manifests everywhere.
+    config = config_from_args(args, environ={})
+    config = smoke_config(config) if args.smoke else config
+    plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
+    files = local_files(config)
+    objects = render(config, plan, files)
+    objects = testing(objects, plan) if args.smoke else objects
+    secrets = secret_templates(config, plan)
+    report(lint(config, plan, objects, files), run_file(args), strict=args.strict)
+    if args.to == "-":
+        sys.stdout.write(HEADER + dump(objects))
+    else:
+        names = write_folder(Path(args.to), objects, secrets)
+        print(f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}")
+    for path in files:
+        print(f"kubetune: {path} travels along in a ConfigMap", file=sys.stderr)
+    for number, patch in enumerate(config.kubernetes.patches if config.kubernetes else ()):
+        print(f"kubetune: kubernetes.patches[{number}] changes {', '.join(titles(objects, patch))}", file=sys.stderr)
+    for secret in secrets:
+        name, keys = secret["metadata"]["name"], ", ".join(secret["stringData"])
+        print(f"kubetune: Secret {name} (key {keys}) must exist before the pods start", file=sys.stderr)
+    return OK
+
+
+def origins(path: Path | None) -> Tree:
+    """Where each key of the run file, or of the organisation's defaults, stands, for messages."""
+    return read_layers(path)[0]
+
+
+def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> None:
+    """Print the advice, or raise ConfigError when something is wrong, with the lines of the run file."""
+    if not findings:
+        return  # reading the file for its line numbers takes as long as rendering it
+    tree = origins(path)
+    lines = {True: list[str](), False: list[str]()}
+    for finding in findings:
+        # the user's own names of labels may have dots
+        parts = finding.key.split(".", 2 if finding.key.startswith("kubernetes.labels.") else -1)
+        key = tuple(int(part) if part.isdigit() else part for part in parts)
+        word = "" if finding.fatal else "advice: "
+        lines[finding.fatal or strict].append(f"{tree.origin(key)}: {dotted(key)}: {word}{finding.text}")
+    if lines[True]:
+        raise ConfigError([*lines[True], *lines[False], "Nothing was written."])
+    for line in lines[False]:
+        print(f"kubetune: {line}", file=sys.stderr)
+
+
+def write_folder(folder: Path, objects: Sequence[Manifest], secrets: Sequence[Manifest]) -> list[str]:
+    """Write one file per object, kustomization.yaml with its configuration, secrets.template.yaml; returns their names.
+
+    Files of an earlier render that are no longer needed are removed. Raises ConfigError, before anything is written,
+    when a file in the way was not made by render.
+    """
+    texts = {f"{o['kind'].lower()}-{o['metadata']['name']}.yaml": HEADER + dump([o]) for o in objects}
+    kustomization: Manifest = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": list(texts),
+        "configurations": [CONFIGURATION],
+    }
+    texts[CONFIGURATION] = HEADER + dump([configuration(objects)])
+    texts["kustomization.yaml"] = HEADER + dump([kustomization])
+    if secrets:
+        texts["secrets.template.yaml"] = HEADER + SECRETS_HEADER + dump(secrets)
+    ours, foreign = set[str](), set[str]()
+    for path in folder.glob("*.yaml") if folder.is_dir() else ():
+        (ours if path.read_bytes().startswith(HEADER.encode()) else foreign).add(path.name)
+    if in_the_way := sorted(foreign & texts.keys()):
+        raise ConfigError(
+            f"{folder}: {', '.join(in_the_way)} was not made by kubetune render and would be lost; choose another "
+            "folder. Nothing was written."
+        )
+    for name, text in texts.items():
+        write_atomic(folder / name, text)
+    for name in ours - texts.keys():
+        os.unlink(folder / name)
+    return list(texts)

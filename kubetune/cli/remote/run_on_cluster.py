@@ -1,0 +1,152 @@
+"""What all verbs about a run on a cluster share: how it is named, how a person is asked, how tables are printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubetune.errors import OK, ConfigError, EnvironmentFault
+
+if TYPE_CHECKING:
+    from kubetune.cluster.runs import Target
+    from kubetune.kube_api.client import Cluster
+    from kubetune.manifests.spec import RunSpec
+
+_COLOURS = (36, 33, 35, 32, 34, 31)
+
+
+def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add the run, by name or by its file, and the namespace it is in."""
+    parser.add_argument("run_name", nargs="?" if optional else None, metavar="RUN", help="name of a run, or its file")
+    add_namespace(parser)
+
+
+def add_namespace(parser: argparse.ArgumentParser) -> None:
+    """Add the namespace that a run, or what belongs to one, is in."""
+    parser.add_argument(
+        "-n", "--namespace", metavar="NAME", help="default: the run file's, else that of the kubeconfig"
+    )
+
+
+def is_file(run: str) -> bool:
+    """Whether what names a run on a command line is its file."""
+    return run.endswith((".yaml", ".yml")) or os.sep in run
+
+
+def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
+    """The cluster, and the name of the run if one was given. Raises ConfigError, EnvironmentFault."""
+    name, namespace = args.run_name, args.namespace
+    if name is not None and is_file(name):
+        from kubetune.config.load import load_config
+        from kubetune.manifests.spec import run_name
+
+        config = load_config(Path(name), environ={})
+        name = run_name(config)
+        namespace = namespace or (config.kubernetes.namespace if config.kubernetes else None)
+    return open_cluster(namespace), name
+
+
+def open_cluster(namespace: str | None, **settings: Any) -> Cluster:
+    """The cluster of the kubeconfig. Raises EnvironmentFault, also where lightkube is not installed.
+
+    `settings` are those of `client.Cluster`.
+    """
+    try:
+        from kubetune.kube_api.client import Cluster
+    except ModuleNotFoundError as error:
+        raise EnvironmentFault(
+            f"{error.name} is not installed; to work with a cluster: pip install 'kubetune[k8s]'"
+        ) from None
+    return Cluster(namespace, **settings)
+
+
+def find(args: argparse.Namespace) -> tuple[Cluster, RunSpec]:
+    """The cluster and the run that the command line names. Raises ConfigError when there is no such run."""
+    from kubetune.cluster.runs import find_run
+
+    cluster, name = connect(args)
+    assert name is not None
+    return cluster, find_run(cluster, name)
+
+
+def find_running(args: argparse.Namespace) -> tuple[Cluster, list[Target]]:
+    """The cluster and the running pods of the run that the command line names. Raises ConfigError without any."""
+    from kubetune.cluster.runs import running
+
+    cluster, spec = find(args)
+    targets = running(cluster, spec)
+    if not targets:
+        raise ConfigError(f"{spec.name}: no pod is running; see kubetune status {spec.typed}")
+    return cluster, targets
+
+
+def show(facts: Sequence[Any], head: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool) -> int:
+    """Print what was found about pods, as a table of `rows` or the facts themselves as JSON; returns the exit code."""
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print_table(head, rows)
+    return OK
+
+
+def local_folder(spec: RunSpec) -> Path:
+    """Where logs and results of a run are kept on this machine."""
+    return Path("outputs") / spec.name
+
+
+def asker(args: argparse.Namespace) -> Callable[[str], bool]:
+    """A function that asks the person at the terminal; with --yes the answer is yes."""
+
+    def ask(question: str) -> bool:
+        if args.yes:
+            return True
+        if not sys.stdin.isatty():
+            raise ConfigError(f"{question}? Nobody can be asked here; add --yes. Nothing was changed.")
+        return input(f"{question}? [y/N] ").strip().lower() in ("y", "yes")
+
+    return ask
+
+
+@contextmanager
+def told_on_interrupt(text: str) -> Iterator[None]:
+    """Within, Ctrl-C says what becomes of what was waited for: it is done by the cluster and does not end with us."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        after = "\n" if sys.stderr.isatty() else ""  # a terminal has just written ^C
+        print(f"{after}kubetune: {text}", file=sys.stderr, flush=True)
+        raise
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as they need to be; nothing is cut off, so that everything can be searched and copied."""
+    lines = [list(head), *([("" if cell is None else str(cell)) for cell in row] for row in rows)]
+    # A row that is shorter ends with a sentence, which may be as long as it likes.
+    cells = [line if len(line) == len(head) else line[:-1] for line in lines]
+    widths = [max(len(line[column]) for line in cells if column < len(line)) for column in range(len(head))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip())
+
+
+def prefix(node: int, nodes: int, more: str = "") -> str:
+    """What marks the lines of one node, coloured on a terminal; empty for the only node."""
+    if nodes == 1 and not more:
+        return ""
+    text = f"[node {node}{f' {more}' if more else ''}] "
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return f"\x1b[{_COLOURS[node % len(_COLOURS)]}m{text}\x1b[0m" if is_coloured else text
+
+
+def kubectl() -> str:
+    """Path of kubectl, which does what needs SPDY or a terminal. Raises EnvironmentFault where it is missing."""
+    path = shutil.which("kubectl")
+    if path is None:
+        raise EnvironmentFault("kubectl is not on the PATH; this needs it: https://kubernetes.io/docs/tasks/tools/")
+    return path

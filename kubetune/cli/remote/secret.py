@@ -1,0 +1,88 @@
+"""`kubetune secret set HF_TOKEN`: put a secret of this machine into the cluster. Its value is never shown."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import getpass
+import os
+import re
+import sys
+from pathlib import Path
+
+from kubetune.cli.remote.run_on_cluster import add_namespace, open_cluster
+from kubetune.errors import OK, ConfigError
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("action", choices=["set"])
+    parser.add_argument("variable", metavar="NAME", help="variable to take the value from, such as HF_TOKEN")
+    parser.add_argument("run_file", nargs="?", type=Path, help="run file that says which Secret and namespace")
+    parser.add_argument(
+        "--env-file", type=Path, default=Path(".env"), help="read before the environment (default .env)"
+    )
+    parser.add_argument("--secret", metavar="NAME", help="name of the Secret; default: the run file's, or hf-token")
+    add_namespace(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Set one key of a Secret; its other keys stay. Raises ConfigError when there is no value to be found."""
+    if not _VARIABLE.fullmatch(args.variable):
+        # Somebody may have typed the secret itself, so it is not repeated.
+        raise ConfigError("NAME must be the name of an environment variable, such as HF_TOKEN; never give the value")
+    name, key, namespace = args.secret or args.variable.lower().replace("_", "-"), args.variable, args.namespace
+    if args.run_file is not None:
+        from kubetune.config.load import load_config
+
+        kubernetes = load_config(args.run_file, environ={}).kubernetes
+        if kubernetes is not None:
+            namespace = namespace or kubernetes.namespace
+            reference = kubernetes.secrets.get(args.variable)
+            if reference is not None:
+                name, key = args.secret or reference.secret, reference.key or key
+    value = find_value(args.variable, args.env_file)
+    os.environ[args.variable] = value  # so that the scrubber of error messages knows it
+    cluster = open_cluster(namespace)
+    from kubetune.kube_api.api_errors import Refused
+    from kubetune.manifests.spec import MANAGED_BY
+
+    data = {"data": {key: base64.b64encode(value.encode()).decode()}}
+    try:
+        cluster.merge("Secret", name, data)
+    except Refused as error:
+        if error.code != 404:
+            raise
+        metadata = {"name": name, "namespace": cluster.namespace, "labels": {MANAGED_BY: "kubetune"}}
+        cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", **data})
+    print(f"kubetune: Secret {name} in namespace {cluster.namespace} holds {key} now")
+    return OK
+
+
+def find_value(variable: str, env_file: Path) -> str:
+    """The value of a variable in `.env`, else in the environment, else typed unseen. Raises ConfigError without one."""
+    value = read_env_file(env_file).get(variable) or os.environ.get(variable, "")
+    if not value and sys.stdin.isatty():
+        value = getpass.getpass(f"{variable} (not shown): ")
+    if not value.strip():
+        raise ConfigError(
+            f"{variable} is neither in {env_file} nor in the environment; write {variable}=… into {env_file} (and keep "
+            "it out of git), or export it. Nothing was changed."
+        )
+    return value.strip()
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """`NAME=value` lines; `export`, quotes, comments and blank lines are as in a shell. Empty without the file."""
+    if not path.is_file():
+        return {}
+    found = {}
+    for line in path.read_text("utf-8").splitlines():
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if equals and _VARIABLE.fullmatch(name.strip()):
+            value = value.strip()
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+            found[name.strip()] = value[1:-1] if quoted else value.split(" #")[0].strip()
+    return found

@@ -1,0 +1,289 @@
+"""`kubetune status`: how the runs of a namespace stand, or all that is known of one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from kubetune.base.humanize import brief, counted, visible
+from kubetune.cli.remote.run_on_cluster import add_run, connect, print_table
+from kubetune.errors import OK, ConfigError
+
+if TYPE_CHECKING:
+    from kubetune.cluster.runs import Snapshot
+    from kubetune.kube_api.client import Cluster, Object
+
+_SHOWN_EVENTS = 5
+_SAME_END_SECONDS = 900.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run(parser, optional=True)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print how things stand. Raises ConfigError when there is no such run."""
+    from kubetune.cluster.pods import age_seconds
+    from kubetune.cluster.runs import event_time, find_run, list_runs, on_all, take_snapshot
+
+    cluster, name = connect(args)
+    if name is None:
+        names = list_runs(cluster)
+        if not names:
+            cluster.require_namespace()
+
+        def look(found: str) -> Snapshot | Unread:
+            try:
+                return take_snapshot(cluster, find_run(cluster, found))
+            except ConfigError as error:
+                return Unread(found, str(error))
+
+        _print_runs(cluster, on_all(look, names), as_json=args.json)
+        return OK
+    snapshot = take_snapshot(cluster, find_run(cluster, name))
+    if args.json:
+        print(json.dumps(facts(snapshot), indent=2))
+        return OK
+    for line in headline(snapshot):
+        print(visible(line))
+    if there := [*snapshot.preparing, *snapshot.pods]:
+        print()
+        print_table(("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY"), [_row(snapshot, p) for p in there])
+    for event in _news(snapshot)[-_SHOWN_EVENTS:]:
+        age = brief(age_seconds(event_time(event)))
+        print(visible(f"! {age} ago, {event['involvedObject']['name']}: {event['reason']}: {event['message']}"))
+    return OK
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A run whose config this version of kubetune cannot read: it hides none of the others."""
+
+    name: str
+    why: str
+
+
+def _print_runs(cluster: Cluster, snapshots: Sequence[Snapshot | Unread], *, as_json: bool) -> None:
+    if as_json:
+        every = [{**asdict(s), "state": "unknown"} if isinstance(s, Unread) else facts(s) for s in snapshots]
+        print(json.dumps(every, indent=2))
+    elif not snapshots:
+        print(f"no runs in namespace {cluster.namespace}")
+    else:
+        rows: list[tuple[object, ...]] = []
+        for snapshot in snapshots:
+            if isinstance(snapshot, Unread):
+                rows.append((snapshot.name, "", "unknown", snapshot.why))
+                continue
+            told = facts(snapshot)
+            step = f"{told['step']}/{told['steps'] or '?'}" if told["step"] is not None else ""
+            eta = brief(told["seconds_left"]) if snapshot.state == "running" else ""
+            there = f"{sum(pod['phase'] == 'Running' for pod in told['pods'])}/{told['nodes']}"
+            numbers = [_number(told[key], form, "") for key, form in (("loss", ".4f"), ("tokens_per_second", ",.0f"))]
+            rows.append(
+                (
+                    told["name"],
+                    told["kind"],
+                    told["state"],
+                    there,
+                    told["restarts"],
+                    step,
+                    *numbers,
+                    eta,
+                    visible(told["why"]),
+                )
+            )
+        print_table(("RUN", "KIND", "STATE", "PODS", "RESTARTS", "STEP", "LOSS", "TOKENS/S", "ETA", "WHY"), rows)
+
+
+def facts(snapshot: Snapshot) -> dict[str, Any]:
+    """What `--json` prints: everything, with None for what is not known."""
+    from kubetune.cluster import pods
+
+    progress, words = snapshot.progress or {}, snapshot.words
+    restarts = progress.get("restarts")
+    if restarts is None:
+        restarts = ((snapshot.workload or {}).get("status") or {}).get("restarts")
+    return {
+        "name": snapshot.spec.name,
+        "namespace": snapshot.spec.kubernetes.namespace,
+        "kind": (snapshot.workload or {}).get("kind") or snapshot.spec.kubernetes.kind,
+        "state": snapshot.state,
+        "why": why(snapshot),
+        "nodes": snapshot.spec.nodes,
+        "restarts": restarts,
+        "phase": progress.get("phase"),
+        "step": progress.get("step", words.step),
+        "steps": progress.get("steps", words.steps),
+        "loss": progress.get("loss", words.loss),
+        "tokens_per_second": progress.get("tokens_per_second", words.tokens_per_second),
+        "seconds_left": progress.get("seconds_left"),
+        "evaluation": progress.get("evaluation"),
+        "saved_step": progress.get("saved_step", words.saved_step),
+        "last_exit": progress.get("last_exit"),
+        "cause": snapshot.cause,
+        "not_asked": snapshot.silence or None,
+        "pods": [
+            {
+                "name": pods.name_of(pod),
+                "node": pods.node_number(pod),
+                "machine": pod["spec"].get("nodeName"),
+                "phase": pods.phase_of(pod),
+                "restarts": pods.trainer_status(pod).get("restartCount", 0),
+                "exit_code": pods.exit_code(pod),
+                "why": pods.why(pod, _events_of(snapshot, pod)),
+            }
+            for pod in snapshot.pods
+        ],
+        "warnings": [event["message"] for event in _warnings(snapshot)],
+    }
+
+
+def why(snapshot: Snapshot) -> str:
+    """Why a run is not running: the cause of its end, or what it waits for."""
+    from kubetune.cluster import pods
+
+    if snapshot.state == "done":
+        return _reservation(snapshot)
+    if snapshot.state in ("running", "stopped"):
+        return ""
+    if snapshot.state == "absent":
+        return "its pods were removed; submit it again to go on with it"
+    reasons = [reason for pod in snapshot.pods if (reason := pods.why(pod, _events_of(snapshot, pod)))]
+    if snapshot.state == "failed":
+        guilty = pods.culprit(snapshot.pods)
+        told = pods.message_of(guilty) if guilty else None
+        if told and told["reason"]:
+            return str(told["reason"])
+        if guilty and pods.node_number(guilty) and pods.exit_code(guilty) not in pods.VICTIMS:
+            return f"{pods.name_of(guilty)}: {pods.why(guilty)}"
+        return snapshot.words.reason or next(iter(reasons), snapshot.reason)
+    # Pods of earlier starts are there still; why the next do not come is asked here.
+    coming = [pod for pod in snapshot.pods if not pods.has_ended(pod)]
+    reasons = [reason for pod in coming if (reason := pods.why(pod, _events_of(snapshot, pod)))] or reasons
+    queue = snapshot.spec.kubernetes.queue
+    if queue and snapshot.workload is not None and pods.is_suspended(snapshot.workload):
+        return f"waiting in queue {queue}"
+    refused = [event["message"] for event in snapshot.events if event.get("reason") == "FailedCreate"]
+    return next(iter(reasons), refused[-1] if refused and not snapshot.pods else snapshot.reason)
+
+
+def _reservation(snapshot: Snapshot) -> str:
+    """What a run that ended well says against its result, such as a loss that ran away."""
+    from kubetune.cluster import pods
+    from kubetune.rundir.exit_status import DONE
+
+    left = [message for pod in snapshot.pods if pods.node_number(pod) == 0 and (message := pods.message_of(pod))]
+    told = left[-1] if left else (snapshot.progress or {}).get("ending") or {}
+    return str(told.get("reason") or "").removeprefix(DONE).removeprefix(", ") if told.get("code") == OK else ""
+
+
+def headline(snapshot: Snapshot) -> Iterator[str]:
+    """One line on how the run stands, and one on how far it is."""
+    told = facts(snapshot)
+    running = sum(pod["phase"] == "Running" for pod in told["pods"])
+    parts = [
+        f"{told['name']}: {told['kind']} in {told['namespace']}, {told['state']}",
+        f"{running} of {told['nodes']} pods running" if snapshot.state in ("running", "waiting") else "",
+        counted(told["restarts"], "restart") if told["restarts"] else "",
+        told["why"],
+    ]
+    yield ", ".join(filter(None, parts))
+    if told["step"] is not None:
+        evaluation = told["evaluation"] or {}
+        numbers = [
+            f"step {told['step']}/{told['steps'] or '?'}",
+            f"loss {_number(told['loss'], '.4f')}",
+            f"{_number(told['tokens_per_second'], ',.0f')} tokens/s",
+            f"ETA {brief(told['seconds_left'])}" if snapshot.state == "running" and told["seconds_left"] else "",
+            f"eval_loss {evaluation['eval_loss']:.4f} at step {evaluation['step']}" if evaluation else "",
+            f"saved step {told['saved_step']}" if told["saved_step"] is not None else "",
+        ]
+        yield " · ".join(filter(None, numbers))
+    elif told["phase"] and snapshot.state == "running":
+        yield f"no step yet; rank 0: {told['phase']}"
+    if snapshot.state != "failed" and told["restarts"] and (said := last_stop(told)):
+        yield said
+    if snapshot.silence:
+        yield f"! its pods could not be asked how far they are: {snapshot.silence.splitlines()[0]}"
+
+
+def last_stop(told: dict[str, Any]) -> str:
+    """Why the last start ended: what its ranks left behind, or Kubernetes where those only followed a pod's death."""
+    from kubetune.cluster import pods
+
+    last, cause = told["last_exit"], told["cause"]
+    is_known = last is not None and last["code"] not in pods.VICTIMS
+    if cause and not is_known and _is_of_one_end(last, cause):
+        return f"last stop {cause['time']}: {cause['pod']}: {cause['reason']}"
+    return f"last stop {last['time']}: exit code {last['code']}, {last['reason']}" if last else ""
+
+
+def _is_of_one_end(last: dict[str, Any] | None, cause: dict[str, Any]) -> bool:
+    """Whether what followed a death may have followed this one."""
+    from kubetune.cluster.pods import age_seconds
+
+    if last is None:
+        return True
+    after = (age_seconds(cause["time"]) or 0.0) - (age_seconds(last["time"]) or 0.0)
+    return abs(after) < _SAME_END_SECONDS
+
+
+def _number(value: float | None, form: str, unknown: str = "?") -> str:
+    return unknown if value is None else format(value, form)
+
+
+def _events_of(snapshot: Snapshot, pod: Object) -> list[Object]:
+    name = pod["metadata"]["name"]
+    uid = pod["metadata"].get("uid")
+    about = [(event["involvedObject"], event) for event in snapshot.events]
+    return [event for ref, event in about if ref.get("name") == name and ref.get("uid", uid) == uid]
+
+
+def _news(snapshot: Snapshot) -> list[Object]:
+    """Warnings that say more than the pods themselves."""
+    from kubetune.cluster import pods
+
+    told = [pods.why(pod) for pod in (*snapshot.preparing, *snapshot.pods)]
+    return [event for event in _warnings(snapshot) if not any(str(event["message"]) in reason for reason in told)]
+
+
+def _warnings(snapshot: Snapshot) -> list[Object]:
+    """Warnings of what is not over: of a container that has started since, or of pods that others stand for."""
+    from kubetune.cluster import pods
+    from kubetune.cluster.runs import event_time
+
+    there = {pod["metadata"].get("uid"): pod for pod in (*snapshot.preparing, *snapshot.pods)}
+    all_run = sum(map(pods.is_running, snapshot.pods)) >= snapshot.spec.nodes
+
+    def matters(event: Object) -> bool:
+        pod = there.get(event["involvedObject"].get("uid"))
+        if event.get("type") != "Warning" or snapshot.state in ("done", "stopped"):
+            return False
+        if pod is None:
+            return not all_run
+        began = pods.began(pod)
+        return began is None or event_time(event)[: len(began) - 1] >= began[:-1]
+
+    return [event for event in snapshot.events if matters(event)]
+
+
+def _row(snapshot: Snapshot, pod: Object) -> tuple[object, ...]:
+    from kubetune.cluster import pods
+
+    status = pods.trainer_status(pod)
+    age = brief(pods.age_seconds(pod["metadata"].get("creationTimestamp")))
+    return (
+        pods.name_of(pod),
+        "" if pod in snapshot.preparing else pods.node_number(pod),
+        pod["spec"].get("nodeName"),
+        pods.phase_of(pod),
+        status.get("restartCount", 0),
+        age,
+        visible(pods.why(pod, _events_of(snapshot, pod), advise=False)),  # the headline advises
+    )

@@ -1,0 +1,161 @@
+"""`kubetune submit`: run on a cluster what `kubetune train` runs here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kubetune import errors
+from kubetune.cli.remote.render import SMOKE_HELP, report
+from kubetune.cli.remote.run_on_cluster import asker, local_folder, open_cluster, told_on_interrupt
+from kubetune.config.flags import add_run_arguments, config_from_args, run_file
+from kubetune.errors import DataError
+from kubetune.manifests import KINDS, dump, local_files, render
+from kubetune.manifests.checks.lint import lint
+from kubetune.manifests.smoke import smoke_config, testing
+from kubetune.planning.plan import make_plan
+
+if TYPE_CHECKING:
+    from kubetune.cluster.runs import Snapshot
+    from kubetune.config.schema import Config
+    from kubetune.kube_api.client import Cluster
+    from kubetune.manifests.spec import RunSpec
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run_arguments(parser)
+    target = parser.add_argument_group("cluster")
+    target.add_argument("--kind", dest="kubernetes.kind", choices=KINDS, help="what runs the pods")
+    target.add_argument("-n", "--namespace", dest="kubernetes.namespace", metavar="NAME", help="namespace of the run")
+    target.add_argument(
+        "--dry-run",
+        choices=("client", "server"),
+        nargs="?",
+        const="server",
+        help="client: print the manifests; server: have the cluster check them; neither changes anything",
+    )
+    target.add_argument("--smoke", action="store_true", help=SMOKE_HELP)
+    target.add_argument(
+        "--no-check", action="store_true", help="do not look first whether the data files on this machine can be read"
+    )
+    target.add_argument("--wait", action="store_true", help="wait for the run's end and take over its exit code")
+    target.add_argument("--follow", action="store_true", help="as --wait, and show the logs")
+    target.add_argument("--yes", action="store_true", help="replace pods of this run without asking")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit; returns 0, or with --wait the exit code of the run. Raises ConfigError, EnvironmentFault."""
+    # As in render, variables of this machine are left out: the same file is the same run everywhere.
+    config = config_from_args(args, environ={})
+    config = smoke_config(config) if args.smoke else config
+    files = local_files(config)
+    plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
+    objects = render(config, plan, files)
+    objects = testing(objects, plan) if args.smoke else objects
+    report(lint(config, plan, objects, files), run_file(args), strict=False)
+    if args.dry_run == "client":
+        print(dump(objects), end="")
+        return errors.OK
+    if not (args.no_check or args.smoke):
+        check_data(config, files)
+    assert config.kubernetes is not None
+    cluster = open_cluster(config.kubernetes.namespace)
+    return submit_config(cluster, config, files, args)
+
+
+def check_data(config: Config, files: Mapping[str, str]) -> None:
+    """Read all records of the data files that travel along. Raises DataError with the bad ones, as the pods would.
+
+    What needs a tokenizer, as lengths and empty rows do, shows there only.
+    """
+    from kubetune.data.inspect.check import check_shapes
+
+    data = config.data
+    for source in (*data.train, *(data.eval if isinstance(data.eval, tuple) else ())):
+        if source.path.partition("#")[0] not in files:
+            continue
+        problems, kinds, _ = check_shapes(source)
+        if problems.total or not kinds:
+            said = str(problems.error()) if problems.total else f"{source.path} holds no records."
+            found = said.removesuffix(" Nothing was written.")
+            raise DataError(f"{found}\nNothing was changed. --no-check submits it all the same.")
+
+
+def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args: argparse.Namespace) -> int:
+    """Apply, say what came of it, and wait where that was asked for."""
+    from kubetune.cluster.submit import spec_of, submit
+
+    plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
+    job = submit(
+        cluster,
+        config,
+        files,
+        confirm=asker(args),
+        dry_run=args.dry_run == "server",
+        change=partial(testing, plan=plan) if args.smoke else lambda objects: objects,
+        wait=_preparation(cluster, show_logs=args.follow),
+    )
+    where = f"{job.kind} {job.name} in namespace {job.namespace}"
+    if job.outcome == "checked":
+        print(f"kubetune: the cluster would accept {where}. Nothing was changed.")
+        return errors.OK
+    typed = f"{job.name} -n {job.namespace}"
+    standing = {"done": ", which is done", "stopped": f", which is stopped: kubetune resume {typed}"}
+    done = "was there already" + standing.get(job.state, "") if job.outcome == "unchanged" else f"was {job.outcome}"
+    print(f"kubetune: {where} {done}", flush=True)
+    if args.wait or args.follow:
+        return wait_for_end(cluster, spec_of(config, files), show_logs=args.follow)
+    print(f"kubetune: see kubetune status {typed}, and kubetune logs -f {typed}")
+    return errors.OK
+
+
+def _preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[RunSpec], None]:
+    """Waits for the Job that prepares a run, and says so; Ctrl-C ends only the waiting."""
+    from kubetune.cli.remote.logs import printer, teller
+    from kubetune.cluster.preparation import wait_for_job
+    from kubetune.kube_api.client import say
+    from kubetune.manifests.initialisers import preprocess_name
+
+    def wait(spec: RunSpec) -> None:
+        name = preprocess_name(spec)
+        say(f"Job {name} fetches and prepares first; should this command end, submit again to go on")
+        emit = printer(spec) if show_logs else lambda source, text: None
+        with told_on_interrupt(f"Job {name} goes on, but trains nothing after it; submit again for that"):
+            wait_for_job(cluster, spec, emit, teller(cluster, spec))
+
+    return wait
+
+
+def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
+    """Follow a run to its end, telling what it waits for; returns its exit code. Ctrl-C leaves it running."""
+    from kubetune.cli.remote.logs import printer, teller
+    from kubetune.cli.remote.status import headline
+    from kubetune.cluster.log_follow import Streams
+    from kubetune.cluster.runs import take_snapshot
+
+    keep = local_folder(spec) / "logs" / "pods"
+    emit = printer(spec) if show_logs else lambda source, text: None
+    with told_on_interrupt(f"{spec.name} goes on; kubetune stop {spec.typed} would stop it"):
+        Streams(cluster, spec, emit, keep=keep, look=teller(cluster, spec)).follow()
+    snapshot = take_snapshot(cluster, spec)
+    for line in headline(snapshot):
+        print(line)
+    return exit_code(snapshot)
+
+
+def exit_code(snapshot: Snapshot) -> int:
+    """The exit code of a run that has ended: its own verdict, else what its pods ended with."""
+    from kubetune.cluster import pods
+
+    if snapshot.state == "done":
+        return errors.OK
+    if snapshot.state == "stopped":
+        return errors.PREEMPTED
+    if snapshot.progress and snapshot.progress.get("ending"):  # what a pod left behind has none
+        return int(snapshot.progress["ending"]["code"])
+    codes = [code for pod in (*snapshot.preparing, *snapshot.pods) if (code := pods.exit_code(pod))]
+    final = [code for code in codes if code in (errors.USER, errors.DIVERGED, errors.ENVIRONMENT)]
+    return (final or codes or [errors.BUG])[-1]

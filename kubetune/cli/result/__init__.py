@@ -1,0 +1,1 @@
+"""The verbs under "Use the result": one file a verb."""

@@ -1,0 +1,215 @@
+"""`kubetune chat`: talk to the result of a run, on the spot, alone or beside the model it was made from."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubetune import errors
+from kubetune.base.humanize import shown_on
+from kubetune.cli.result.generate import add_sampling, is_classifier, sampling_of
+from kubetune.data.reading.formats import IMAGE_TAG
+
+if TYPE_CHECKING:
+    from kubetune.inference.generate import Prompt, Sampling, Speaker
+
+HELP = """\
+/reset         forgets the conversation
+/system TEXT   sets the system message, and forgets the conversation; without TEXT there is none
+/image FILE    shows the model an image with what you say next
+/history       shows the conversation
+/exit, Ctrl-D  leaves; Ctrl-C interrupts an answer"""
+NARROWEST_FOR_COLUMNS = 80
+
+
+@dataclass
+class Conversation:
+    """What was said so far. `compare`: the base has a history of its own, made of its own answers.
+
+    `images` are those shown so far, `pending` those that go with what is said next.
+    """
+
+    system: str | None
+    compare: bool
+    tuned: list[dict[str, Any]] = field(default_factory=list)
+    base: list[dict[str, Any]] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)
+    """What was said already of what the chat template leaves out."""
+
+    def reset(self) -> None:
+        for what in (self.tuned, self.base, self.images, self.pending):
+            what.clear()
+
+    @property
+    def seen(self) -> list[str]:
+        """The images that the next prompt is about."""
+        return [*self.images, *self.pending]
+
+    def tagged(self, text: str) -> str:
+        """What is said, with a tag for each image that goes with it, unless it has them itself."""
+        return f"{IMAGE_TAG}\n" * (len(self.pending) - text.count(IMAGE_TAG)) + text
+
+    def prompt(self, history: list[dict[str, Any]], text: str, is_chat: bool) -> Prompt:
+        """A model that was taught plain text has no turns: each line stands alone."""
+        if not is_chat and not self.seen:
+            return text
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *history, {"role": "user", "content": text}]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--system", help="the system message of the conversation")
+    parser.add_argument(
+        "--compare", action="store_true", help="let the model before fine-tuning answer too, side by side"
+    )
+    parser.add_argument(
+        "--image", type=Path, action="append", default=[], metavar="FILE", help="an image to begin with; repeatable"
+    )
+    add_sampling(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, answer, repeat, until the input ends."""
+    if is_classifier(args.run_dir):
+        raise errors.ConfigError(f"{args.run_dir} is a classifier; ask it with kubetune generate {args.run_dir} TEXT")
+    sampling = sampling_of(args)
+    with suppress(ImportError):
+        import readline  # noqa: F401 - importing it gives `input` arrow keys and a memory
+    from kubetune.inference.generate import load_run
+
+    speaker = load_run(args.run_dir, args.checkpoint, model=args.model)
+    conversation = Conversation(args.system, args.compare)
+    for image in args.image:
+        print(show_image(str(image), conversation, speaker))
+    print(HELP)
+    while True:
+        try:
+            text = input("\n> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return errors.OK
+        if text in ("/exit", "/quit"):
+            return errors.OK
+        if text.startswith("/image "):
+            print(show_image(text.removeprefix("/image ").strip(), conversation, speaker))
+        elif text.startswith("/"):
+            print(obey(text, conversation))
+        elif text:
+            converse(speaker, conversation, text, sampling)
+
+
+def obey(command: str, conversation: Conversation) -> str:
+    """Do what a line that begins with a slash says; returns the answer to it."""
+    name, _, rest = command.partition(" ")
+    if name == "/reset":
+        conversation.reset()
+        return "forgotten"
+    if name == "/system":
+        conversation.reset()
+        conversation.system = rest.strip() or None
+        return f"system: {conversation.system}" if conversation.system else "no system message"
+    if name == "/history":
+        return "\n".join(f"{turn['role']}: {turn['content']}" for turn in conversation.tuned) or "nothing was said yet"
+    return HELP
+
+
+def show_image(file: str, conversation: Conversation, speaker: Speaker) -> str:
+    """Keep an image for what is said next; returns what to tell of it."""
+    if speaker.reader is None:
+        return f"this run has `task: {speaker.config.task}`: its model sees no images"
+    from kubetune.data.reading.images import UnusableImage, verify_image
+
+    try:
+        facts = verify_image(Path(file).expanduser())
+    except UnusableImage as error:
+        return str(error)
+    conversation.pending.append(str(Path(file).expanduser()))
+    return f"{facts.format}, {facts.width} × {facts.height}: goes with what you say next"
+
+
+def converse(speaker: Speaker, conversation: Conversation, text: str, sampling: Sampling) -> None:
+    """One turn, which becomes part of the conversation once it is whole. Raises nothing that ends the chat."""
+    text = conversation.tagged(text)
+    ask = {"role": "user", "content": text}
+    try:
+        tell_what_is_left_out(speaker, conversation, text)
+        if conversation.compare:
+            base, tuned = answer_both(speaker, conversation, text, sampling)
+            conversation.base += [ask, {"role": "assistant", "content": base}]
+        else:
+            prompt = conversation.prompt(conversation.tuned, text, speaker.is_chat)
+            tuned = stream(speaker, prompt, sampling, images=conversation.seen)
+        conversation.tuned += [ask, {"role": "assistant", "content": tuned}]
+        conversation.images += conversation.pending
+    except KeyboardInterrupt:
+        print("\n(interrupted; that turn is forgotten)")
+    except (ValueError, errors.DataError) as error:  # the template refuses the conversation, or an image is gone
+        print(f"(this cannot be asked: {error}; that turn is forgotten)")
+    conversation.pending.clear()
+
+
+def tell_what_is_left_out(speaker: Speaker, conversation: Conversation, text: str) -> None:
+    """Say, once, what of the conversation the chat template does not show to the model."""
+    for what in speaker.left_out(conversation.prompt(conversation.tuned, text, speaker.is_chat)):
+        if what not in conversation.told:
+            conversation.told.add(what)
+            print(shown_on(sys.stdout, f"(note: {what}, which the model does not see)"))
+
+
+def stream(speaker: Speaker, prompt: Prompt, sampling: Sampling, label: str = "", *, images: Sequence[str] = ()) -> str:
+    """Answer on the terminal, as the words come."""
+    from kubetune.inference.generate import stream_answer
+
+    print(label, end="", flush=True)
+    answer = stream_answer(
+        speaker, prompt, sampling, lambda piece: print(shown_on(sys.stdout, piece), end="", flush=True), images
+    )
+    print()
+    return answer
+
+
+def answer_both(speaker: Speaker, conversation: Conversation, text: str, sampling: Sampling) -> tuple[str, str]:
+    """The base's answer and the tuned one: in two columns that fill as they come, where there is room for them."""
+    from rich.console import Console
+
+    console = Console()
+    before = conversation.prompt(conversation.base, text, speaker.is_chat)
+    after = conversation.prompt(conversation.tuned, text, speaker.is_chat)
+    if not sys.stdout.isatty() or console.width < NARROWEST_FOR_COLUMNS:
+        with speaker.as_base() as base:
+            first = stream(base, before, sampling, "base:  ", images=conversation.seen)
+        return first, stream(speaker, after, sampling, "tuned: ", images=conversation.seen)
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    from kubetune.inference.generate import stream_answer
+
+    columns = {"base": "", "tuned": ""}
+
+    def table() -> Table:
+        # The terminal writes ^C after it, which must not begin a line: what is drawn anew would not cover the old.
+        drawn = Table(width=console.width - 3, show_edge=False)
+        for name in columns:
+            drawn.add_column(name, ratio=1)
+        drawn.add_row(*(Text(said) for said in columns.values()))
+        return drawn
+
+    with Live(table(), console=console, auto_refresh=False, vertical_overflow="visible") as live:
+
+        def show(name: str, piece: str) -> None:
+            columns[name] += piece
+            live.update(table(), refresh=True)
+
+        with speaker.as_base() as base:
+            first = stream_answer(base, before, sampling, lambda piece: show("base", piece), conversation.seen)
+        last = stream_answer(speaker, after, sampling, lambda piece: show("tuned", piece), conversation.seen)
+        return first, last

@@ -1,0 +1,97 @@
+"""`kubetune push`: export the result of a run, unless that is done, and upload it to the Hugging Face hub."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from kubetune import errors
+from kubetune.base import allocator
+from kubetune.base.logs import scrub
+from kubetune.base.processes import output_on_stderr
+from kubetune.cli.result.export import add_export_options, describe, stoppable, tell
+from kubetune.config.load import read_config
+from kubetune.config.schema import Config
+from kubetune.config.schema.tracking import PushConfig
+from kubetune.rundir import metrics
+
+REPOSITORY = "RESULT_MODEL_ID"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument(
+        "repo", nargs="?", metavar="ORG/NAME", help=f"left out: ${REPOSITORY}, or `push` of the run's config"
+    )
+    add_export_options(parser)
+    parser.add_argument("--public", action="store_true", help="make the repository public; it is private otherwise")
+    parser.add_argument("--json", action="store_true", help="print where it is as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Upload; print the address. The run's events tell of success and failure alike."""
+    allocator.give_back()
+    config = read_config(args.run_dir)
+    wanted = _wanted(args, config)
+    try:
+        with output_on_stderr() if args.json else nullcontext(), stoppable():
+            folder, facts = _exported(args, wanted)
+            from kubetune.publishing.hub_upload import upload
+
+            tell(f"uploading {folder} to {wanted.repo}")
+            message = f"{facts['kind'].capitalize()} of {config.name or args.run_dir.name}, step {facts['step']}"
+            pushed = upload(folder, wanted.repo, private=wanted.private, message=message, tell=tell)
+    except errors.KubetuneError as error:
+        metrics.record_event(args.run_dir, "push", repo=wanted.repo, ok=False, reason=scrub(str(error)))
+        raise
+    metrics.record_event(args.run_dir, "push", repo=wanted.repo, ok=True, url=pushed.url, commit=pushed.commit, **facts)
+    if args.json:
+        told = {"url": pushed.url, "commit": pushed.commit, "private": pushed.private, **facts}
+        print(json.dumps(told, indent=2))
+        return errors.OK
+    print(f"pushed to {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit[:12]}")
+    return errors.OK
+
+
+def _wanted(args: argparse.Namespace, config: Config) -> PushConfig:
+    """What the command line asks for, over the environment, over the run's config. Raises ConfigError for no name."""
+    given = config.push
+    repo = args.repo or os.environ.get(REPOSITORY, "").strip() or (given.repo if given else None)
+    if not repo:
+        raise errors.ConfigError(
+            f"where to? give ORG/NAME, set {REPOSITORY}, or set `push: ORG/NAME` in the run's config. Nothing was sent."
+        )
+    try:
+        return PushConfig(
+            repo=repo,
+            merge=args.merge or bool(given and given.merge),
+            private=not args.public and (given is None or given.private),
+        )
+    except ValueError:
+        raise errors.ConfigError(f"{repo!r} is no name of a repository; expected ORG/NAME. Nothing was sent.") from None
+
+
+def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[str, Any]]:
+    """The export to send, made now unless it is there; with its kind and step."""
+    from kubetune.publishing.export import export_run, find_export
+
+    found = find_export(args.run_dir, args.step, merged=wanted.merge, dtype=args.dtype, model=args.model)
+    if found is None:
+        found = export_run(
+            args.run_dir,
+            args.step,
+            merged=wanted.merge,
+            dtype=args.dtype,
+            device=args.device,
+            model=args.model,
+            tell=tell,
+        )
+        for label, text in describe(found):
+            print(f"{label:<12} {text}")
+    else:
+        tell(f"{found.path} is exported already")
+    return found.path, {"kind": found.kind, "step": found.facts["checkpoint"]["step"]}

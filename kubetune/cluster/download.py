@@ -1,0 +1,160 @@
+"""Brings the run directory of a cluster home: resumable, and every byte checked against the SHA-256 it has there.
+
+Files grow and go while a run goes on. A file is copied as it was when it was listed; where that cannot be had any more
+the folder is listed anew.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kubetune.base.files import explained_writes, join_inside, sha256_file
+from kubetune.cluster.runs import Target, ask
+from kubetune.errors import EnvironmentFault
+from kubetune.kube_api.api_errors import Unreachable
+from kubetune.kube_api.client import Cluster
+
+_ROUNDS = 3
+_PATIENCE_SECONDS = 120.0
+_PAUSE_SECONDS = 1.0
+# The first N bytes from an offset on, by what every image has.
+_READ = 'tail -c "+$1" -- "$2" | head -c "$3"'
+
+
+@dataclass
+class Copied:
+    """What a copy came to. `bytes` are those that went over the network now."""
+
+    files: int = 0
+    bytes: int = 0
+    unchanged: int = 0
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    size: int
+    sha256: str
+
+
+def copy_home(
+    cluster: Cluster,
+    target: Target,
+    folder: str,
+    to: Path,
+    globs: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda text: None,
+) -> Copied:
+    """Copy the files of `folder`, as `target` sees it, into `to`; what is there and equal stays.
+
+    Without `globs`: all but the checkpoints that are neither `best` nor `last`. `tell` gets the path of each file
+    copied. Raises EnvironmentFault when the disk here is full, a path would lead outside, or the connection stays away.
+    """
+    copied = Copied()
+    for _ in range(_ROUNDS):
+        listed = ask(cluster, target, "list", folder, *globs)
+        changed = [
+            entry["path"]
+            for entry in listed
+            if "link" not in entry and not _fetch(cluster, target, folder, to, _File(**entry), copied, tell)
+        ]
+        for entry in listed:
+            if "link" in entry:
+                _link(to, entry)
+        if not changed:
+            return copied
+    raise EnvironmentFault(
+        f"{', '.join(changed)} changed while being copied, {_ROUNDS} times; run the same command again"
+    )
+
+
+def _fetch(
+    cluster: Cluster, target: Target, folder: str, to: Path, file: _File, copied: Copied, tell: Callable[[str], None]
+) -> bool:
+    """Have one file; False when it is no longer what was listed."""
+    final = _inside(to, file.path)
+    with explained_writes(final):
+        if final.is_file() and final.stat().st_size == file.size and sha256_file(final) == file.sha256:
+            copied.unchanged += 1
+            return True
+        final.parent.mkdir(parents=True, exist_ok=True)
+        # Named after its contents, so that only a part of the same contents is gone on with.
+        part = final.with_name(f".{final.name}.{file.sha256[:12]}.part")
+        began = part.stat().st_size if part.exists() else 0
+        tell(f"{file.path} ({file.size:,} bytes{f', going on after {began:,}' if began else ''})")
+        with part.open("ab") as sink:
+            _receive(cluster, target, f"{folder}/{file.path}", sink, file.size)
+            sink.flush()
+            os.fsync(sink.fileno())
+        if part.stat().st_size != file.size or sha256_file(part) != file.sha256:
+            part.unlink()
+            return False
+        os.replace(part, final)
+    copied.files += 1
+    copied.bytes += file.size - began
+    return True
+
+
+def _receive(cluster: Cluster, target: Target, path: str, sink: BinaryIO, size: int) -> None:
+    """Append what is missing up to `size` bytes; connections that break are taken up where they were."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while (at := sink.tell()) < size:
+        argv = ["sh", "-c", _READ, "sh", str(at + 1), path, str(size - at)]
+        try:
+            cluster.exec(target.pod, target.container, argv, stdout=sink)
+            if sink.tell() < size:
+                return  # it has become shorter, or gone
+        except Unreachable:
+            if sink.tell() > at:
+                deadline = time.monotonic() + _PATIENCE_SECONDS
+            elif time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _link(to: Path, entry: dict[str, Any]) -> None:
+    """Make the same relative link, if it leads to something below `to` by the links that are there by now."""
+    path = _inside(to, str(Path(entry["path"]).parent)) / Path(entry["path"]).name
+    relative = path.parent.relative_to(to.resolve())
+    if os.path.isabs(entry["link"]):
+        raise EnvironmentFault(f"refused to copy: link {entry['path']} leads to {entry['link']}, outside {to}")
+    # Not by its text: `x/../y` is not `y` where x is itself a link.
+    _inside(to, str(relative / entry["link"]))
+    with explained_writes(path):
+        if path.is_symlink() and os.readlink(path) == entry["link"]:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.link")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(entry["link"])
+        os.replace(temporary, path)
+        # What an earlier link led to may be elsewhere now that there is this one.
+        for link in _links(to):
+            if not _leads_inside(to, link):
+                path.unlink()
+                raise EnvironmentFault(f"refused to copy: link {entry['path']} has {link} lead outside {to}")
+
+
+def _leads_inside(to: Path, link: Path) -> bool:
+    try:
+        return link.resolve().is_relative_to(to.resolve())
+    except RuntimeError:
+        return False  # a loop
+
+
+def _links(to: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(to):
+        yield from (path for name in (*folders, *names) if (path := Path(folder, name)).is_symlink())
+
+
+def _inside(to: Path, relative: str) -> Path:
+    """Names come from the pod, which is not to be trusted with the rest of this disk."""
+    try:
+        return join_inside(to, relative)
+    except (ValueError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+        raise EnvironmentFault(f"refused to copy: {error}") from None

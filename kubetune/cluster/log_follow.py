@@ -1,0 +1,296 @@
+"""The logs of all pods of a run as one stream: from the start, through restarts of pods and absences of the API server.
+
+Each start of each container is read by a thread of its own. A broken connection is taken up at the last line's time,
+and what was shown already is skipped. Every line is kept in a folder, since the restarts of a JobSet or a PyTorchJob
+delete the pods and their logs with them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kubetune.base.files import explained_writes
+from kubetune.cluster import pods, preparation
+from kubetune.cluster.runs import ending_of, read_progress, workload_kind
+from kubetune.errors import KubetuneError
+from kubetune.kube_api.api_errors import Refused, Unreachable
+from kubetune.kube_api.client import Cluster, Object
+from kubetune.kube_api.watch import Watched
+from kubetune.manifests.initialisers import PREPROCESS
+from kubetune.manifests.spec import TRAINER, RunSpec
+
+_LOOK_SECONDS, _GATHER_SECONDS = 5.0, 0.25
+_PAUSE_SECONDS, _PASSING_SECONDS = 0.5, 0.05
+_SILENT_SECONDS = 1.0
+_FRACTION = re.compile(r"(?:\.(\d+))?(Z|[+-]\d\d:\d\d)$")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One start of one container: `attempt` counts its restarts within the pod."""
+
+    pod: str
+    uid: str
+    container: str
+    attempt: int
+    node: int
+    is_trainer: bool
+    """Whether it is the main container of a trainer's pod, which needs no other mark than its node."""
+
+    @property
+    def file_name(self) -> str:
+        """Where its lines are kept."""
+        return f"{self.pod}.{self.uid[:8]}.{self.container}.{self.attempt}.log"
+
+
+Emit = Callable[[Source, str], None]
+Look = Callable[[Sequence[Object], Sequence[Object]], None]
+
+
+def sources_of(pod: Object) -> Iterator[Source]:
+    """The containers of a pod that have a log by now, in the order in which they run."""
+    trainer, uid = pods.trainer_container(pod), str(pod["metadata"]["uid"])
+    for status in pods.container_statuses(pod):
+        if {"running", "terminated"} & (status.get("state") or {}).keys():
+            name, attempt = str(status["name"]), int(status.get("restartCount", 0))
+            is_trainer = name == trainer and pods.component_of(pod) == TRAINER
+            yield Source(pods.name_of(pod), uid, name, attempt, pods.node_number(pod), is_trainer)
+
+
+def _place(pod: Object) -> tuple[bool, int, str]:
+    """What prepares comes first; then by node, older ones first."""
+    stamp = str(pod["metadata"].get("creationTimestamp", ""))
+    return pods.component_of(pod) == TRAINER, pods.node_number(pod), stamp
+
+
+class Position:
+    """How far a log was read, by the times of its lines, of which several may share one."""
+
+    def __init__(self) -> None:
+        self._stamp, self._count, self._skip = "", 0, 0
+
+    @property
+    def since(self) -> str | None:
+        """Where to go on reading; servers know whole seconds only."""
+        return _FRACTION.sub(r"\2", self._stamp) or None
+
+    def reconnect(self) -> None:
+        """The next lines begin again at `since`."""
+        self._skip = self._count
+
+    def is_new(self, stamp: str) -> bool:
+        """Whether the next line, of this time, was not seen before the connection broke."""
+        if _padded(stamp) < _padded(self._stamp):
+            return False
+        if stamp != self._stamp:
+            self._stamp, self._count, self._skip = stamp, 1, 0
+            return True
+        if self._skip:
+            self._skip -= 1
+            return False
+        self._count += 1
+        return True
+
+
+def _padded(stamp: str) -> str:
+    """A time that compares as text: `.12Z` comes after `.119Z`."""
+    found = _FRACTION.search(stamp)
+    return f"{stamp[: found.start()]}.{found[1] or '':0<9}" if found else stamp
+
+
+class Kept:
+    """The copy of a log on this machine: each line once, however often it is followed and by however many at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._position, self._size = path, Position(), 0
+        if path.exists():
+            *whole, torn = path.read_bytes().split(b"\n")
+            for line in whole:
+                self._position.is_new(line.decode(errors="replace").partition(" ")[0])
+            self._position.reconnect()
+            self._size = path.stat().st_size - len(torn)
+            os.truncate(path, self._size)
+
+    def write(self, stamp: str, line: str) -> None:
+        """Add a line, read from the start of the log on, unless it is there or somebody else adds them."""
+        if not self._position.is_new(stamp):
+            return
+        with explained_writes(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                if file.tell() == self._size:
+                    self._size += file.write(f"{line}\n".encode())
+
+
+class Streams:
+    """Follows the containers of a run.
+
+    `wanted` chooses pods among those of `components`, `keep` is a folder for copies of all lines, and `look` is called
+    every few seconds and when pods change, with all pods of the run and the namespace's warnings, for whoever wants to
+    tell more than the logs do. `workload`, by kind and name, is whose end ends it; left out: what runs the trainer.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        spec: RunSpec,
+        emit: Emit,
+        *,
+        wanted: Callable[[Object], bool] = lambda pod: True,
+        keep: Path | None = None,
+        look: Look | None = None,
+        components: Sequence[str] = (PREPROCESS, TRAINER),
+        workload: tuple[str, str] | None = None,
+    ) -> None:
+        self._cluster, self._spec, self._emit, self._keep = cluster, spec, emit, keep
+        self._components, self._chosen = components, wanted
+        self._workload = workload or (workload_kind(spec), spec.name)
+        # All pods of the run but those of other components, which are left out one by one.
+        self._labels = {key: text for key, text in spec.selector(TRAINER).items() if key != pods.COMPONENT}
+        self._look_around = look
+        self._threads: dict[Source, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._errors: list[Exception] = []
+        self._pods: Watched | None = None
+        self._stays, self._last_line = False, time.monotonic()
+
+    def _wanted(self, pod: Object) -> bool:
+        return pods.component_of(pod) in self._components and self._chosen(pod)
+
+    def read(self) -> None:
+        """Emit what there is now, pod by pod in the order of their nodes and ages."""
+        found = [pod for pod in self._cluster.list("Pod", self._labels) if self._wanted(pod)]
+        for pod in sorted(found, key=_place):
+            for source in sources_of(pod):
+                self._read(source, follow=False)
+        self._raise_error()
+
+    def follow(self) -> None:
+        """Emit everything from the start until the run has ended, was stopped or deleted, and all logs are read."""
+        woken, is_over = threading.Event(), False
+        self._pods = Watched(self._cluster, "Pod", self._labels, on_change=self._begin, changed=woken)
+        looking = self._look_around is not None
+        warnings = Watched(self._cluster, "Event", fields={"type": "Warning"}) if looking else nullcontext()
+        with self._pods as there, warnings as told:
+            try:
+                while not is_over:
+                    try:
+                        if self._look_around is not None and told is not None:
+                            self._look_around(self._told(there.objects()), told.objects())
+                        is_over = self._is_over(there.objects())
+                    except Unreachable:
+                        self._stop.wait(_PAUSE_SECONDS)
+                    self._raise_error()
+                    if not is_over:
+                        woken.wait(_LOOK_SECONDS)
+                        self._stop.wait(_GATHER_SECONDS)  # what changes together is looked at together
+                        woken.clear()
+                self._read_out()
+            finally:
+                self._stop.set()
+
+    def _told(self, there: Sequence[Object]) -> list[Object]:
+        """The pods but those that have ended and whose last lines, with the reason, are still to come."""
+        reading = {source.uid for source, thread in list(self._threads.items()) if thread.is_alive()}
+        return [pod for pod in there if not (pods.has_ended(pod) and pod["metadata"]["uid"] in reading)]
+
+    def _begin(self, change: str, pod: Object) -> None:
+        """Start readers for what has begun in a pod."""
+        if change != "DELETED" and self._wanted(pod):
+            for source in sources_of(pod):
+                if source not in self._threads:
+                    thread = threading.Thread(target=self._read, args=(source,), kwargs={"follow": True}, daemon=True)
+                    self._threads[source] = thread
+                    thread.start()
+
+    def _read_out(self) -> None:
+        """Wait until all logs are read, those of containers that stay, silent, until they have been so for a while."""
+        for pod in self._cluster.list("Pod", self._labels):  # the end may have been heard of before the last beginning
+            self._begin("ADDED", pod)
+        while any(thread.is_alive() for thread in list(self._threads.values())):
+            if self._stays and time.monotonic() - self._last_line > _SILENT_SECONDS:
+                return
+            time.sleep(_PASSING_SECONDS)
+            self._raise_error()
+        self._raise_error()
+
+    def _is_over(self, there: Sequence[Object]) -> bool:
+        found = [pod for pod in there if self._wanted(pod)]
+        workload = self._cluster.get(*self._workload)
+        state, _ = pods.state_of(workload, found)
+        going = [pod for pod in found if not pods.has_ended(pod)]
+        if state == "absent" and self._workload[1] == self._spec.name:
+            state, _ = preparation.standing(self._cluster, self._spec, state, found)
+        never_ends = state == "running" and self._spec.kubernetes.kind == "statefulset"
+        if never_ends and ending_of(workload, read_progress(self._cluster, self._spec, found)):
+            self._stays, self._last_line = True, time.monotonic()
+            return True
+        return state in ("done", "failed") or (state in ("absent", "stopped") and not going)
+
+    def _read(self, source: Source, *, follow: bool) -> None:
+        position, previous = Position(), False
+        try:
+            kept = None if self._keep is None else Kept(self._keep / source.file_name)
+            while True:
+                position.reconnect()
+                is_whole = False
+                try:
+                    self._pass_on(source, position, kept, follow=follow, previous=previous)
+                    is_whole = True
+                except Unreachable:
+                    if not follow:
+                        raise
+                except Refused as error:
+                    # 400: it is still being started; 404: the pod has gone, and its log with it.
+                    if error.code not in (400, 404):
+                        raise
+                    if error.code == 404 or previous:
+                        return
+                if not follow or (previous and is_whole) or self._stop.wait(_PAUSE_SECONDS):
+                    return
+                standing = self._standing(source)
+                if standing == "gone" or (standing == "ended" and is_whole):
+                    return
+                # What a start wrote at its end is, once the next one has begun, in the previous log.
+                previous = standing == "restarted"
+        except (KubetuneError, OSError) as error:  # an OSError: nobody reads what is emitted any more
+            self._errors.append(error)
+
+    def _standing(self, source: Source) -> Literal["running", "ended", "restarted", "gone"]:
+        """Whether more can come from a start of a container; `ended` with its log still there."""
+        assert self._pods is not None
+        pod = self._pods.get(source.pod)
+        if pod is None or pod["metadata"]["uid"] != source.uid:
+            return "gone"
+        status = pods.container_status(pod, source.container)
+        if int(status.get("restartCount", 0)) != source.attempt:
+            return "restarted"
+        return "ended" if "terminated" in (status.get("state") or {}) else "running"
+
+    def _pass_on(self, source: Source, position: Position, kept: Kept | None, *, follow: bool, previous: bool) -> None:
+        lines = self._cluster.log(
+            source.pod, source.container, since=position.since, follow=follow and not previous, previous=previous
+        )
+        for line in lines:
+            stamp, _, text = line.partition(" ")
+            if position.is_new(stamp):
+                with self._lock:
+                    if self._stop.is_set():
+                        return
+                    self._last_line = time.monotonic()
+                    self._emit(source, text)
+                    if kept is not None:
+                        kept.write(stamp, line)
+
+    def _raise_error(self) -> None:
+        if self._errors:
+            raise self._errors[0]

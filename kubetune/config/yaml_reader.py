@@ -1,0 +1,193 @@
+"""YAML 1.2 read as plain data with the line of every key. Nothing a file says can run code or fill the memory.
+
+Knows nothing of the config's keys. ruamel.yaml parses; the data are built here, because its own constructors keep no
+line for a scalar and stop at the first duplicate key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from kubetune.config.provenance import Entry, KeyPath, Origin, Problem, dotted
+from kubetune.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+MAX_NODES = 20_000  # after aliases are followed: nested aliases grow exponentially
+MAX_DEPTH = 40
+
+_TAG = "tag:yaml.org,2002:"
+_AS_WRITTEN = {"str", "timestamp", "value", "merge"}
+
+
+def read_entries(path: Path) -> tuple[list[Entry], list[Problem]]:
+    """Every setting of a YAML file, and what is wrong with it as YAML.
+
+    Raises ConfigError when nothing can be read: no such file, no text, or broken syntax.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `kubetune init -o {path}` writes a starter file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB; expected a run file, not data")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{line}: found bytes that are not UTF-8; save the file as UTF-8") from None
+    try:
+        return _Reader(str(path)).entries(text)
+    except _BrokenError as error:
+        raise ConfigError(str(error.problem)) from None
+
+
+def parse_value(text: str) -> Any:
+    """One YAML value, as in `key=value`. Raises ValueError saying what is wrong."""
+    reader = _Reader("")
+    try:
+        node = reader.compose(text)
+        value = None if node is None else reader.build(node, (), depth=0)
+    except _BrokenError as error:
+        raise ValueError(error.problem.text) from None
+    if reader.problems:
+        raise ValueError(reader.problems[0].text)
+    return value
+
+
+class _BrokenError(Exception):
+    """The text cannot be read any further."""
+
+    def __init__(self, origin: Origin, text: str) -> None:
+        self.problem = Problem(origin, text)
+        super().__init__(text)
+
+
+class _Reader:
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.problems: list[Problem] = []
+        self._origins: dict[KeyPath, Origin] = {}
+        self._nodes = 0
+        self._values = SafeConstructor(loader=YAML(typ="safe", pure=True))
+
+    def entries(self, text: str) -> tuple[list[Entry], list[Problem]]:
+        root = self.compose(text)
+        if root is not None and not isinstance(root, MappingNode):
+            raise _BrokenError(self._origin(root), "expected `key: value` lines at the top of the file")
+        tree = {} if root is None else self.build(root, (), depth=0)
+        return list(self._flatten(tree, ())), self.problems
+
+    def compose(self, text: str) -> Node | None:
+        yaml = YAML(typ="safe", pure=True)
+        try:
+            node: Node | None = yaml.compose(text)
+        except MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            # The parser's own message quotes the file, where a secret may stand; its `problem` does not.
+            what = error.problem or error.context or "not valid YAML"
+            raise _BrokenError(Origin(self.source, mark.line + 1 if mark else 0), f"not valid YAML: {what}") from None
+        except YAMLError:
+            raise _BrokenError(
+                Origin(self.source), "not valid YAML: it holds a character YAML does not allow"
+            ) from None
+        except RecursionError:
+            raise _BrokenError(Origin(self.source), f"nested deeper than {MAX_DEPTH} levels") from None
+        return node
+
+    def build(self, node: Node, path: KeyPath, depth: int) -> Any:
+        self._nodes += 1
+        if self._nodes > MAX_NODES or depth > MAX_DEPTH:
+            raise _BrokenError(
+                self._origin(node),
+                f"nested deeper than {MAX_DEPTH} levels, or more than {MAX_NODES:,} values once aliases are followed",
+            )
+        tag = str(node.tag)
+        if isinstance(node, MappingNode) and tag == f"{_TAG}map":
+            return self._mapping(node, path, depth)
+        if isinstance(node, SequenceNode) and tag == f"{_TAG}seq":
+            items = []
+            for index, item in enumerate(node.value):
+                self._origins[(*path, index)] = self._origin(item)
+                items.append(self.build(item, (*path, index), depth + 1))
+            return items
+        if isinstance(node, ScalarNode) and tag.startswith(_TAG):
+            return self._scalar(node, tag.removeprefix(_TAG), path)
+        self._problem(node, path, f"has the tag {tag.replace(_TAG, '!!')}; tags are not allowed, write plain values")
+        return None
+
+    def _mapping(self, node: MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        first_lines: dict[str, int] = {}
+        # Merged keys come first, wherever `<<` stands, so that the lines of the mapping's own keys win as well.
+        merges = [value for key, value in node.value if key.value == "<<"]
+        merged = self._merge(merges[0], path, depth) if merges else {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, ScalarNode):
+                self._problem(key_node, path, "has a list or a mapping as key; expected a word")
+                continue
+            key, here = str(key_node.value), (*path, str(key_node.value))
+            if key == "<<":
+                continue
+            if key in own:
+                self._problem(key_node, here, f"given twice (first in line {first_lines[key]}); keep one")
+                continue
+            first_lines[key] = key_node.start_mark.line + 1
+            self._origins[here] = self._origin(key_node)
+            own[key] = self.build(value_node, here, depth + 1)
+        return {**merged, **own}
+
+    def _merge(self, node: Node, path: KeyPath, depth: int) -> dict[str, Any]:
+        parts = node.value if isinstance(node, SequenceNode) else [node]
+        merged: dict[str, Any] = {}
+        for part in parts:
+            if not isinstance(part, MappingNode):
+                self._problem(node, path, "`<<` needs a mapping, or a list of them")
+                continue
+            merged = {**self._mapping(part, path, depth + 1), **merged}
+        return merged
+
+    def _scalar(self, node: ScalarNode, kind: str, path: KeyPath) -> Any:
+        if kind in _AS_WRITTEN:
+            return str(node.value)
+        if kind == "null":
+            return None
+        convert = {
+            "bool": self._values.construct_yaml_bool,
+            "int": self._values.construct_yaml_int,
+            "float": self._values.construct_yaml_float,
+        }.get(kind)
+        if convert is None:
+            self._problem(node, path, f"has the tag !!{kind}; tags are not allowed, write a plain value")
+            return None
+        try:
+            return convert(node)
+        except (ValueError, KeyError):  # only an explicit tag, such as `!!int abc`, gets here
+            self._problem(node, path, f"is not a valid !!{kind}; write it without the tag")
+            return None
+
+    def _flatten(self, value: Any, path: KeyPath) -> Iterator[Entry]:
+        if isinstance(value, dict):
+            if path:
+                yield Entry(path, {}, self._origins[path])
+            for key, item in value.items():
+                yield from self._flatten(item, (*path, key))
+            return
+        size = len(path)
+        inner = {k[size:]: o for k, o in self._origins.items() if len(k) > size and k[:size] == path}
+        yield Entry(path, value, self._origins[path], inner)
+
+    def _origin(self, node: Node) -> Origin:
+        return Origin(self.source, node.start_mark.line + 1)
+
+    def _problem(self, node: Node, path: KeyPath, text: str) -> None:
+        self.problems.append(Problem(self._origin(node), f"{dotted(path) or 'the file'}: {text}"))

@@ -1,0 +1,186 @@
+"""How many rows and tokens a config's data have, estimated in well under a second: for `kubetune plan`.
+
+Counts records where they lie and tokenises a few. What the checks will leave out is known only once data are prepared.
+Images take some seconds, nearly all of them for importing the image processor of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.reading.hub import is_local
+from kubetune.data.reading.sources import Located, count_rows, evaluated_rows, locate, read_source
+from kubetune.errors import DataError
+
+if TYPE_CHECKING:
+    from kubetune.data.text.encode import Encoder
+    from kubetune.data.text.tokenizer import Tokenizer
+    from kubetune.data.vision.encode import VisionEncoder
+
+SAMPLE_ROWS = 200
+SAMPLE_PICTURED_ROWS = 50
+"""Of data with images, each of which has to be opened."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What `sampled` rows tell: tokens of a row that is kept, on average and at most, and shares of them all.
+
+    `limit`: of a row's tokens.
+    """
+
+    sampled: int
+    tokens_per_row: float
+    overlong_share: float
+    limit: int
+    bad_share: float
+    kept_share: float
+    longest: int
+
+    def longest_of(self, rows: int | None) -> int:
+        """Tokens that no row of so many has more of: with a quarter to spare where not all of them were sampled."""
+        return self.longest if rows is not None and rows <= self.sampled else min(self.limit, -(-5 * self.longest // 4))
+
+    def tokens(self, rows: int | None) -> int | None:
+        """Of so many rows, those that are not kept counted as nothing."""
+        return None if rows is None else round(rows * self.kept_share * self.tokens_per_row)
+
+
+def estimate_rows(config: Config) -> tuple[int | None, int | None]:
+    """Rows of a training epoch and of an evaluation; None for data that are not on this machine as files.
+
+    Raises DataError when a source exists nowhere, and no pod is to make it.
+    """
+    taken = [_taken(config, source) for source in config.data.train]
+    total = _total(taken)
+    eval_rows: int | None = 0
+    if isinstance(config.data.eval, tuple):
+        eval_taken = [_taken(config, source) for source in config.data.eval]
+        eval_rows = _total(eval_taken)
+        if eval_rows is not None:
+            eval_rows = sum(evaluated_rows([n or 0 for n in eval_taken], [s.weight for s in config.data.eval]))
+    elif config.data.eval and total is None:
+        eval_rows = None
+    elif config.data.eval and total:
+        eval_rows = min(max(1, round(config.data.eval * total)), total - 1)
+    if total is None:
+        return None, eval_rows
+    # What is held out is drawn from all sources alike.
+    left = 1.0 if isinstance(config.data.eval, tuple) else 1 - (eval_rows or 0) / max(1, total)
+    kept = [(round((rows or 0) * left), source.weight) for rows, source in zip(taken, config.data.train, strict=True)]
+    if isinstance(config.data.eval, float) and eval_rows and total:
+        held_out = [round(eval_rows * (rows or 0) / total) for rows in taken]
+        eval_rows = max(1, sum(evaluated_rows(held_out, [source.weight for source in config.data.train])))
+    return sum(max(1, round(rows * weight)) for rows, weight in kept if rows), eval_rows
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    return None if None in counts else sum(filter(None, counts))
+
+
+def is_upper_bound(config: Config, sources: Sequence[SourceConfig]) -> bool:
+    """Whether the rows of a source are no more than its `#N` says, since how many it has is not known here."""
+    located = [_located(config, source) for source in sources]
+    return any(found is not None and not found.files and found.sample is not None for found in located)
+
+
+def makes_data(config: Config) -> bool:
+    """Whether a pod makes the data before training."""
+    return config.kubernetes is not None and config.kubernetes.preprocess is not None
+
+
+def _located(config: Config, source: SourceConfig) -> Located | None:
+    """What a source stands for; None where it is yet to be made by `kubernetes.preprocess`."""
+    try:
+        return locate(source)
+    except DataError:
+        if not makes_data(config):
+            raise
+        return None
+
+
+def _taken(config: Config, source: SourceConfig) -> int | None:
+    """Records of a source that `#N` and `range` take."""
+    located = _located(config, source)
+    if located is None:
+        return None
+    if not located.files:
+        return located.sample
+    taken = count_rows(source)
+    if located.sample is not None:
+        taken = min(taken, located.sample)
+    if source.range is not None:
+        taken = max(0, min(taken, source.range[1]) - source.range[0])
+    return taken
+
+
+def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | None:
+    """Token counts of the first rows, or None when the tokenizer or the data are not here, or no row can be read.
+
+    Raises ModelError or DataError when they are, but of no use.
+    """
+    sources = [source for source in config.data.train if (found := _located(config, source)) and found.files]
+    if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
+        return None
+    from kubetune.data.prepared.pipeline import located
+    from kubetune.data.reading.formats import Labelled, convert
+    from kubetune.data.reading.problems import Problems
+    from kubetune.data.text.encode_labelled import count_tokens, within_positions
+    from kubetune.data.text.tokenizer import load_tokenizer
+
+    config = config.model_copy(update={"model": config.model.model_copy(update={"local_files_only": True})})
+    tokenizer = load_tokenizer(config.model)
+    labelled = config.task == "sequence_classification"
+    wanted = SAMPLE_PICTURED_ROWS if config.task == "vision_language" else SAMPLE_ROWS
+    examples, sampled = [], 0
+    for source in sources:
+        for record in islice(read_source(source, Problems()), -(-wanted // len(sources))):
+            sampled += 1
+            with contextlib.suppress(ValueError):  # a bad record: counted by its absence
+                example = convert(record.value, source.format, source.columns, labelled=labelled)
+                examples.append(located(example, record.file, config.data.cache))
+    if labelled:
+        lengths = count_tokens(tokenizer, [example for example in examples if isinstance(example, Labelled)])
+    else:
+        rows = _encoder(config, tokenizer).encode_batch(examples)
+        lengths = [len(row.ids) for row in rows if not isinstance(row, str)]
+    if not lengths:
+        return None
+    limit = (within_positions(config, tokenizer) if labelled else config).data.max_length
+    overlong = sum(length > limit for length in lengths)
+    truncates = config.data.overlong == "truncate"
+    kept = [min(length, limit) for length in lengths if truncates or length <= limit]
+    return Lengths(
+        sampled=sampled,
+        tokens_per_row=sum(kept) / max(1, len(kept)),
+        overlong_share=overlong / sampled,
+        limit=limit,
+        bad_share=1 - len(lengths) / sampled,
+        kept_share=len(kept) / sampled,
+        longest=max(kept, default=0),
+    )
+
+
+def _encoder(config: Config, tokenizer: Tokenizer) -> Encoder | VisionEncoder:
+    from kubetune.data.text.encode import Encoder
+    from kubetune.data.vision.encode import VisionEncoder
+    from kubetune.data.vision.image_processor import load_image_processor
+
+    encoder = Encoder(tokenizer, train_on=config.data.train_on, add_special_tokens=config.data.add_special_tokens)
+    processor = load_image_processor(config, tokenizer)
+    return encoder if processor is None else VisionEncoder(encoder, processor)
+
+
+def _on_disk(path: str, environ: Mapping[str, str]) -> bool:
+    """Whether a model is a local folder or in the hub's cache; asked here, since the hub's library starts slowly."""
+    if is_local(path):
+        return True
+    home = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    cache = Path(environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    return (cache / f"models--{path.replace('/', '--')}").is_dir()

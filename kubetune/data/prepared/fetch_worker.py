@@ -1,0 +1,80 @@
+"""Downloads the model of a run before its pods need it: `python -m kubetune.data.prepared.fetch_worker CONFIG`.
+
+Once for all who share HF_HOME: the others wait, and then find it there, without asking the hub again. It ends with an
+exit code of errors.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kubetune import errors
+from kubetune.base import files
+from kubetune.config.load import load_config
+from kubetune.config.schema import ModelConfig
+from kubetune.data.reading.hub import explained_hub_errors, hub_token, is_local
+
+# Other forms of the same weights, which training never reads.
+NOT_NEEDED = ("*.pth", "*.gguf", "*.onnx", "original/*")
+TOKENIZER_FILES = ("*token*", "*.json", "*.jinja")
+
+
+def fetch(model: ModelConfig) -> None:
+    """Have the model, and another's tokenizer, in the hub's cache. Raises ModelError, EnvironmentFault."""
+    if not is_local(model.path):
+        _fetch(model.path, model.revision, ignore=NOT_NEEDED)
+    if model.tokenizer and model.tokenizer != model.path and not is_local(model.tokenizer):
+        _fetch(model.tokenizer, None, allow=TOKENIZER_FILES)
+
+
+def _fetch(repo: str, revision: str | None, *, allow: Sequence[str] = (), ignore: Sequence[str] = ()) -> None:
+    from huggingface_hub import constants, snapshot_download
+
+    name = "--".join(filter(None, (repo.replace("/", "--"), revision, "tokenizer" if allow else None)))
+    # It goes with the cache, should somebody remove that; and it comes last, so that half a model is never believed.
+    done = Path(constants.HF_HOME) / "fetched" / name
+    done.parent.mkdir(parents=True, exist_ok=True)
+    with files.lock(done.with_name(f"{name}.lock"), wait=True):
+        if done.exists():
+            print(f"kubetune: {repo} is there already", flush=True)
+            return
+        print(f"kubetune: fetching {repo}", flush=True)
+        with explained_hub_errors(repo, revision):
+            folder = snapshot_download(
+                repo,
+                revision=revision,
+                allow_patterns=list(allow) or None,
+                ignore_patterns=list(ignore) or None,
+                token=hub_token(),
+            )
+        files.write_atomic(done, folder)
+        print(f"kubetune: {repo} is in {folder}", flush=True)
+
+
+def _leave(number: int, frame: object) -> None:
+    sys.exit(errors.PREEMPTED)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Fetch what the config names; returns the exit code."""
+    # As the first process of a container it would not be ended by a signal that it does not handle.
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        fetch(load_config(Path(argv[0]), environ=os.environ).model)
+    except errors.KubetuneError as error:
+        print(f"kubetune: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        if (fault := files.fault_of(error)) is None:
+            raise
+        print(f"kubetune: {fault}", file=sys.stderr)
+        return fault.exit_code
+    return errors.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

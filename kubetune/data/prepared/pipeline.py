@@ -1,0 +1,294 @@
+"""Records to encoded rows, by as many processes as there are, in order and in flat memory.
+
+`check` looks at what comes out, `prepare` keeps it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain, islice
+from typing import Any, Final, Literal
+
+from kubetune.config.schema import DataConfig, SourceConfig
+from kubetune.data.prepared.profile import Profile
+from kubetune.data.prepared.row_writer import Chunk
+from kubetune.data.prepared.workers import map_in_processes
+from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Pair, Text, read
+from kubetune.data.reading.images import image_file
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.readers import Record
+from kubetune.data.text.encode import Encoded, Encoder
+from kubetune.data.text.encode_labelled import LabelledEncoder
+from kubetune.data.text.labels import Labels
+from kubetune.data.text.marks import REASONING_FIELDS
+from kubetune.data.text.tokenizer import Tokenizer, cache_folder
+from kubetune.data.vision.encode import VisionEncoder
+from kubetune.data.vision.image_processor import ImageProcessor
+
+BATCH_RECORDS: Final = 256
+FEW_BATCHES: Final = 8
+"""Up to here starting processes takes longer than the work."""
+
+_KILLED: Final = (
+    "a process that tokenises was killed, probably for want of memory; set data.num_proc lower and run the same "
+    "command again. Nothing was written."
+)
+
+Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one source and one split, each with its index in the source."""
+
+    source: int
+    split: Split
+    records: list[tuple[int, Record]]
+
+
+@dataclass
+class Tally:
+    """What became of records. `overlong` and `no_label` were left out, `truncated` were cut to `max_length`.
+
+    `refused` could be read and are bad, `unreadable` are no records. With these, rows and what is left out are all.
+    Of `reasoning_dropped` the chat template left out reasoning that the record holds; the texts of `special_texts`
+    hold what the tokenizer takes for special tokens. Of the images of all records,
+    `images_above_budget` have more tokens than `vision.image_max_tokens`, `images_animated` lose all frames but the
+    first, and `images_deep` lose what 8 bits of grey cannot hold. `unused_keys` hold something in so many records and
+    decide nothing.
+    """
+
+    records: int = 0
+    rows: int = 0
+    overlong: int = 0
+    truncated: int = 0
+    no_label: int = 0
+    refused: int = 0
+    unreadable: int = 0
+    reasoning_dropped: int = 0
+    special_texts: int = 0
+    images: int = 0
+    images_above_budget: int = 0
+    images_animated: int = 0
+    images_deep: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    longest: int = 0
+    unused_keys: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def lost_share(self) -> float:
+        """Share of the records that no row was made of."""
+        return (self.overlong + self.no_label) / self.records if self.records else 0.0
+
+    def add(self, other: Tally) -> None:
+        """Count the other's records too."""
+        longest = max(self.longest, other.longest)
+        for item in fields(self):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+        self.longest = longest
+
+
+@dataclass
+class Result:
+    """One batch encoded. `lengths` are those of all its rows, before any was cut or left out, and so is `profile`.
+
+    It is there where the worker was asked for it.
+    """
+
+    source: int
+    split: Split
+    chunk: Chunk = field(default_factory=Chunk)
+    tally: Tally = field(default_factory=Tally)
+    lengths: array[int] = field(default_factory=lambda: array("I"))
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    profile: Profile | None = None
+
+
+class Worker:
+    """Turns batches into results; every process has one."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        data: DataConfig,
+        sources: dict[Split, tuple[SourceConfig, ...]],
+        labels: Labels | None = None,
+        processor: ImageProcessor | None = None,
+        limits: tuple[int, ...] = (),
+    ) -> None:
+        """`labels`: those of a classifier; `processor`: what images go through, where there may be any; `limits`: what
+        rows are profiled by, if at all."""
+        self._encoder: Encoder | LabelledEncoder | VisionEncoder
+        if labels is not None:
+            self._encoder = LabelledEncoder(tokenizer, labels)
+        else:
+            encoder = Encoder(tokenizer, train_on=data.train_on, add_special_tokens=data.add_special_tokens)
+            self._encoder = encoder if processor is None else VisionEncoder(encoder, processor)
+        self._labelled = labels is not None
+        self._find_special = None if labels is not None else tokenizer.find_special
+        self._data = data
+        self._sources = sources
+        self._limits = limits
+        template = tokenizer.chat.source if labels is None and tokenizer.chat is not None else ""
+        self._named_by_template = _keys_of_messages(template)
+        self._image_token = processor.placeholder.token if processor is not None else None
+
+    def encode(self, batch: Batch) -> Result:
+        """Encode a batch. Bad records become problems of the result."""
+        source = self._sources[batch.split][batch.source]
+        result = Result(batch.source, batch.split)
+        if self._limits:
+            result.profile = Profile(self._limits, self._image_token)
+        good, examples = [], []
+        for index, record in batch.records:
+            try:
+                example, unused = read(record.value, source.format, source.columns, labelled=self._labelled)
+                examples.append(located(example, record.file, self._data.cache))
+                good.append((index, record.where))
+                result.tally.unused_keys.update(key for key in unused if not self._is_read_by_template(key))
+            except ValueError as error:
+                result.problems.append((record.where, str(error)))
+        rows = self._encoder.encode_batch(examples)
+        for (index, where), example, encoded in zip(good, examples, rows, strict=True):
+            if isinstance(encoded, str):
+                result.problems.append((where, encoded))
+            else:
+                self._keep(result, index, where, example, encoded)
+        bad = len(batch.records) - result.tally.records
+        result.tally.records += bad
+        result.tally.refused += bad
+        return result
+
+    def _is_read_by_template(self, key: str) -> bool:
+        """Whether it is a key of messages that the chat template names, which are given to it whole."""
+        place, _, name = key.rpartition("[].")
+        return place == "messages" and name in self._named_by_template
+
+    def _keep(self, result: Result, index: int, where: str, example: Example, encoded: Encoded) -> None:
+        """Add a row to a result, unless it is too long or teaches nothing, and count what became of it."""
+        tally, limit = result.tally, self._data.max_length
+        ids = encoded.ids
+        tally.records += 1
+        tally.longest = max(tally.longest, len(ids))
+        tally.special_texts += self._holds_special_tokens(example)
+        for note in encoded.image_notes:
+            setattr(tally, note, getattr(tally, note) + 1)
+        result.lengths.append(len(ids))
+        if result.profile is not None:
+            result.profile.add_row(encoded)
+        if len(ids) > limit:
+            if self._data.overlong == "error":
+                result.problems.append((where, f"has {len(ids):,} tokens; data.max_length is {limit:,}"))
+                tally.refused += 1
+                return
+            if self._data.overlong == "drop":
+                tally.overlong += 1
+                return
+            encoded = self._encoder.cut(example, encoded, limit)
+            tally.truncated += 1
+        labels = 1 if encoded.target else sum(encoded.trained)
+        if not labels:
+            tally.no_label += 1
+            return
+        tally.rows += 1
+        tally.tokens += len(encoded.ids)
+        tally.trained_tokens += labels
+        tally.reasoning_dropped += encoded.drops_reasoning
+        tally.images += len(encoded.images)
+        result.chunk.add(index, encoded.ids, encoded.trained, encoded.target, encoded.segments, encoded.images)
+
+    def _holds_special_tokens(self, example: Example) -> bool:
+        """Whether texts of a record hold what the tokenizer takes for special tokens, as transformers' does."""
+        return self._find_special is not None and any(map(self._find_special, _texts_of(example)))
+
+
+def _texts_of(example: Example) -> Iterator[str]:
+    """What was written into a record: contents, reasoning, tools and calls of them, or its plain texts."""
+    match example:
+        case Chat():
+            for message in example.messages:
+                content = message["content"]
+                yield content.replace(IMAGE_TAG, "") if example.images else content
+                yield from (text for key in REASONING_FIELDS if isinstance(text := message.get(key), str))
+                if calls := message.get("tool_calls"):
+                    yield from _leaves(calls)
+            if example.tools:
+                yield from _leaves(example.tools)
+        case Pair():
+            yield from (example.prompt, example.completion)
+        case Text():
+            yield example.text
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """All texts within a value, keys too."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            for key, item in value.items():
+                yield str(key)
+                yield from _leaves(item)
+        case list() | tuple():
+            for item in value:
+                yield from _leaves(item)
+
+
+def _keys_of_messages(template: str) -> frozenset[str]:
+    """The keys of messages that a chat template names, such as `message.name` or `messages[0]['name']`."""
+    loops = re.findall(r"\bfor\s+(\w+)\s+in\s+[^%]*messages", template)
+    message = "|".join({"message", r"messages\s*\[[^\]]+\]", *map(re.escape, loops)})
+    return frozenset(re.findall(rf"\b(?:{message})\s*(?:\.(?!get\()|\.get\(\s*['\"]|\[\s*['\"])\s*(\w+)", template))
+
+
+def located(example: Example, data_file: str, cache: str | None) -> Example:
+    """The example with absolute paths of its images, which a file gives as seen from its own folder.
+
+    `cache`: where those are kept that the record itself holds. Raises UnusableImage as `image_file` does.
+    """
+    if not isinstance(example, Chat) or not example.images:
+        return example
+    folder = cache_folder(cache)
+    paths = (os.path.abspath(image_file(data_file, image, folder)) for image in example.images)
+    return replace(example, images=tuple(paths))
+
+
+def encode_batches(
+    worker: Worker, batches: Iterator[Batch], problems: Problems, num_proc: int | None = None
+) -> Generator[Result]:
+    """The results of all batches, in order. Raises EnvironmentFault when a process was killed."""
+    first = list(islice(batches, FEW_BATCHES + 1))
+    processes = num_proc or len(os.sched_getaffinity(0))
+    everything = chain(first, batches)
+    if processes == 1 or len(first) <= FEW_BATCHES:
+        results: Iterable[Result] = map(worker.encode, everything)
+    else:
+        results = map_in_processes(worker.encode, everything, processes, if_killed=_KILLED)
+    try:
+        for result in results:
+            for where, what in result.problems:
+                problems.add(where, what)
+            yield result
+    finally:
+        if isinstance(results, Generator):
+            results.close()  # ends the processes now, not when the garbage is collected
+
+
+def make_batches(records: Iterator[Record], source: int, split_of: Callable[[int], Split | None]) -> Iterator[Batch]:
+    """Group the records of one source by split; `split_of(index)` is None for those not taken."""
+    open_batches: dict[Split, Batch] = {}
+    for index, record in enumerate(records):
+        split = split_of(index)
+        if split is None:
+            continue
+        batch = open_batches.setdefault(split, Batch(source, split, []))
+        batch.records.append((index, record))
+        if len(batch.records) == BATCH_RECORDS:
+            yield open_batches.pop(split)
+    yield from open_batches.values()

@@ -1,0 +1,219 @@
+"""From sources to prepared rows: tokenised once by all cores, kept under a fingerprint, whole or not at all.
+
+Runs before any process group exists, so that nobody waits in a collective while one process tokenises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kubetune.base import fault_injection
+from kubetune.base.files import (
+    explained_writes,
+    fsync_folder,
+    lock,
+    remove_tree_atomically,
+    sha256_file,
+    temporary_sibling,
+    write_atomic,
+)
+from kubetune.config.defaults import day_of
+from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.prepared.pipeline import Tally, Worker, encode_batches
+from kubetune.data.prepared.row_writer import RowWriter
+from kubetune.data.prepared.rows import Rows
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.sources import input_digests, locate, require_sources
+from kubetune.data.reading.splits import plan_batches, require_rows, split_sources, summarise
+from kubetune.data.text.encode_labelled import within_positions
+from kubetune.data.text.labels import Labels, find_labels, label_facts
+from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
+from kubetune.data.vision.image_processor import load_image_processor
+
+__all__ = ["Prepared", "Rows", "load_prepared", "prepare"]
+
+FORMAT: Final = 4
+"""Changes when the same input would give other rows, or the files another form."""
+
+LABELS: Final = "labels.json"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data ready for training. `stats` maps split and source to what became of its records.
+
+    `labels` are what a classifier is to tell apart; None for language models.
+    """
+
+    path: Path
+    fingerprint: str
+    tokenizer: Tokenizer
+    train: Rows
+    eval: Rows | None
+    stats: dict[str, Any]
+    labels: Labels | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row of all."""
+        return max(int(rows.lengths.max(initial=0)) for rows in (self.train, self.eval) if rows is not None)
+
+
+def prepare(config: Config, *, progress: Callable[[int], None] | None = None) -> Prepared:
+    """Tokenise the data of a run, or find them already prepared.
+
+    `progress` is called with the number of records done. Any number of processes may call this at once: one works,
+    the others wait for it. Raises DataError when records are bad or too many would be left out; nothing is kept then.
+    """
+    cache = cache_folder(config.data.cache)
+    require_sources(config)
+    tokenizer = load_tokenizer(config.model, cache, date=day_of(config))
+    key = fingerprint(config, tokenizer)
+    folder = cache / "prepared" / key[:32]
+    with lock(folder.with_suffix(".lock"), wait=True):
+        if not is_whole(folder):
+            _remove_leftovers(folder)
+            _build(folder, key, config, tokenizer, progress)
+    prepared = load_prepared(folder, tokenizer, config)
+    for split in split_sources(config):
+        require_rows(config, split, prepared.stats[split])
+    return prepared
+
+
+def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepared:
+    """Open a folder that `prepare` wrote for this config."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    sources = split_sources(config)
+    reader = None
+    if (processor := load_image_processor(config, tokenizer)) is not None:
+        from kubetune.batching.image_batches import PictureReader  # imports torch, which preparing texts does without
+
+        reader = PictureReader(processor)
+    rows = {split: Rows(folder / split, [s.weight for s in given], reader) for split, given in sources.items()}
+    return Prepared(
+        path=folder,
+        fingerprint=manifest["fingerprint"],
+        tokenizer=tokenizer,
+        train=rows["train"],
+        eval=rows.get("eval"),
+        stats={split: json.loads((folder / split / "stats.json").read_text()) for split in sources},
+        labels=Labels.read(folder / LABELS) if (folder / LABELS).is_file() else None,
+    )
+
+
+def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
+    """SHA-256 of all that decides the prepared rows: bytes of the inputs, tokenizer, template and settings.
+
+    The sources' weights are not among it: they decide how often a row is used, not what it is.
+    """
+    data = config.data
+    sources = {"train": data.train, "eval": data.eval if isinstance(data.eval, tuple) else ()}
+    seeded = isinstance(data.eval, float) or any(
+        source.range or locate(source).sample for source in (*sources["train"], *sources["eval"])
+    )
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "task": config.task,
+        "tokenizer": tokenizer.fingerprint,
+        "settings": data.model_dump(include={"max_length", "overlong", "train_on", "add_special_tokens"}),
+        "share": data.eval if isinstance(data.eval, float) else None,
+        "seed": config.training.seed if seeded else None,
+        "sources": {split: [_source_facts(source) for source in given] for split, given in sources.items()},
+    }
+    if config.task == "sequence_classification":
+        facts["labels"] = label_facts(config)
+    if (processor := load_image_processor(config, tokenizer)) is not None:
+        facts["images"] = processor.fingerprint
+        # Rows hold where their images lie, and that is seen from the data.
+        facts["folders"] = [os.path.abspath(locate(s).path) for given in sources.values() for s in given]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _source_facts(source: SourceConfig) -> dict[str, Any]:
+    facts = source.model_dump(include={"format", "columns", "subset", "split", "range"})
+    return facts | {"sample": locate(source).sample, "inputs": input_digests(source)}
+
+
+def is_whole(folder: Path, *, thorough: bool = False) -> bool:
+    """Whether a folder of prepared data is complete: every file has its size and, if `thorough`, its checksum."""
+    try:
+        files = json.loads((folder / "manifest.json").read_text())["files"]
+        return all(
+            (folder / name).stat().st_size == facts["bytes"]
+            and (not thorough or sha256_file(folder / name) == facts["sha256"])
+            for name, facts in files.items()
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed runs left. The lock is held, so nobody is working on any of it."""
+    for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    remove_tree_atomically(folder)
+
+
+def _build(
+    folder: Path, key: str, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None
+) -> None:
+    """Write the rows into a hidden folder and rename it when all is on disk, the manifest last."""
+    temporary = temporary_sibling(folder)
+    try:
+        with explained_writes(folder):
+            temporary.mkdir()
+            _write_rows(temporary, config, tokenizer, progress)
+            files = [file for file in sorted(temporary.rglob("*")) if file.is_file()]
+            facts = {
+                str(file.relative_to(temporary)): {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+                for file in files
+            }
+            manifest = {"format": FORMAT, "fingerprint": key, "files": facts}
+            write_atomic(temporary / "manifest.json", json.dumps(manifest, indent=1))
+            os.rename(temporary, folder)
+            fsync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None) -> None:
+    sources = split_sources(config)
+    tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
+    problems = Problems()
+    labels = find_labels(config)
+    if labels is not None:
+        config = within_positions(config, tokenizer)
+    processor = load_image_processor(config, tokenizer)
+    worker = Worker(tokenizer, config.data, sources, labels, processor)
+    done = 0
+    with ExitStack() as stack:
+        writers = {
+            split: stack.enter_context(
+                RowWriter(folder / split, labelled=labels is not None, pictured=processor is not None)
+            )
+            for split in sources
+        }
+        results = encode_batches(worker, plan_batches(config, problems, tallies), problems, config.data.num_proc)
+        for result in stack.enter_context(closing(results)):
+            writers[result.split].write(result.source, result.chunk)
+            tallies[result.split][result.source].add(result.tally)
+            done += len(result.lengths)
+            fault_injection.reach("prepare")
+            if progress:
+                progress(done)
+    problems.raise_if_any()
+    if labels is not None:
+        labels.write(folder / LABELS)
+    for split, given in tallies.items():
+        stats = summarise(sources[split], given)
+        require_rows(config, split, stats)
+        write_atomic(folder / split / "stats.json", json.dumps(stats, indent=1))

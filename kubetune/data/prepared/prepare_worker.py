@@ -1,0 +1,47 @@
+"""Prepares the data of a run before its ranks start: `python -m kubetune.data.prepared.prepare_worker RUN_DIR`.
+
+A process of its own, so that the agent stays light and can pass a stop on. It ends with an exit code of errors.py, and
+on failure leaves the reason in place of the rank named by RANK.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from kubetune import errors
+from kubetune.base import files, logs, processes
+from kubetune.config.load import load_resolved
+from kubetune.data.prepared.identity import pinned
+from kubetune.rundir import exit_status
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prepare what RUN_DIR/resolved.json asks for, unless the cache has it; returns the exit code."""
+    processes.die_with_parent()
+    run_dir, rank = Path(argv[0]), int(os.environ.get("RANK", "0"))
+    config = load_resolved(run_dir / "resolved.json")
+    logs.configure(config.logging.level, run_dir, rank)
+    logs.STEP.info("preparing data")
+    try:
+        processes.try_threads()
+        from kubetune.data.prepared.prepare import prepare
+
+        prepare(pinned(config, run_dir))
+    except Exception as error:
+        known = error if isinstance(error, errors.KubetuneError) else files.fault_of(error)
+        if known is None:
+            raise
+        reason = exit_status.reason_of(known)
+        logs.ERROR.error("%s", reason)
+        with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
+            exit_status.write_rank_ending(run_dir, rank, exit_status.Ending(known.exit_code, reason))
+        return known.exit_code
+    return errors.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

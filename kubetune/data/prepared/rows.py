@@ -1,0 +1,136 @@
+"""Prepared rows, read through memory maps. row_writer.py writes them and says what the files hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from kubetune.data.prepared.row_writer import FILES, LABELLED_FILES, PICTURED_FILES
+from kubetune.data.vision.image_processor import ImageRef
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kubetune.batching.image_batches import PictureReader
+
+_PART: Final = 2**18
+"""Numbers that are read at once where all of them are looked through."""
+
+_DTYPES: Final = {
+    "tokens": "u4",
+    "trained": "u1",
+    "offsets": "i8",
+    "labels": "u4",
+    "source": "u2",
+    "row": "u4",
+    "targets": "f4",
+    "segments": "u1",
+    "images": "i8",
+    "image_crcs": "u4",
+    "image_paths": "u1",
+    "image_path_offsets": "i8",
+}
+
+
+class Rows:
+    """The rows of one split. Nothing is read before it is asked for.
+
+    `weights[s]` says how often each epoch has the rows of source s; `reader` reads images, where rows may have any.
+    """
+
+    def __init__(self, folder: Path, weights: Sequence[float], reader: PictureReader | None = None) -> None:
+        self.folder = folder
+        self.reader = reader
+        self.weights = tuple(weights)
+
+    def _map(self, name: str) -> NDArray[Any]:
+        file = self.folder / (FILES | LABELLED_FILES | PICTURED_FILES)[name]
+        if not file.stat().st_size:
+            return np.empty(0, _DTYPES[name])  # an empty file cannot be mapped
+        return np.memmap(file, _DTYPES[name], "r").view(np.ndarray)
+
+    @cached_property
+    def _tokens(self) -> NDArray[np.uint32]:
+        return self._map("tokens")
+
+    @cached_property
+    def _trained(self) -> NDArray[np.bool_]:
+        return self._map("trained").view(np.bool_)
+
+    @cached_property
+    def _offsets(self) -> NDArray[np.int64]:
+        return self._map("offsets")
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each row, `[rows]`."""
+        return np.diff(self._offsets)
+
+    @cached_property
+    def largest_id(self) -> int:
+        """The largest id of a token in any row; -1 where there is none."""
+        largest = -1
+        with (self.folder / FILES["tokens"]).open("rb") as file:  # what is mapped would count as memory of the run
+            while len(part := np.fromfile(file, _DTYPES["tokens"], _PART)):
+                largest = max(largest, int(part.max()))
+        return largest
+
+    def count_holding(self, smallest: int) -> int:
+        """How many rows hold an id of at least `smallest`."""
+        return sum(bool((self.row(index)[0] >= smallest).any()) for index in range(len(self)))
+
+    @cached_property
+    def trained_counts(self) -> NDArray[np.int64]:
+        """Labels of each row, `[rows]`."""
+        return self._map("labels").astype(np.int64)
+
+    @cached_property
+    def source(self) -> NDArray[np.uint16]:
+        """Index of the source of each row, `[rows]`."""
+        return self._map("source")
+
+    @cached_property
+    def record(self) -> NDArray[np.uint32]:
+        """Index of each row's record in its source, from 0, `[rows]`."""
+        return self._map("row")
+
+    @cached_property
+    def targets(self) -> NDArray[np.float32] | None:
+        """What labelled rows are to be told as, `[rows, width]`; None where rows have no label of their own."""
+        if not (self.folder / LABELLED_FILES["targets"]).exists():
+            return None
+        return self._map("targets").reshape(len(self), -1)
+
+    @cached_property
+    def _segments(self) -> NDArray[np.uint8]:
+        return self._map("segments")
+
+    def segments(self, index: int) -> NDArray[np.uint8]:
+        """Token types of a labelled row: 1 for the second text of a pair."""
+        return self._segments[self._offsets[index] : self._offsets[index + 1]]
+
+    @cached_property
+    def _images(self) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]]:
+        first, crcs, paths, offsets = (self._map(name) for name in PICTURED_FILES)
+        return first, crcs, paths, offsets
+
+    def images(self, index: int) -> tuple[ImageRef, ...]:
+        """The images of a row, in the order of their tokens."""
+        first, crcs, paths, offsets = self._images
+        return tuple(
+            ImageRef(os.fsdecode(paths[offsets[i] : offsets[i + 1]].tobytes()), int(crcs[i]))
+            for i in range(first[index], first[index + 1])
+        )
+
+    def row(self, index: int) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """Ids of a row, and for each of them whether it is a label."""
+        start, end = self._offsets[index], self._offsets[index + 1]
+        return self._tokens[start:end], self._trained[start:end]

@@ -1,0 +1,149 @@
+"""Turns any supported data into JSON lines of one shape; rows of message trees (OpenAssistant) into threads."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from kubetune.base.files import written_whole
+from kubetune.config.schema import SourceConfig
+from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Labelled, Pair, Text, convert
+from kubetune.data.reading.images import ADDRESS, image_of_row
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.readers import Record
+from kubetune.data.reading.splits import read_taken
+from kubetune.errors import DataError
+
+_TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))
+
+
+def convert_source(source: SourceConfig, output: Path, to: str, seed: int = 42) -> Counter[str]:
+    """Write all records of a source to a JSONL file, whole or not at all.
+
+    `to` is `messages`, `prompt_completion` or `text`. Returns how many were `read`, `written` and `skipped` (no
+    answer to learn). Raises DataError with every record that is bad or cannot take the shape.
+    """
+    problems, counts = Problems(), Counter[str](read=0, written=0, skipped=0)
+    with written_whole(output) as file:
+        for value in _converted(source, output, to, seed, problems, counts):
+            file.write((json.dumps(value, ensure_ascii=False) + "\n").encode())
+            counts["written"] += 1
+        problems.raise_if_any()
+        if not counts["written"]:
+            raise DataError(f"{source.path} holds no record to convert. Nothing was written.")
+    return counts
+
+
+def _converted(
+    source: SourceConfig, output: Path, to: str, seed: int, problems: Problems, counts: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    for record in _threads(read_taken(source, seed, problems), counts):
+        try:
+            example = _placed(convert(record.value, source.format, source.columns), record.file, output)
+            value = _SHAPERS[to](example)
+        except ValueError as error:
+            problems.add(record.where, str(error))
+            continue
+        if value is None:
+            counts["skipped"] += 1
+        else:
+            yield value
+
+
+def _placed(example: Example, data_file: str, output: Path) -> Example:
+    """The example with paths of images that hold from where it is written to; images that it holds stay in it."""
+    if not isinstance(example, Chat) or Path(data_file).absolute().parent == output.absolute().parent:
+        return example
+    images = (
+        image if image.startswith(ADDRESS) else str(image_of_row(data_file, image).absolute())
+        for image in example.images
+    )
+    return replace(example, images=tuple(images))
+
+
+def _to_messages(example: Example) -> dict[str, Any] | None:
+    match example:
+        case Chat(messages, tools):
+            if not any(message["role"] == "assistant" for message in messages):
+                return None
+            return {"messages": list(messages)} | _beside(tools, example.images)
+        case Pair(prompt, completion):
+            return {"messages": _messages(prompt, completion)}
+        case Labelled(text, second, label):
+            return {"messages": _messages(text if second is None else f"{text}\n{second}", str(label))}
+        case Text():
+            raise ValueError("is a plain text, which nobody says to anybody; convert it with --to text")
+
+
+def _beside(tools: Sequence[Any], images: Sequence[str]) -> dict[str, Any]:
+    return ({"tools": list(tools)} if tools else {}) | ({"images": list(images)} if images else {})
+
+
+def _messages(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _to_pair(example: Example) -> dict[str, Any] | None:
+    match example:
+        case Pair(prompt, completion):
+            return {"prompt": prompt, "completion": completion}
+        case Chat(messages, tools):
+            answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+            if not answers:
+                return None
+            before, answer = list(messages[: answers[-1]]), messages[answers[-1]]
+            tags = sum(message["content"].count(IMAGE_TAG) for message in (*before, answer))
+            more = _beside(tools, example.images[:tags])
+            if [message["role"] for message in before] == ["user"] and not more and "tool_calls" not in answer:
+                return {"prompt": before[0]["content"], "completion": answer["content"]}
+            return {"prompt": before, "completion": [answer]} | more
+        case Labelled(text, second, label):
+            return {"prompt": text if second is None else f"{text}\n{second}", "completion": str(label)}
+        case Text():
+            raise ValueError("is a plain text, which has no prompt; convert it with --to text")
+
+
+def _to_text(example: Example) -> dict[str, Any] | None:
+    match example:
+        case Text(text) | Labelled(text, None, _):
+            return {"text": text}
+        case Pair(prompt, completion):
+            return {"text": prompt + completion}
+        case _:
+            raise ValueError("cannot be one text without a chat template; convert it with --to messages")
+
+
+_SHAPERS: Final = {"messages": _to_messages, "prompt_completion": _to_pair, "text": _to_text}
+
+
+def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record]:
+    """Records as they are; those that are nodes of message trees are gathered, and the best thread of each follows."""
+    roots: list[Record] = []
+    children: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        counts["read"] += 1
+        if not record.value.keys() >= _TREE_KEYS:
+            yield record
+        elif record.value["parent_id"] is None:
+            roots.append(record)
+        else:
+            children[record.value["parent_id"]].append(record.value)
+    for root in roots:
+        turns = [{"from": node["role"], "value": node["text"]} for node in _best_thread(root.value, children)]
+        yield Record(root.file, root.line, {"conversations": turns})
+
+
+def _best_thread(
+    root: Mapping[str, Any], children: Mapping[str, list[Mapping[str, Any]]]
+) -> Iterator[Mapping[str, Any]]:
+    """From the root always to the reply that people ranked best (rank 0); unranked ones come last."""
+    node: Mapping[str, Any] | None = root
+    while node is not None:
+        yield node
+        replies = children.get(node["message_id"], [])
+        node = min(replies, key=lambda reply: math.inf if reply.get("rank") is None else reply["rank"], default=None)

@@ -1,0 +1,127 @@
+"""The fields of a record: what is wrong with them in words, and a note of those that were read, to tell of the others.
+
+Nothing here knows the shapes of records (formats.py) or of messages (messages.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kubetune.base.humanize import visible
+from kubetune.data.reading.strict_json import Flawed, parse
+
+_NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
+
+
+class Fields(Mapping[str, Any]):
+    """A record as it is read.
+
+    What is asked for by key is used; `unused` are the other keys that hold something, and what was put to them. To look
+    whether a key is there uses nothing. `images` are what stands in the contents of messages.
+    """
+
+    def __init__(self, value: Mapping[str, Any]) -> None:
+        self._value = value
+        self._read: set[str] = set()
+        self._noted: set[str] = set()
+        self.images: list[Any] = []
+
+    def __getitem__(self, key: str) -> Any:
+        found = self._value[key]
+        self._read.add(key)
+        return found
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As any mapping's, but without an exception for what is not there: most keys that are asked for are not."""
+        return self[key] if key in self._value else default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._value)
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._value
+
+    def holds(self, key: str) -> bool:
+        """Whether the key is there and has something to say."""
+        return self._value.get(key) not in _NOTHING
+
+    def peek(self, key: str) -> Any:
+        """The value of a key, which is not used by this."""
+        return self._value.get(key)
+
+    def note_unused(self, key: str) -> None:
+        """Count a key that is not one of the record itself, such as `messages[].id`, as one that nobody reads."""
+        self._noted.add(key)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Keys that hold something and have not been read, in alphabetical order."""
+        return tuple(sorted(self._noted | {key for key in self._value if key not in self._read and self.holds(key)}))
+
+
+def required(value: Mapping[str, Any], key: str) -> Any:
+    """What a key holds. Raises ValueError where that is nothing."""
+    if (found := value.get(key)) is None:
+        raise ValueError(f"`{key}` is {'null' if key in value else 'missing'}; {keys(value)}")
+    return found
+
+
+def listed(value: Mapping[str, Any], key: str) -> list[Any]:
+    """The messages under a key, which tables hold as JSON. Raises ValueError where there are none."""
+    items = required(value, key)
+    if isinstance(items, str):
+        items = parsed(items, key)
+    if not isinstance(items, list):
+        raise ValueError(f"{key} is {show(items)}; expected a list")
+    if not items:
+        raise ValueError(f"{key} is empty; expected at least one message")
+    return items
+
+
+def text_of(value: Any, where: str, *, may_be_empty: bool = False) -> str:
+    """A text that can be tokenised. Raises ValueError for what is none."""
+    if not isinstance(value, str):
+        raise ValueError(f"{where} is {show(value)}; expected a text")
+    if not may_be_empty and not value.strip():
+        raise ValueError(f"{where} is empty; expected a text")
+    if "\0" in value:
+        raise ValueError(f"{where} holds a NUL character at position {value.index(chr(0))}; expected text")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where} holds half a surrogate pair at position {error.start}; expected text") from None
+    return value
+
+
+def parsed(text: str, where: str) -> Any:
+    """What a text holds as JSON. Raises ValueError where it is none."""
+    try:
+        return parse(text)
+    except RecursionError:
+        raise ValueError(f"{where} is {show(text)}, which is nested too deeply") from None
+    except Flawed as flaw:
+        raise ValueError(f"{where} is {show(text)}, which {flaw}") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is {show(text)}, which is not JSON: {error}") from None
+
+
+def keys(value: Mapping[str, Any]) -> str:
+    """The keys of a record, for messages."""
+    if not value:
+        return "has no keys"
+    return "has the keys " + ", ".join(f"`{visible(str(key), keep='')}`" for key in list(value)[:12])
+
+
+def show(value: Any) -> str:
+    """A value as JSON, cut short, for messages."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (RecursionError, TypeError, ValueError):
+        text = f"of the kind {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,272 @@
+"""Finding a model's small files in a folder, in the hub's cache or on the hub, with an own message for each failure.
+
+Weights are not fetched here. `huggingface_hub` is imported only when the hub is really asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kubetune.base.files import sha256_file
+from kubetune.config.schema import ModelConfig
+from kubetune.errors import EnvironmentFault, KubetuneError, ModelError
+from kubetune.planning import model_shapes
+
+PATIENCE_SECONDS = 120.0
+"""Silence after which the hub counts as lost, however often it is asked; its commits of large models take a while."""
+
+_NOT_HERE = (
+    "{kind} {repo} is not in the local cache and the hub cannot be reached{why}; go online once (`hf download {repo}`) "
+    "or give a folder that holds it"
+)
+NOT_THE_HUB = "is not the hub: {found}. Look at HF_ENDPOINT, and whether a proxy or a login page stands in between"
+
+
+def hub_token() -> str | None:
+    """The access token in the environment, under any of the names in use; None leaves it to `hf auth login`."""
+    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def is_local(path: str) -> bool:
+    """Whether a model path means a folder on disk rather than a hub id."""
+    return Path(path).expanduser().is_dir() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+
+
+def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str, Path]:
+    """Those of `names` that the model at `path` has, each with where it lies on disk.
+
+    Asks the hub for what is not in the cache, unless `model.local_files_only`. Raises ModelError when there is no
+    such model, it is gated, or it cannot be had offline; EnvironmentFault when the hub cannot be reached.
+    """
+    if is_local(path):
+        folder = Path(path).expanduser()
+        if not folder.is_dir():
+            raise ModelError(f"model folder {path} does not exist; give a folder that holds the model, or a hub id")
+        return {name: folder / name for name in names if (folder / name).is_file()}
+    found = {}
+    for name in names:
+        # A revision is the model's: a tokenizer from elsewhere has commits of its own.
+        revision = model.revision if path == model.path else None
+        file = _download(path, name, revision, model.local_files_only)
+        if file is not None:
+            found[name] = file
+    if not found and _is_offline() and not model.local_files_only:
+        raise EnvironmentFault(_NOT_HERE.format(kind="model", repo=path, why=""))
+    if not found and model.local_files_only:
+        raise ModelError(
+            f"model {path} is not in the local cache and local_files_only is set; download it first "
+            f"(`hf download {path}`), give the folder that holds it, or allow the network"
+        )
+    return found
+
+
+def _download(repo: str, name: str, revision: str | None, local_files_only: bool) -> Path | None:
+    """One file of a hub repository, or None when the repository does not have it."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+
+    with explained_hub_errors(repo, revision):
+        try:
+            return Path(
+                hf_hub_download(repo, name, revision=revision, local_files_only=local_files_only, token=hub_token())
+            )
+        except RemoteEntryNotFoundError:
+            return None
+        except LocalEntryNotFoundError:
+            # Offline nobody can say whether it is missing or was never there; a repository has few of the names.
+            if local_files_only or _is_offline():
+                return None
+            raise
+
+
+def _is_offline() -> bool:
+    """Whether the hub must not be asked, by HF_HUB_OFFLINE."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def check_model_folder(model: ModelConfig) -> None:
+    """Look into a local folder before anything starts; transformers' own message would send the user to the hub.
+
+    Raises ModelError when it is missing, is no model, holds weights only as pickles or elsewhere, or other code than
+    the config pins.
+    """
+    if not is_local(model.path):
+        return
+    folder = Path(model.path).expanduser()
+    if not folder.is_dir():
+        raise ModelError(f"model {folder}: there is no such folder")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model {folder}: has no config.json; expected a folder in Hugging Face form")
+    files = model_shapes.files_of(folder)
+    if model.trust_remote_code and model.revision is not None:
+        _require_read_code(folder, model.revision)
+    if files:
+        return
+    pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt*"))
+    if pickled:
+        raise ModelError(
+            f"model {folder}: has only {pickled[0]}, a pickle that could run code when it is read; convert it to "
+            "safetensors (model.save_pretrained with transformers does)"
+        )
+    raise ModelError(f"model {folder}: has no *.safetensors file")
+
+
+def _require_read_code(folder: Path, pin: str) -> None:
+    """Raise ModelError unless `pin` is the digest of what can make code run: the modules of a folder, and its JSON."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".json") and path.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0{sha256_file(path)}\n".encode())
+    if digest.hexdigest()[:40] != pin:
+        raise ModelError(
+            f"model {folder}: model.trust_remote_code runs its code, and model.revision pins {pin}, but the folder's "
+            f"Python and JSON files have the digest {digest.hexdigest()[:40]}. Read the code, then set model.revision "
+            "to that. Nothing was run."
+        )
+
+
+@contextlib.contextmanager
+def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "model") -> Iterator[None]:
+    """Turn what `huggingface_hub` raises into errors that say what to do."""
+    from huggingface_hub import errors as hub
+
+    logging.getLogger("huggingface_hub").handlers.clear()  # what it tells reaches our log lines too, once is enough
+    bound_waits()
+    page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{repo}"
+    try:
+        yield
+    except hub.GatedRepoError as error:
+        have = "the token in HF_TOKEN has no access yet" if hub_token() else "no token is set"
+        raise ModelError(
+            f"{kind} {repo} is gated and {have}: accept its licence at {page}, create a token at "
+            "https://huggingface.co/settings/tokens and set HF_TOKEN to it"
+        ) from error
+    except hub.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"{kind} {repo} is not on the hub, or is private; check the spelling, give an existing folder, or set "
+            "HF_TOKEN to a token that may read it"
+        ) from error
+    except hub.RevisionNotFoundError as error:
+        raise ModelError(f"{kind} {repo} has no revision {revision!r}; see {page}/commits/main") from error
+    except hub.HFValidationError as error:
+        raise ModelError(f"{repo!r} is neither an existing folder nor a hub id such as Qwen/Qwen3-8B") from error
+    except Exception as error:
+        if (explained := _explained(error, repo, kind)) is None:
+            raise
+        raise explained from error
+
+
+def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
+    """What an answer of the hub, or none, means for the user; None for what is not the hub's."""
+    from huggingface_hub import errors as hub
+
+    # `datasets` tells of what went wrong in the words of an error about files, and hides the cause.
+    is_wrapped = isinstance(error, FileNotFoundError) and "on the Hugging Face Hub either" in str(error)
+    chain = list(causes(error, hidden=is_wrapped))
+    refused = next((e for e in chain if isinstance(e, hub.HfHubHTTPError)), None)
+    status = refused.response.status_code if refused is not None else 0
+    if status in (401, 403):
+        have = "the token in HF_TOKEN is not valid, or may not read it" if hub_token() else "no token is set"
+        return ModelError(
+            f"the hub refused {kind} {repo} ({status}): {have}; set HF_TOKEN to a token that may "
+            "(https://huggingface.co/settings/tokens)"
+        )
+    if refused is not None:
+        again = "too many requests; wait some minutes" if status == 429 else "try again later"
+        return EnvironmentFault(f"the hub refused {kind} {repo} ({status}): {again}, and run the same command again")
+    if found := misread(chain):
+        return EnvironmentFault(f"what answers for the hub about {kind} {repo} {NOT_THE_HUB.format(found=found)}")
+    lost = next((e for e in chain if is_lost(e)), None)
+    said = " ".join(str(lost or chain[-1]).split()) or type(lost or chain[-1]).__name__
+    has_begun = lost is not None and type(lost).__name__ not in ("ConnectError", "ConnectTimeout")
+    if has_begun and not any(isinstance(e, hub.LocalEntryNotFoundError) for e in chain):
+        return EnvironmentFault(
+            f"the connection to the hub was lost over {kind} {repo} ({said}); run the same command again, which goes "
+            "on with what has arrived"
+        )
+    away = (hub.LocalEntryNotFoundError, ConnectionError, TimeoutError)
+    if lost or is_wrapped or any(isinstance(e, away) for e in chain):
+        return EnvironmentFault(_NOT_HERE.format(kind=kind, repo=repo, why=f" ({said})"))
+    return None
+
+
+@functools.cache
+def bound_waits() -> None:
+    """Have the hub's client give up on silence: by itself it waits for ever on much of what it asks, and asks again."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    unheard = threading.local()  # since when nothing has been heard on what this thread asks
+
+    def limit(request: Any) -> None:
+        left = PATIENCE_SECONDS
+        if request.method in ("GET", "HEAD"):  # sending takes as long as it takes
+            since = unheard.__dict__.setdefault("since", time.monotonic())
+            left -= time.monotonic() - since
+        if left <= 0:
+            del unheard.since
+            raise TimeoutError(f"nothing heard from {request.url.host} for {PATIENCE_SECONDS:g} s")
+        asked = request.extensions.get("timeout", {})
+        kinds = ("connect", "read", "write", "pool")
+        request.extensions["timeout"] = {kind: min(asked.get(kind) or left, left) for kind in kinds}
+
+    def hear(response: Any) -> None:
+        unheard.__dict__.clear()
+
+    def make_client() -> Any:
+        client = _http.default_client_factory()
+        hooks = client.event_hooks
+        client.event_hooks = {"request": [*hooks["request"], limit], "response": [*hooks["response"], hear]}
+        return client
+
+    if hasattr(_http, "default_client_factory"):  # not so in older ones
+        set_client_factory(make_client)
+
+
+def misread(chain: Sequence[BaseException]) -> str:
+    """What was wrong with an answer that the hub's client could not read; empty where that was not what went wrong."""
+    import huggingface_hub
+    from huggingface_hub.errors import FileMetadataError
+
+    client = str(Path(huggingface_hub.__file__).parent)
+    for error in chain:
+        if isinstance(error, json.JSONDecodeError):
+            return "expected JSON"
+        if isinstance(error, FileMetadataError):
+            return "expected the commit and the checksum of a file"
+        # It takes the fields of an answer for granted.
+        if isinstance(error, KeyError | TypeError | AttributeError) and _origin(error).startswith(client):
+            return f"expected another answer ({type(error).__name__}: {error})"
+    return ""
+
+
+def _origin(error: BaseException) -> str:
+    """The file of the code that raised an error."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return frames[-1][0].f_code.co_filename if frames else ""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether the connection failed. The hub's client has changed its HTTP library before; this name stayed."""
+    return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+
+
+def causes(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
+    """An error, what caused it, and so on; `hidden`: also where the raiser would not have it shown."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or (seen.__context__ if hidden else None)

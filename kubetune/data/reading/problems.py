@@ -1,0 +1,60 @@
+"""What is wrong with the data, collected so that all of it is shown at once."""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import Final
+
+from kubetune.base.humanize import visible
+from kubetune.errors import DataError
+
+SHOWN: Final = 20
+
+
+class Problems:
+    """Counts every problem and keeps those of the lowest lines, each as `file:line: what, what was expected`."""
+
+    def __init__(self, keep: int | None = SHOWN) -> None:
+        """`keep` is how many are kept; None for all."""
+        self.total = 0
+        self._keep = keep
+        self._kept: list[tuple[str, int, str]] = []
+
+    def add(self, where: str, what: str) -> None:
+        """Note a problem of the record at `where` (`file:line`)."""
+        self.total += 1
+        file, _, line = where.rpartition(":")
+        insort(self._kept, (file, int(line), what))  # reading runs ahead of encoding, so they come in no order
+        if self._keep is not None:
+            del self._kept[self._keep :]
+
+    def part(self) -> Problems:
+        """Problems that are noted here, and counted on their own as well: those of one source."""
+        return _Part(self)
+
+    @property
+    def first(self) -> list[str]:
+        """The problems kept, in the order of their lines."""
+        return [visible(f"{file}:{line}: {what}.", keep="") for file, line, what in self._kept]
+
+    def error(self) -> DataError:
+        """The error that shows the problems and says that nothing was written."""
+        if self.total == 1:
+            return DataError(f"{self.first[0]} Nothing was written.")
+        more = f", of which {SHOWN} are shown" if self.total > SHOWN else ""
+        return DataError([*self.first[:SHOWN], f"{self.total:,} problems{more}. Nothing was written."])
+
+    def raise_if_any(self) -> None:
+        """Raise DataError when there is a problem."""
+        if self.total:
+            raise self.error()
+
+
+class _Part(Problems):
+    def __init__(self, whole: Problems) -> None:
+        super().__init__(0)
+        self._whole = whole
+
+    def add(self, where: str, what: str) -> None:
+        self.total += 1
+        self._whole.add(where, what)

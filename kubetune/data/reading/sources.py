@@ -1,0 +1,206 @@
+"""Where records come from: which files a source means, and how many records they hold.
+
+Reading one file is readers.py's work, taking a sample selection.py's; what a record means is formats.py's.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kubetune.base.files import sha256_file
+from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.reading.hub import explained_hub_errors, hub_token
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.readers import READERS, Record, count_lines, parquet_features, parquet_rows, read_file
+from kubetune.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_SAMPLE: Final = re.compile(r"(.+)#([0-9]+)")
+_OTHER_FILES: Final = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".xlsx", ".arrow", ".yaml", ".yml", ".md", ".html")
+"""Kinds of files that nothing here reads, and no name of a data set on the hub ends with."""
+_HUB_ID: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """What a source stands for: `files` on disk, or else a data set on the hub or saved by `datasets` at `path`."""
+
+    path: str
+    files: tuple[Path, ...]
+    sample: int | None
+
+
+def locate(source: SourceConfig) -> Located:
+    """The files of a source. Raises DataError when there are none, or `path` is something that holds no records."""
+    path, sample = source.path, None
+    if not Path(path).expanduser().exists() and (match := _SAMPLE.fullmatch(path)):
+        path, sample = match[1], int(match[2])
+        if not sample:
+            raise DataError(f"{source.path} asks for 0 samples; expected at least 1")
+    place = Path(path).expanduser()
+    if "\0" in path or "://" in path:
+        raise DataError(f"{path!r} is no path; expected a file, a folder, a pattern such as data/*.jsonl, or a hub id")
+    if place.is_dir():
+        return Located(path, () if _is_saved_dataset(place) else _files_in(place), sample)
+    if place.is_file():
+        return Located(path, (_known(place),), sample)
+    if place.exists():
+        raise DataError(f"{path} is a device, pipe or socket; expected a file of records")
+    if any(char in path for char in "*?["):
+        files = sorted(Path(name) for name in glob.glob(str(place), recursive=True) if Path(name).is_file())
+        if not files:
+            raise DataError(f"{path} matches no file")
+        return Located(path, tuple(_known(file) for file in files), sample)
+    if place.is_symlink():
+        raise DataError(f"{path} is a link to {os.readlink(place)}, {_broken_link(place)}. Nothing was written.")
+    if _HUB_ID.fullmatch(path) and place.suffix.lower() not in (*READERS, *_OTHER_FILES):
+        return Located(path, (), sample)
+    raise DataError(f"{path} does not exist; expected a file of {_suffixes()}, a folder of them, or a hub data set")
+
+
+def read_source(source: SourceConfig, problems: Problems) -> Iterator[Record]:
+    """All records of a source, in order. What cannot be read as a record goes to `problems`, and reading goes on."""
+    located = locate(source)
+    if located.files:
+        for file in located.files:
+            yield from read_file(file, problems)
+    else:
+        dataset = load_dataset(located.path, source.subset, source.split)
+        for number, value in enumerate(_undecoded(dataset), 1):
+            yield Record(located.path, number, value)
+
+
+def _undecoded(dataset: Dataset) -> Iterator[dict[str, Any]]:
+    """The rows of a data set, its images as the path or the bytes that it has, not as pixels."""
+    if "'_type': 'Image'" not in str(dataset.features.to_dict()):
+        yield from dataset
+        return
+    for batch in dataset.with_format("arrow").iter(batch_size=100):
+        yield from batch.to_pylist()
+
+
+def count_rows(source: SourceConfig) -> int:
+    """The number of records of a source, bad ones included, without parsing where the format allows that."""
+    located = locate(source)
+    if not located.files:
+        return len(load_dataset(located.path, source.subset, source.split))
+    return sum(_count(file) for file in located.files)
+
+
+def _count(file: Path) -> int:
+    suffix = file.suffix.lower()
+    if suffix in (".jsonl", ".ndjson"):
+        return count_lines(file)
+    if suffix == ".parquet":
+        return parquet_rows(file)
+    return sum(1 for _ in READERS[suffix](file, Problems()))
+
+
+def evaluated_rows(rows: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """How many rows of each source an evaluation takes, so that it has the mix that an epoch of training has.
+
+    All of the source of the largest weight, of others as much less as their weight is, but at least one.
+    """
+    largest = max((weight for count, weight in zip(rows, weights, strict=True) if count), default=1.0)
+    return [
+        max(1, round(count * weight / largest)) if count else 0 for count, weight in zip(rows, weights, strict=True)
+    ]
+
+
+def input_digests(source: SourceConfig) -> list[str]:
+    """SHA-256 of every file a source reads, in order; of a hub data set, of the files it lies in on disk."""
+    located = locate(source)
+    if located.files:
+        return [sha256_file(file) for file in located.files]
+    cached = load_dataset(located.path, source.subset, source.split).cache_files
+    return [sha256_file(file["filename"]) for file in cached]
+
+
+def class_names(source: SourceConfig) -> tuple[str, ...]:
+    """The names that a data set has for the numbers in its column of labels; none where it does not say.
+
+    Data sets of the hub say so in their features, and Parquet files that `datasets` wrote in their schema.
+    """
+    located = locate(source)
+    if not located.files:
+        features = load_dataset(located.path, source.subset, source.split).features.to_dict()
+    else:
+        features = next((parquet_features(file) for file in located.files if file.suffix.lower() == ".parquet"), {})
+    kind: Any = next((features[key] for key in (source.columns.get("label"), "label", "labels") if key in features), {})
+    while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):
+        kind = kind[0] if isinstance(kind, list) else kind["feature"]  # a list of labels
+    return tuple(kind.get("names") or ()) if isinstance(kind, dict) else ()
+
+
+@lru_cache(maxsize=8)
+def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
+    """A data set of the hub, or one saved to a folder by `datasets`, with that optional library."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{path} is a Hugging Face data set, which needs the `datasets` library: pip install datasets"
+        ) from error
+    if Path(path).expanduser().is_dir():
+        saved: Any = datasets.load_from_disk(str(Path(path).expanduser()))
+        if isinstance(saved, datasets.DatasetDict):
+            name = split.partition("[")[0]
+            if name not in saved:
+                raise DataError(f"{path} has no split {name!r}; it has {', '.join(saved)}")
+            saved = saved[name]
+        return saved
+    with explained_hub_errors(path, kind="dataset"):
+        try:
+            return datasets.load_dataset(path, subset, split=split, token=hub_token())
+        except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
+            advice = "" if subset else "; which part of a data set is meant is said by `subset`"
+            raise DataError(f"data set {path} (subset {subset}, split {split}): {error}{advice}") from error
+
+
+def require_sources(config: Config) -> None:
+    """Raise DataError where a file of a run's data is missing, before anything that takes time is asked for."""
+    evaluated = config.data.eval if isinstance(config.data.eval, tuple) else ()
+    for source in (*config.data.train, *evaluated):
+        locate(source)
+
+
+def _broken_link(place: Path) -> str:
+    try:
+        place.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "and following it leads in a circle"
+    return "which does not exist"
+
+
+def _is_saved_dataset(folder: Path) -> bool:
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def _files_in(folder: Path) -> tuple[Path, ...]:
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in READERS and file.is_file())
+    records = [file for file in files if file.suffix.lower() != ".txt"]
+    files = records or files  # beside records, plain texts are licences and notes
+    if not files:
+        raise DataError(f"{folder} holds no data; expected files of {_suffixes()}, or a data set saved by `datasets`")
+    return tuple(files)
+
+
+def _known(file: Path) -> Path:
+    if file.suffix.lower() not in READERS:
+        raise DataError(f"{file} is of an unknown kind; expected {_suffixes()}")
+    return file
+
+
+def _suffixes() -> str:
+    return ", ".join(READERS)

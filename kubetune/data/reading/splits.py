@@ -1,0 +1,118 @@
+"""Which records make up training and evaluation, and whether enough of them are left to begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kubetune.base.humanize import counted
+from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.prepared.pipeline import Batch, Split, Tally, make_batches
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.readers import Record
+from kubetune.data.reading.sources import locate, read_source
+from kubetune.errors import DataError
+
+
+def split_sources(config: Config) -> dict[Split, tuple[SourceConfig, ...]]:
+    """The sources of each split; a share held out comes from the sources of training."""
+    given = config.data.eval
+    if not given:
+        return {"train": config.data.train}
+    return {"train": config.data.train, "eval": config.data.train if isinstance(given, float) else given}
+
+
+def plan_batches(config: Config, problems: Problems, tallies: Mapping[Split, Sequence[Tally]]) -> Iterator[Batch]:
+    """Read every record that the config asks for, in the order of the sources, training before evaluation.
+
+    What cannot be read is counted in the tallies; where a share is held out, in those of training.
+    """
+    data, seed = config.data, config.training.seed
+    share = data.eval if isinstance(data.eval, float) else 0.0
+    eval_sources = data.eval if isinstance(data.eval, tuple) else ()
+    given: tuple[tuple[Split, Sequence[SourceConfig], float], ...] = (
+        ("train", data.train, share),
+        ("eval", eval_sources, 0.0),
+    )
+    for split, sources, held_out in given:
+        for index, (source, fates) in enumerate(zip(sources, _fates(sources, seed, held_out), strict=True)):
+            unreadable = problems.part()
+            yield from make_batches(read_source(source, unreadable), index, _splitter(split, fates))
+            tallies[split][index].records += unreadable.total
+            tallies[split][index].unreadable += unreadable.total
+
+
+def read_taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[Record]:
+    """The records of a source that `path#N` and `range` take, whatever split they go to."""
+    (fates,) = _fates([source], seed, 0.0)
+    for index, record in enumerate(read_source(source, problems)):
+        if fates is None or (index < len(fates) and fates[index]):
+            yield record
+
+
+def _fates(sources: Sequence[SourceConfig], seed: int, share: float) -> Sequence[bytes | None]:
+    if not share and not any(source.range or locate(source).sample for source in sources):
+        return [None] * len(sources)
+    from kubetune.data.reading.selection import decide_fates  # imports numpy, which the common case does without
+
+    return decide_fates(sources, seed, share)
+
+
+def _splitter(split: Split, fates: bytes | None) -> Callable[[int], Split | None]:
+    """A function from the index of a record to its split. `fates` are as in `selection.decide_fates`."""
+    if fates is None:
+        return lambda _: split
+    splits: tuple[Split | None, ...] = (None, split, "eval")
+    return lambda index: splits[fates[index]] if index < len(fates) else None
+
+
+def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict[str, Any]:
+    """What stats.json holds: what became of the records, in all and by source."""
+    total = Tally()
+    for tally in tallies:
+        total.add(tally)
+    by_source = [{"path": source.path, **vars(tally)} for source, tally in zip(sources, tallies, strict=True)]
+    return {**vars(total), "lost_share": total.lost_share, "sources": by_source}
+
+
+def remarks(stats: dict[str, Any]) -> list[str]:
+    """What else became of a split's records than rows as they were: `7 left out as too long`."""
+    fates = {
+        "overlong": "left out as too long",
+        "truncated": "truncated",
+        "no_label": "left out with nothing to train on",
+        "refused": "refused",
+        "unreadable": "that cannot be read",
+    }
+    found = (f"{stats[name]:,} {fate}" for name, fate in fates.items() if stats.get(name))
+    return [*found, *changes(stats)]
+
+
+def changes(stats: dict[str, Any]) -> list[str]:
+    """What rows of a split lack or have that their records do not say."""
+    meanings = {
+        "reasoning_dropped": "with reasoning that the chat template leaves out",
+        "special_texts": "with special tokens in their texts, which become such tokens",
+        "images_above_budget": "images of more tokens than vision.image_max_tokens, since they are so narrow",
+        "images_animated": "animated images, of which only the first frame is seen",
+        "images_deep": "images with more than 8 bits of grey, whose brighter parts become white",
+    }
+    return [f"{stats[name]:,} {meaning}" for name, meaning in meanings.items() if stats.get(name)]
+
+
+def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
+    """Raise DataError when a split has no rows, or more of its records are left out than the config allows."""
+    allowed, limit = config.data.max_lost_share, config.data.max_length
+    if not stats["records"]:
+        raise DataError(f"data.{split} holds no records. Nothing was written.")
+    if stats["rows"] and stats["lost_share"] <= allowed:
+        return
+    lost = stats["overlong"] + stats["no_label"]
+    records = counted(stats["records"], "record")
+    raise DataError(
+        f"data.{split}: {lost:,} of {records} ({stats['lost_share']:.1%}) would be left out: "
+        f"{stats['overlong']:,} longer than data.max_length {limit:,} (the longest has {stats['longest']:,} tokens), "
+        f"{stats['no_label']:,} with nothing to learn (no answer, or it was cut off). data.max_lost_share allows "
+        f"{allowed:.0%}. Raise data.max_length, set data.overlong to truncate, mend the data, or raise "
+        "data.max_lost_share. Nothing was written."
+    )

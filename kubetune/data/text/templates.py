@@ -1,0 +1,405 @@
+"""Chat templates: rendering conversations as transformers does, and finding the assistant's turns in the result.
+
+Templates come with models, so they run in Jinja's sandbox. Tokens are not known here; spans are characters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+from jinja2.runtime import Context
+
+from kubetune.data.text.marks import IMAGE_MARK, REASONING_FIELDS, Marked, Message, Part, Place, mark, missing
+from kubetune.data.text.turns import HiddenText, Span, Turns
+
+CHATML = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- generation %}{{- message.content + '<|im_end|>' if message.role == 'assistant' else '' }}{% endgeneration %}
+    {{- '' if message.role == 'assistant' else message.content + '<|im_end|>' }}{{ '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+"""The built-in template that `model.chat_template: chatml` stands for."""
+
+# Strings no data set holds: the first two enclose what a template marks as generated, the third stands for an answer.
+_OPEN, _CLOSE, _ANSWER = (f"\U000f7e00{name}\U000f7e01" for name in ("open", "close", "answer"))
+_MARK = re.compile(f"{_OPEN}|{_CLOSE}")
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_OF_DICTIONARIES = frozenset(dir(dict))
+IMAGE_TEXTS = "_image_texts"
+"""Key of a message: for each mark in it, what a template that lays images out itself writes, and what it becomes."""
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` encloses its output in marks, which rendering turns into spans."""
+
+    tags = {"generation"}  # noqa: RUF012 - the name and type are Jinja's
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller: Callable[[], str]) -> str:
+        output = caller()
+        return f"{_OPEN}{output}{_CLOSE}" if output else ""
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def writes_date(source: str) -> bool:
+    """Whether a chat template may write today's date, as gpt-oss' does."""
+    return "strftime_now" in source
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As Jinja's own, only that `message.role` fails to be an attribute of a dictionary without an exception."""
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTIONARIES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> jinja2.Template:
+    """A template with the options, filters and functions that transformers gives to chat templates."""
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _now
+    return environment.from_string(source)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: no null values, reasoning under the names in use."""
+    plain = {key: value for key, value in message.items() if value is not None}
+    if plain.keys().isdisjoint(REASONING_FIELDS):
+        return plain
+    reasoning = next(plain[key] for key in REASONING_FIELDS if key in plain)
+    return {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as text, where in it is what is learnt, and whether the template left reasoning out."""
+
+    text: str
+    spans: list[Span]
+    drops_reasoning: bool = False
+
+
+class ChatTemplate:
+    """One chat template with the special tokens it may name.
+
+    Every method raises ValueError when the template refuses the conversation, saying why; the caller knows the row.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        name: str = "the tokenizer's",
+        date: str | None = None,
+    ) -> None:
+        """`date`: the day (`2026-11-22`) that a template is told which asks for today's; left out: today."""
+        self.source = source
+        self.name = name
+        self._variables: dict[str, Any] = dict(special_tokens)
+        if date is not None:
+            self._variables["strftime_now"] = datetime.fromisoformat(date).strftime
+        self._marks_generation = _GENERATION.search(source) is not None
+        try:
+            self._template = _compile(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"line {error.lineno}: {error.message}") from error
+        self._variables = {**self._template.globals, "documents": None, **self._variables}
+        self._knows: dict[str, bool] = {}
+        self._turns = Turns(self._write)
+        self._calls_form: tuple[bool, bool] | None = None
+        self._wants_parts = False
+        self._wants_parts = self._shows_only_parts()
+        self.closing = self._find_closing()
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, generation_prompt: bool = False
+    ) -> str:
+        """The text of a conversation; with `generation_prompt` up to where the assistant's next answer begins."""
+        raw = self._write(messages, tools, generation_prompt=generation_prompt)
+        return self._with_images(_take_marks(raw)[0] if self._marks_generation else raw, [], messages)[0]
+
+    def render_answers(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, learnt: Collection[int] = ()
+    ) -> Rendered:
+        """The text of a conversation, and where in it the messages `learnt` are, which the assistant speaks.
+
+        A span holds what the model writes at inference: everything after the generation prompt, up to and with the
+        end-of-turn token. Where the template marks what is generated, the spans are those. Raises ValueError also when
+        the template leaves out a message, a tool call or the tools; reasoning it may leave out, as Qwen3's does before
+        the last question.
+        """
+        raw = self._write(messages, tools)
+        try:
+            marked, places = self._turns.locate(raw, messages, tools)
+        except HiddenText as error:
+            if learnt and not self._marks_generation:
+                raise ValueError(self._cannot_find(next(iter(learnt)), str(error))) from error
+            marked, places = mark(messages, tools or ()), []
+            absent = [part for part in (*marked.parts, *marked.unmarked) if part.text not in raw]
+        else:
+            absent = list(missing(marked, places, raw))
+        for part in absent:
+            if part.kind != "reasoning":
+                raise ValueError(self._leaves_out(part, messages))
+        if self._marks_generation:
+            text, spans = self._generated(raw, marked, places, learnt)
+        else:
+            text, spans = raw, [self._find_turn(raw, marked, places, turn) for turn in learnt]
+        return Rendered(*self._with_images(text, spans, messages), drops_reasoning=bool(absent))
+
+    def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str]:
+        """What of a conversation the template does not show to a model that is to go on from it, but for reasoning."""
+        prompt = self._write(messages, tools, generation_prompt=True)
+        try:
+            raw = self._write(messages, tools)
+            marked, places = self._turns.locate(raw, messages, tools)
+            absent = list(missing(marked, places, raw))
+        except ValueError:
+            marked = mark(messages, tools or ())
+            absent = [part for part in (*marked.parts, *marked.unmarked) if part.text not in prompt]
+        return [self._lacks(part, messages) for part in absent if part.kind != "reasoning"]
+
+    def _find_turn(self, text: str, marked: Marked, places: Sequence[Place], turn: int) -> Span:
+        span = self._turns.span(text, marked, places, turn)
+        if span is None:
+            raise ValueError(self._cannot_find(turn, "writes the conversation differently when it ends there"))
+        return span
+
+    def _generated(
+        self, raw: str, marked: Marked, places: Sequence[Place], learnt: Collection[int]
+    ) -> tuple[str, list[Span]]:
+        """A rendering without the marks of its generation blocks, and those of the spans that are to be learnt."""
+        text, spans, borders = _take_marks(raw)
+        if {marked.parts[place.part].message for place in places}.issuperset(learnt):
+            speakers = [_speaker(*pair, marked, places) for pair in borders] if places else []
+        else:
+            speakers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
+            if len(speakers) != len(spans):
+                raise ValueError(self._cannot_find(next(iter(learnt)), "marks other spans than one for each answer"))
+        kept = [span for span, speaker in zip(spans, speakers, strict=False) if speaker in learnt]
+        return text, [self.settle(text, *span) for span in kept]
+
+    def _cannot_find(self, turn: int, why: str) -> str:
+        return (
+            f"the answer in messages[{turn}] cannot be found exactly: {self.name} chat template {why}; mark answers "
+            "with {% generation %} in a template of your own (`model.chat_template: file.jinja`), or set "
+            "`data.train_on: all`"
+        )
+
+    def _leaves_out(self, part: Part, messages: Sequence[Message]) -> str:
+        return (
+            f"{self._lacks(part, messages)}; choose one that writes it (`model.chat_template: file.jinja`), or take "
+            "it out of the data"
+        )
+
+    def _lacks(self, part: Part, messages: Sequence[Message]) -> str:
+        brief = part.text if len(part.text) <= 40 else part.text[:39] + "…"
+        if part.kind == "tool":
+            what = f"the tools ({brief!r})"
+        elif part.kind == "call":
+            what = f"a tool call in messages[{part.message}] ({brief!r})"
+        else:
+            what = f"the content of messages[{part.message}], by the {messages[part.message]['role']} ({brief!r})"
+        return f"{self.name} chat template leaves out {what}"
+
+    def _write(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, *, generation_prompt: bool = False
+    ) -> str:
+        """What the template writes, with the marks of generation blocks and images still in it."""
+        in_parts = self._in_parts(messages)
+        if self._calls_form is None and any(message.get("tool_calls") for message in messages):
+            self._calls_form = self._find_calls_form()
+        try:
+            variables = self._variables | {
+                "messages": [self._laid_out(message, in_parts) for message in messages],
+                "tools": list(tools) if tools else None,
+                "add_generation_prompt": generation_prompt,
+            }
+            # As `Template.render`, which gathers the globals anew each time: that takes longer than most templates.
+            template = self._template
+            return "".join(template.root_render_func(Context(template.environment, variables, None, template.blocks)))
+        except MemoryError:
+            raise
+        except Exception as error:
+            # A template is a program of somebody else's: whatever it trips over is the row's or the template's fault.
+            raise ValueError(f"{self.name} chat template refused the conversation: {error}") from error
+
+    def _in_parts(self, messages: Sequence[Message]) -> bool:
+        image = next((image for message in messages for image in message.get(IMAGE_TEXTS, ())), None)
+        return self._wants_parts or (image is not None and self._lays_out(image[0]))
+
+    def _with_images(self, text: str, spans: list[Span], messages: Sequence[Message]) -> tuple[str, list[Span]]:
+        images = [image for message in messages for image in message.get(IMAGE_TEXTS, ())]
+        return _put_images(text, spans, images, is_laid_out=self._in_parts(messages)) if images else (text, spans)
+
+    def _laid_out(self, message: Message, in_parts: bool) -> dict[str, Any]:
+        """A message as this template wants it: its content a text, or a list of texts and images."""
+        plain = _plain(message)
+        if calls := plain.get("tool_calls"):
+            plain |= self._calls_laid_out(plain["content"], calls)
+        has_images = bool(plain.pop(IMAGE_TEXTS, None))
+        if not isinstance(plain.get("content"), str) or not (self._wants_parts or (in_parts and has_images)):
+            return plain
+        parts: list[dict[str, str]] = []
+        pieces = plain["content"].split(IMAGE_MARK)
+        for number, piece in enumerate(pieces):
+            # The line break between an image and its question is the template's to write.
+            piece = piece.removeprefix("\n") if number else piece
+            piece = piece.removesuffix("\n") if number < len(pieces) - 1 else piece
+            parts += [{"type": "text", "text": piece}] if piece or len(pieces) == 1 else []
+            parts += [{"type": "image"}] if number < len(pieces) - 1 else []
+        return {**plain, "content": parts}
+
+    def _calls_laid_out(self, content: str, calls: Sequence[Any]) -> dict[str, Any]:
+        """Tool calls, and the content beside them, as this template wants them."""
+        null_content, text_arguments = self._calls_form or (False, False)
+        if text_arguments:
+            functions = [{**c["function"], "arguments": _to_json(c["function"]["arguments"])} for c in calls]
+            calls = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+        return {"tool_calls": list(calls), "content": content if content or not null_content else None}
+
+    def _find_calls_form(self) -> tuple[bool, bool]:
+        """Whether calls are shown only beside a content that is null, and arguments only as text (OpenAI's form)."""
+        function = {"name": "f", "arguments": {"a": _ANSWER}}
+        call = {"id": "abcdefghi", "type": "function", "function": function}
+        tool = {"type": "function", "function": {"name": "f", "description": "?", "parameters": {}}}
+        probe: list[Message] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        for form in ((False, False), (True, False), (False, True), (True, True)):
+            self._calls_form = form
+            try:
+                text = self._write(probe, [tool])
+            except ValueError:
+                continue
+            if _ANSWER in text:
+                return form
+        return False, False
+
+    def _lays_out(self, token: str) -> bool:
+        """Whether the template writes `token` for an image that is a part of a content."""
+        if token not in self._knows:
+            probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": _ANSWER}]}]
+            try:
+                text = self.render(probe)
+            except ValueError:
+                text = ""
+            self._knows[token] = text.count(token) == 1 and _ANSWER in text and "'type'" not in text
+        return self._knows[token]
+
+    def _shows_only_parts(self) -> bool:
+        """Whether a content is shown only as a list of parts, as with LLaVA's and Idefics' templates."""
+        probe = [{"role": "user", "content": _ANSWER}]
+        if self._shows(probe):
+            return False
+        self._wants_parts = True
+        return self._shows(probe)
+
+    def _shows(self, probe: Sequence[Message]) -> bool:
+        try:
+            return _ANSWER in self.render(probe)
+        except ValueError:
+            return False
+
+    def _find_closing(self) -> str:
+        """What the template writes after an answer, such as `<|im_end|>`; empty when it writes nothing."""
+        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+        try:
+            raw = self._write(chat, None)
+            marked, places = self._turns.locate(raw, chat, None)
+            _, end = self._turns.span(raw, marked, places, 1) or (0, len(raw))
+        except ValueError:
+            return ""
+        return _MARK.sub("", raw[:end].partition(_ANSWER)[2]).strip()
+
+    def settle(self, text: str, start: int, end: int) -> Span:
+        """Let a span end right after the end-of-turn token: not before it, nor after the line break that follows."""
+        if self.closing:
+            written = text[start:end].rstrip()
+            if written.endswith(self.closing):
+                return start, start + len(written)
+            if text.startswith(self.closing, end):
+                return start, end + len(self.closing)
+        return start, end
+
+
+def _speaker(begin: int, end: int, marked: Marked, places: Sequence[Place]) -> int:
+    """Whose text stands in a span, or, where none begins in it, right before it: such a span only ends a turn."""
+    first = bisect_left(places, begin, key=lambda place: place.offset)
+    opened = (place for place in places[first:] if place.opens)
+    inside = next((place for place in opened if place.offset < end), None)
+    return marked.parts[(inside or places[max(first - 1, 0)]).part].message
+
+
+def _take_marks(marked: str) -> tuple[str, list[Span], list[Span]]:
+    """Remove the marks of generation blocks: the rendering, the spans, and where these stood among the marks."""
+    parts = _MARK.split(marked)
+    borders = [0]
+    for part in parts:
+        borders.append(borders[-1] + len(part))
+    spans = [(borders[i], borders[i + 1]) for i in range(1, len(parts) - 1, 2)]
+    among = [match.start() for match in _MARK.finditer(marked)]
+    return "".join(parts), spans, list(zip(among[::2], among[1::2], strict=False))
+
+
+def _put_images(
+    text: str, spans: Sequence[Span], images: Sequence[tuple[str, str]], *, is_laid_out: bool
+) -> tuple[str, list[Span]]:
+    """A rendering with what each image becomes in its place, and the spans where they are then."""
+    token = images[0][0]
+    pieces = text.split(token if is_laid_out else IMAGE_MARK)
+    if len(pieces) != len(images) + 1:
+        raise ValueError(
+            f"has {len(images)} images, but the chat template writes {len(pieces) - 1} of {token!r} for them: it "
+            "leaves images out, or the text holds that itself"
+        )
+    width = len(token if is_laid_out else IMAGE_MARK)
+    ends, at = [], 0  # where each stood for has ended, before
+    for piece in pieces[:-1]:
+        at += len(piece) + width
+        ends.append(at)
+    longer = [len(becomes) - width for _, becomes in images]
+    moved = [
+        (start + sum(m for end, m in zip(ends, longer, strict=True) if end <= start),
+         stop + sum(m for end, m in zip(ends, longer, strict=True) if end <= stop))
+        for start, stop in spans
+    ]  # fmt: skip
+    return "".join(part for pair in zip(pieces, [*(t for _, t in images), ""], strict=True) for part in pair), moved

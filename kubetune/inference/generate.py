@@ -1,0 +1,301 @@
+"""Asking a trained model: what `kubetune generate`, `kubetune chat` and the demo share.
+
+Prompts become ids by the very function that made them in training, so that a model is asked the way it was taught.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from transformers.generation.streamers import BaseStreamer
+
+from kubetune import errors
+from kubetune.base import processes
+from kubetune.base.files import StrPath
+from kubetune.batching.batch import image_inputs
+from kubetune.batching.image_batches import PictureReader, collate_pictured
+from kubetune.config.schema import Config
+from kubetune.data.reading.formats import Chat, convert
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.sources import read_source
+from kubetune.data.text.encode import Encoder
+from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
+from kubetune.data.vision.encode import VisionEncoder
+from kubetune.data.vision.image_processor import ImageRef, load_image_processor
+from kubetune.inference.result import Result, open_result
+from kubetune.models import loading
+from kubetune.tasks import task_module
+
+Prompt = str | Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen: greedily at temperature 0, else from the `top_p` likeliest share."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of transformers' `generate`."""
+        if self.temperature == 0.0:
+            return {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0,
+        }
+
+
+WINDOW = 256
+"""Prompts among which those of equal length go together; what comes after waits."""
+
+
+class Asked(NamedTuple):
+    """A prompt as a model takes it; its `images` are read when it is its turn."""
+
+    ids: list[int]
+    images: tuple[ImageRef, ...] = ()
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A model that answers. `is_chat`: it was taught conversations. `result` is what it was loaded from.
+
+    `reader` reads images for a model that sees.
+    """
+
+    model: Any
+    tokenizer: Tokenizer
+    is_chat: bool
+    result: Result
+    reader: PictureReader | None = None
+    _base: list[Any] = field(default_factory=list, repr=False)
+    """The model before fine-tuning, once it has been loaded beside the one that was trained whole."""
+
+    @property
+    def config(self) -> Config:
+        """The config of its run, with the base as it is found here."""
+        return self.result.config
+
+    @contextmanager
+    def as_base(self) -> Iterator[Speaker]:
+        """The model before fine-tuning: the same one with its adapters off, else loaded beside it, once.
+
+        Raises EnvironmentFault where the memory does not hold both.
+        """
+        if hasattr(self.model, "disable_adapter"):
+            with self.model.disable_adapter():
+                yield self
+            return
+        if not self._base:
+            _require_room(self.model)
+            with self.result.checked(base=True):
+                loaded: Any = loading.load_pretrained(_auto_class(self.config), self.config, _device())
+            self._base.append(loaded.eval())
+        yield replace(self, model=self._base[0])
+
+    def encode(self, prompt: Prompt, images: Sequence[str] = (), tools: Sequence[Any] = ()) -> Asked:
+        """Ids of a prompt; plain text becomes the user's turn where the model was taught conversations.
+
+        `images` go where the prompt has `<image>`, or before it. Raises ValueError for what cannot be asked.
+        """
+        if isinstance(prompt, str):
+            if not self.is_chat and not images:
+                return Asked(self.tokenizer.encode_prompt(prompt))
+            prompt = [{"role": "user", "content": prompt}]
+        seen = {"images": [os.path.abspath(image) for image in images]} if images else {}
+        chat = convert({"messages": list(prompt), "tools": list(tools), **seen})
+        assert isinstance(chat, Chat)
+        if not images:
+            return Asked(self.tokenizer.encode_prompt(chat.messages, chat.tools))
+        if self.reader is None:
+            raise ValueError(f"has images, which need a model that sees; this run has `task: {self.config.task}`")
+        row = VisionEncoder(Encoder(self.tokenizer), self.reader.processor).encode_prompt(chat)
+        return Asked(row.ids, row.images)
+
+    def left_out(self, prompt: Prompt, tools: Sequence[Any] = ()) -> list[str]:
+        """What the chat template does not show to the model of what it is asked, in words.
+
+        Raises ValueError for what cannot be asked.
+        """
+        if isinstance(prompt, str) and not self.is_chat:
+            return []
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        chat = convert({"messages": messages, "tools": list(tools)})
+        assert isinstance(chat, Chat)
+        return self.tokenizer.require_chat().left_out(chat.messages, chat.tools)
+
+    def look(self, asked: Asked) -> dict[str, Any]:
+        """The images of a prompt as the model's code takes them; nothing where there are none."""
+        if not asked.images or self.reader is None:
+            return {}
+        ids, device = np.asarray(asked.ids, np.uint32), next(self.model.parameters()).device
+        row = (ids, np.zeros(len(ids), bool))
+        batch = collate_pictured([row], [self.reader.read(asked.images)], self.reader.processor)
+        return image_inputs(batch.to(device))
+
+
+def _require_room(model: Any) -> None:
+    """Raise EnvironmentFault where a second model of this size does not fit."""
+    needed = sum(p.numel() * p.element_size() for p in model.parameters())
+    free = torch.cuda.mem_get_info()[0] if _device().type == "cuda" else processes.free_memory_bytes()
+    if free < needed:
+        raise errors.EnvironmentFault(
+            f"the model before fine-tuning takes {needed / 1e9:.1f} GB beside the one that was trained whole, and "
+            f"{free / 1e9:.1f} GB are free; ask without --compare, or where there is more memory"
+        )
+
+
+def load_run(run_dir: StrPath, which: str = "best", *, model: str | None = None) -> Speaker:
+    """Load the result of a run, ready to answer. `model`: its base, where that lies elsewhere here.
+
+    Raises ConfigError where the base, or its tokenizer, is another than the run was trained with.
+    """
+    result = open_result(run_dir, which, model)
+    config = result.config
+    with result.checked():
+        tokenizer = load_tokenizer(config.model)
+        processor = load_image_processor(config, tokenizer)
+        loaded = loading.load_trained(_auto_class(config), config, result.checkpoint, _device()).eval()
+    is_chat = tokenizer.chat is not None and _learnt_conversations(config)
+    return Speaker(loaded, tokenizer, is_chat, result, PictureReader(processor) if processor else None)
+
+
+def _auto_class(config: Config) -> Any:
+    return getattr(transformers, task_module(config).AUTO_CLASS)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _learnt_conversations(config: Config) -> bool:
+    """Whether the first training record is a conversation; without the data at hand it is taken for one."""
+    source = config.data.train[0]
+    try:
+        record = next(read_source(source, Problems()))
+        return isinstance(convert(record.value, source.format, source.columns), Chat)
+    except (errors.KubetuneError, ValueError, StopIteration, OSError):
+        return True
+
+
+def answer(
+    speaker: Speaker,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    *,
+    images: Sequence[Sequence[str]] | None = None,
+    batch_size: int = 32,
+) -> list[str]:
+    """One answer for each prompt, in order. `images`: paths of those that each prompt is about.
+
+    Raises DataError naming each prompt that cannot be asked; nothing is answered then.
+    """
+    problems, asked = Problems(), []
+    for number, (prompt, own) in enumerate(zip(prompts, images or [()] * len(prompts), strict=True), 1):
+        try:
+            asked.append(speaker.encode(prompt, own))
+        except ValueError as error:
+            problems.add(f"prompt:{number}", str(error))
+    problems.raise_if_any()
+    return list(answers(speaker, asked, sampling, batch_size=batch_size))
+
+
+def answers(speaker: Speaker, asked: Sequence[Asked], sampling: Sampling, *, batch_size: int = 32) -> Iterator[str]:
+    """One answer for each prompt, in order, each as soon as it is known.
+
+    Prompts of equal length go together, so nothing is padded; one with images goes alone.
+    """
+    for start in range(0, len(asked), WINDOW):
+        torch.manual_seed(sampling.seed + start)
+        yield from _in_order(speaker, asked[start : start + WINDOW], sampling, batch_size)
+
+
+def _in_order(speaker: Speaker, asked: Sequence[Asked], sampling: Sampling, batch_size: int) -> Iterator[str]:
+    by_length: dict[tuple[int, int], list[int]] = {}
+    for index, (ids, images) in enumerate(asked):
+        by_length.setdefault((len(ids), index if images else -1), []).append(index)
+    known: dict[int, str] = {}
+    told = 0
+    for group in by_length.values():
+        for start in range(0, len(group), batch_size):
+            part = group[start : start + batch_size]
+            new = _generate(speaker, [asked[i] for i in part], sampling)
+            known |= {index: speaker.tokenizer.decode(ids) for index, ids in zip(part, new, strict=True)}
+            while told in known:
+                yield known.pop(told)
+                told += 1
+
+
+def stream_answer(
+    speaker: Speaker, prompt: Prompt, sampling: Sampling, show: Callable[[str], None], images: Sequence[str] = ()
+) -> str:
+    """Answer one prompt, handing each new piece of text to `show`; returns the whole answer."""
+    torch.manual_seed(sampling.seed)
+    printer = _Printer(speaker.tokenizer, show)
+    [ids] = _generate(speaker, [speaker.encode(prompt, images)], sampling, printer)
+    printer.flush(final=True)
+    return speaker.tokenizer.decode(ids)
+
+
+@torch.inference_mode()
+def _generate(
+    speaker: Speaker, prompts: list[Asked], sampling: Sampling, streamer: BaseStreamer | None = None
+) -> list[list[int]]:
+    """New ids for prompts of one length, or a single one with images, without what follows the first end token."""
+    device = next(speaker.model.parameters()).device
+    ids = torch.tensor([asked.ids for asked in prompts], device=device)
+    ends = speaker.tokenizer.eos_ids
+    out = speaker.model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        eos_token_id=list(ends),
+        pad_token_id=speaker.tokenizer.pad_id,
+        streamer=streamer,
+        **speaker.look(prompts[0]),
+        **sampling.settings(),
+    )
+    return [_until_end(row, ends) for row in out[:, ids.shape[1] :].tolist()]
+
+
+def _until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
+    return ids[: next((n for n, id in enumerate(ids) if id in ends), len(ids))]
+
+
+class _Printer(BaseStreamer):
+    """Turns token ids into text as they come; holds back what may still be half a character."""
+
+    def __init__(self, tokenizer: Tokenizer, show: Callable[[str], None]) -> None:
+        self._tokenizer, self._show = tokenizer, show
+        self._ids: list[int] = []
+        self._shown = ""
+        self._prompt_seen = False
+
+    def put(self, value: Any) -> None:
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        self._ids += value.flatten().tolist()
+        self.flush()
+
+    def end(self) -> None:
+        self.flush(final=True)
+
+    def flush(self, *, final: bool = False) -> None:
+        """Show what is new and complete."""
+        text = self._tokenizer.decode(_until_end(self._ids, self._tokenizer.eos_ids))
+        if final or not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self._show(text[len(self._shown) :])
+            self._shown = text

@@ -1,0 +1,437 @@
+"""The only file that talks to an API server: plain dicts in and out, over lightkube's connection.
+
+lightkube speaks exec's protocol. Its typed models are not used, because they drop the fields they do not know, nor its
+kubeconfig, which knows only a part of kubectl's (credentials.py). Every error leaves here as a sentence (refusals.py).
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Protocol
+
+import httpx2
+import lightkube
+from httpx2.websockets import HTTPXWSException, WebSocketUpgradeError
+from lightkube.core.generic_client import BasicRequest
+from lightkube.core.websocket import WebsocketDriver
+
+from kubetune.base.logs import scrub
+from kubetune.errors import EnvironmentFault
+from kubetune.kube_api.api_errors import NoNamespace, Question, Refused, Unreachable, refusal
+from kubetune.kube_api.credentials import Login, read_login
+from kubetune.kube_api.kinds import KINDS, key
+
+Object = dict[str, Any]
+
+MANAGER = "kubetune"
+"""Field manager of everything we apply."""
+
+PATIENCE_SECONDS = 60.0
+"""How long requests are repeated while nothing answers."""
+
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_TRY_AGAIN = (429, 502, 503, 504)
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
+# A connection that died without a word is noticed after this time; nothing is lost by following a log anew.
+_SILENCE_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
+_SHOWN_CHARACTERS = 500
+_SWITCHED = 101
+# Of OpenSSL's message; no patience helps.
+_DISTRUST = "CERTIFICATE_VERIFY_FAILED"
+
+
+class Sink(Protocol):
+    """Takes what a command in a pod writes."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal something beside the results."""
+    print(scrub(f"kubetune: {text}"), file=sys.stderr, flush=True)
+
+
+class Cluster:
+    """One namespace of the cluster that the kubeconfig points to.
+
+    Requests are repeated for `patience_seconds` while nothing answers. `tell` gets what the user should know:
+    warnings of the API server, each once, and that we wait.
+    """
+
+    def __init__(
+        self, namespace: str | None = None, *, patience_seconds: float | None = None, tell: Callable[[str], None] = say
+    ) -> None:
+        login = read_login()
+        self.namespace = namespace or login.namespace
+        self.address = login.server
+        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        self._tell = tell
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+        # Followed logs hold a connection for each container: they have a client of their own, so that none of the
+        # hundreds is waited for by a question.
+        self._http, self._streams = self._connected(login), self._connected(login)
+
+    def _connected(self, login: Login) -> httpx2.Client:
+        def name_server(request: httpx2.Request) -> None:
+            if login.tls_server_name:
+                request.extensions["sni_hostname"] = login.tls_server_name
+
+        try:
+            client = httpx2.Client(
+                base_url=login.server,
+                verify=login.verify,
+                auth=login.auth,
+                headers=login.headers,
+                proxy=login.proxy,
+                timeout=httpx2.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS),
+                # As many at a time as are asked for, where httpx2 would keep the 101st waiting.
+                limits=httpx2.Limits(max_connections=None),
+                # A refusal is read while its connection is still open: later, exec's is closed, and what it said lost.
+                event_hooks={"request": [name_server], "response": [_read_refusal]},
+            )
+        except (ValueError, httpx2.InvalidURL, ImportError) as error:
+            proxy = f" by proxy {login.proxy}" if login.proxy else ""
+            raise EnvironmentFault(f"no connection can be made to {login.server}{proxy}: {error}") from None
+        weakref.finalize(self, client.close)
+        return client
+
+    # -- objects
+    def get(self, kind: str, name: str) -> Object | None:
+        """One object, or None where there is none of that name (or no such kind)."""
+        response = self._send("GET", Question("get", KINDS[kind], self.namespace, name), missing_ok=True)
+        return _object(response) if response is not None else None
+
+    def list(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
+        """The objects with these labels; none where the kind is not installed."""
+        return self.list_with_revision(kind, labels)[0]
+
+    def list_with_revision(
+        self, kind: str, labels: Mapping[str, str] | None = None, fields: Mapping[str, str] | None = None
+    ) -> tuple[builtins.list[Object], str]:
+        """The objects with these labels and fields, and the revision at which it was so, for a watch to go on from."""
+        question = Question("list", KINDS[kind], self.namespace)
+        response = self._send("GET", question, _selectors(labels, fields), missing_ok=True)
+        answer = _object(response) if response is not None else {}
+        # The items of a list do not say what they are.
+        facts = {"apiVersion": KINDS[kind].api_version, "kind": kind}
+        items = [{**facts, **item} for item in answer.get("items") or []]
+        return items, str((answer.get("metadata") or {}).get("resourceVersion") or "")
+
+    def require_namespace(self) -> None:
+        """Raise NoNamespace where there is no such namespace: it lists as an empty one. Who may not know is let go."""
+        question = Question("get", KINDS["Namespace"], "", self.namespace)
+        try:
+            self._send("GET", question)
+        except Refused as error:
+            if isinstance(error, NoNamespace) or error.code != 403:
+                raise
+
+    def apply(self, obj: Object, *, dry_run: bool = False) -> Object:
+        """Server-side apply, checked strictly: fields the server does not know are errors."""
+        question = Question("apply", KINDS[key(obj)], self.namespace, obj["metadata"]["name"])
+        params = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        return _object(self._asked("PATCH", question, params, obj, _APPLY))
+
+    def create(self, obj: Object) -> Object:
+        """Make an object that must not exist: Refused with code 409 where it does."""
+        question = Question("create", KINDS[key(obj)], self.namespace, obj["metadata"]["name"])
+        return _object(self._asked("POST", question, {"fieldManager": MANAGER}, obj))
+
+    def merge(self, kind: str, name: str, change: Object) -> Object:
+        """Change only the fields that `change` holds."""
+        question = Question("patch", KINDS[kind], self.namespace, name)
+        return _object(self._asked("PATCH", question, {"fieldManager": MANAGER}, change, _MERGE))
+
+    def delete(self, kind: str, name: str, *, grace_seconds: int | None = None) -> bool:
+        """Delete an object and then what it owns; False where there was none."""
+        options: Object = {"propagationPolicy": "Background"}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        question = Question("delete", KINDS[kind], self.namespace, name)
+        return self._send("DELETE", question, body=options, missing_ok=True) is not None
+
+    def serves(self, kind: str) -> bool:
+        """Whether the API server knows this kind."""
+        question = Question("list", KINDS[kind], self.namespace)
+        return self._send("GET", question, {"limit": "1"}, missing_ok=True) is not None
+
+    def may(self, verb: str, kind: str, subresource: str = "") -> bool:
+        """Whether we have the right to do this in the namespace, as the API server sees it."""
+        found = KINDS[kind]
+        attributes = {
+            "namespace": self.namespace, "verb": verb, "group": found.group, "resource": found.plural,
+            "subresource": subresource,
+        }  # fmt: skip
+        review = KINDS["SelfSubjectAccessReview"]
+        body = {"apiVersion": review.api_version, "kind": review.name, "spec": {"resourceAttributes": attributes}}
+        answer = _object(self._asked("POST", Question("create", review, self.namespace), body=body))
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    def watch(
+        self,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        *,
+        seconds: int,
+        fields: Mapping[str, str] | None = None,
+        since: str | None = None,
+    ) -> Iterator[tuple[str, Object]]:
+        """What there is, as `("ADDED", object)`, and then each change, for so long. Unreachable when it breaks off.
+
+        With a revision in `since` only what has changed after it, and now and then `("BOOKMARK", object)`, of which
+        only the revision counts; Refused with code 410 where the server has forgotten it.
+        """
+        question = Question("watch", KINDS[kind], self.namespace)
+        params = {"watch": "true", "timeoutSeconds": str(seconds), **_selectors(labels, fields)}
+        if since is not None:
+            params |= {"resourceVersion": since, "allowWatchBookmarks": "true"}
+        with self._stream(question, params) as response:
+            for line in _lines(response.iter_bytes()):
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    raise Unreachable(f"{question}: the connection broke off within a line") from None
+                if event["type"] == "ERROR":
+                    raise refusal(question, event["object"].get("code", 500), event["object"])
+                yield event["type"], event["object"]
+
+    # -- pods
+    def log(
+        self,
+        pod: str,
+        container: str,
+        *,
+        since: str | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+        previous: bool = False,
+    ) -> Iterator[str]:
+        """The log of a container, each line after its time. Unreachable when it breaks off.
+
+        `since` is a time of whole seconds, `tail` a number of lines; `previous` asks for the container's last start.
+        """
+        question = Question("get", KINDS["Pod"], self.namespace, pod, "log")
+        wanted = {
+            "sinceTime": since,
+            "tailLines": str(tail) if tail is not None else None,
+            "follow": "true" if follow else None,
+            "previous": "true" if previous else None,
+        }
+        params = {"container": container, "timestamps": "true"} | {k: v for k, v in wanted.items() if v is not None}
+        with self._stream(question, params) as response:
+            for line in _lines(response.iter_bytes()):
+                yield line.decode(errors="replace")
+
+    def exec(
+        self,
+        pod: str,
+        container: str,
+        argv: Sequence[str],
+        *,
+        stdin: BinaryIO | None = None,
+        stdout: Sink | None = None,
+        stderr: Sink | None = None,
+        seconds: float | None = None,
+    ) -> int:
+        """Run a command in a running container; its exit code.
+
+        Unreachable when the connection breaks off, or `seconds` are over; Refused when it may not be, or its node is
+        down.
+        """
+        question = Question("exec", KINDS["Pod"], self.namespace, pod, "exec")
+        outputs = {name: "true" for name, sink in (("stdout", stdout), ("stderr", stderr)) if sink is not None}
+        params: Any = {"container": container, "command": list(argv), **outputs}
+        if stdin is not None:
+            params["stdin"] = "true"
+        request = BasicRequest("GET", KINDS["Pod"].path(self.namespace, pod, "exec"), params=params)
+        sinks: Any = {"stdout": stdout or False, "stderr": stderr or False}
+        try:
+            driver = _Channel(self._streams, request, seconds)
+            return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
+        except WebSocketUpgradeError as error:
+            raise _declined(question, error.response) from None
+        except lightkube.ApiError as error:
+            raise refusal(question, error.status.code or 500, {"message": error.status.message}) from None
+        except TimeoutError:
+            raise Unreachable(f"{question}: no answer within {seconds:.0f} s") from None
+        except (HTTPXWSException, httpx2.HTTPError, ValueError) as error:  # ValueError: what came is none of exec's
+            raise Unreachable(f"{question}: the connection broke off ({error or type(error).__name__})") from None
+
+    # -- inside
+    def _asked(
+        self,
+        method: str,
+        question: Question,
+        params: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> httpx2.Response:
+        response = self._send(method, question, params, body, content_type)
+        assert response is not None
+        return response
+
+    def _send(
+        self,
+        method: str,
+        question: Question,
+        params: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+        *,
+        missing_ok: bool = False,
+    ) -> httpx2.Response | None:
+        """One request, repeated while nothing answers; None for a missing object where that is no error."""
+        path = question.kind.path(question.namespace, question.name, question.subresource)
+        if method == "POST":
+            path = question.kind.path(question.namespace)
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": content_type} if body is not None else {}
+        for last in self._attempts():
+            try:
+                response = self._http.request(method, path, params=params, content=content, headers=headers)
+            except httpx2.HTTPError as error:
+                if last or _DISTRUST in str(error):
+                    raise Unreachable(self._silence(error)) from None
+                continue
+            if response.status_code in _TRY_AGAIN and not last:
+                continue
+            self._show_warnings(response)
+            if response.status_code == 404 and missing_ok and not _is_missing_namespace(response):
+                return None
+            if response.status_code >= 400:
+                raise refusal(question, response.status_code, _status(response))
+            return response
+        raise AssertionError("the last attempt returns or raises")
+
+    def _attempts(self) -> Iterator[bool]:
+        """One item for each attempt, with growing pauses between them: whether it is the last."""
+        deadline, pause = time.monotonic() + self._patience_seconds, _FIRST_PAUSE_SECONDS
+        yield False
+        while (left := deadline - time.monotonic()) > 0:
+            if pause == _LONGEST_PAUSE_SECONDS:
+                self._warn(f"{self.address} does not answer; trying for {self._patience_seconds:.0f} s")
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            yield False
+        yield True
+
+    def _silence(self, error: Exception) -> str:
+        if _DISTRUST in str(error):
+            return (
+                f"{self.address} does not prove who it is: {error}; check certificate-authority and tls-server-name in "
+                f"the kubeconfig ({os.environ.get('KUBECONFIG', '~/.kube/config')})"
+            )
+        return (
+            f"{self.address} does not answer: {error or type(error).__name__}; check your network and the kubeconfig "
+            f"({os.environ.get('KUBECONFIG', '~/.kube/config')})"
+        )
+
+    @contextmanager
+    def _stream(self, question: Question, params: Mapping[str, str]) -> Iterator[httpx2.Response]:
+        path = question.kind.path(question.namespace, question.name, question.subresource)
+        try:
+            client = self._http if question.verb == "watch" else self._streams
+            with client.stream("GET", path, params=params) as response:
+                if response.status_code >= 400:
+                    raise _declined(question, response)
+                yield response
+        except httpx2.HTTPError as error:
+            raise Unreachable(self._silence(error)) from None
+
+    def _show_warnings(self, response: httpx2.Response) -> None:
+        """Warning headers: `299 - "text"`. A pod template that pod security will refuse shows only here."""
+        for header in response.headers.get_list("warning"):
+            text = header.split(" ", 2)[-1].strip('"').replace('\\"', '"')
+            self._warn(f"the cluster warns: {text}")
+
+    def _warn(self, text: str) -> None:
+        with self._lock:
+            is_new = text not in self._warned
+            self._warned.add(text)
+        if is_new:
+            self._tell(text)
+
+
+class _Channel(WebsocketDriver):
+    """A connection of exec that nobody's silence ends but the server's.
+
+    Answers to pings come in line with what the command prints, so where a reader pauses, as `less` does, they are late;
+    a connection that died is noticed by `_SILENCE_SECONDS` all the same.
+    """
+
+    def __init__(self, client: httpx2.Client, request: BasicRequest, seconds: float | None) -> None:
+        self._timeout = seconds
+        self._ws = client.websocket(
+            request.url,
+            subprotocols=self.PROTOCOLS,
+            params=request.params,
+            keepalive_ping_timeout_seconds=None,
+            timeout=httpx2.Timeout(seconds or _SILENCE_SECONDS, connect=_CONNECT_SECONDS),
+        )
+
+
+def _selectors(labels: Mapping[str, str] | None, fields: Mapping[str, str] | None = None) -> dict[str, str]:
+    wanted = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: ",".join(f"{key}={value}" for key, value in of.items()) for name, of in wanted.items() if of}
+
+
+def _read_refusal(response: httpx2.Response) -> None:
+    is_no_channel = "sec-websocket-key" in response.request.headers and response.status_code != _SWITCHED
+    if response.status_code >= 400 or is_no_channel:
+        response.read()
+
+
+def _declined(question: Question, response: httpx2.Response) -> EnvironmentFault:
+    """The error for a refused stream: Refused, or Unreachable where another try may do."""
+    if response.status_code in _TRY_AGAIN:
+        said = str(_status(response).get("message") or "")[:_SHOWN_CHARACTERS]
+        return Unreachable(f"{question}: the API server is not ready ({response.status_code}): {said}")
+    return refusal(question, response.status_code, _status(response))
+
+
+def _object(response: httpx2.Response) -> Object:
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        said = response.text[:_SHOWN_CHARACTERS]
+        raise EnvironmentFault(
+            f"{response.url.copy_with(query=None)} answered with what is no object of Kubernetes ({said!r}); does the "
+            "kubeconfig's `server` lead to an API server, and no login page stand in between?"
+        )
+    return answer
+
+
+def _status(response: httpx2.Response) -> Object:
+    """The Status of a refusal; what a proxy in between says instead is kept as its message."""
+    try:
+        found = response.json()
+    except ValueError:
+        found = response.text[:_SHOWN_CHARACTERS]
+    return found if isinstance(found, dict) else {"message": str(found).strip() or response.reason_phrase}
+
+
+def _is_missing_namespace(response: httpx2.Response) -> bool:
+    return "namespaces " in str(_status(response).get("message"))
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines without their end; only a newline ends one, whatever Unicode thinks of other characters."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest

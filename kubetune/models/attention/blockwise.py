@@ -1,0 +1,169 @@
+"""Exact attention over a flat stream of sequences from batched matrix products, for CPUs (and odd cases on GPUs).
+
+For short sequences this is several times faster than SDPA one by one and far faster than a block-diagonal mask:
+query groups are folded into rows so that keys and values are never repeated, row blocks skip most of the upper
+triangle, and the probabilities are kept in the dtype of the inputs. Not for long sequences: memory is O(length²).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+ROWS = 256
+
+
+class Rule(NamedTuple):
+    """What a model asks of attention. `window`, `softcap` and `dropout` (of the probabilities) of 0 mean none.
+
+    Dropout is for padded.py; block attention has none.
+    """
+
+    scale: float
+    causal: bool = True
+    window: int = 0
+    softcap: float = 0.0
+    dropout: float = 0.0
+
+
+class Block(NamedTuple):
+    """Queries `[first, end)` of the sequence `[start, stop)`, which see keys `[keys, keys_end)`."""
+
+    start: int
+    stop: int
+    first: int
+    end: int
+    keys: int
+    keys_end: int
+
+
+def _blocks(borders: tuple[int, ...], rule: Rule) -> Iterator[Block]:
+    for start, stop in pairwise(borders):
+        for first in range(start, stop, ROWS):
+            end = min(first + ROWS, stop)
+            keys = max(start, first - rule.window + 1) if rule.window else start
+            keys_end = end if rule.causal else min(stop, end + rule.window - 1) if rule.window else stop
+            yield Block(start, stop, first, end, keys, keys_end)
+
+
+@lru_cache(maxsize=64)
+def _future(n: int, device: torch.device) -> Tensor:
+    return torch.ones(n, n, dtype=torch.bool, device=device).triu(1)
+
+
+def _hide(scores: Tensor, block: Block, rule: Rule) -> None:
+    """Put -inf where a query must not look. `scores`: `[kv_heads, groups * n, m]`, in place."""
+    n, m = block.end - block.first, block.keys_end - block.keys
+    view = scores.view(scores.shape[0], -1, n, m)
+    if rule.causal:
+        view[..., m - n :].masked_fill_(_future(n, scores.device), float("-inf"))
+    if rule.window:
+        distance = block.first - block.keys
+        too_old = torch.ones(n, m, dtype=torch.bool, device=scores.device).tril(distance - rule.window)
+        view.masked_fill_(too_old, float("-inf"))
+        if not rule.causal:
+            too_new = torch.ones(n, m, dtype=torch.bool, device=scores.device).triu(distance + rule.window)
+            view.masked_fill_(too_new, float("-inf"))
+
+
+def _fold(x: Tensor, kv_heads: int) -> Tensor:
+    """`[n, kv_heads * groups, dim]` -> `[kv_heads, groups * n, dim]`: query groups become rows."""
+    n, heads, dim = x.shape
+    return x.reshape(n, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
+
+
+def _unfold(x: Tensor, n: int) -> Tensor:
+    """The inverse of `_fold`."""
+    kv_heads, rows, dim = x.shape
+    return x.view(kv_heads, rows // n, n, dim).permute(2, 0, 1, 3).reshape(n, -1, dim)
+
+
+def block_attention(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, borders: tuple[int, ...], rule: Rule
+) -> Tensor:
+    """Attention of each sequence within itself.
+
+    `query` `[tokens, heads, dim]`, `key` `[tokens, kv_heads, dim]`, `value` `[tokens, kv_heads, value_dim]`, `sinks`
+    `[heads]` or None (one extra logit per head that takes probability and gives nothing, as in gpt-oss).
+    Returns `[tokens, heads, value_dim]`.
+    """
+    return cast(Tensor, _BlockAttention.apply(query, key, value, sinks, borders, rule))  # type: ignore[no-untyped-call]
+
+
+class _BlockAttention(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, borders: tuple[int, ...], rule: Rule
+    ) -> Tensor:
+        kv_heads = value.shape[1]
+        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        kept: list[Tensor] = []
+        for block in _blocks(borders, rule):
+            n, m = block.end - block.first, block.keys_end - block.keys
+            keys, values = key[block.keys : block.keys_end], value[block.keys : block.keys_end]
+            scores = torch.baddbmm(
+                query.new_empty(()),
+                _fold(query[block.first : block.end], kv_heads),
+                keys.permute(1, 2, 0),
+                beta=0,
+                alpha=rule.scale,
+            )
+            if rule.softcap:
+                bent = scores.div_(rule.softcap).tanh_()
+                scores = bent * rule.softcap
+                kept.append(bent)
+            _hide(scores, block, rule)
+            if sinks is not None:
+                column = sinks.to(scores.dtype).view(kv_heads, -1, 1).repeat_interleave(n, 1)
+                scores = torch.cat([scores, column], -1)
+            probabilities = torch.softmax(scores, -1)
+            kept.append(probabilities)
+            out[block.first : block.end] = _unfold(torch.bmm(probabilities[..., :m], values.transpose(0, 1)), n)
+        ctx.save_for_backward(query, key, value, *kept)
+        ctx.sinks, ctx.borders, ctx.rule = sinks, borders, rule
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        query, key, value, *saved = ctx.saved_tensors
+        kept, rule, sinks, kv_heads = iter(saved), ctx.rule, ctx.sinks, value.shape[1]
+        d_query = torch.empty_like(query)
+        # Several blocks of one sequence add to the same keys: their sum is kept in fp32.
+        d_key = torch.zeros(key.shape, dtype=torch.float32, device=key.device)
+        d_value = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
+        d_sinks = None if sinks is None else torch.zeros(sinks.shape, dtype=torch.float32, device=sinks.device)
+        for block in _blocks(ctx.borders, rule):
+            n, m = block.end - block.first, block.keys_end - block.keys
+            span = slice(block.keys, block.keys_end)
+            bent = next(kept) if rule.softcap else None
+            probabilities = next(kept)
+            q, g = _fold(query[block.first : block.end], kv_heads), _fold(grad[block.first : block.end], kv_heads)
+            d_prob = torch.bmm(g, value[span].permute(1, 2, 0))
+            if d_sinks is not None:
+                d_prob = F.pad(d_prob, (0, 1))
+            d_scores = torch._softmax_backward_data(d_prob, probabilities, -1, probabilities.dtype)
+            if d_sinks is not None:
+                d_sinks += d_scores[..., m].float().view(d_sinks.numel(), n).sum(1)
+                d_scores, probabilities = d_scores[..., :m], probabilities[..., :m]
+            if bent is not None:
+                d_scores = d_scores * (1 - bent * bent)
+            d_query[block.first : block.end] = _unfold(
+                torch.bmm(d_scores, key[span].transpose(0, 1)).mul_(rule.scale), n
+            )
+            d_key[span] += torch.bmm(d_scores.transpose(1, 2), q).mul_(rule.scale).transpose(0, 1)
+            d_value[span] += torch.bmm(probabilities.transpose(1, 2), g).transpose(0, 1)
+        return (
+            d_query,
+            d_key.to(key.dtype),
+            d_value.to(value.dtype),
+            None if d_sinks is None else d_sinks.to(sinks.dtype),
+            None,
+            None,
+        )

@@ -1,0 +1,158 @@
+"""Whole decoder layers through torch.compile: `training.compile: blocks`.
+
+One set of kernels serves all layers of a kind, with the number of tokens left open. Attention stays outside of what is
+compiled: it goes by the borders between sequences, which are others in every micro-batch, and so does the evaluation,
+which would be compiled once more for little. What cannot be compiled is said once, and the layers then run as they are.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from kubetune.base import logs
+from kubetune.models.attention.hooks import flat_attention
+from kubetune.models.kernels import pointwise
+from kubetune.models.padding_free import TOLERANCE, speaker, unwrap
+
+
+class Blocks:
+    """The layers of a model that are compiled, from `warm_up` on and until something stands in the way."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        from transformers import AttentionInterface
+
+        AttentionInterface.register("flat", torch.compiler.disable(flat_attention))
+        self.layers = layers
+        self.is_planned, self.is_on = True, False
+        compiled: dict[type, Callable[..., Any]] = {}
+        for layer in layers:
+            if type(layer) not in compiled:
+                compiled[type(layer)] = torch.compile(_forward_itself(type(layer)), dynamic=True)
+            layer.forward = MethodType(self._forward_by(compiled[type(layer)]), layer)
+
+    def _forward_by(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        recomputes_here = _checkpoints_in_forward()
+
+        def run(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                with _failing_at_the_limit():
+                    return compiled(layer, *args, **kwargs)
+            except pointwise.compiler_errors() as error:
+                self.give_up(error)
+                return _forward_itself(type(layer))(layer, *args, **kwargs)
+
+        def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not (self.is_on and layer.training and torch.is_grad_enabled()):
+                return type(layer).forward(layer, *args, **kwargs)
+            if recomputes_here and layer.gradient_checkpointing:
+                # As transformers does it; around what is compiled, since nothing within could be taken apart.
+                return layer._gradient_checkpointing_func(partial(run, layer, **kwargs), *args)
+            return run(layer, *args, **kwargs)
+
+        return forward
+
+    def give_up(self, error: BaseException) -> None:
+        """Run the layers as they are from now on, and say why."""
+        if self.is_on:
+            said = " ".join(str(error.__cause__ or error).split())[:300]
+            logs.MODEL.warning("layers run without torch.compile from now on (%s): %s", type(error).__name__, said)
+        self.is_on = False
+
+
+def compile_layers(model: nn.Module) -> int:
+    """Have every decoder layer's forward in training compiled from `warm_up` on; returns how many."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    lm = unwrap(model)
+    found = (module for module in speaker(lm).modules() if isinstance(module, GradientCheckpointingLayer))
+    layers = [layer for layer in found if not _changes_itself(layer)]
+    if layers:
+        lm.blocks = Blocks(layers)
+        # Streams of one sequence would lack some arguments of the layers, which makes another kind of them.
+        lm.always_packed = True
+    return len(layers)
+
+
+def warm_up(model: nn.Module, learn: Callable[[], tuple[float, float]]) -> None:
+    """Have the layers compiled, once, by `learn`: loss and norm of the gradient of one micro-batch, and nothing left.
+
+    Kernels are laid out for the sizes they first meet. A resumed run gives bit for bit what the uninterrupted one does
+    only where these are the same, so `learn` must not depend on the step. What it gives must be as without compiling,
+    where it is at all the same from one seed to the next.
+    """
+    blocks: Blocks | None = getattr(unwrap(model), "blocks", None)
+    if blocks is None or not blocks.is_planned:
+        return
+    plain = _with_seed(0, learn)
+    is_random = not _agree(_with_seed(1, learn), plain, 1e-6)
+    began, before = time.perf_counter(), graphs()
+    blocks.is_planned, blocks.is_on = False, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what the tracer itself looks at and makes
+            found = _with_seed(0, learn)
+    except pointwise.compiler_errors() as error:
+        blocks.give_up(error)
+    else:
+        # What is computed with, where the first weights are integers or 8-bit floats.
+        tolerance = TOLERANCE.get(next(model.parameters()).dtype, TOLERANCE[torch.bfloat16])
+        if not (is_random or _agree(found, plain, tolerance)):
+            blocks.give_up(ValueError(f"(loss, norm of the gradient) became {found}, without it {plain}"))
+    if blocks.is_on:
+        seconds = time.perf_counter() - began
+        logs.MODEL.info("%d layers compiled: %d graphs, %.0f s", len(blocks.layers), graphs() - before, seconds)
+
+
+def _with_seed(seed: int, learn: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+    torch.manual_seed(seed)
+    return learn()
+
+
+def _agree(found: tuple[float, float], expected: tuple[float, float], tolerance: float) -> bool:
+    return all(abs(a - b) <= tolerance * abs(b) for a, b in zip(found, expected, strict=True))
+
+
+def _changes_itself(layer: nn.Module) -> bool:
+    """Whether a layer has adapters on stacked experts: PEFT puts these in and out of the weights in every forward.
+
+    That is no work for a compiler, and a forward given up halfway could not be run again.
+    """
+    from peft.tuners.lora.layer import ParamWrapper
+
+    return any(isinstance(module, ParamWrapper) for module in layer.modules())
+
+
+def graphs() -> int:
+    """How many graphs torch.compile has made in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+@contextmanager
+def _failing_at_the_limit() -> Iterator[None]:
+    # Such settings belong to a thread, and layers are run again in autograd's own.
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
+
+
+def _checkpoints_in_forward() -> bool:
+    """Whether transformers puts recomputation around the forward of layers, as it does of late, or in `__call__`."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return "__call__" not in vars(GradientCheckpointingLayer)
+
+
+def _forward_itself(layer: Any) -> Callable[..., Any]:
+    """The forward of a class of layers without recomputation around it."""
+    forward: Callable[..., Any] = layer.forward.__wrapped__ if _checkpoints_in_forward() else layer.forward
+    return forward

@@ -1,0 +1,200 @@
+"""One model over all ranks: each holds a slice of every weight and borrows the rest while a block runs (FSDP2).
+
+Blocks are cut by `torch.distributed.fsdp.fully_shard`; reading only one's own slices is left to transformers. LoRA
+adapters stay whole on every rank: they are small, and so their gradient, optimizer and checkpoint are those of DDP.
+How slices are saved and put together is in optimizer_shards.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from kubetune import errors
+from kubetune.config.schema import Config, TrainingConfig
+from kubetune.distributed import process_group
+from kubetune.distributed.process_group import World
+from kubetune.models import loading
+from kubetune.planning.model_shapes import TOWERS
+from kubetune.training import adamw_8bit
+from kubetune.training.adamw import AdamSettings, FlatAdamW, sum_of_squares
+from kubetune.training.optimizer_shards import Piece
+
+Result = TypeVar("Result")
+
+
+def is_wanted(config: Config, world: World) -> bool:
+    """Whether the model of this run is sharded: one rank alone has nobody to share with."""
+    return config.training.parallelism == "fsdp" and world.size > 1
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model, or the one inside a PEFT model, is cut over the ranks."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def load(auto_class: Any, config: Config, world: World) -> nn.Module:
+    """`models.load_pretrained`, sharded where the config asks for it; then no rank ever holds the whole model."""
+    if not is_wanted(config, world):
+        return loading.load_pretrained(auto_class, config, world.device)
+    arithmetic = loading.choose_dtype(config.model.dtype, world.device)
+    with cutting(arithmetic, world.size, trained=config.lora is None) as settings:
+        model: Any = loading.load_pretrained(auto_class, config, world.device, **settings)
+    # What is saved says what is computed with, and nothing of how many ranks there were.
+    model.config.dtype, model.config.distributed_config = arithmetic, None
+    return cast(nn.Module, model)
+
+
+@contextmanager
+def cutting(compute_dtype: torch.dtype, world_size: int, *, trained: bool) -> Iterator[dict[str, Any]]:
+    """Within, `from_pretrained` with the settings yielded gives a sharded model and reads only this rank's slices.
+
+    transformers builds the model on the meta device, cuts it, and reads what is left. Where it cuts is replaced: its
+    own plans know some architectures only, and give the output head, which our loss uses, a group of its own.
+    `trained`: slices are fp32 masters, cast to `compute_dtype` when they are borrowed; else they have that dtype.
+    """
+    try:
+        from transformers.distributed.configuration_utils import DistributedConfig
+        from transformers.distributed.mixin import DistributedMixin
+    except ImportError:
+        raise errors.EnvironmentFault("training.parallelism: fsdp needs transformers 5.23 or newer") from None
+
+    mixin: Any = DistributedMixin
+    theirs = vars(mixin)["maybe_distribute_model"]
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    if trained and compute_dtype != torch.float32:
+        policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    mixin.maybe_distribute_model = staticmethod(lambda model, *_: cut(model, policy))
+    try:
+        yield {
+            "dtype": torch.float32 if trained else compute_dtype,
+            "distributed_config": DistributedConfig(fsdp_size=world_size),
+        }
+    finally:
+        mixin.maybe_distribute_model = theirs
+
+
+def cut(lm: Any, policy: MixedPrecisionPolicy) -> Any:
+    """Shard every decoder block, and the rest of the model (embeddings, last norm, head) as one group around them.
+
+    What sees stays whole on every rank: a rank that has no image in its share never runs it, and would leave the others
+    waiting for its slices.
+    """
+    lm.tie_weights()
+    eyes = [module for name, module in lm.named_modules() if name.rpartition(".")[2] in TOWERS]
+    seeing = {id(module) for eye in eyes for module in eye.modules()}
+    blocks = max((m for m in lm.modules() if isinstance(m, nn.ModuleList) and id(m) not in seeing), key=len, default=())
+    for block in blocks:
+        fully_shard(block, mp_policy=policy)
+    fully_shard(lm, mp_policy=policy, ignored_params={p for eye in eyes for p in eye.parameters()})
+    for module in lm.modules():
+        if isinstance(module, FSDPModule):
+            # The loss is divided once for the whole global batch, so gradients are summed, not averaged.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    lm.call_inside = MethodType(_call, lm)
+    register_fsdp_forward_method(lm, "call_inside")
+    return lm
+
+
+def _call(_: nn.Module, function: Callable[..., Result], *args: Any) -> Result:
+    return function(*args)
+
+
+def sum_once_per_step(lm: Any) -> None:
+    """Keep whole gradients, in fp32, until the last micro-batch of a step, instead of summing slices after each."""
+    lm.sums_once_per_step = True
+
+
+def expect_backward(model: Any, *, is_last: bool) -> None:
+    """Say before each micro-batch of a step whether it is the last one."""
+    if getattr(model, "sums_once_per_step", False):
+        model.set_requires_gradient_sync(is_last)
+
+
+def saved_buffers(lm: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong to a saved model, which every rank holds whole."""
+    return {
+        f"{path}.{name}".removeprefix("."): buffer
+        for path, module in lm.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def inside(lm: Any, function: Callable[..., Result], *args: Any) -> Result:
+    """`function(*args)` as if it were the model's forward: with embeddings and head whole. Plain where not sharded."""
+    result: Result = lm.call_inside(function, *args) if hasattr(lm, "call_inside") else function(*args)
+    return result
+
+
+def close(lm: nn.Module) -> None:
+    """Give back what forwards without a backward have borrowed, also after one that failed."""
+    if isinstance(lm, FSDPModule):
+        lm.reset_iter_state()
+
+
+def make_optimizer(model: nn.Module, training: TrainingConfig) -> FlatAdamW:
+    """The optimizer of what is trained of a model: over slices where that is sharded."""
+    if not any(isinstance(p, DTensor) and p.requires_grad for p in model.parameters()):
+        return adamw_8bit.make_optimizer(model.named_parameters(), training)
+    return ShardedAdamW(
+        model, AdamSettings(training.adam_beta1, training.adam_beta2, training.adam_epsilon, training.weight_decay)
+    )
+
+
+class ShardedAdamW(FlatAdamW):
+    """`FlatAdamW` over this rank's slices. Gradients arrive summed over all ranks, in `gradient`."""
+
+    def __init__(self, model: nn.Module, settings: AdamSettings) -> None:
+        self._slices: list[tuple[Any, Tensor]] = []
+        super().__init__(model.named_parameters(), settings)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                _renew(module)
+        # A slice shorter than other ranks' is padded by FSDP in memory of its own: that one has to be refreshed.
+        self._mirrors = [
+            (p, value) for p, value in self._slices if process_group.local(p).data_ptr() != value.data_ptr()
+        ]
+
+    def _adopt(self, parameter: Any, value: Tensor, gradient: Tensor) -> None:
+        value.copy_(process_group.local(parameter))
+        parameter.grad = DTensor.from_local(
+            gradient, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+        )
+        parameter._local_tensor = value
+        self._slices.append((parameter, value))
+
+    @property
+    def size(self) -> int:
+        return sum(p.numel() for p, _ in self._slices)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Slices are whole rows, so each is one stretch of its parameter."""
+        pieces, start = [], 0
+        for parameter, value in self._slices:
+            rows, mesh = parameter.shape[0], parameter.device_mesh
+            first = min(rows, mesh.get_local_rank() * -(-rows // mesh.size()))
+            pieces.append(Piece(start + first * (parameter.numel() // rows), value.numel()))
+            start += parameter.numel()
+        return pieces
+
+    def reduce_gradient(self, world: World) -> float:
+        """The norm over the slices of all ranks."""
+        return math.sqrt(process_group.sum_numbers([sum_of_squares(self.gradient)], world)[0])
+
+
+def _renew(module: FSDPModule) -> None:
+    """Let FSDP notice that slices have moved; it looks by itself only before its first forward."""
+    for group in module._get_fsdp_state()._fsdp_param_groups:
+        for parameter in group.fsdp_params:
+            parameter.reset_sharded_param()

@@ -1,0 +1,212 @@
+"""Cheaper forwards for modules of an unmodified Hugging Face + PEFT model. Names, parameters and saving stay.
+
+LoRA layers and dropout are known by their class, and tests hold them to PEFT's and torch's own; norms, SwiGLU and
+rotary embeddings are recognised by their structure and proved equal on the model at hand before they are swapped.
+Anything else stays as it is. LoRA layers and dropped rows pay everywhere, dropout on a CPU; the others pay when their
+kernels are compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from kubetune.models.attention.hooks import CURRENT
+from kubetune.models.kernels import pointwise
+from kubetune.models.kernels.dropout import dropout
+from kubetune.models.padding_free import speaker, unwrap
+
+Forward = Callable[..., Tensor]
+
+
+def make_lean(model: nn.Module, *, fused: bool) -> Counter[str]:
+    """Swap what can be swapped; with `fused` also what pays only when compiled. Returns how many of each kind."""
+    done: Counter[str] = Counter()
+    norms: dict[type, Forward | None] = {}
+    for module in model.modules():
+        for kind, forward in _candidates(module, norms, fused):
+            module.forward = MethodType(forward, module)
+            done[kind] += 1
+    if fused:
+        done["rotary"] += _swap_rotary(unwrap(model))
+    done["rows"] += _skip_unlabelled_rows(model)
+    done["words"] += _leave_out_absent_words(model)
+    return +done
+
+
+def _candidates(module: Any, norms: dict[type, Forward | None], fused: bool) -> Iterator[tuple[str, Forward]]:
+    if is_plain_lora(module):
+        yield "lora", _lora_forward
+    elif type(module) is nn.Dropout and not module.inplace:
+        yield "dropout", _dropout_forward
+    elif fused and _is_rms_norm(module):
+        if type(module) not in norms:
+            norms[type(module)] = _prove_norm(module)
+        if (forward := norms[type(module)]) is not None:
+            yield "norm", forward
+    elif fused and _is_swiglu(module) and _is_same(module, _swiglu_forward, module.gate_proj.in_features):
+        yield "swiglu", _swiglu_forward
+
+
+def is_plain_lora(module: Any) -> bool:
+    """Whether a module is PEFT's LoRA around one frozen linear layer, without variants, biases or second adapters.
+
+    Classes made from `nn.Linear` may round their factors first, as those of quantised models do: these are not it.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    # Not imported for this: where nobody has, there are no adapters, and it takes seconds, bitsandbytes and more along.
+    peft_layers = sys.modules.get("peft.tuners.lora.layer")
+    if peft_layers is None or type(module) is not peft_layers.Linear or len(module.active_adapters) != 1:
+        return False
+    if type(module.base_layer).forward not in (nn.Linear.forward, Conv1D.forward):
+        return False
+    name = module.active_adapters[0]
+    weight = cast(Tensor, module.base_layer.weight)
+    frozen = not weight.requires_grad and weight.is_floating_point()
+    plain = not module.lora_variant and module.lora_A[name].bias is None and module.lora_B[name].bias is None
+    return frozen and plain
+
+
+def _lora_forward(module: Any, x: Tensor) -> Tensor:
+    name, base = module.active_adapters[0], module.base_layer
+    if module.disable_adapters or module.merged:
+        return type(module).forward(module, x)  # type: ignore[no-any-return]
+    adapter = pointwise.Adapter(
+        module.scaling[name],
+        module.is_target_conv_1d_layer or module.fan_in_fan_out,
+        getattr(module.lora_dropout[name], "p", 0.0) if module.training else 0.0,
+    )
+    weights = (module.lora_A[name].weight, module.lora_B[name].weight)
+    return pointwise.lora_linear(x, base.weight, base.bias, *weights, adapter)
+
+
+def _dropout_forward(module: Any, x: Tensor) -> Tensor:
+    return dropout(x, module.p) if module.training else x
+
+
+def _is_rms_norm(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return type(module).__name__.endswith("RMSNorm") and isinstance(weight, Tensor) and weight.dim() == 1
+
+
+def _prove_norm(module: Any) -> Forward | None:
+    """Which of the known forms of RMSNorm this class has, tried with a random weight; None for none of them."""
+    if _eps(module) is None:
+        return None
+    kept = module.weight.data.clone()
+    module.weight.data.normal_(generator=torch.Generator(module.weight.device).manual_seed(0))
+    try:
+        for offset, late_cast in ((0.0, False), (0.0, True), (1.0, True)):
+
+            def forward(self: Any, x: Tensor, offset: float = offset, late_cast: bool = late_cast) -> Tensor:
+                # Its own: what sees and what speaks may share the class and differ in this.
+                return pointwise.rms_norm(x, self.weight, _eps(self), offset, late_cast)
+
+            if _is_same(module, forward, module.weight.numel()):
+                return forward
+    finally:
+        module.weight.data.copy_(kept)
+    return None
+
+
+def _eps(norm: Any) -> Any:
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+def _is_swiglu(module: nn.Module) -> bool:
+    parts = all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn"))
+    return parts and "silu" in type(module.act_fn).__name__.lower() and hasattr(module.gate_proj, "in_features")
+
+
+def _swiglu_forward(module: Any, x: Tensor) -> Tensor:
+    return module.down_proj(pointwise.swiglu(module.gate_proj(x), module.up_proj(x)))  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _is_same(module: Any, forward: Forward, features: int) -> bool:
+    """Whether `forward` gives what the module gives, on random input."""
+    parameter = next(module.parameters())
+    x = torch.randn(1, 6, features, generator=torch.Generator().manual_seed(0)).to(parameter)
+    theirs, ours = module(x).float(), forward(module, x).float()
+    tolerance = 1e-6 if parameter.dtype == torch.float32 else 4e-3
+    return bool((theirs - ours).norm() <= tolerance * theirs.norm())
+
+
+def _swap_rotary(lm: Any) -> int:
+    """Rotary embedding is a function of the model's source file, so one swap serves all its layers."""
+    source = sys.modules[type(lm).__module__]
+    stock = getattr(source, "apply_rotary_pos_emb", None)
+    if stock is None or hasattr(stock, "lean"):
+        return 0
+
+    def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or cos.shape[-1] != q.shape[-1] or cos.dim() != 3:
+            return stock(q, k, cos, sin, *args, **kwargs)
+        return pointwise.rotary(q, k, cos.unsqueeze(1), sin.unsqueeze(1))
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, cos, sin = (torch.randn(*s, generator=generator) for s in ((1, 4, 5, 8), (1, 2, 5, 8), (1, 5, 8), (1, 5, 8)))
+    try:
+        pairs = list(zip(stock(q, k, cos, sin), apply(q, k, cos, sin), strict=True))
+        equal = all(torch.allclose(theirs, ours, atol=1e-5) for theirs, ours in pairs)
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return 0  # another signature or layout than the common one: leave it alone
+    if equal:
+        apply.lean = True  # type: ignore[attr-defined]
+        source.apply_rotary_pos_emb = apply  # type: ignore[attr-defined]
+    return int(equal)
+
+
+def _leave_out_absent_words(model: nn.Module) -> int:
+    """Give tables of words a gradient of the words that occur alone, where FlatAdamW collects it (optim.Collected)."""
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
+    # Not on a GPU, where adding up rows takes them in no fixed order; nor in fp32, which is not collected.
+    found = [m for m in tables if m.weight.requires_grad and m.weight.element_size() < 4 and _is_on_cpu(m.weight)]
+    for table in found:
+        table.sparse = True
+    return len(found)
+
+
+def _is_on_cpu(weight: Tensor) -> bool:
+    return type(weight.data) is Tensor and weight.device.type == "cpu"
+
+
+def _skip_unlabelled_rows(model: nn.Module) -> int:
+    """After the last attention only rows that predict a label matter: leave the others out of what follows.
+
+    The self-check runs without rows, so this is exact by construction: nothing after attention mixes rows.
+    """
+    layers = max((m for m in speaker(unwrap(model)).modules() if isinstance(m, nn.ModuleList)), key=len, default=None)
+    if not layers:
+        return 0
+    last: Any = layers[-1]
+    attention = next((m for n, m in last.named_children() if "att" in n and "norm" not in n), None)
+    outputs = (getattr(attention, name, None) for name in ("o_proj", "dense", "c_proj"))
+    swapped = 0
+    feeds: Iterator[Any] = (getattr(last, name, None) for name in ("mlp", "ffn"))
+    for module in (*feeds, next((m for m in outputs if m is not None), None)):
+        if module is None or hasattr(module, "router") or hasattr(module, "gate"):
+            continue  # a router balances over all rows it sees
+        module.forward = _rows_only(module.forward)
+        swapped += 1
+    if hasattr(last, "feed_forward_chunk"):  # BERT and its kin: feed-forward, residual and norm in a method
+        last.feed_forward_chunk = _rows_only(last.feed_forward_chunk)
+        swapped += 1
+    return swapped
+
+
+def _rows_only(stock: Forward) -> Forward:
+    def forward(x: Tensor) -> Tensor:
+        if CURRENT.rows is None or x.dim() != 3:
+            return stock(x)
+        y = stock(x[:, CURRENT.rows])
+        return y.new_zeros(1, x.shape[1], y.shape[-1]).index_copy(1, CURRENT.rows, y)
+
+    return forward

@@ -1,0 +1,181 @@
+"""Cross-entropy of a language model without ever holding `[tokens, vocabulary]` logits.
+
+Only rows that predict a label reach the head, a few hundred at a time, and their gradient is made in the forward:
+two matrix products per chunk where autograd needs three and a copy of everything. On a CPU all that is as wide as the
+vocabulary is made in place, in rooms that every chunk of a run uses again.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from kubetune.base import allocator
+from kubetune.models.kernels import pointwise
+from kubetune.models.padding_free import LogitRule
+
+STRIPE = 2**22
+"""Numbers of a head's gradient that are made before they are added to it: so few that they stay in the cache."""
+
+
+class Head(NamedTuple):
+    """An output head: `weight` `[vocabulary, hidden]`, `bias` `[vocabulary]` or None, and what follows the product."""
+
+    weight: Tensor
+    bias: Tensor | None
+    rule: LogitRule
+
+
+def chunk_rows(vocabulary: int) -> int:
+    """Rows scored at once: about 32 M logits, which fit caches and memory at any vocabulary."""
+    return min(512, max(128, 2**25 // vocabulary))
+
+
+def _logits(x: Tensor, head: Head, room: Tensor) -> Tensor:
+    """What the head makes of the rows `x`, before its rule, in the first rows of `room`."""
+    if head.bias is None:
+        return torch.mm(x, head.weight.t(), out=room[: len(x)])
+    return torch.mm(x, head.weight.t(), out=room[: len(x)]).add_(head.bias)
+
+
+def _room(number: int, like: Tensor, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """`[rows, width]` on `like`'s device. On a CPU it is that of all others of this number and width."""
+    if like.device.type != "cpu":
+        return like.new_empty(rows, width, dtype=dtype)
+    return _kept_room(number, chunk_rows(width), width, dtype)[:rows]
+
+
+@lru_cache(maxsize=4)
+def _kept_room(number: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    room = torch.frombuffer(allocator.outside_heap(rows * width * dtype.itemsize), dtype=dtype)
+    return room.view(rows, width)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, scale: float, rule: LogitRule) -> tuple[Tensor, Tensor]:
+    """`kernels.cross_entropy` in the form that takes the least memory where it runs."""
+    form = pointwise.fused("cross_entropy")
+    if form is pointwise.cross_entropy and logits.device.type == "cpu":
+        return cross_entropy_in_place(logits, labels, scale, rule)
+    return cast(tuple[Tensor, Tensor], form(logits, labels, scale, rule.multiplier, rule.cap))
+
+
+def cross_entropy_in_place(logits: Tensor, labels: Tensor, scale: float, rule: LogitRule) -> tuple[Tensor, Tensor]:
+    """What `kernels.cross_entropy` gives, to the last bit, but in at most two more rooms of fp32."""
+    bent = logits
+    if logits.dtype != torch.float32:
+        bent = _room(1, logits, len(logits), logits.shape[1], torch.float32).copy_(logits)
+    if rule.multiplier != 1.0:
+        bent.mul_(rule.multiplier)
+    if rule.cap:
+        bent.div_(rule.cap).tanh_().mul_(rule.cap)
+    sloped = _room(2, logits, len(logits), logits.shape[1], torch.float32) if rule.cap else bent
+    log_probabilities = torch.log_softmax(bent, -1, out=sloped)
+    column = labels[:, None]
+    loss = -log_probabilities.gather(1, column).sum()
+    minus_one = log_probabilities.new_full((1, 1), -1.0).expand_as(column)
+    gradient = log_probabilities.exp_().scatter_add_(1, column, minus_one)
+    if rule.cap:
+        gradient.mul_(bent.div_(rule.cap).square_().neg_().add_(1))
+    gradient.mul_(scale * rule.multiplier)
+    return loss, gradient if gradient is logits else logits.copy_(gradient)
+
+
+def _add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
+    """`total += d_logits.T @ x`, a stripe of the vocabulary at a time: `[vocabulary, hidden]` never exists twice."""
+    rows = max(1, STRIPE // x.shape[1])
+    for start in range(0, len(total), rows):
+        total[start : start + rows] += d_logits[:, start : start + rows].t() @ x
+
+
+def _collected(parameter: Tensor | None) -> Any:
+    """What the optimizer collects the gradient of a parameter in, where it does (optim.Collected)."""
+    return getattr(parameter, "collected", None)
+
+
+class FusedLinearCrossEntropy(Function):
+    """Sum of cross-entropies of `hidden @ weight.T + bias`, times `scale`, as an fp32 scalar.
+
+    A head that is trained by FlatAdamW has its gradient added to the optimizer's buffer in the forward, which spares
+    a second `[vocabulary, hidden]` in fp32: call it to be differentiated, once, by a gradient of 1.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        scale: float,
+        rule: LogitRule,
+    ) -> Tensor:
+        d_hidden = torch.empty_like(hidden)
+        # A trained head collects its gradient in fp32: hundreds of chunks would be rounded away in bf16.
+        d_weight = d_bias = None
+        if ctx.needs_input_grad[1]:
+            collected = _collected(weight)
+            d_weight = torch.zeros(weight.shape, device=weight.device) if collected is None else collected.opened()
+        if bias is not None and ctx.needs_input_grad[2]:
+            collected = _collected(bias)
+            d_bias = torch.zeros(bias.shape, device=bias.device) if collected is None else collected.opened()
+        loss = torch.zeros((), device=hidden.device)
+        rows = chunk_rows(len(weight))
+        buffer = _room(0, hidden, min(rows, len(hidden)), len(weight), hidden.dtype)
+        for start in range(0, len(hidden), rows):
+            x = hidden[start : start + rows]
+            logits = _logits(x, Head(weight, bias, rule), buffer)
+            chunk_loss, d_logits = _cross_entropy(logits, labels[start : start + rows], scale, rule)
+            loss += chunk_loss
+            torch.mm(d_logits, weight, out=d_hidden[start : start + rows])
+            if d_weight is not None:
+                _add_product(d_weight, d_logits, x)
+            if d_bias is not None:
+                d_bias += d_logits.float().sum(0)
+        ctx.save_for_backward(
+            d_hidden,
+            d_weight if _collected(weight) is None else None,
+            d_bias if _collected(bias) is None else None,
+        )
+        ctx.dtype = weight.dtype
+        return loss * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        d_hidden, d_weight, d_bias = ctx.saved_tensors
+        return (
+            d_hidden * grad.to(d_hidden.dtype),
+            None if d_weight is None else (d_weight * grad).to(ctx.dtype),
+            None if d_bias is None else (d_bias * grad).to(ctx.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def linear_cross_entropy(hidden: Tensor, labels: Tensor, head: Head, scale: float = 1.0) -> Tensor:
+    """Training loss: `scale × Σ cross-entropy` of rows `[labels, hidden]` against `labels` `[labels]`, fp32 scalar."""
+    loss = FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, labels, scale, head.rule
+    )
+    return cast(Tensor, loss)
+
+
+@torch.no_grad()
+def score(hidden: Tensor, labels: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+    """Evaluation: (summed cross-entropy, number of labels the model would have said), as fp64 scalars."""
+    loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
+    right = torch.zeros((), dtype=torch.float64, device=hidden.device)
+    rows = chunk_rows(len(head.weight))
+    buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
+    for start in range(0, len(hidden), rows):
+        x = hidden[start : start + rows]
+        logits = head.rule.apply(_logits(x, head, buffer).float())
+        chunk = labels[start : start + rows]
+        loss += F.cross_entropy(logits, chunk, reduction="sum").double()
+        right += (logits.argmax(-1) == chunk).sum().double()
+    return loss, right

@@ -1,0 +1,130 @@
+"""Frozen linear layers computed in 8-bit floats: `training.fp8`. Twice the arithmetic of bf16 on GPUs that have it.
+
+Each row of a factor is scaled by its own largest value (arXiv 2209.05433 has the format). The base is rounded once and
+kept in both orders, for the forward and for the backward, in the memory that bf16 took; adapters stay as they are.
+Checkpoints hold adapters only, so nothing rounded is ever saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from kubetune import errors
+from kubetune.base import logs
+from kubetune.models.fused_forwards import is_plain_lora
+from kubetune.models.kernels import pointwise
+
+GRANULE: Final = 16
+"""The product wants both widths of a layer to be multiples of this."""
+
+LARGEST_LOSS_CHANGE: Final = 0.01
+"""Share by which rounding may change the loss of the first batch."""
+
+
+def adopt(model: nn.Module, device: torch.device, loss_ahead: Callable[[], float]) -> None:
+    """Compute frozen layers in 8-bit floats from now on, if that leaves the loss of the first batch alone.
+
+    Raises ConfigError when it does not, when the GPU cannot, and when no layer could.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        name = torch.cuda.get_device_name(device)
+        raise errors.ConfigError(f"training.fp8: {name} has no 8-bit floats (Ada, Hopper and later do); leave it out")
+    exact = loss_ahead()
+    layers = round_layers(model)
+    if not layers:
+        raise errors.ConfigError(
+            f"training.fp8: no adapted layer has widths that are multiples of {GRANULE}; leave it out"
+        )
+    rounded = loss_ahead()
+    change = abs(rounded - exact) / max(abs(exact), 1e-12)
+    logs.MODEL.info("%d layers compute in 8-bit floats, loss of the first batch %.4f → %.4f", layers, exact, rounded)
+    if not change <= LARGEST_LOSS_CHANGE:
+        raise errors.ConfigError(
+            f"training.fp8 changes the loss of the first batch from {exact:.4f} to {rounded:.4f}, by {change:.1%}; "
+            f"{LARGEST_LOSS_CHANGE:.0%} is allowed. This model does not stand the rounding: leave it out"
+        )
+
+
+def round_layers(model: nn.Module) -> int:
+    """Round the frozen weights under plain adapters; returns of how many layers."""
+    layers = [module for module in model.modules() if is_plain_lora(module) and _fits(module)]
+    for layer in layers:
+        _round(layer)
+    return len(layers)
+
+
+def _fits(layer: Any) -> bool:
+    weight, transposed = layer.base_layer.weight, layer.is_target_conv_1d_layer or layer.fan_in_fan_out
+    return not transposed and weight.dim() == 2 and all(size % GRANULE == 0 for size in weight.shape)
+
+
+def _round(layer: Any) -> None:
+    base = layer.base_layer
+    weight = base.weight.data
+    forward, backward = pointwise.round_rows(weight), pointwise.round_rows(weight.t().contiguous())
+    base.weight = nn.Parameter(forward[0], requires_grad=False)
+    for name, value in (("row_scales", forward[1]), ("columns", backward[0]), ("column_scales", backward[1])):
+        base.register_buffer(name, value, persistent=False)
+    layer.forward = MethodType(_forward, layer)
+
+
+def _forward(layer: Any, x: Tensor) -> Tensor:
+    base, name = layer.base_layer, layer.active_adapters[0]
+    if layer.disable_adapters or layer.merged:
+        raise RuntimeError("a base in 8-bit floats works only with its adapter")
+    rounded = (base.weight, base.row_scales, base.columns, base.column_scales)
+    adapter = (layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name])
+    out = _Fp8LoraLinear.apply(x, *rounded, base.bias, *adapter)  # type: ignore[no-untyped-call]
+    return cast(Tensor, out)
+
+
+def _product(x: Tensor, columns: Tensor, scales: Tensor) -> Tensor:
+    """`x @ columnsᵀ` of `x` `[rows, inner]` and rounded `columns` `[outer, inner]` with `scales` `[outer, 1]`."""
+    rounded, row_scales = pointwise.fused("round_rows")(x)
+    product = torch._scaled_mm(rounded, columns.t(), row_scales, scales.t(), out_dtype=torch.bfloat16)
+    return product.to(x.dtype)
+
+
+class _Fp8LoraLinear(Function):
+    """`x Wᵀ + b + s (x Aᵀ) Bᵀ` with W rounded; keeps x and x Aᵀ, as its bf16 twin in pointwise.py does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        row_scales: Tensor,
+        columns: Tensor,
+        column_scales: Tensor,
+        bias: Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        scaling: float,
+    ) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        a, b = a.to(x.dtype), b.to(x.dtype)
+        y = _product(flat, weight, row_scales)
+        if bias is not None:
+            y += bias
+        low = flat @ a.t()
+        y.addmm_(low, b.t(), alpha=scaling)
+        ctx.save_for_backward(flat, low, a, b, columns, column_scales)
+        ctx.scaling, ctx.shape = scaling, x.shape
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, low, a, b, columns, column_scales = ctx.saved_tensors
+        d_y = grad.reshape(-1, grad.shape[-1])
+        d_low = (d_y @ b).mul_(ctx.scaling)
+        d_x = None
+        if ctx.needs_input_grad[0]:
+            d_x = _product(d_y, columns, column_scales).addmm_(d_low, a).view(ctx.shape)
+        d_a, d_b = (d_low.t() @ x).float(), (d_y.t() @ low).float().mul_(ctx.scaling)
+        return d_x, None, None, None, None, None, d_a, d_b, None

@@ -1,0 +1,309 @@
+"""Forward and backward of the small operations around the matrix products, written out so that they can be fused.
+
+Autograd keeps every intermediate of a norm or an activation; these keep the inputs and recompute. Each pointwise
+function is looked up at call time by `fused`, in FUSED, where `compile_pointwise` puts its compiled form.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from kubetune.base import logs
+from kubetune.models.kernels.dropout import draw
+
+
+def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> tuple[Tensor, Tensor]:
+    """`x / rms(x) * (weight + offset)` in fp32, and the reciprocal rms. `late_cast`: Gemma's order of rounding."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    normed = wide * scale
+    if late_cast:
+        return (normed * (weight.float() + offset)).to(x.dtype), scale
+    return weight * normed.to(x.dtype), scale
+
+
+def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, offset: float) -> Tensor:
+    """Gradient of the input."""
+    normed = x.float() * scale
+    wide = grad.float() * (weight.float() + offset)
+    return ((wide - normed * (wide * normed).mean(-1, keepdim=True)) * scale).to(x.dtype)
+
+
+def rms_norm_weight_gradient(grad: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+    """Gradient of the weight, summed in fp32."""
+    return (grad.float() * (x.float() * scale)).reshape(-1, x.shape[-1]).sum(0)
+
+
+def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
+    """`silu(gate) * up`."""
+    return F.silu(gate) * up
+
+
+def swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of gate and up."""
+    return torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)
+
+
+def _turn(x: Tensor, sign: int) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first] if sign > 0 else [second, -first], -1)
+
+
+def rotary_forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary position embedding (arXiv 2104.09864) of queries and keys."""
+    return q * cos + _turn(q, 1) * sin, k * cos + _turn(k, 1) * sin
+
+
+def rotary_backward(d_q: Tensor, d_k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn the gradients back."""
+    return d_q * cos + _turn(d_q * sin, -1), d_k * cos + _turn(d_k * sin, -1)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, scale: float, multiplier: float, cap: float) -> tuple[Tensor, Tensor]:
+    """Raw logits `[rows, vocabulary]` (overwritten) -> (summed loss, `scale` × gradient of the raw logits)."""
+    bent = logits
+    if multiplier != 1.0:
+        bent = bent.float() * multiplier
+    if cap:
+        bent = torch.tanh(bent.float() / cap) * cap
+    log_probabilities = F.log_softmax(bent, -1, dtype=torch.float32)
+    column = labels[:, None]
+    loss = -log_probabilities.gather(1, column).sum()
+    if torch.compiler.is_compiling():
+        # A scatter would cut the fused loop in two; comparing with the label does not.
+        hit = torch.arange(logits.shape[1], device=logits.device) == column
+        gradient = log_probabilities.exp() - hit.float()
+    else:
+        minus_one = log_probabilities.new_full((1, 1), -1.0).expand_as(column)
+        gradient = log_probabilities.exp_().scatter_add_(1, column, minus_one)
+    if cap:
+        gradient = gradient * (1 - (bent / cap) ** 2)
+    return loss, logits.copy_(gradient * (scale * multiplier))
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`[rows, width]` as 8-bit floats (e4m3), and each row's scale `[rows, 1]`: their product is about `x`."""
+    wide = x.float()
+    scales = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
+    return (wide / scales).to(torch.float8_e4m3fn), scales
+
+
+POINTWISE: tuple[Callable[..., Any], ...] = (
+    rms_norm_forward,
+    rms_norm_backward,
+    rms_norm_weight_gradient,
+    swiglu_forward,
+    swiglu_backward,
+    rotary_forward,
+    rotary_backward,
+    cross_entropy,
+    round_rows,
+)
+FUSED: dict[str, Callable[..., Any]] = {f.__name__: f for f in POINTWISE}
+_PLAIN = dict(FUSED)
+_is_planned = False
+
+
+def fused(name: str) -> Callable[..., Any]:
+    """The form of a pointwise function to be used now; within what is compiled as a whole always the plain one."""
+    return _PLAIN[name] if torch.compiler.is_compiling() else FUSED[name]
+
+
+def can_compile(device: torch.device) -> str | None:
+    """None when torch.compile can work here, else what is missing."""
+    if device.type == "cuda":
+        # Triton compiles its binding to the driver on first use; container images often come without a compiler.
+        found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        return None if found else "there is no C compiler (gcc)"
+    return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler (g++)"
+
+
+def plan_compile(wanted: bool) -> None:
+    """Use the plain form of every pointwise function, and if `wanted` the compiled one from `compile_planned` on.
+
+    That is called after a run's first step: what is wrong with a run shows in it, and should show before compiling.
+    """
+    global _is_planned
+    compile_pointwise(False)
+    _is_planned = wanted
+
+
+def compile_planned() -> bool:
+    """Do what `plan_compile` was asked for, once; returns whether it was done now."""
+    global _is_planned
+    if not _is_planned:
+        return False
+    compile_pointwise()
+    _is_planned = False
+    return True
+
+
+def compile_pointwise(on: bool = True) -> None:
+    """Use the compiled form of every pointwise function from now on, or (`on=False`) the plain one again.
+
+    Compilation happens on first use; inductor keeps its results in its cache folder.
+    """
+    for function in POINTWISE:
+        FUSED[function.__name__] = _Untried(function) if on else function
+
+
+class _Untried:
+    """The compiled form of a pointwise function, which has to give what the plain one gives when it is first used."""
+
+    def __init__(self, plain: Callable[..., Any]) -> None:
+        self.plain = plain
+
+    def __call__(self, *args: Any) -> Any:
+        # Copied, because some overwrite what they are given.
+        expected = self.plain(*(a.clone() if isinstance(a, Tensor) else a for a in args))
+        compiled = torch.compile(self.plain, dynamic=True)
+        try:
+            found = compiled(*args)
+        except compiler_errors() as error:
+            return self._give_up(expected, " ".join(str(error).split())[:300])
+        if not _agree(found, expected):
+            return self._give_up(expected, "its result differs")
+        FUSED[self.plain.__name__] = compiled
+        return found
+
+    def _give_up(self, expected: Any, reason: str) -> Any:
+        logs.MODEL.warning("%s runs without torch.compile: %s", self.plain.__name__, reason)
+        FUSED[self.plain.__name__] = self.plain
+        return expected
+
+
+def compiler_errors() -> tuple[type[Exception], ...]:
+    """What torch.compile raises when it fails, and at its limit of variants."""
+    from torch._dynamo import exc
+
+    return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
+
+
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float8_e4m3fn: 2e-2}
+
+
+def _agree(found: Any, expected: Any) -> bool:
+    """Whether two results of a pointwise function, tensors or tuples of them, differ by no more than rounding."""
+    if not isinstance(found, Tensor):
+        return all(_agree(*pair) for pair in zip(found, expected, strict=True))
+    apart = found.new_zeros((), dtype=torch.float32)
+    size = apart.clone()
+    # In pieces: logits in fp32 would take more memory than the step itself.
+    for ours, theirs in zip(found.flatten().split(2**20), expected.flatten().split(2**20), strict=True):
+        apart += (ours.float() - theirs.float()).square().sum()
+        size += theirs.float().square().sum()
+    return bool(apart.sqrt() <= _TOLERANCE[found.dtype] * size.sqrt())
+
+
+class _RmsNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
+        y, scale = fused("rms_norm_forward")(x, weight, eps, offset, late_cast)
+        ctx.save_for_backward(x, weight, scale)
+        ctx.offset = offset
+        return cast(Tensor, y)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, weight, scale = ctx.saved_tensors
+        d_x = d_weight = None
+        if ctx.needs_input_grad[0]:
+            d_x = fused("rms_norm_backward")(grad, x, weight, scale, ctx.offset)
+        if ctx.needs_input_grad[1]:
+            d_weight = fused("rms_norm_weight_gradient")(grad, x, scale).to(weight.dtype)
+        return d_x, d_weight, None, None, None
+
+
+class _SwiGlu(Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return cast(Tensor, fused("swiglu_forward")(gate, up))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return cast(tuple[Any, ...], fused("swiglu_backward")(*ctx.saved_tensors, grad))
+
+
+class _Rotary(Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        return cast(tuple[Tensor, Tensor], fused("rotary_forward")(q, k, cos, sin))
+
+    @staticmethod
+    def backward(ctx: Any, d_q: Tensor, d_k: Tensor) -> tuple[Any, ...]:
+        return *fused("rotary_backward")(d_q, d_k, *ctx.saved_tensors), None, None
+
+
+class Adapter(NamedTuple):
+    """What a LoRA adapter is besides its weights. `transposed`: the frozen weight is stored `[in, out]` (Conv1D);
+    `dropout`: the probability, of its input."""
+
+    scaling: float
+    transposed: bool = False
+    dropout: float = 0.0
+
+
+class _LoraLinear(Function):
+    """`x Wᵀ + b + s (x Aᵀ) Bᵀ`: adapters are kept in fp32, the arithmetic is in x's dtype; keeps x, x Aᵀ and what
+    dropout has kept of the x before Aᵀ, in a byte each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, adapter: Adapter
+    ) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        w = weight if adapter.transposed else weight.t()
+        a, b = a.to(x.dtype), b.to(x.dtype)
+        y = flat @ w if bias is None else torch.addmm(bias, flat, w)
+        kept, scale = None, adapter.scaling
+        if adapter.dropout:
+            kept, growth = draw(flat, adapter.dropout)
+            scale *= growth
+        low = (flat if kept is None else flat * kept) @ a.t()
+        y.addmm_(low, b.t(), alpha=scale)
+        ctx.save_for_backward(flat, low, w, a, b, kept)
+        ctx.scale, ctx.shape = scale, x.shape
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, low, w, a, b, kept = ctx.saved_tensors
+        d_y = grad.reshape(-1, grad.shape[-1])
+        d_low = (d_y @ b).mul_(ctx.scale)
+        d_x = None
+        if ctx.needs_input_grad[0]:
+            d_x = torch.mm(d_y, w.t())
+            d_x = (d_x.addmm_(d_low, a) if kept is None else d_x.add_((d_low @ a).mul_(kept))).view(ctx.shape)
+        d_a = (d_low.t() @ (x if kept is None else x * kept)).float()
+        d_b = (d_y.t() @ low).float().mul_(ctx.scale)
+        return d_x, None, None, d_a, d_b, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
+    """RMSNorm (arXiv 1910.07467) that keeps only its input."""
+    return cast(Tensor, _RmsNorm.apply(x, weight, eps, offset, late_cast))  # type: ignore[no-untyped-call]
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """`silu(gate) * up` that keeps only its inputs."""
+    return cast(Tensor, _SwiGlu.apply(gate, up))  # type: ignore[no-untyped-call]
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary embedding that keeps nothing of q and k."""
+    return cast(tuple[Tensor, Tensor], _Rotary.apply(q, k, cos, sin))  # type: ignore[no-untyped-call]
+
+
+def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, adapter: Adapter) -> Tensor:
+    """A frozen linear layer with its adapter, of weights `a` `[r, in]` and `b` `[out, r]`."""
+    return cast(Tensor, _LoraLinear.apply(x, weight, bias, a, b, adapter))  # type: ignore[no-untyped-call]

@@ -1,0 +1,295 @@
+"""Loading a causal LM from the hub, the cache or a folder, with an error for each way it can fail.
+
+Weights are read from safetensors only, and code that comes with a model runs only when the config says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig
+from transformers.utils import logging as transformers_logging
+
+from kubetune import errors
+from kubetune.base import logs
+from kubetune.base.humanize import counted
+from kubetune.config.schema import Config, ModelConfig
+from kubetune.data.reading.hub import check_model_folder, explained_hub_errors, find_files, hub_token
+from kubetune.data.text.tokenizer_files import read_json
+from kubetune.models import fast_import, quantization
+from kubetune.planning import model_shapes
+
+if TYPE_CHECKING:
+    from kubetune.data.prepared.prepare import Prepared
+    from kubetune.data.prepared.rows import Rows
+    from kubetune.data.text.tokenizer import Tokenizer
+
+# Libraries telling each other about renamed functions is nothing a user of ours can mend.
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
+
+_OTHER_KIND = re.compile(r"Unrecognized configuration class .*?(\w+)'> for this kind of AutoModel: (\w+)")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+_OF_ODD_FILES = (
+    LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, ImportError, NotImplementedError,
+    RecursionError,
+)  # fmt: skip
+"""What transformers raises where a file says something that nobody thought of."""
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """`model.dtype` for a device: auto is bf16 or fp16 on a GPU, fp32 on a CPU."""
+    if wanted != "auto":
+        return DTYPES[wanted]
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def load_pretrained(auto_class: Any, config: Config, device: torch.device, **settings: Any) -> nn.Module:
+    """`auto_class.from_pretrained` of the config's model, on `device`, in its dtype, quantised if asked.
+
+    Raises ModelError when the model is missing, gated, of another architecture, not in safetensors, or its weights
+    have other shapes than its config.json asks for; only the head of a classifier may have.
+    """
+    model = config.model
+    check_model_folder(model)
+    _require_plain(model)
+    arithmetic = choose_dtype(model.dtype, device)
+    if (quantised := quantization.settings(config, arithmetic)) is not None:
+        settings |= {"quantization_config": quantised, "device_map": {"": str(device)}}
+    # Told to ignore them, transformers hands over which shapes differ, instead of pointing to a table that it prints.
+    settings = {"dtype": arithmetic, **settings, "ignore_mismatched_sizes": True}
+    transformers_logging.disable_progress_bar()
+    asleep = fast_import.compiler_asleep(unless=config.training.compile == "blocks")
+    with explain(model), _without_table(), asleep:
+        loaded, found = auto_class.from_pretrained(
+            model.path,
+            revision=model.revision,
+            local_files_only=model.local_files_only,
+            token=hub_token(),
+            trust_remote_code=model.trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+            **settings,
+        )
+    classifies = "num_labels" in settings
+    _require_shapes(model, found["mismatched_keys"], f"{loaded.base_model_prefix}." if classifies else "")
+    _tell_new(found, is_expected=classifies)
+    if quantised is not None:
+        quantization.keep_layout(loaded)
+        logs.MODEL.info("%s", quantization.describe(config, arithmetic, device))
+        return loaded  # type: ignore[no-any-return]
+    return loaded.to(device)  # type: ignore[no-any-return]
+
+
+def load_trained(auto_class: Any, config: Config, folder: Path, device: torch.device, **settings: Any) -> nn.Module:
+    """The model of a checkpoint folder: the base with its adapters, or the weights that were trained whole.
+
+    `settings` go to `from_pretrained`.
+    """
+    if config.lora is None:
+        trained = config.model.model_copy(update={"path": str(folder), "revision": None})
+        return load_pretrained(auto_class, config.model_copy(update={"model": trained}), device, **settings)
+    from peft import PeftModel
+
+    base: Any = load_pretrained(auto_class, config, device, **settings)
+    return PeftModel.from_pretrained(base, str(folder))
+
+
+def _require_plain(model: ModelConfig) -> None:
+    """Raise ModelError for a config.json or an index that would have code or weights fetched from anywhere else."""
+    found = find_files(model, model.path, ("config.json", model_shapes.INDEX))
+    if "config.json" not in found:
+        return  # transformers says what is missing
+    model_shapes.files_of(found["config.json"].parent)
+    facts = read_json(found["config.json"])
+    layers = facts.get("num_hidden_layers")
+    if isinstance(layers, int) and not 0 < layers <= model_shapes.MOST_LAYERS:
+        raise errors.ModelError(f"model {model.path}: its config.json has {layers:,} layers; expected a model's number")
+    for key, value in _implementations(facts):
+        if not value.replace("_", "").isalnum():  # transformers takes `owner/name` for a kernel of the hub, and runs it
+            raise errors.ModelError(
+                f"model {model.path}: its config.json has {key}: {value!r}, code from elsewhere; take that key "
+                "out of it, and choose with model.attention. Nothing was loaded."
+            )
+
+
+def _implementations(facts: Any) -> Iterator[tuple[str, str]]:
+    """Every text, at any depth of a config.json, that names how something is computed."""
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            yield from ((key, name) for name in value.values() if _chooses(key) and isinstance(name, str))
+            yield from _implementations(value)
+        elif isinstance(value, str) and value and _chooses(key):
+            yield key, value
+
+
+def _chooses(key: str) -> bool:
+    return key.removesuffix("_internal").endswith("_implementation")
+
+
+@contextmanager
+def _without_table() -> Iterator[None]:
+    """Within, transformers does not print its table of weights that a checkpoint lacks; `_tell_new` says it shorter."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def _require_shapes(model: ModelConfig, mismatched: Iterable[tuple[str, Any, Any]], prefix: str) -> None:
+    """Raise ModelError when weights whose names begin with `prefix` have other shapes than the model."""
+    found = sorted(each for each in mismatched if each[0].startswith(prefix))
+    if found:
+        shown = "; ".join(f"{name} is {list(stored)}, expected {list(wanted)}" for name, stored, wanted in found[:5])
+        more = f"; and {len(found) - 5:,} more" if len(found) > 5 else ""
+        raise errors.ModelError(
+            f"model {model.path}: its weights have other shapes than its config.json asks for: {shown}{more}. Fetch "
+            "both from the same place again, or mend config.json"
+        )
+
+
+def _tell_new(found: Mapping[str, Any], *, is_expected: bool) -> None:
+    """Name the weights that the checkpoint lacks or holds in another shape: a head, or a mistake."""
+    names = {
+        name if isinstance(name, str) else name[0] for key in ("missing_keys", "mismatched_keys") for name in found[key]
+    }
+    if names:
+        level = logging.INFO if is_expected else logging.WARNING
+        logs.MODEL.log(level, "not in the checkpoint, so new and drawn at random: %s", ", ".join(sorted(names)))
+
+
+@contextmanager
+def explain(model: ModelConfig) -> Iterator[None]:
+    """Turn what huggingface_hub and transformers raise into one sentence that says what to do."""
+    from huggingface_hub import errors as hub
+
+    strict: type[Exception] = hub.StrictDataclassError
+    kinds = (hub.HfHubHTTPError, hub.HFValidationError, hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError)
+    try:
+        yield
+    except SafetensorError as error:
+        raise errors.ModelError(
+            f"model {model.path}: a *.safetensors file is damaged or was not downloaded to its end ({error}); "
+            "fetch it again"
+        ) from error
+    except (OSError, ValueError, ImportError) as error:
+        if "trust_remote_code" in str(error):
+            raise errors.ModelError(
+                f"model {model.path} needs code from its repository: set model.trust_remote_code and pin "
+                "model.revision to a commit you have read"
+            ) from error
+        # transformers wraps what the hub said in an OSError of its own, with other advice.
+        said = next((cause for cause in _chain(error) if isinstance(cause, kinds)), None)
+        if said is not None:
+            with explained_hub_errors(model.path, model.revision):
+                raise said from error
+        if found := _OTHER_KIND.search(str(error)):
+            # What follows lists each of the hundreds of classes that would do.
+            raise errors.ModelError(
+                f"model {model.path}: is a {found[1].removesuffix('Config')}, which {found[2]} has no form of; choose "
+                "a model of another kind, or another `task`"
+            ) from error
+        raise errors.ModelError(f"model {model.path}: {' '.join(str(error).split())}") from error
+    except (*_OF_ODD_FILES, RuntimeError, strict) as error:
+        # A lack of memory, a lost rank and a broken device have kinds, or words, of their own.
+        is_odd = isinstance(error, _OF_ODD_FILES) or type(error) is RuntimeError
+        words = " ".join(str(error).split())[:300]
+        if isinstance(error, RuntimeError) and (not is_odd or re.search(r"alloc|memory|CUDA", words)):
+            raise
+        raise errors.ModelError(
+            f"model {model.path}: transformers cannot make a model of its config.json and weights "
+            f"({type(error).__name__}: {words}); fetch it again, or mend config.json"
+        ) from error
+
+
+def check_rows(auto_class: Any, config: Config, data: Prepared) -> None:
+    """Raise ConfigError for rows that the model has no place for, before its weights are read.
+
+    `auto_class` is transformers' class for the task. Of a model that brings its own code only `check_positions` is
+    left, once it is loaded.
+    """
+    model = config.model
+    if model.trust_remote_code:
+        return
+    with explain(model):
+        facts: Any = AutoConfig.from_pretrained(
+            model.path, revision=model.revision, local_files_only=model.local_files_only, token=hub_token()
+        )
+    known = getattr(facts.get_text_config(), "vocab_size", None)
+    for rows in filter(None, (data.train, data.eval)):
+        if known and rows.largest_id >= known:
+            raise errors.ConfigError(_of_another_vocabulary(model, data.tokenizer, rows, known))
+    if _stated_positions(facts) < data.longest:
+        with suppress(RuntimeError, ValueError, TypeError, AttributeError), torch.device("meta"):
+            check_positions(auto_class.from_config(facts), data.longest, warn=False)
+
+
+def _of_another_vocabulary(model: ModelConfig, tokenizer: Tokenizer, rows: Rows, known: int) -> str:
+    id, holding = rows.largest_id, rows.count_holding(known)
+    given = f"model.tokenizer is {model.tokenizer}" if model.tokenizer else "the tokenizer is the model's own"
+    return (
+        f"model {model.path} has embeddings for {known:,} tokens, but {holding:,} of {counted(len(rows), 'row')} hold "
+        f"ids beyond them, up to {id:,} ({tokenizer.decode([id], skip_special_tokens=False)!r}); {given}. Give a "
+        "tokenizer whose tokens the model knows, or a model whose embeddings were made longer for these. Nothing was "
+        "trained"
+    )
+
+
+def _stated_positions(facts: Any) -> float:
+    config = facts.get_text_config()
+    return getattr(config, "n_positions", None) or getattr(config, "max_position_embeddings", None) or math.inf
+
+
+def skeleton(auto_class: Any, model: ModelConfig) -> nn.Module:
+    """A model on this machine without its weights: its modules alone, on no device."""
+    with explain(model), torch.device("meta"), fast_import.compiler_asleep():
+        config = AutoConfig.from_pretrained(model.path, revision=model.revision, local_files_only=True)
+        return auto_class.from_config(config)  # type: ignore[no-any-return]
+
+
+def check_positions(model: nn.Module, longest: int, *, warn: bool = True) -> None:
+    """Raise ConfigError when a sequence of `longest` tokens has no place in a learned table of positions.
+
+    Rotary models compute any position; beyond what they were trained on they only get a warning.
+    """
+    lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    limit = _stated_positions(lm.config)
+    # OPT's table is two longer than it says; RoBERTa's and its kin's begins behind the padding.
+    words = lm.get_input_embeddings()
+    tables = [m for m in lm.modules() if isinstance(m, nn.Embedding) and m is not words]
+    learned = [m for m in tables if limit <= m.num_embeddings <= limit + 2]
+    if learned:
+        limit -= max(0 if m.padding_idx is None else m.padding_idx + 1 for m in learned)
+    if longest <= limit:
+        return
+    said = f"the model has {limit:,} positions, the longest row {longest:,} tokens"
+    if learned:
+        raise errors.ConfigError(f"{said}; set data.max_length to {limit} or less (`overlong` says what happens then)")
+    if warn:
+        logs.MODEL.warning("%s: beyond them it was never trained", said)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__

@@ -1,0 +1,213 @@
+"""Running an unmodified Hugging Face causal LM on flat streams, and proving on the model at hand that this is exact.
+
+`choose_attention` tries the flat route and checks it against the model's own code on short sequences. Where the
+result differs (recurrent states, ALiBi, chunked attention …) the model keeps its own attention and gets one sequence
+per micro-batch: still without padding, still exact, only slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kubetune.batching.batch import Batch, collate
+from kubetune.models import fsdp
+from kubetune.models.attention.hooks import CURRENT, CannotRunFlat, longest, stream
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+LEAK = 1e-6
+FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError)
+"""What a model that others wrote raises at inputs that it was not made for."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """How sequences go through the model. `flat`: many per stream; `why_not`: what refused it."""
+
+    flat: bool
+    why_not: str = ""
+    difference: float = 0.0
+
+
+def unwrap(model: nn.Module) -> Any:
+    """The transformers model inside a PEFT model, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+
+def backbone(lm: Any) -> nn.Module:
+    """The causal LM without its head. Some classes name a prefix that does not exist (Llama 4)."""
+    found = getattr(lm, lm.base_model_prefix, None) or getattr(lm, "model", None) or lm.get_decoder()
+    return cast(nn.Module, found)
+
+
+def speaker(lm: Any) -> nn.Module:
+    """The part of a model that makes text, without what sees, in one that does."""
+    return cast(nn.Module, getattr(backbone(lm), "language_model", lm))
+
+
+@dataclass(frozen=True)
+class LogitRule:
+    """What a model does to raw logits: `cap * tanh(multiplier * logits / cap)`; a cap of 0 means none."""
+
+    multiplier: float = 1.0
+    cap: float = 0.0
+
+    def apply(self, logits: Tensor) -> Tensor:
+        if self.multiplier != 1.0:
+            logits = logits * self.multiplier
+        return torch.tanh(logits / self.cap) * self.cap if self.cap else logits
+
+
+def logit_rule(lm: Any) -> LogitRule:
+    """Read the rule from the config (Cohere, Granite, Gemma). The self-check catches one it does not know."""
+    config = lm.config.get_text_config()
+    scale = getattr(config, "logit_scale", None) or 1.0
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None) or 0.0
+    return LogitRule(scale / divisor, float(cap))
+
+
+def hidden_states(lm: Any, batch: Batch) -> Tensor:
+    """Final hidden states `[tokens, hidden]` of one stream. Call inside `attention.stream(...)`."""
+    kwargs: dict[str, Any] = {}
+    if len(batch.borders) > 2 or getattr(lm, "always_packed", False):
+        # A lone sequence passes none of these: models with linear attention refuse packed input.
+        cu = torch.tensor(batch.borders, dtype=torch.int32, device=batch.input_ids.device)
+        length = longest(batch.borders)
+        kwargs = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": length, "max_length_k": length}
+    out = backbone(lm)(
+        input_ids=batch.input_ids[None], position_ids=batch.position_ids[None], use_cache=False, **kwargs
+    )
+    return cast(Tensor, out[0][0])
+
+
+def self_check(model: nn.Module) -> float:
+    """Compare the flat run of a causal LM with its own attention, as `check_flat` does."""
+    rule = logit_rule(unwrap(model))
+
+    def run_flat(lm: Any, batch: Batch) -> Sequence[Tensor]:
+        with stream(batch.borders):
+            logits = rule.apply(fsdp.inside(lm, raw_logits, lm, batch).float())
+        return list(logits.split([stop - start for start, stop in pairwise(batch.borders)]))
+
+    def raw_logits(lm: Any, batch: Batch) -> Tensor:
+        return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch)))
+
+    def run_lone(lm: Any, batch: Batch) -> Tensor:
+        return cast(Tensor, lm(input_ids=batch.input_ids[None], use_cache=False).logits[0])
+
+    def lay(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
+        return collate([(ids, np.ones(len(ids), bool)) for ids in sequences])
+
+    return check_flat(model, lay, run_flat, run_lone)
+
+
+@torch.no_grad()
+def check_flat(
+    model: nn.Module,
+    lay: Callable[[Sequence[NDArray[np.uint32]]], Batch],
+    run_flat: Callable[[Any, Batch], Sequence[Tensor]],
+    run_lone: Callable[[Any, Batch], Tensor],
+) -> float:
+    """Run three short sequences in one stream and one by one; return the largest relative difference.
+
+    `lay` puts ids end to end; `run_flat` gives an output for each sequence of a stream, `run_lone` that of a single one
+    by the model's own code, from which the dtype of the arithmetic is taken. Raises CannotRunFlat where they differ,
+    where tokens of the first sequence change the others, or on NaN.
+    """
+    lm = unwrap(model)
+    was_training, device = lm.training, next(lm.parameters()).device
+    sequences = examples(lm.config.get_text_config().vocab_size)
+    changed = [sequences[0][::-1], *sequences[1:]]
+    lm.eval()
+    try:
+        set_attention(lm, "flat")
+        if implementation(lm) != "flat":
+            raise CannotRunFlat("its attention cannot be set from outside")
+        flat, other = ([t.float() for t in run_flat(lm, lay(parts).to(device))] for parts in (sequences, changed))
+        set_attention(lm, "eager")
+        alone = [run_lone(lm, lay([ids]).to(device)) for ids in sequences]
+    finally:
+        fsdp.close(lm)
+        lm.train(was_training)
+    if [t.shape for t in flat] != [t.shape for t in alone]:
+        raise CannotRunFlat(f"a stream gives {tuple(flat[0].shape)} where one sequence gives {tuple(alone[0].shape)}")
+    differences = [float((a - b.float()).norm() / b.float().norm()) for a, b in zip(flat, alone, strict=True)]
+    leak = torch.cat(other[1:]).sub(torch.cat(flat[1:])).norm() / torch.cat(flat).norm()
+    return require_exact(differences, float(leak), alone[0].dtype)
+
+
+def examples(vocabulary: int) -> list[NDArray[np.uint32]]:
+    """Ids of three short sequences drawn from a vocabulary, the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    low = min(5, vocabulary - 2)
+    drawn = [torch.randint(low, vocabulary, (n,), generator=generator) for n in (7, 19, 12)]
+    return [ids.numpy().astype(np.uint32) for ids in drawn]
+
+
+def require_exact(differences: Sequence[float], leak: float, dtype: torch.dtype) -> float:
+    """The largest of the relative differences; raises CannotRunFlat when one, or the leak, is too large or NaN."""
+    # `not (<=)` instead of `>`: NaN must refuse too.
+    if not leak <= LEAK:
+        raise CannotRunFlat(f"sequences see each other (relative change {leak:.0e})")
+    if not all(d <= TOLERANCE[dtype] for d in differences):
+        raise CannotRunFlat(f"the flat run differs from one by one ({max(differences):.0e})")
+    return max(differences)
+
+
+def set_attention(lm: Any, name: str) -> None:
+    """Set the attention of a model; what sees, in one that does, keeps transformers' own."""
+    towers = [key for key in getattr(lm.config, "sub_configs", {}) if key != "text_config"]
+    if getattr(lm.config, "vision_config", None) is None:
+        lm.set_attn_implementation(name)
+    else:
+        lm.set_attn_implementation({"text_config": name, **dict.fromkeys(towers, "sdpa")})
+
+
+def implementation(lm: Any) -> str | None:
+    # Old models only warn in set_attn_implementation and keep what they had.
+    return cast("str | None", lm.config.get_text_config()._attn_implementation)
+
+
+def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn.Module], float] = self_check) -> Route:
+    """Set the model's attention: flat where `check` proves it exact, else its own. `wanted` is `model.attention`.
+
+    Raises CannotRunFlat only when "flat" was asked for by name.
+    """
+    lm = unwrap(model)
+    CURRENT.borders = None
+    if wanted in ("eager", "sdpa"):
+        set_attention(lm, wanted)
+        return Route(False, f"model.attention is {wanted}")
+    try:
+        difference = check(model)
+    except CannotRunFlat as refusal:
+        reason: Exception = refusal
+    except FOREIGN_ERRORS as error:
+        # Whatever a foreign model does with an unknown mask or packed input, its own attention is the safe way.
+        reason = error
+    else:
+        set_attention(lm, "flat")
+        return Route(True, difference=difference)
+    if wanted == "flat":
+        raise CannotRunFlat(f"model.attention is flat, but {reason}") from reason
+    _restore(lm)
+    return Route(False, (str(reason).splitlines() or [type(reason).__name__])[0])
+
+
+def _restore(lm: Any) -> None:
+    for implementation in ("sdpa", "eager"):
+        try:
+            set_attention(lm, implementation)
+            return
+        except (ValueError, ImportError):
+            continue

@@ -1,0 +1,130 @@
+"""Whether and how the frozen base is quantised, by bitsandbytes: the decision, its reason, and its settings."""
+
+from __future__ import annotations
+
+import logging
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kubetune import errors
+from kubetune.base import logs
+from kubetune.config.schema import Config
+from kubetune.distributed.process_group import World
+from kubetune.planning.plan import Plan
+
+# Small and new layers gain nothing from being quantised, and a new head must be trained.
+HEADS = ("classifier", "score", "pre_classifier", "pooler", "lm_head", "embed_out", "qa_outputs")
+
+# PEFT imports bitsandbytes whenever it is there. It warns of kernels nobody asked for, and of every cast of an input.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+def decide(config: Config, world: World) -> Config:
+    """The config with `quantization: auto` replaced by what that means here; the log says why.
+
+    8-bit on a single GPU, where memory is short; none with several, where speed counts and there is memory.
+    """
+    if config.quantization != "auto":
+        return config
+    chosen, reason = _auto(config, world)
+    logs.MODEL.info("quantization: auto -> %s, because %s", chosen, reason)
+    return config.model_copy(update={"quantization": chosen})
+
+
+def as_trained(run_dir: Path, config: Config) -> Config:
+    """The config of a run with `quantization: auto` as it was decided in training, whatever this machine has."""
+    if config.quantization != "auto":
+        return config
+    plan = Plan.read(run_dir / "plan.json")
+    return decide(config, World(size=plan.world_size, device=torch.device(plan.device)))
+
+
+def _auto(config: Config, world: World) -> tuple[str, str]:
+    if config.lora is None:
+        return "none", "every parameter is trained and a quantised base could not be"
+    if world.device.type != "cuda":
+        return "none", "there is no GPU whose memory it would save"
+    if world.size > 1:
+        return "none", f"{world.size} GPUs share the work"
+    if find_spec("bitsandbytes") is None:
+        return "none", "bitsandbytes is not installed (pip install 'kubetune[quantization]')"
+    try:
+        require_bitsandbytes("8-bit")
+    except errors.ConfigError as error:
+        return "none", str(error).removesuffix(". Nothing was written.")
+    return "8bit", "there is a single GPU"
+
+
+def settings(config: Config, compute_dtype: torch.dtype) -> Any:
+    """transformers' settings for bitsandbytes, or None for a base that is not quantised.
+
+    Raises ConfigError when bitsandbytes is missing or cannot run, and when nothing but the base would be trained.
+    """
+    if config.quantization in ("none", "auto"):
+        return None
+    if config.lora is None:
+        raise errors.ConfigError(f"quantization: {config.quantization} freezes the base: add a `lora` section")
+    require_bitsandbytes(f"quantization: {config.quantization}")
+    from transformers import BitsAndBytesConfig
+
+    # Naming modules replaces transformers' own choice, so the heads of all tasks are named.
+    if config.quantization == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(HEADS))
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="fp4" if config.quantization == "fp4" else "nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute_dtype,
+        llm_int8_skip_modules=list(HEADS),
+    )
+
+
+def describe(config: Config, compute_dtype: torch.dtype, device: torch.device) -> str:
+    """What is stored and how it is multiplied, for the log; of a base that is quantised."""
+    products = f"products in {str(compute_dtype).removeprefix('torch.')}"
+    if config.quantization != "8bit":
+        kind = "nf4" if config.quantization == "4bit" else config.quantization
+        return f"the base is stored in 4 bits ({kind}), its scales in 8 (double quantisation); {products}"
+    if device.type != "cpu":
+        return "the base is stored in 8 bits and multiplied by inputs rounded to 8 bits, in training and evaluation"
+    return (
+        f"the base is stored in 8 bits; on a CPU bitsandbytes trains with {products}, but evaluates with inputs "
+        "rounded to 8 bits as well: the losses of the two differ a little for the same weights"
+    )
+
+
+def count(parameter: nn.Parameter) -> int:
+    """How many numbers a parameter stands for: of a 4-bit one each byte holds two."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else math.prod(state.shape)
+
+
+def keep_layout(model: nn.Module) -> None:
+    """Let 4-bit weights keep the layout that gradients can pass through.
+
+    On CPUs with bf16 instructions a 4-bit layer would repack itself for inference at its first evaluation, for good:
+    its scales are rounded to bf16, and from then on no gradient reaches what is below it.
+    """
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def require_bitsandbytes(setting: str) -> None:
+    """Raise ConfigError, naming the setting that needs it, unless bitsandbytes can be used."""
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        raise errors.ConfigError(
+            f"{setting} needs bitsandbytes: pip install 'kubetune[quantization]'. Nothing was written."
+        ) from None
+    except (RuntimeError, OSError) as error:
+        raise errors.ConfigError(
+            f"{setting} needs bitsandbytes, which cannot run here: {' '.join(str(error).split())}. Nothing was written."
+        ) from error

@@ -1,0 +1,171 @@
+"""What a run takes in hours and money: FLOPs by arithmetic, speed by config, earlier runs or what a device can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kubetune.base.humanize import duration
+from kubetune.config.schema import Config
+from kubetune.planning import earlier_runs
+from kubetune.planning.earlier_runs import Kind, Speed
+from kubetune.planning.forecast import (
+    NOT_TEXT,
+    adapter_parameters,
+    classifies,
+    element_bytes,
+    linears,
+    micro_batch_tokens,
+    quantization_of,
+    shape_of,
+)
+from kubetune.planning.gpu_specs import stated_tflops
+from kubetune.planning.model_shapes import Weights
+from kubetune.planning.plan import Plan
+
+ASSUMED_SHARE_OF_PEAK = 0.4
+
+
+@dataclass(frozen=True)
+class Span:
+    """Hours, and the price where one is given, between which earlier runs let a run end. `source`: which runs."""
+
+    low_hours: float
+    high_hours: float
+    low_price: float | None
+    high_price: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Bill:
+    """How long a run takes and what it costs. `source` says where the rate comes from; parts are None where unknown.
+
+    `spans`: what earlier runs say, those of the same shape first.
+    """
+
+    tokens: int
+    flops: float | None
+    tokens_per_second: float | None
+    source: str
+    hours: float | None
+    price: float | None
+    spans: tuple[Span, ...] = ()
+
+
+def bill(
+    config: Config,
+    plan: Plan,
+    weights: Weights | None,
+    tokens: int | None,
+    gpu: str | None = None,
+    known: Iterable[Speed] = (),
+) -> Bill | None:
+    """Hours and price of a run over `tokens` tokens; None where tokens are unknown.
+
+    The rate is `compute.tokens_per_second`, else that of `known` runs, else a share of `compute.peak_tflops`, or of
+    what the data sheet says of a device named `gpu`.
+    """
+    if tokens is None:
+        return None
+    compute = config.compute
+    per_token = flops_per_token(config, weights) if weights is not None else None
+    kind = kind_of(config, plan, weights, gpu)
+    earlier = earlier_runs.ranges(kind, known) if kind is not None else []
+    peak, whose = compute.peak_tflops, "compute.peak_tflops"
+    if peak is None and gpu is not None and element_bytes(config, plan) == 2:
+        peak, whose = stated_tflops(gpu), f"what is stated for {gpu}"
+    rate, source = None, "unknown: give compute.tokens_per_second, or compute.peak_tflops"
+    if compute.tokens_per_second is not None:
+        rate, source = compute.tokens_per_second * plan.world_size, "compute.tokens_per_second of each device"
+    elif earlier:
+        rate, source = earlier[0].middle, earlier[0].source
+    elif peak is not None and per_token:
+        rate = peak * 1e12 * ASSUMED_SHARE_OF_PEAK / per_token * plan.world_size
+        source = f"{ASSUMED_SHARE_OF_PEAK:.0%} of {whose}, an assumption; a run's own report says better"
+    elif plan.device == "cpu":
+        source = (
+            "unknown: no run of such a shape has ended on this machine; give compute.tokens_per_second to know it now"
+        )
+    each_hour = None if compute.price_per_gpu_hour is None else compute.price_per_gpu_hour * plan.world_size
+
+    def price(hours: float | None) -> float | None:
+        return None if hours is None or each_hour is None else hours * each_hour
+
+    hours = tokens / rate / 3600 if rate else None
+    bounds = [(tokens / each.high / 3600, tokens / each.low / 3600, each.source) for each in earlier]
+    spans = tuple(Span(low, high, price(low), price(high), source) for low, high, source in bounds)
+    return Bill(tokens, per_token and per_token * tokens, rate, source, hours, price(hours), spans)
+
+
+def kind_of(config: Config, plan: Plan, weights: Weights | None, gpu: str | None) -> Kind | None:
+    """What the speed of this run depends on; None where that is not known, or not the device. `gpu`: its name."""
+    shape = shape_of(weights) if weights is not None else None
+    if weights is None or shape is None or not plan.rows or not plan.tokens_per_epoch or not plan.tokens_per_step:
+        return None
+    if plan.device == "cuda" and gpu is None:
+        return None
+    training, length = config.training, plan.tokens_per_epoch / plan.rows
+    base = quantization_of(config, plan)
+    method = (
+        f"{plan.method}, {base}, {training.parallelism}, recompute {training.gradient_checkpointing}, {config.task}"
+    )
+    dtype: str | None = config.model.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if plan.device == "cuda" else None
+    flops = flops_per_token(config, weights, length)
+    if flops is None:
+        return None
+    return Kind(
+        parameters=weights.parameters,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        method=method,
+        dtype=dtype,
+        device=earlier_runs.device_name(gpu if plan.device == "cuda" else None),
+        devices=plan.world_size if plan.device == "cuda" else plan.nodes,
+        world=plan.world_size,
+        length=length,
+        batch=min(micro_batch_tokens(config, plan), plan.tokens_per_step / plan.world_size),
+        flops=flops,
+    )
+
+
+def flops_per_token(config: Config, weights: Weights, length: float | None = None) -> float | None:
+    """Forward and backward of one token in a row of `length`, or of the longest kind; flops.py says how they are
+    counted."""
+    shape = shape_of(weights)
+    if shape is None:
+        return None
+    inside = sum(a * b for name, a, b in linears(weights) if not NOT_TEXT.search(name))
+    head = 0 if classifies(config) else int(weights.text_config.get("vocab_size") or 0) * shape.hidden
+    if config.lora is None:
+        linear = 6.0 * (inside + head)
+    else:
+        linear = 4.0 * (inside + head) + 6.0 * adapter_parameters(config, weights)
+    return linear + 12.0 * shape.attention * shape.layers * (length or config.data.max_length) / 2
+
+
+def time_line(found: Bill) -> str:
+    """How long, and by whose word, in a line."""
+    spans = [f"{_between(span)} by {span.source}" for span in found.spans]
+    if found.hours is None or found.tokens_per_second is None:
+        return found.source
+    if found.spans and found.source == found.spans[0].source:
+        return f"{'; '.join(spans)} ({found.tokens:,} tokens)"
+    rate = f"{found.tokens:,} tokens at {found.tokens_per_second:,.0f} tokens/s ({found.source})"
+    return "; ".join((f"about {duration(found.hours * 3600)} for {rate}", *spans))
+
+
+def price_line(found: Bill, each: float | None) -> str:
+    """What it costs at `each` for a device and hour, in a line; nothing where that is not known."""
+    if each is None or found.price is None:
+        return ""
+    about = f"about {found.price:,.2f}"
+    if found.spans and found.source == found.spans[0].source:
+        about = f"{found.spans[0].low_price:,.2f}–{found.spans[0].high_price:,.2f}"
+    return f"{about} at {each:g} for each device and hour"
+
+
+def _between(span: Span) -> str:
+    return f"{duration(span.low_hours * 3600)}–{duration(span.high_hours * 3600)}"

@@ -1,0 +1,435 @@
+"""What several tools share: Hugging Face's TrainingArguments, schedules, optimizers, attention and the like."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from kubetune.config.schema import DataConfig
+from kubetune.plugins.importers.draft import (
+    Draft,
+    Rule,
+    always,
+    as_flag,
+    as_list,
+    choice,
+    dropped,
+    each,
+    flag,
+    is_empty,
+    only,
+    same,
+    unneeded,
+)
+
+SCHEDULES = {
+    "cosine": "cosine",
+    "linear": "linear",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "cosine_with_restarts": "cosine",  # with the one cycle that is the default
+}
+OPTIMIZERS = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_apex_fused": "adamw",
+    "adamw": "adamw",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "adamw_8bit": "adamw_8bit",
+    "adamw_torch_8bit": "adamw_8bit",
+}
+_PAGED = {"paged_adamw_8bit": "adamw_8bit", "paged_adamw_32bit": "adamw", "paged_adamw": "adamw"}
+FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check proves exact"
+
+schedule = choice(
+    "training.lr_scheduler_type", SCHEDULES, "cosine", "kubetune knows cosine, linear and constant schedules"
+)
+
+
+def optimizer(draft: Draft, key: str, value: Any) -> None:
+    """AdamW in one of its forms, or the nearest."""
+    if value in OPTIMIZERS:
+        draft.carry(key, "training.optim", OPTIMIZERS[value])
+    elif value in _PAGED:
+        draft.approximate(key, "training.optim", _PAGED[value], "the optimizer's state is not paged to the host")
+    else:
+        draft.approximate(
+            key, "training.optim", "adamw", f"{value} is not there; choose the learning rate anew for AdamW"
+        )
+
+
+def steps(path: str) -> Rule:
+    """Steps between events; a share of the whole run, which peers allow, is not known before the data are read."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if isinstance(value, (int, float)) and value >= 1:
+            draft.carry(key, path, int(value))
+        else:
+            draft.approximate(key, path, "epoch", "a share of all steps; `kubetune plan` shows how many there are")
+
+    return rule
+
+
+def strategy(path: str) -> Rule:
+    """`epoch` sets the interval; `steps` leaves it to the key with the number."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if value == "epoch":
+            draft.carry(key, path, "epoch")
+        elif value == "steps":
+            draft.unneeded(key, "follows from the number of steps")
+        elif (value == "no" or as_flag(value) is False) and path == "training.save_steps":
+            draft.unneeded(key, "the last step is saved all the same, and each epoch's, which changes no result")
+        elif value == "no" or as_flag(value) is False:
+            draft.unneeded(key, "what data.eval holds out is evaluated all the same, which changes no result")
+        elif value == "best":
+            draft.unneeded(key, "the best checkpoint is always kept")
+        else:
+            draft.drop(key, "expected steps, epoch or no")
+
+    return rule
+
+
+def warmup_steps(draft: Draft, key: str, value: Any) -> None:
+    """A number of steps; transformers also takes a share below 1."""
+    if isinstance(value, float) and 0 < value < 1:
+        draft.carry(key, "training.warmup_ratio", value)
+    else:
+        draft.carry(key, "training.warmup_steps", int(value))
+
+
+def resumption(draft: Draft, key: str, value: Any) -> None:
+    """A run goes on by itself; from another's checkpoint none begins."""
+    if as_flag(value) in (True, False):
+        draft.unneeded(key, "a run goes on from its newest good checkpoint by itself; see training.resume")
+    else:
+        draft.drop(
+            key, "a run goes on from its own newest checkpoint only; merge another's result into the model first"
+        )
+
+
+def push(draft: Draft, key: str, value: Any) -> None:
+    """Whether the result is uploaded; where to, another key says."""
+    if not as_flag(value):
+        draft.unneeded(key, "off, as here")
+    elif draft.given.get("hub_model_id"):
+        draft.unneeded(key, "follows from `push`, which hub_model_id sets")
+    else:
+        draft.drop(key, "no hub_model_id is given; set push.repo: ORG/NAME")
+
+
+def hub_model(draft: Draft, key: str, value: Any) -> None:
+    """Where the result is uploaded; only named, nothing is uploaded unless it is switched on there."""
+    if draft.peer != "axolotl" and not as_flag(draft.given.get("push_to_hub")):
+        draft.unneeded(key, "push_to_hub is off")
+    elif re.fullmatch(r"[\w.-]+/[\w.-]+", str(value)):
+        draft.carry(key, "push.repo", value)
+    else:
+        draft.drop(key, f"push.repo wants ORG/NAME, found {value}")
+
+
+def sees(path: str) -> Rule:
+    """A setting of the parts of a model that see, which also says that it does."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        draft.carry(key, path, as_flag(value))
+        _say_it_sees(draft, key)
+
+    return rule
+
+
+def _say_it_sees(draft: Draft, key: str) -> None:
+    if draft.settings.get(("task",)) != "vision_language":
+        draft.settings.pop(("task",), None)
+        draft.assume("task", "vision_language", f"{key} is a setting of models that see")
+
+
+def pixels(path: str) -> Rule:
+    """A limit of an image in pixels becomes one in tokens of 28 × 28 pixels, as Qwen-VL counts; at least one."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if isinstance(value, int) and value > 0:
+            tokens = max(1, min(16_384, value // (28 * 28)))
+            draft.approximate(key, path, tokens, "tokens of 28 × 28 pixels; other models differ")
+            _say_it_sees(draft, key)
+        else:
+            draft.drop(key, f"no number of pixels; see {path}")
+
+    return rule
+
+
+def max_steps(draft: Draft, key: str, value: Any) -> None:
+    """transformers' own default, written out in many files, is -1: epochs decide."""
+    if isinstance(value, int) and value < 1:
+        draft.unneeded(key, "off: epochs decide")
+    else:
+        draft.carry(key, "training.max_steps", value)
+
+
+def fp8(draft: Draft, key: str, value: Any) -> None:
+    """Ours is for LoRA on a plain base."""
+    ours = draft.settings
+    refused = [("quantization",), ("lora", "dropout"), ("lora", "use_dora"), ("training", "parallelism")]
+    if not as_flag(value):
+        draft.unneeded(key, "off, as here")
+    elif ("lora",) in ours and ours.get(("task",), "causal_lm") == "causal_lm" and not any(map(ours.get, refused)):
+        draft.carry(key, "training.fp8", True)
+    else:
+        draft.drop(key, "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded")
+
+
+def total_limit(draft: Draft, key: str, value: Any) -> None:
+    """At least one checkpoint is kept; peers also keep all."""
+    if isinstance(value, int) and value >= 1:
+        draft.carry(key, "training.save_total_limit", value)
+    else:
+        draft.approximate(key, "training.save_total_limit", 1000, "all are kept there; the newest thousand here")
+
+
+def run_name(draft: Draft, key: str, value: Any) -> None:
+    """Ours are names that Kubernetes accepts."""
+    name = re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")[:40].strip("-")
+    if name == value:
+        draft.carry(key, "name", name)
+    elif name:
+        draft.approximate(key, "name", name, "lower case letters, digits and dashes, as Kubernetes wants")
+    else:
+        draft.drop(key, "holds no letter that a name may have")
+
+
+def trackers(draft: Draft, key: str, value: Any) -> None:
+    """TensorBoard and MLflow."""
+    wanted = [str(name).lower() for name in as_list(value)]
+    if "tensorboard" in wanted or "all" in wanted:
+        draft.carry(key, "tracking.tensorboard", True)
+    if "mlflow" in wanted:
+        draft.carry(key, "tracking.mlflow", {})
+    others = [name for name in wanted if name not in ("tensorboard", "mlflow", "none", "all")]
+    if others:
+        draft.drop(key, f"{', '.join(others)} is not there; TensorBoard and MLflow are (tracking)")
+    elif wanted == ["none"]:
+        draft.unneeded(key, "nothing is reported unless tracking says so")
+
+
+def remote_code(draft: Draft, key: str, value: Any) -> None:
+    """Ours needs a commit, which no peer asks for."""
+    if not as_flag(value):
+        draft.unneeded(key, "off, as here")
+    elif re.fullmatch(r"[0-9a-f]{40}", str(draft.settings.get(("model", "revision"), ""))):
+        draft.carry(key, "model.trust_remote_code", True)
+    else:
+        draft.drop(key, "most models need no code of their own; where one does, set model.revision to a commit as well")
+
+
+def modules(draft: Draft, key: str, value: Any) -> None:
+    """Target modules of LoRA: all linear layers, names, or one regular expression."""
+    names = as_list(value) if not isinstance(value, str) or re.fullmatch(r"[\w.,\s-]+", value) else value
+    if isinstance(names, str):
+        draft.carry(key, "lora.target_modules", names)
+    elif any(name in ("all", "all-linear", "ALL") for name in names):
+        if len(names) == 1:
+            draft.carry(key, "lora.target_modules", "all-linear")
+        else:
+            others = ", ".join(str(name) for name in names if name not in ("all", "all-linear", "ALL"))
+            draft.approximate(key, "lora.target_modules", "all-linear", f"adapters on {others} are left out")
+    else:
+        draft.carry(key, "lora.target_modules", names)
+
+
+def names(path: str) -> Rule:
+    """A list of names."""
+    return lambda draft, key, value: draft.carry(key, path, as_list(value))
+
+
+def four_bits(switch: str, on: Any) -> Rule:
+    """The kind of 4 bits, which says nothing unless the key `switch` asks for 4 bits."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if as_flag(draft.given.get(switch)) != on:
+            draft.unneeded(key, f"{switch} does not ask for 4 bits")
+        else:
+            choice("quantization", {"nf4": "4bit", "fp4": "fp4"}, "4bit", "nf4 and fp4 are there")(draft, key, value)
+
+    return rule
+
+
+def seconds(path: str) -> Rule:
+    """A patience. The enormous ones that peers' examples set hide hangs for years."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if isinstance(value, (int, float)) and 1 <= value <= 24 * 3600:
+            draft.carry(key, path, float(value))
+        else:
+            draft.unneeded(key, "data are prepared before the ranks meet, so no such patience is needed")
+
+    return rule
+
+
+def packing(draft: Draft, key: str, value: Any) -> None:
+    """Packed rows: where others pack before they batch, a batch counts full rows, and so it does here then."""
+    if as_flag(value):
+        draft.carry(key, "data.packing", True, f"data.packing: true, and training.global_batch_tokens: packed; {_ROWS}")
+        draft.assume("training.global_batch_tokens", "packed", f"{draft.peer} counts packed rows, not samples")
+        draft.comments[("training", "global_batch_tokens")] = "full rows of data.max_length are counted, as there"
+    else:
+        draft.carry(key, "data.packing", False)
+
+
+def share(draft: Draft, key: str, value: Any) -> None:
+    """What is held out for evaluation: a share, or a number of rows, which depends on how many there are."""
+    if isinstance(value, (int, float)) and 0 <= value < 1:
+        if value:
+            draft.carry(key, "data.eval", float(value))
+        else:
+            draft.unneeded(key, "off, as here")
+    else:
+        draft.approximate(key, "data.eval", 0.05, "a share is held out here, not a number of rows; adjust it")
+
+
+_ROWS = "a step holds as many tokens as there"
+_NO_EFFECT = "has no counterpart, and no effect on the result"
+
+TRAINING: dict[str, Rule] = {
+    **{
+        key: same(f"training.{key}")
+        for key in (
+            "num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
+            "per_device_eval_batch_size learning_rate warmup_ratio weight_decay max_grad_norm adam_beta1 adam_beta2 "
+            "adam_epsilon metric_for_best_model greater_is_better early_stopping_patience seed"
+        ).split()
+    },
+    "max_steps": max_steps,
+    "save_total_limit": total_limit,
+    "gradient_checkpointing": same("training.gradient_checkpointing"),
+    "warmup_steps": warmup_steps,
+    "use_cpu": flag("compute.gpus_per_node", 0),
+    "no_cuda": flag("compute.gpus_per_node", 0),
+    "logging_steps": steps("training.logging_steps"),
+    "eval_steps": steps("training.eval_steps"),
+    "save_steps": steps("training.save_steps"),
+    "save_strategy": strategy("training.save_steps"),
+    "eval_strategy": strategy("training.eval_steps"),
+    "evaluation_strategy": strategy("training.eval_steps"),
+    "optim": optimizer,
+    "lr_scheduler_type": schedule,
+    "bf16": flag("model.dtype", "bfloat16"),
+    "fp16": flag("model.dtype", "float16"),
+    "tf32": unneeded("matrix products of float32 use TF32 where the GPU has it"),
+    "output_dir": same("output"),
+    "run_name": run_name,
+    "report_to": trackers,
+    "trust_remote_code": remote_code,
+    "ddp_timeout": seconds("training.timeout_seconds"),
+    "load_best_model_at_end": unneeded("`best` is a link to the best checkpoint, `last` to the last"),
+    **each("resume_from_checkpoint auto_resume_from_checkpoints", resumption),
+    "neftune_noise_alpha": dropped("noise on embeddings is not there"),
+    "use_liger_kernel": unneeded("fused kernels are used where they are proved equal"),
+    "label_smoothing_factor": dropped("label smoothing is not there"),
+    "group_by_length": unneeded("it saves padding, and nothing is padded here"),
+    "average_tokens_across_devices": always(
+        "one divisor for the whole global batch, as here", "one divisor for the whole global batch"
+    ),
+    "auto_find_batch_size": dropped("`kubetune plan` and training.probe say what fits"),
+    "push_to_hub": push,
+    "hub_strategy": only(["end"], "uploaded after a good end, as here", "the best is uploaded once, after a good end"),
+    "data_seed": dropped("training.seed decides the order of the data too"),
+    "dataloader_drop_last": dropped("the last step of an epoch takes the samples that are left"),
+    "eval_on_start": dropped("nothing is evaluated before the first step"),
+    "do_train": always("a run trains", "a run trains; see `kubetune evaluate`"),
+    "do_predict": dropped("see `kubetune generate`"),
+    "hub_model_id": hub_model,
+    "hub_private_repo": same("push.private"),
+    "lr_scheduler_kwargs": dropped("schedules have no settings of their own"),
+    "optim_args": dropped("AdamW's settings are training.adam_beta1, adam_beta2 and adam_epsilon"),
+    "deepspeed": dropped("use training.parallelism: fsdp where the model does not fit one GPU"),
+    **each(
+        "attn_implementation flash_attn flash_attention sdp_attention xformers_attention attn_impl",
+        unneeded(FAST_ATTENTION),
+    ),
+    **each(
+        "gradient_checkpointing_kwargs dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+        "dataloader_prefetch_factor remove_unused_columns overwrite_output_dir overwrite_cache do_eval "
+        "logging_first_step logging_dir save_safetensors save_only_model ddp_find_unused_parameters disable_tqdm "
+        "log_level include_num_input_tokens_seen include_tokens_per_second plot_loss local_rank "
+        "prediction_loss_only torch_compile torch_compile_mode torch_compile_backend use_cache ddp_backend "
+        "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph dataloader_in_order eval_accumulation_steps "
+        "dataloader_multiprocessing_context log_on_each_node save_on_each_node logging_nan_inf_filter "
+        "torch_empty_cache_steps logging_strategy log_level_replica skip_memory_metrics",
+        unneeded(_NO_EFFECT),
+    ),
+}
+"""Rules for the keys of TrainingArguments, under their own names."""
+
+
+def fsdp(draft: Draft, key: str, value: Any) -> None:
+    """Sharding of any kind is FSDP2 here."""
+    if draft.has("training.parallelism"):
+        draft.unneeded(key, "follows from training.parallelism: fsdp")
+    else:
+        draft.carry(key, "training.parallelism", "fsdp")
+
+
+def pin_fsdp(draft: Draft, *keys: str) -> None:
+    """Take whatever switches sharding on."""
+    for key in keys:
+        value = draft.take(key)
+        if value is not None and as_flag(value) is not False:
+            fsdp(draft, key, value)
+
+
+def settle(draft: Draft) -> None:
+    """Take out what our sections do not allow together, and say so."""
+    if draft.settings.get(("training", "global_batch_tokens")) == "packed":
+        _settle_packing(draft)
+    if not draft.has("data.eval"):
+        for key in ("early_stopping_patience", "metric_for_best_model", "greater_is_better", "eval_steps"):
+            draft.withdraw(f"training.{key}", "nothing is evaluated, since no data are given for it; set data.eval")
+    if draft.has("push.private") and not draft.has("push.repo"):
+        del draft.settings[("push", "private")]
+        draft.unneeded("hub_private_repo", "nothing is uploaded")
+    if draft.settings.get(("training", "parallelism")) == "fsdp":
+        _settle_sharding(draft)
+
+
+def _settle_packing(draft: Draft) -> None:
+    """A global batch that counts packed rows, as a number of tokens."""
+    rows = ("training", "global_batch_size")
+    if rows in draft.settings:
+        key, number = draft.origins.pop(rows), draft.settings.pop(rows)
+        draft.comments.pop(rows, None)
+        length = draft.settings.get(("data", "max_length"), DataConfig.model_fields["max_length"].default)
+        said = f"training.global_batch_tokens: {number * length:,}, {number} full rows of {length:,} tokens"
+        draft.carry(key, "training.global_batch_tokens", number * length, said)
+
+
+def _settle_sharding(draft: Draft) -> None:
+    """What FSDP2 cannot be combined with here."""
+    task = draft.settings.get(("task",), "causal_lm")
+    full = ("lora",) not in draft.settings
+    refused = {
+        "a quantised base, which is small,": draft.settings.get(("quantization",), "none") not in ("none", "auto"),
+        f"task: {task}": task == "sequence_classification",
+        f"task: {task} without lora": task == "vision_language" and full,
+        "DoRA": bool(draft.settings.get(("lora", "use_dora"))),
+        "a model with lora.modules_to_save": draft.has("lora.modules_to_save"),
+    }
+    what = next((what for what, is_found in refused.items() if is_found), None)
+    if what is not None:
+        draft.withdraw("training.parallelism", f"{what} is not sharded; each GPU holds a copy")
+    elif draft.settings.get(("training", "optim")) == "adamw_8bit" and full:
+        key = draft.origins[("training", "optim")]
+        draft.approximate(key, "training.optim", "adamw", "8-bit state is not sharded; slices of AdamW's are small")
+
+
+def complete(draft: Draft) -> None:
+    """One note for each key, and none without: a key whose setting was taken out again counts as dropped."""
+    told = {note.key for note in draft.notes}
+    for key, value in draft.given.items():
+        if key not in told:
+            if is_empty(value):
+                draft.unneeded(key, "left empty")
+            else:
+                draft.drop(key, "read, but nothing here follows from it")
+    last = {(note.key, note.kind == "assumed"): note for note in draft.notes}
+    draft.notes[:] = [note for note in draft.notes if last[(note.key, note.kind == "assumed")] is note]

@@ -1,0 +1,239 @@
+"""LLaMA-Factory's configs: flat YAML or JSON; data sets are names in a `dataset_info.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kubetune.plugins.importers.common import (
+    TRAINING,
+    four_bits,
+    fp8,
+    modules,
+    names,
+    packing,
+    pin_fsdp,
+    pixels,
+    sees,
+    share,
+)
+from kubetune.plugins.importers.draft import (
+    Draft,
+    Note,
+    Rule,
+    as_flag,
+    as_list,
+    choice,
+    dropped,
+    each,
+    flag,
+    only,
+    same,
+    unneeded,
+)
+from kubetune.plugins.importers.prompts import template
+
+NAME = "LLaMA-Factory"
+MARKS = ("stage", "finetuning_type", "cutoff_len", "template", "dataset_dir", "lora_target", "val_size", "pref_loss",
+         "preprocessing_num_workers", "quantization_bit", "neat_packing", "model_name_or_path")  # fmt: skip
+
+_FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "openai": "messages"}
+_COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
+
+
+def convert(draft: Draft, folder: Path) -> None:
+    """Fill in the draft. `folder`: where the config lies, from which its data are looked for."""
+    method = draft.take("finetuning_type")
+    if method == "full":
+        draft.unneeded("finetuning_type", "without a `lora` section every parameter is trained")
+        _forget_lora(draft)
+    elif method in (None, "lora"):
+        if method:
+            draft.carry("finetuning_type", "lora", None)
+        else:
+            draft.assume("lora", None)
+        rank = draft.given.get("lora_rank") or 8
+        draft.assume("lora.r", rank) if "lora_rank" not in draft.given else None
+        draft.assume("lora.target_modules", "all-linear") if not draft.given.get("lora_target") else None
+    else:
+        draft.approximate("finetuning_type", "lora", None, f"{method} is not there, LoRA is")
+    _data(draft, folder)
+    pin_fsdp(draft, "fsdp", "fsdp_config")
+    later = draft.take("fp8")
+    draft.apply(RULES)
+    if later is not None:
+        fp8(draft, "fp8", later)
+    stage_text = draft.given.get("stage") == "pt"
+    if stage_text and not draft.has("data.train_on"):
+        draft.assume("data.train_on", "all", "stage: pt trains on everything")
+    if stage_text and not draft.has("data.packing"):
+        draft.assume("data.packing", True, "stage: pt packs")
+        draft.assume("training.global_batch_tokens", "packed", "stage: pt counts packed rows, not samples")
+    for path, value in _DEFAULTS.items():
+        draft.assume(path, value)
+    if not draft.has("training.warmup_steps"):
+        draft.assume("training.warmup_ratio", 0.0)
+
+
+_DEFAULTS: dict[str, Any] = {
+    "data.max_length": 2048,
+    "data.overlong": "truncate",
+    "data.packing": False,
+    "training.num_train_epochs": 3.0,
+    "training.per_device_train_batch_size": 8,
+    "training.learning_rate": 5e-5,
+    "training.lr_scheduler_type": "linear",
+    "training.save_steps": 500,
+}
+
+
+def _forget_lora(draft: Draft) -> None:
+    for key in draft.given:
+        if key.startswith(("lora_", "use_dora", "use_rslora")) and draft.take(key) is not None:
+            draft.unneeded(key, "says nothing in full fine-tuning")
+
+
+def _data(draft: Draft, folder: Path) -> None:
+    directory = Path(str(draft.take("dataset_dir") or "data"))
+    if "dataset_dir" in draft.given:
+        draft.unneeded("dataset_dir", "only says where dataset_info.json lies")
+    number = draft.take("max_samples")
+    registry = _registry(folder, directory)
+    for key, path in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
+        given = draft.take(key)
+        if given is not None:
+            sources = [_source(draft, key, name, registry, number) for name in as_list(given)]
+            draft.carry(key, path, sources)
+    if number is not None and draft.has("data.train"):
+        why = f"#{number} behind each source: drawn by the seed, not the first"
+        draft.notes.append(Note("approximated", "max_samples", number, why, draft.lines.get("max_samples", 0)))
+        draft.comments[("data", "train")] = f"max_samples: the first {number} of each there, drawn here"
+    probabilities = draft.take("interleave_probs")
+    if probabilities is not None:
+        draft.drop("interleave_probs", "give each source a `weight`: how often it appears in an epoch")
+    if draft.take("mix_strategy") not in (None, "concat"):
+        draft.drop("mix_strategy", "sources are concatenated; give each a `weight` instead")
+
+
+def _registry(folder: Path, directory: Path) -> tuple[Path, dict[str, Any]] | None:
+    """dataset_info.json, looked for beside the config and above it, as their command is called from the repository."""
+    for start in (folder, *folder.absolute().parents, Path.cwd()):
+        file = start / directory / "dataset_info.json"
+        if file.is_file():
+            try:
+                found = json.loads(file.read_text("utf-8"))
+            except ValueError:
+                continue
+            return file.parent, found if isinstance(found, dict) else {}
+    return None
+
+
+def _source(draft: Draft, key: str, name: str, registry: tuple[Path, dict[str, Any]] | None, number: Any) -> Any:
+    sample = f"#{number}" if number else ""
+    entry = registry[1].get(name) if registry else None
+    if entry is None:
+        why = "is not in dataset_info.json" if registry else "dataset_info.json was not found"
+        draft.drop(f"{key}: {name}", f"a name of LLaMA-Factory's own, and {why}; put the file or hub id in its place")
+        return {"path": f"{name}{sample}"}
+    source: dict[str, Any] = {}
+    if "file_name" in entry and registry:
+        source["path"] = str((registry[0] / entry["file_name"]).absolute()) + sample
+    elif entry.get("hf_hub_url"):
+        source["path"] = str(entry["hf_hub_url"]) + sample
+    else:
+        draft.drop(f"{key}: {name}", "has neither file_name nor hf_hub_url; put the file or hub id in its place")
+        source["path"] = f"{name}{sample}"
+    columns = {_COLUMNS.get(ours, ours): theirs for ours, theirs in (entry.get("columns") or {}).items()}
+    form = entry.get("formatting", "alpaca")
+    if form == "sharegpt":
+        tags = entry.get("tags") or {}
+        source["format"] = "messages" if tags.get("role_tag") == "role" else "sharegpt"
+        listed = columns.pop("messages", "conversations")
+        wanted = "messages" if source["format"] == "messages" else "conversations"
+        columns = ({wanted: listed} if listed != wanted else {}) | columns
+    elif form in _FORMATS:
+        source["format"] = _FORMATS[form]
+    columns = {ours: theirs for ours, theirs in columns.items() if ours != theirs}
+    if columns:
+        source["columns"] = columns
+    if entry.get("subset"):
+        source["subset"] = entry["subset"]
+    if entry.get("split", "train") != "train":
+        source["split"] = entry["split"]
+    if entry.get("ranking"):
+        draft.drop(f"{key}: {name}", "holds preferences, which supervised fine-tuning does not use")
+    return source
+
+
+def _neat_packing(draft: Draft, key: str, value: Any) -> None:
+    """Packing with isolated sequences, which packing always is here."""
+    if as_flag(value) or "packing" not in draft.given:
+        packing(draft, key, value)
+    else:
+        draft.unneeded(key, "sequences of a packed row never see each other")
+
+
+def _stage(draft: Draft, key: str, value: Any) -> None:
+    if value == "pt":
+        draft.approximate(key, "task", "causal_lm", "every token of a text is trained; texts are packed whole")
+    else:
+        draft.carry(key, "task", "causal_lm", "supervised fine-tuning")
+
+
+RULES: dict[str, Rule] = {
+    **TRAINING,
+    "stage": _stage,
+    "model_name_or_path": same("model.path"),
+    "model_revision": same("model.revision"),
+    "cutoff_len": same("data.max_length"),
+    "val_size": share,
+    "train_on_prompt": choice("data.train_on", {True: "all", False: "assistant"}),
+    "mask_history": dropped("all answers of a conversation are trained, not only the last"),
+    "packing": packing,
+    "neat_packing": _neat_packing,
+    "preprocessing_num_workers": same("data.num_proc"),
+    "lora_rank": same("lora.r"),
+    "lora_alpha": same("lora.alpha"),
+    "lora_dropout": same("lora.dropout"),
+    "lora_target": modules,
+    "additional_target": names("lora.modules_to_save"),
+    "use_rslora": flag("lora.use_rslora", True),
+    "use_dora": flag("lora.use_dora", True),
+    "quantization_bit": choice("quantization", {4: "4bit", 8: "8bit"}, None, "4 and 8 bits are there"),
+    "quantization_type": four_bits("quantization_bit", 4),
+    "quantization_method": only(
+        ["bnb", "bitsandbytes", "BNB"], "bitsandbytes, as here", "the base is quantised by bitsandbytes"
+    ),
+    "double_quantization": unneeded("kubetune's choice, and no matter of quality"),
+    "pure_bf16": flag("model.dtype", "bfloat16"),
+    "template": template(("chatml",)),
+    "default_system": dropped("put a system message into the data; the model then sees it at inference too"),
+    "early_stopping_steps": same("training.early_stopping_patience"),
+    "enable_thinking": dropped("no empty thoughts are added to answers; a template shows the thinking that data hold"),
+    "tokenized_path": dropped("data are prepared from their sources, and kept by fingerprint"),
+    "upcast_layernorm": dropped("norms compute as the model's code says"),
+    "cache_dir": unneeded("a folder of the machine: set HF_HOME where the run is started"),
+    "adapter_name_or_path": dropped("training does not begin from an adapter; merge it into the model first"),
+    "disable_gradient_checkpointing": flag("training.gradient_checkpointing", False),
+    **each("fp8_backend fp8_enable_fsdp_float8_all_gather", unneeded("kubetune's choice")),
+    "use_unsloth": unneeded("fused kernels are used where they are proved equal"),
+    "enable_liger_kernel": unneeded("fused kernels are used where they are proved equal"),
+    "shift_attn": dropped("LongLoRA's attention is not there"),
+    "loraplus_lr_ratio": dropped("one learning rate for all of an adapter"),
+    "pissa_init": dropped("adapters begin at zero"),
+    "flash_attn": unneeded("kubetune chooses the fastest attention that its self-check proves exact"),
+    "streaming": dropped("data are prepared once, into files that need no memory"),
+    "ray_num_workers": dropped("several nodes: see compute.nodes and `kubetune submit`"),
+    "use_swanlab": dropped("TensorBoard and MLflow are there (tracking)"),
+    "image_max_pixels": pixels("vision.image_max_tokens"),
+    "image_min_pixels": pixels("vision.image_min_tokens"),
+    "freeze_vision_tower": sees("vision.freeze_vision_tower"),
+    "freeze_multi_modal_projector": sees("vision.freeze_projector"),
+    **each("freeze_language_model media_dir", dropped("has no counterpart; see docs/vision.md")),
+    **each("video_max_pixels video_fps video_maxlen", dropped("videos are not there; images are")),
+    **each(
+        "use_reentrant_gc print_param_status low_cpu_mem_usage use_fast_tokenizer buffer_size",
+        unneeded("has no counterpart, and no effect on the result"),
+    ),
+}

@@ -1,0 +1,286 @@
+"""ms-swift's `swift sft`: a YAML config, or more often its command line in a shell script."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from kubetune.plugins.importers.common import (
+    FAST_ATTENTION,
+    TRAINING,
+    four_bits,
+    modules,
+    names,
+    packing,
+    pin_fsdp,
+    pixels,
+    schedule,
+    sees,
+    share,
+    warmup_steps,
+)
+from kubetune.plugins.importers.draft import (
+    Draft,
+    Rule,
+    always,
+    as_flag,
+    as_list,
+    choice,
+    dropped,
+    each,
+    flag,
+    only,
+    same,
+    unneeded,
+)
+from kubetune.plugins.importers.prompts import template
+
+NAME = "ms-swift"
+MARKS = ("tuner_type", "train_type", "split_dataset_ratio", "attn_impl", "freeze_vit", "val_dataset",
+         "quant_bits", "quant_method", "truncation_strategy", "loss_scale", "task_type", "model_author",
+         "load_from_cache_file", "tuner_backend")  # fmt: skip
+
+_DEFAULTS: dict[str, Any] = {
+    "data.packing": False,
+    "training.num_train_epochs": 3.0,
+    "training.weight_decay": 0.1,
+    "training.adam_beta2": 0.95,
+    "training.logging_steps": 5,
+    "training.save_steps": 500,
+    "training.gradient_checkpointing": True,
+}
+_LORA = {"lora.r": 8, "lora.alpha": 32, "lora.dropout": 0.05, "lora.target_modules": "all-linear"}
+_DATASET = re.compile(r"^(?:(?P<hub>hf|ms)::)?(?P<path>[^:#]+)(?::(?P<subsets>[^#]+))?(?:#(?P<number>\d+))?$")
+
+
+def convert(draft: Draft) -> None:
+    """Fill in the draft."""
+    key = "tuner_type" if "tuner_type" in draft.given else "train_type"
+    method = draft.take(key)
+    if method == "full":
+        draft.unneeded(key, "without a `lora` section every parameter is trained")
+        for name in draft.given:
+            if name.startswith(("lora_", "target_modules", "quant_")) and draft.take(name) is not None:
+                draft.unneeded(name, "says nothing in full fine-tuning")
+    elif method in (None, "lora"):
+        draft.carry(key, "lora", None) if method else draft.assume("lora", None)
+    else:
+        draft.approximate(key, "lora", None, f"{method} is not there, LoRA is")
+    _task(draft)
+    _data(draft)
+    pin_fsdp(draft, "fsdp")
+    draft.apply(RULES)
+    for path, value in (_DEFAULTS | (_LORA if ("lora",) in draft.settings else {})).items():
+        draft.assume(path, value)
+    draft.assume("training.learning_rate", 1e-4 if ("lora",) in draft.settings else 1e-5)
+    if not draft.has("training.warmup_steps"):
+        draft.assume("training.warmup_ratio", 0.0)
+    draft.assume(
+        "data.max_length", 2048, "ms-swift takes the model's own maximum, which the file does not say; longer rows are "
+        "left out"
+    )  # fmt: skip
+    if draft.has("data.eval"):
+        draft.assume("training.eval_steps", draft.settings[("training", "save_steps")], "as save_steps")
+
+
+def _task(draft: Draft) -> None:
+    kind = draft.take("task_type")
+    if kind == "seq_cls" or (kind is None and draft.take("num_labels")):
+        draft.carry("task_type" if kind else "num_labels", "task", "sequence_classification")
+        draft.seen.add("num_labels")
+        if kind and "num_labels" in draft.given:
+            draft.unneeded("num_labels", "follows from the labels in the data, or from classification.labels")
+        if problem := draft.take("problem_type"):
+            draft.carry("problem_type", "classification.problem_type", problem)
+    elif kind == "causal_lm":
+        draft.carry("task_type", "task", "causal_lm")
+
+
+def _data(draft: Draft) -> None:
+    for key, path in (("dataset", "data.train"), ("val_dataset", "data.eval")):
+        given = draft.take(key)
+        if given is not None:
+            words = given if isinstance(given, list) else [given]
+            draft.carry(key, path, [source for word in words for source in _sources(draft, key, str(word))])
+    columns = draft.take("columns")
+    if columns is not None:
+        draft.drop("columns", "name them at the source: data.train[…].columns, ours first")
+    if draft.take("interleave_prob") is not None:
+        draft.drop("interleave_prob", "give each source a `weight`: how often it appears in an epoch")
+
+
+def _sources(draft: Draft, key: str, text: str) -> list[dict[str, Any]]:
+    """`hf::owner/name:subset/subset#500`; each subset is a source of its own."""
+    found = _DATASET.match(text)
+    if found is None:
+        draft.drop(f"{key}: {text}", "not understood; put the file or hub id in its place")
+        return [{"path": text}]
+    sample = f"#{found['number']}" if found["number"] else ""
+    path, is_file = found["path"], bool(re.search(r"\.(jsonl?|csv|tsv|parquet)$", found["path"]))
+    if not is_file and found["hub"] != "hf" and not as_flag(draft.given.get("use_hf")):
+        draft.drop(f"{key}: {path}", "is looked for on Hugging Face's hub, not on ModelScope; see that it is there")
+    source = {"path": f"{path}{sample}"}
+    subsets = (found["subsets"] or "").split("/") if found["subsets"] else []
+    return [{**source, "subset": subset} for subset in subsets] or [source]
+
+
+def _ratio(draft: Draft, key: str, value: Any) -> None:
+    if draft.has("data.eval"):
+        draft.unneeded(key, "val_dataset is given")
+    else:
+        share(draft, key, value)
+
+
+def _accumulation(draft: Draft, key: str, value: Any) -> None:
+    if isinstance(value, int):
+        draft.carry(key, "training.gradient_accumulation_steps", value)
+        return
+    text = " ".join(map(str, as_list(value)))
+    total = re.search(r"(\d+)\s*/", text)
+    batch = draft.given.get("per_device_train_batch_size") or 1
+    if total and isinstance(batch, int):
+        wanted = int(total[1]) * batch
+        draft.approximate(
+            key, "training.global_batch_size", wanted, "divided by the processes there, which kubetune does"
+        )
+    else:
+        draft.drop(key, f"a shell expression: {text}; set training.global_batch_size")
+
+
+def _packing_length(draft: Draft, key: str, value: Any) -> None:
+    """Rows are packed to `max_length` here, so that a batch of longer ones is a larger batch of these."""
+    if not as_flag(draft.given.get("packing")):
+        draft.unneeded(key, "packing is off")
+    elif value == draft.given.get("max_length"):
+        draft.unneeded(key, "max_length says it too")
+    else:
+        draft.drop(key, "rows are packed to data.max_length; scale the accumulation by the quotient")
+
+
+def _number(path: str) -> Rule:
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if isinstance(value, int):
+            draft.carry(key, path, value)
+        else:
+            draft.drop(key, f"a shell variable; set {path}")
+
+    return rule
+
+
+def _parallel(draft: Draft, key: str, value: Any) -> None:
+    if "zero3" in str(value) or "zero2" in str(value):
+        draft.approximate(key, "training.parallelism", "fsdp", "FSDP2 shards weights, gradients and state, as ZeRO-3")
+    else:
+        draft.drop(key, "use training.parallelism: fsdp where the model does not fit one GPU")
+
+
+RULES: dict[str, Rule] = {
+    **TRAINING,
+    "model": same("model.path"),
+    "model_id_or_path": same("model.path"),
+    "model_revision": same("model.revision"),
+    "torch_dtype": choice("model.dtype", {name: name for name in ("bfloat16", "float16", "float32")}),
+    "gradient_accumulation_steps": _accumulation,
+    "max_length": same("data.max_length"),
+    "truncation_strategy": choice(
+        "data.overlong",
+        {"delete": "drop", "right": "truncate"},
+        "truncate",
+        "the end of a row is cut, not its start, and it is not split",
+    ),
+    "split_dataset_ratio": _ratio,
+    "packing": packing,
+    "packing_length": _packing_length,
+    "padding_free": unneeded("nothing is padded here either way"),
+    "dataset_num_proc": same("data.num_proc"),
+    "lora_rank": same("lora.r"),
+    "lora_alpha": same("lora.alpha"),
+    "lora_dropout": same("lora.dropout"),
+    "target_modules": modules,
+    "target_regex": same("lora.target_modules"),
+    "modules_to_save": names("lora.modules_to_save"),
+    "use_rslora": flag("lora.use_rslora", True),
+    "use_dora": flag("lora.use_dora", True),
+    "quant_bits": choice("quantization", {4: "4bit", 8: "8bit"}, None, "4 and 8 bits are there"),
+    "quant_method": only(["bnb"], "bitsandbytes, as here", "the base is quantised by bitsandbytes"),
+    "bnb_4bit_quant_type": four_bits("quant_bits", 4),
+    "loss_scale": choice(
+        "data.train_on", {"default": "assistant", "all": "all"}, "assistant", "every answer weighs the same"
+    ),
+    "early_stop_interval": same("training.early_stopping_patience"),
+    "deepspeed": _parallel,
+    "NPROC_PER_NODE": _number("compute.processes"),
+    "nproc_per_node": _number("compute.processes"),
+    "NNODES": _number("compute.nodes"),
+    "nnodes": _number("compute.nodes"),
+    "system": dropped("put a system message into the data; the model then sees it at inference too"),
+    "init_weights": dropped("adapters begin at zero"),
+    "adapters": dropped("training does not begin from an adapter; merge it into the model first"),
+    **each("model_author model_name", dropped("the data say who the model is, as they stand")),
+    **each("agent_template response_prefix", dropped("the chat template is the tokenizer's own")),
+    "acc_strategy": dropped("accuracy counts tokens"),
+    "load_data_args": dropped("the data are those of this file"),
+    "lora_bias": dropped("biases are not trained with adapters"),
+    "freeze_llm": dropped("the language model always learns, through adapters or whole"),
+    "freeze_vit": sees("vision.freeze_vision_tower"),
+    "freeze_aligner": sees("vision.freeze_projector"),
+    **each("max_pixels MAX_PIXELS", pixels("vision.image_max_tokens")),
+    **each("min_pixels MIN_PIXELS", pixels("vision.image_min_tokens")),
+    "template": template(),
+    **each(
+        "dataset_shuffle train_dataloader_shuffle",
+        always("rows are shuffled, each epoch anew", "rows are shuffled, each epoch anew"),
+    ),
+    "strict": flag("data.max_lost_share", 0.0),
+    "eval_iters": dropped("an evaluation takes all of data.eval"),
+    "use_chat_template": dropped("records with `text` are taken as they are, conversations get the template"),
+    "sequence_parallel_size": dropped("no splitting along a sequence"),
+    "loss_type": dropped("cross-entropy, or the mean squared error of a regression"),
+    "streaming": dropped("data are prepared once, into files that need no memory"),
+    "optimizer": dropped("AdamW and its 8-bit form are there (training.optim)"),
+    **each("vit_lr aligner_lr", dropped("one learning rate for all of the model")),
+    "vit_gradient_checkpointing": unneeded("training.gradient_checkpointing is for all of the model"),
+    "router_aux_loss_coef": dropped("experts are not balanced by a loss of their own"),
+    "moe_aux_loss_coeff": dropped("experts are not balanced by a loss of their own"),
+    "micro_batch_size": same("training.per_device_train_batch_size"),
+    "global_batch_size": same("training.global_batch_size"),
+    "lr": same("training.learning_rate"),
+    "adam_eps": same("training.adam_epsilon"),
+    "clip_grad": same("training.max_grad_norm"),
+    "max_epochs": same("training.num_train_epochs"),
+    "lr_warmup_iters": warmup_steps,
+    "lr_decay_style": schedule,
+    "vit_attn_impl": unneeded(FAST_ATTENTION),
+    **each("wandb_project wandb_exp_name", dropped("TensorBoard and MLflow are there (tracking)")),
+    "lr_warmup_fraction": same("training.warmup_ratio"),
+    "train_iters": same("training.max_steps"),
+    "min_lr": dropped("the learning rate ends at 0, with the last step"),
+    "merge_lora": unneeded("`kubetune export --merge` does it afterwards"),
+    **each(
+        "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size context_parallel_size "
+        "expert_tensor_parallel_size sequence_parallel",
+        dropped("no splitting along a sequence or layer"),
+    ),
+    **each(
+        "recompute_granularity recompute_method recompute_num_layers recompute_modules",
+        unneeded("training.gradient_checkpointing: auto recomputes as many layers as memory asks for"),
+    ),
+    **each(
+        "no_save_optim no_save_rng",
+        unneeded("a checkpoint holds all that a run needs to go on; `kubetune export` leaves the rest out"),
+    ),
+    **each(
+        "CUDA_VISIBLE_DEVICES MASTER_PORT MASTER_ADDR NODE_RANK PYTORCH_CUDA_ALLOC_CONF OMP_NUM_THREADS "
+        "VIDEO_MAX_PIXELS FPS_MAX_FRAMES ENV",
+        unneeded("a setting of the machine, not of the run"),
+    ),
+    **each(
+        "load_from_cache_file use_hf model_type add_version check_model tuner_backend "
+        "lazy_tokenize save_only_model max_new_tokens temperature infer_backend "
+        "create_checkpoint_symlink label_names use_logits_to_keep "
+        "stream experts_impl finetune attention_backend cross_entropy_loss_fusion cross_entropy_fusion_impl "
+        "moe_permute_fusion moe_grouped_gemm moe_shared_expert_overlap gradient_accumulation_fusion "
+        "masked_softmax_fusion bnb_4bit_compute_dtype",
+        unneeded("has no counterpart, and no effect on the result"),
+    ),
+}

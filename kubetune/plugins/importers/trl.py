@@ -1,0 +1,199 @@
+"""TRL's `trl sft`: a flat YAML config, or its command line; keys are TrainingArguments', SFTConfig's, ModelConfig's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kubetune.plugins.importers.common import TRAINING, four_bits, modules, names, packing, pin_fsdp, share
+from kubetune.plugins.importers.draft import (
+    Draft,
+    Rule,
+    as_flag,
+    choice,
+    dropped,
+    each,
+    flag,
+    is_empty,
+    only,
+    same,
+    unneeded,
+)
+from kubetune.plugins.importers.prompts import template_file
+
+NAME = "TRL"
+MARKS = ("dataset_name", "use_peft", "dataset_train_split", "dataset_test_split", "assistant_only_loss",
+         "completion_only_loss", "packing_strategy", "truncation_mode", "dataset_text_field", "dataset_config",
+         "lora_task_type", "eos_token", "dataset_mixture", "dataset_mixer", "dataset_splits", "max_seq_length",
+         "model_name_or_path")  # fmt: skip
+
+_DEFAULTS: dict[str, Any] = {
+    "data.max_length": 1024,
+    "data.overlong": "truncate",
+    "data.packing": False,
+    "training.num_train_epochs": 3.0,
+    "training.per_device_train_batch_size": 8,
+    "training.learning_rate": 2e-5,
+    "training.lr_scheduler_type": "linear",
+    "training.logging_steps": 10,
+    "training.save_steps": 500,
+    "training.gradient_checkpointing": True,
+}
+_MIXED = {"subset": "config", "split": "split"}
+_READ = ("messages", "prompt", "completion", "text")
+_LORA = {"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05}
+
+
+def convert(draft: Draft) -> None:
+    """Fill in the draft."""
+    if as_flag(draft.take("use_peft")):
+        draft.carry("use_peft", "lora", None)
+    else:
+        for key in draft.given:
+            if key.startswith(("lora_", "use_dora", "use_rslora", "load_in_")) and draft.take(key) is not None:
+                draft.unneeded(key, "says nothing without use_peft")
+    _data(draft)
+    _loss(draft)
+    pin_fsdp(draft, "fsdp", "fsdp_config")
+    draft.apply(RULES)
+    for path, value in (_DEFAULTS | (_LORA if ("lora",) in draft.settings else {})).items():
+        draft.assume(path, value)
+    if not draft.has("training.warmup_steps"):
+        draft.assume("training.warmup_ratio", 0.0)
+
+
+def _data(draft: Draft) -> None:
+    _mixture(draft)
+    name, mixture = draft.take("dataset_name"), draft.take("datasets")
+    strategy = draft.given.get("eval_strategy")
+    if mixture is not None:
+        sources = [_source(draft, f"datasets[{i}]", item) for i, item in enumerate(mixture)]
+        draft.carry("datasets", "data.train", sources)
+    elif name is not None:
+        source: dict[str, Any] = {"path": str(name)}
+        if subset := draft.take("dataset_config"):
+            source["subset"] = subset
+        if (split := draft.take("dataset_train_split")) and split != "train":
+            source["split"] = split
+        if (field := draft.take("dataset_text_field")) and field != "text":
+            source["columns"] = {"text": field}
+        draft.carry("dataset_name", "data.train", [source])
+        for key in ("dataset_config", "dataset_train_split", "dataset_text_field"):
+            if not is_empty(draft.given.get(key)):
+                draft.carry(key, "data.train", [source], "in the source of data.train")
+        tested = {**source, "split": draft.take("dataset_test_split") or "test"}
+        if strategy not in (None, "no") and as_flag(strategy) is not False:
+            if "dataset_test_split" in draft.given:
+                draft.carry("dataset_test_split", "data.eval", [tested])
+            else:
+                draft.assume("data.eval", [tested], "TRL evaluates on the split `test`")
+        elif "dataset_test_split" in draft.given:
+            draft.unneeded("dataset_test_split", "nothing is evaluated: eval_strategy is not set")
+
+
+def _mixture(draft: Draft) -> None:
+    """`dataset_mixture`, as the recipes of the alignment handbook and of Open R1 have it."""
+    given = draft.take("dataset_mixture")
+    if not isinstance(given, dict):
+        return
+    sources = []
+    for number, item in enumerate(given.get("datasets") or []):
+        source: dict[str, Any] = {"path": str(item.get("id"))}
+        source |= {ours: item[theirs] for ours, theirs in _MIXED.items() if item.get(theirs)}
+        if item.get("weight") not in (None, 1):
+            source["weight"] = float(item["weight"])
+        others = [name for name in item.get("columns") or [] if name not in _READ]
+        if others:
+            draft.drop(f"dataset_mixture.datasets[{number}].columns", f"nothing is done with {', '.join(others)}")
+        sources.append(source)
+    draft.carry("dataset_mixture", "data.train", sources)
+    if size := given.get("test_split_size"):
+        share(draft, "dataset_mixture.test_split_size", size)
+    if "seed" in given:
+        draft.unneeded("dataset_mixture.seed", "rows are drawn by training.seed")
+
+
+def _source(draft: Draft, key: str, item: Any) -> dict[str, Any]:
+    files = item.get("data_files")
+    source: dict[str, Any] = {"path": str(item.get("path"))}
+    if item.get("path") in ("json", "csv", "parquet", "text") and isinstance(files, str):
+        source["path"] = files
+    elif files:
+        draft.drop(f"{key}.data_files", "write a source for each file")
+    if item.get("name"):
+        source["subset"] = item["name"]
+    if item.get("split", "train") != "train":
+        source["split"] = item["split"]
+    for name in ("columns", "data_dir"):
+        if item.get(name):
+            draft.drop(f"{key}.{name}", "columns are found by their names; data.train[…].columns gives others")
+    return source
+
+
+def _loss(draft: Draft) -> None:
+    answers, completions = as_flag(draft.take("assistant_only_loss")), as_flag(draft.take("completion_only_loss"))
+    if answers:
+        draft.carry("assistant_only_loss", "data.train_on", "assistant")
+    elif completions:
+        draft.carry("completion_only_loss", "data.train_on", "assistant")
+    elif completions is False:
+        draft.carry("completion_only_loss", "data.train_on", "all")
+    else:
+        draft.assume(
+            "data.train_on", "assistant", "TRL learns whole conversations unless assistant_only_loss is set; "
+            "`all` does as TRL does. Of prompts with completions both learn the completion"
+        )  # fmt: skip
+    for key in ("assistant_only_loss", "completion_only_loss"):
+        if key in draft.given and not any(note.key == key for note in draft.notes):
+            draft.unneeded(key, "off; data.train_on says what is learnt")
+
+
+def _packing_strategy(draft: Draft, key: str, value: Any) -> None:
+    if not as_flag(draft.given.get("packing")):
+        draft.unneeded(key, "packing is off")
+    elif value == "bfd":
+        draft.unneeded(key, "whole sequences are packed, as here")
+    else:
+        draft.drop(key, "sequences are packed whole, and never cut")
+
+
+RULES: dict[str, Rule] = {
+    **TRAINING,
+    "model_name_or_path": same("model.path"),
+    "model_revision": same("model.revision"),
+    "dtype": choice("model.dtype", {name: name for name in ("auto", "bfloat16", "float16", "float32")}),
+    "torch_dtype": choice("model.dtype", {name: name for name in ("auto", "bfloat16", "float16", "float32")}),
+    **each("chat_template_path chat_template", template_file),
+    "dataset_mixer": dropped("write each data set into data.train as a source with its split and weight"),
+    "dataset_splits": dropped("a source has one split; see data.train[…].split"),
+    "max_length": same("data.max_length"),
+    "max_seq_length": same("data.max_length"),
+    "packing": packing,
+    "packing_strategy": _packing_strategy,
+    "padding_free": unneeded("nothing is padded here either way"),
+    "truncation_mode": choice("data.overlong", {"keep_start": "truncate"}, "truncate", "the end is cut, not the start"),
+    "dataset_num_proc": same("data.num_proc"),
+    "dataset_streaming": dropped("data are prepared once, into files that need no memory"),
+    "lora_r": same("lora.r"),
+    "lora_alpha": same("lora.alpha"),
+    "lora_dropout": same("lora.dropout"),
+    "lora_target_modules": modules,
+    "lora_modules_to_save": names("lora.modules_to_save"),
+    "use_rslora": flag("lora.use_rslora", True),
+    "use_dora": flag("lora.use_dora", True),
+    "load_in_4bit": flag("quantization", "4bit"),
+    "load_in_8bit": flag("quantization", "8bit"),
+    "bnb_4bit_quant_type": four_bits("load_in_4bit", True),
+    "loss_type": only(["nll", "chunked_nll"], "cross-entropy, as here", "cross-entropy is the only loss"),
+    "lora_task_type": only(["CAUSAL_LM"], "follows from the task", "the task is causal_lm; see task"),
+    "pad_token": unneeded("nothing is padded"),
+    "shuffle_dataset": unneeded("rows are shuffled, each epoch anew, there as here"),
+    "env": dropped("environment variables are set where the command is started, or in kubernetes.env"),
+    **each(
+        "use_bnb_nested_quant bnb_4bit_quant_storage eval_packing pad_to_multiple_of ignore_bias_buffers config",
+        unneeded("has no counterpart, and no effect on the result"),
+    ),
+    "eos_token": dropped("the tokenizer's own; a conversation ends as its chat template says"),
+    "dataset_kwargs": dropped("see data.add_special_tokens"),
+    "model_init_kwargs": dropped("a model has model.dtype, revision and attention"),
+    "activation_offloading": dropped("activations are recomputed (gradient_checkpointing), not moved to the host"),
+}

@@ -1,0 +1,1 @@
+"""Serving a result with vLLM on Kubernetes."""

@@ -1,0 +1,157 @@
+"""Whether an exported model says what the trained one said: logits of both on held-out rows, by transformers' own code.
+
+Models are run one after the other, never two at a time. Nothing here loads or writes a model (export.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kubetune import errors
+from kubetune.base import files
+from kubetune.batching.batch import Batch, collate, collate_labelled
+from kubetune.batching.feed import evaluation_batch
+from kubetune.config.schema import Config
+from kubetune.data.prepared.order import hash_ids
+from kubetune.data.prepared.prepare import prepare
+from kubetune.data.prepared.rows import Rows
+from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.data.text.tokenizer_files import MODEL_FILES
+
+ROWS = 8
+LONGEST = 256
+"""Tokens of a row that are run."""
+POSITIONS = 32
+"""Positions of a row whose logits are kept: 150,000 words times every token would not be a small thing to hold."""
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+"""Largest allowed norm of a difference of logits, relative to the logits, by the dtype of the weights."""
+TOLERANCE_8BIT = 5e-2
+"""An 8-bit base rounds what goes through it as well as its weights; plain weights do not."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same rows. `difference`: of the worst row; `agreement`: share of equal first choices."""
+
+    what: str
+    difference: float
+    tolerance: float
+    agreement: float
+
+    @property
+    def holds(self) -> bool:
+        return self.difference <= self.tolerance  # False for NaN
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The rows that models are asked about. `origin` says where they come from."""
+
+    batches: tuple[Batch, ...]
+    origin: str
+
+    @property
+    def tokens(self) -> int:
+        return sum(batch.num_tokens for batch in self.batches)
+
+
+def choose_sample(config: Config, vocabulary: int) -> Sample:
+    """Rows held out from training where there are any, always the same ones.
+
+    Without the data at hand, random tokens.
+    """
+    try:
+        data = prepare(config)
+    except (errors.KubetuneError, OSError) as error:
+        reason = " ".join(str(error).split())
+        return Sample(_random(config, vocabulary), f"rows of random tokens, as the data are not at hand ({reason})")
+    rows, origin = (data.train, "training rows") if data.eval is None else (data.eval, "held-out rows")
+    ids = np.arange(len(rows), dtype=np.int64)
+    chosen = np.sort(ids[np.argsort(hash_ids(ids, "proof of export"), kind="stable")][:ROWS])
+    return Sample(tuple(_batch(rows, int(i)) for i in chosen), origin)
+
+
+def _batch(rows: Rows, index: int) -> Batch:
+    if rows.targets is not None or rows.reader is not None:
+        return evaluation_batch(rows, np.array([index]))
+    ids, trained = rows.row(index)
+    return collate([(ids[:LONGEST], trained[:LONGEST])], [index])
+
+
+def _random(config: Config, vocabulary: int) -> tuple[Batch, ...]:
+    generator = np.random.default_rng(0)
+    drawn = [generator.integers(0, vocabulary, int(n)).astype(np.uint32) for n in generator.integers(8, 64, ROWS)]
+    if config.task == "sequence_classification":
+        nothing = np.zeros((1, 1), np.float32)
+        return tuple(collate_labelled([ids], [np.zeros(len(ids), np.uint8)], nothing) for ids in drawn)
+    return tuple(collate([(ids, np.ones(len(ids), bool))]) for ids in drawn)
+
+
+@torch.inference_mode()
+def ask(task: ModuleType, model: nn.Module, sample: Sample) -> list[Tensor]:
+    """Logits of each row in fp32 in main memory, `[positions, outputs]`: some positions, spread over the row."""
+    device = next(model.parameters()).device
+    model.eval()
+    said = []
+    for batch in sample.batches:
+        logits = task.plain_logits(model, batch.to(device))
+        kept = torch.linspace(0, len(logits) - 1, min(POSITIONS, len(logits))).long()
+        said.append(logits[kept.to(logits.device)].float().cpu())
+    return said
+
+
+def compare(what: str, one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float) -> Comparison:
+    """How far two models are apart, by what `ask` gave for each."""
+    differences = [float((a - b).norm() / a.norm()) for a, b in zip(one, other, strict=True)]
+    same = torch.cat([a.argmax(1) == b.argmax(1) for a, b in zip(one, other, strict=True)])
+    worst = float(np.max(differences))  # NaN stays NaN
+    return Comparison(what, worst, tolerance, float(same.float().mean()))
+
+
+def check_tokenizer(tokenizer: Tokenizer, folder: Path, sample: Sample, spared: Collection[str] = ()) -> list[str]:
+    """Names of the tokenizer's files in `folder`, after checking them; `spared` ones were changed on purpose.
+
+    Their bytes must be those of the files used in training, and `AutoTokenizer` must make the same ids of texts and
+    have the template that conversations were rendered with. Raises ModelError naming what is not.
+    """
+    wrong, names = [], []
+    for name, file in tokenizer.files.items():
+        if name in MODEL_FILES or name in spared or (name == "chat_template.jinja" and tokenizer.has_given_template):
+            continue
+        names.append(name)
+        if files.sha256_file(folder / name) != files.sha256_file(file):
+            wrong.append(f"{name} is not the one that was trained with")
+    if tokenizer.has_given_template:
+        names.append("chat_template.jinja")
+    loaded = _load_plain(folder)
+    if loaded is not None:
+        if tokenizer.chat is not None and loaded.chat_template != tokenizer.chat.source:
+            wrong.append("the chat template is not the one that was trained with")
+        texts = [tokenizer.decode(batch.input_ids.tolist()) for batch in sample.batches]
+        if any(loaded(text, add_special_tokens=False).input_ids != tokenizer.encode_text(text, special=False)
+               for text in texts):  # fmt: skip
+            wrong.append("AutoTokenizer makes other ids of the same text")
+    if wrong:
+        raise errors.ModelError(f"the exported tokenizer differs: {'; '.join(wrong)}. Nothing was written.")
+    return sorted(names)
+
+
+def _load_plain(folder: Path) -> Any:
+    """What `AutoTokenizer` makes of a folder; None for an adapter whose tokenizer only its model can name."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (ValueError, OSError):
+        if (folder / "config.json").exists():
+            raise
+        return None

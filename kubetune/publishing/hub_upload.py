@@ -1,0 +1,105 @@
+"""Uploads an export to a repository of the Hugging Face hub: in one commit, so that nobody ever loads half a model.
+
+What has arrived stays there when an upload breaks off, and the next one sends only the rest. Nothing here makes an
+export (export.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kubetune import errors
+from kubetune.data.reading.hub import NOT_THE_HUB, bound_waits, causes, hub_token, is_lost, misread
+
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+STALE = ["*.safetensors", "*.safetensors.index.json"]
+"""What an earlier push may have left that this one does not have: loading would take both."""
+WAITS_SECONDS = (2.0, 10.0, 30.0)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Where an export went."""
+
+    url: str
+    commit: str
+    private: bool
+
+
+def upload(folder: Path, repo: str, *, private: bool, message: str, tell: Callable[[str], None] = print) -> Pushed:
+    """Put the files of `folder` into the model repository `repo`, which is made if it is not there.
+
+    Lost connections are waited for and gone on with. Raises ConfigError without a token or offline, EnvironmentFault
+    when the hub refuses, or cannot be reached in the end; the repository is as it was then.
+    """
+    if setting := next(
+        (name for name in OFFLINE if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")), ""
+    ):
+        raise errors.ConfigError(f"{setting} is set, so the hub may not be asked; unset it and run the same again")
+    from huggingface_hub import HfApi, get_token
+
+    token = hub_token() or get_token()
+    if not token:
+        raise errors.ConfigError(
+            "no token for the hub: set HF_TOKEN to one that may write (https://huggingface.co/settings/tokens), or "
+            "run `hf auth login`"
+        )
+    bound_waits()
+    api = HfApi(token=token)
+    for wait in (*WAITS_SECONDS, None):
+        try:
+            with _explained(repo):
+                api.create_repo(repo, private=private, exist_ok=True)
+                is_private = bool(api.model_info(repo).private)
+                commit = api.upload_folder(
+                    repo_id=repo, folder_path=folder, commit_message=message, delete_patterns=STALE
+                )
+            return Pushed(str(commit.commit_url).split("/commit/")[0], commit.oid, is_private)
+        except _Interrupted as error:
+            if wait is None:
+                raise errors.EnvironmentFault(
+                    f"the hub could not be reached to the end: {error}. What has arrived stays there; run the same "
+                    "command again to send the rest"
+                ) from error
+            tell(f"the upload broke off ({error}); going on in {wait:g} s")
+            time.sleep(wait)
+    raise AssertionError("the last attempt returns or raises")
+
+
+class _Interrupted(Exception):
+    """Another attempt may do better."""
+
+
+@contextmanager
+def _explained(repo: str) -> Iterator[None]:
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise errors.ConfigError(f"{repo!r} is no name of a repository; expected ORG/NAME") from error
+    except Exception as error:
+        # The hub's client wraps what happened to one file in a RuntimeError.
+        chain = list(causes(error))
+        refused = next((e for e in chain if isinstance(e, HfHubHTTPError) and e.response.status_code < 500), None)
+        if refused is not None:
+            code = refused.response.status_code
+            advice = {
+                401: "the token in HF_TOKEN is not valid",
+                403: f"the token in HF_TOKEN may not write to {repo.split('/')[0]}",
+                404: f"there is no {repo}, and the token may not make it",
+            }.get(code, str(refused).splitlines()[0])
+            raise errors.EnvironmentFault(f"the hub refused {repo} ({code}): {advice}. Nothing was pushed") from error
+        if found := misread(chain):
+            raise errors.EnvironmentFault(
+                f"what answers for the hub about {repo} {NOT_THE_HUB.format(found=found)}; then run the same command "
+                "again, which sends only what has not arrived"
+            ) from error
+        if not any(isinstance(e, HfHubHTTPError | ConnectionError | TimeoutError) or is_lost(e) for e in chain):
+            raise
+        raise _Interrupted(" ".join(str(chain[-1]).split()) or type(chain[-1]).__name__) from error

@@ -1,0 +1,209 @@
+"""The README.md of an exported model, in the hub's form: what it is, how it was made, how to load it.
+
+Written from facts that are given; nothing here reads a model. What nobody but the owner can say is left to fill in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from kubetune.base.humanize import counted
+from kubetune.config.schema import Config
+from kubetune.planning.plan import method_label, model_short_name
+
+PIPELINES = {
+    "causal_lm": "text-generation",
+    "sequence_classification": "text-classification",
+    "vision_language": "image-text-to-text",
+}
+AUTO_CLASSES = {
+    "causal_lm": "AutoModelForCausalLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "vision_language": "AutoModelForImageTextToText",
+}
+_TAGS = {"adapter": ["lora"], "merged": [], "model": ["full-fine-tuning"]}
+CURVES = "curves.svg"
+"""The name of the picture beside the card."""
+_BARS = "▁▂▃▄▅▆▇█"
+_POINTS = 60
+_SETTINGS = (
+    "num_train_epochs", "max_steps", "lr_scheduler_type", "warmup_ratio", "weight_decay", "max_grad_norm", "seed",
+)  # fmt: skip
+
+
+def base_name(path: str) -> str:
+    """What to call the base: its hub id, also where a folder of the hub's cache was given; else the folder's name."""
+    for part in Path(path).parts:
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/")
+    return path if path.count("/") == 1 and not path.startswith((".", "~")) else model_short_name(path)
+
+
+def write_card(
+    config: Config, kind: str, facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], *, pictured: bool = False
+) -> str:
+    """The card of an export. `kind`: adapter, merged or model; `facts`: its provenance; `lines`: metrics up to it.
+
+    `pictured`: their curves lie beside the card as `CURVES`.
+    """
+    base = base_name(config.model.path)
+    name = facts["run"]["name"] or model_short_name(config.model.path)
+    parts = [
+        _front_matter(config, kind, base),
+        f"# {name}\n\n{_summary(config, kind, base, facts)}",
+        f"## How to load\n\n```python\n{_snippet(config, kind, base)}\n```",
+        *_serving(config, kind, base),
+        f"## Training\n\n{_table(_settings(config, facts))}",
+        f"## Metrics\n\n{_curves(lines, pictured)}",
+        f"## Proof of export\n\n{_proof(facts['proof'])}",
+        "## Licence\n\nTo be filled in by whoever publishes this model. It has to agree with the licence of the base "
+        f"model `{base}` and of the training data.",
+        "Made with kubetune. `provenance.json` holds the whole config, versions, and the checksum of every file.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(config: Config, kind: str, base: str) -> str:
+    lines = [
+        f"base_model: {json.dumps(base)}",
+        f"base_model_relation: {'adapter' if kind == 'adapter' else 'finetune'}",
+        f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
+        f"pipeline_tag: {PIPELINES[config.task]}",
+        f"tags: [{', '.join(['kubetune', *_TAGS[kind]])}]",
+        "# license: to be filled in",
+    ]
+    if "/" not in base:
+        del lines[:2]  # a folder's name means nothing on the hub
+    return "\n".join(["---", *lines, "---"])
+
+
+def _summary(config: Config, kind: str, base: str, facts: Mapping[str, Any]) -> str:
+    what = {
+        "adapter": f"LoRA adapter for `{base}`",
+        "merged": f"`{base}` with its LoRA adapter merged into the weights",
+        "model": f"`{base}`, fine-tuned in full",
+    }[kind]
+    text = f"{what}, after step {facts['checkpoint']['step']:,}. Weights are {facts['dtype']}."
+    if facts["base"]["quantization"] != "none" and kind == "merged":
+        text += (
+            f" The base was quantised ({facts['base']['quantization']}) in training; its weights were dequantised "
+            "before merging, so they are those the adapter was trained on and not those of the original model."
+        )
+    elif facts["base"]["quantization"] != "none":
+        text += f" The base was quantised ({facts['base']['quantization']}) in training."
+    return text
+
+
+def _snippet(config: Config, kind: str, base: str) -> str:
+    auto = AUTO_CLASSES[config.task]
+    reader = "AutoProcessor" if config.task == "vision_language" else "AutoTokenizer"
+    here = '"THIS_REPOSITORY_OR_FOLDER"'
+    revision = f", revision={json.dumps(config.model.revision)}" if config.model.revision else ""
+    if kind != "adapter":
+        return (
+            f"from transformers import {auto}, {reader}\n\n"
+            f"model = {auto}.from_pretrained({here})\nreader = {reader}.from_pretrained({here})"
+        ).replace("reader =", "processor =" if reader == "AutoProcessor" else "tokenizer =")
+    given = ", config=config, ignore_mismatched_sizes=True" if config.task == "sequence_classification" else ""
+    lines = ["from peft import PeftModel", f"from transformers import {auto}, {reader}", ""]
+    if given:
+        lines[1] = f"from transformers import AutoConfig, {auto}, {reader}"
+        lines.append(f"config = AutoConfig.from_pretrained({here})")
+    lines += [
+        f"base = {auto}.from_pretrained({json.dumps(base)}{revision}{given})",
+        f"model = PeftModel.from_pretrained(base, {here})",
+        f"{'processor' if reader == 'AutoProcessor' else 'tokenizer'} = {reader}.from_pretrained({here})",
+    ]
+    return "\n".join(lines)
+
+
+def _serving(config: Config, kind: str, base: str) -> list[str]:
+    """Commands that serve an export, as a person would type them in its folder; none for what none of them serves."""
+    if config.task != "causal_lm":
+        return []
+    if kind == "adapter":
+        rank = config.lora.r if config.lora else 16
+        lines = [
+            f"$ vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules tuned=.",
+            f"$ python llama.cpp/convert_lora_to_gguf.py . --base {base} --outfile adapter.gguf",
+            "$ ollama create tuned -f Modelfile    # the base in its FROM line is to be one that Ollama has",
+        ]
+    else:
+        lines = [
+            "$ vllm serve .",
+            "$ python llama.cpp/convert_hf_to_gguf.py . --outfile model-q8_0.gguf --outtype q8_0",
+            "$ ollama create tuned -f Modelfile",
+        ]
+    return ["\n".join(["## How to serve", "", "```console", *lines, "```"])]
+
+
+def _global_batch(checkpoint: Mapping[str, Any]) -> str:
+    samples, tokens = checkpoint["global_batch_size"], checkpoint.get("global_batch_tokens")
+    return f"about {tokens:,} tokens, {counted(samples, 'sample')}" if tokens else counted(samples, "sample")
+
+
+def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
+    training, lora = config.training, config.lora
+    found: dict[str, Any] = {
+        "task": config.task,
+        "method": method_label(config),
+        "learning rate": f"{config.learning_rate:g}",
+        "global batch": _global_batch(facts["checkpoint"]),
+        "longest sequence": f"{config.data.max_length:,} tokens",
+        "tokens seen": f"{facts['checkpoint']['tokens']:,}",
+        "data fingerprint": f"`{facts['checkpoint']['data_fingerprint'][:16]}`",
+    }
+    if lora is not None:
+        found["target modules"] = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(
+            lora.target_modules
+        )  # fmt: skip
+        found |= {name: "yes" for name, is_set in (("DoRA", lora.use_dora), ("rsLoRA", lora.use_rslora)) if is_set}
+    if config.task == "vision_language":
+        found["image tokens"] = f"at most {config.vision.image_max_tokens:,}, as the image processor here makes them"
+    found |= {name: value for name in _SETTINGS if (value := getattr(training, name)) is not None}
+    if training.max_steps is not None:
+        del found["num_train_epochs"]  # not what it ended by
+    return found
+
+
+def _table(values: Mapping[str, Any]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())])
+
+
+def _curves(lines: Sequence[Mapping[str, Any]], pictured: bool) -> str:
+    """Curves as a picture, and as rows of bars for those who read text; the last value of everything measured."""
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    evaluations = [line for line in lines if "eval_loss" in line]
+    curves = [("training loss", losses), ("evaluation loss", [line["eval_loss"] for line in evaluations])]
+    drawn = [f"{name:<16}{values[0]:>9.4f} {sparkline(values)} {values[-1]:.4f}" for name, values in curves if values]
+    picture = f"![Curves over steps]({CURVES})\n\n" if pictured else ""
+    text = f"{picture}```\n" + "\n".join(drawn) + "\n```" if drawn else "No metrics were recorded."
+    if evaluations:
+        last = {name: value for name, value in evaluations[-1].items() if name.startswith("eval_")}
+        text += f"\n\nAt step {evaluations[-1]['step']:,}:\n\n"
+        text += _table({name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)})
+    return text
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve in one line of text; of many values, means of neighbours."""
+    count = min(len(values), _POINTS)
+    cuts = pairwise(round(i * len(values) / count) for i in range(count + 1))
+    points = [sum(values[a:b]) / (b - a) for a, b in cuts]
+    low, span = min(points), max(points) - min(points)
+    return "".join(_BARS[round((point - low) / span * (len(_BARS) - 1)) if span else 0] for point in points)
+
+
+def _proof(proof: Mapping[str, Any]) -> str:
+    rows = [
+        f"| {c['what']} | {c['difference']:.1e} | {c['tolerance']:.0e} | {c['agreement']:.2%} |"
+        for c in proof["comparisons"]
+    ]
+    head = ["| logits of | largest difference | allowed | same first choice |", "|---|---|---|---|"]
+    return "\n".join(
+        [f"On {proof['rows']} {proof['origin']} ({proof['tokens']:,} tokens), relative:", "", *head, *rows]
+    )

@@ -1,0 +1,239 @@
+"""Checkpoints that are whole or not there: written aside, checksummed, renamed; found only when every byte is right.
+
+This file knows folders and files, not models. A checkpoint is a folder `step-000120` whose `manifest.json` names the
+sha256 of every other file and is written last; the folder gets its name by rename after everything is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kubetune import errors
+from kubetune.base import fault_injection, files, logs
+
+STEP_FOLDER = re.compile(r"step-(\d{6,})")
+MANIFEST = "manifest.json"
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything the loop cannot recompute. `step` counts completed optimizer steps."""
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    seconds: float = 0.0
+    saved_step: int = 0
+    evaluated_step: int = 0
+    best_step: int | None = None
+    best_value: float | None = None
+    evaluations_without_improvement: int = 0
+    steps_above_threshold: int = 0
+    loss_scale: float = 1.0
+    steps_since_overflow: int = 0
+    data_fingerprint: str = ""
+    global_batch_size: int = 0
+    global_batch_tokens: int | None = None
+
+
+def folder_of(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step:06d}"
+
+
+def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
+    """Write one checkpoint: `write(folder)` puts the files in place, then it is sealed and named.
+
+    A damaged checkpoint of the same step is set aside. Raises EnvironmentFault when the disk is full; whatever was
+    there before stays good.
+    """
+    final = folder_of(run_dir, state.step)
+    partial = files.temporary_sibling(final)
+    try:
+        with files.explained_writes(final):
+            partial.parent.mkdir(exist_ok=True)  # and no run directory, which may have been deleted
+            partial.mkdir()
+            write(partial)
+            (partial / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
+            fault_injection.reach("commit.written")
+            files.share_like(partial, partial / STATE)
+            _seal(partial)
+            fault_injection.reach("commit.sealed")
+            if final.exists():
+                set_aside(final)
+            os.rename(partial, final)
+            fault_injection.reach("commit.renamed")
+            files.fsync_folder(final.parent)
+    except BaseException:
+        if partial.exists():
+            files.remove_tree_atomically(partial)
+        raise
+    return final
+
+
+def _seal(folder: Path) -> None:
+    """Make every file durable and write the manifest last."""
+    files.fsync_tree(folder)
+    sums = {name: {"sha256": files.sha256_file(path), "bytes": path.stat().st_size} for name, path in _contents(folder)}
+    files.write_atomic(folder / MANIFEST, _manifest_text(sums), within=folder)
+
+
+def _contents(folder: Path) -> list[tuple[str, Path]]:
+    """(name in the manifest, path) of every file that a manifest names."""
+    paths = ((str(path.relative_to(folder)), path) for path in sorted(folder.rglob("*")) if path.is_file())
+    return [(name, path) for name, path in paths if name != MANIFEST]
+
+
+def _manifest_text(sums: dict[str, Any]) -> str:
+    return json.dumps({"version": 1, "files": sums}, indent=1) + "\n"
+
+
+def verify(folder: Path, *, thorough: bool = True) -> str | None:
+    """None for a whole checkpoint, else what is wrong with it. Not `thorough`: names and sizes only."""
+    try:
+        text = (folder / MANIFEST).read_text()
+        listed: dict[str, Any] = json.loads(text)["files"]
+        # Byte by byte what was written: JSON forgives changes that a checksum would not.
+        is_ours = text == _manifest_text(listed) and all(set(facts) == {"sha256", "bytes"} for facts in listed.values())
+    except FileNotFoundError:
+        return "has no manifest"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_ours = False
+    if not is_ours:
+        return "has an unreadable manifest"
+    present = dict(_contents(folder))
+    if missing := sorted(listed.keys() - present.keys()):
+        return f"lacks {', '.join(missing)}"
+    if foreign := sorted(present.keys() - listed.keys()):
+        return f"holds {', '.join(foreign)}, which its manifest does not name"
+    for name, path in present.items():
+        if path.stat().st_size != listed[name]["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {listed[name]['bytes']}"
+        if thorough and files.sha256_file(path) != listed[name]["sha256"]:
+            return f"{name} is damaged (checksum differs)"
+    return _misnamed(folder)
+
+
+def _misnamed(folder: Path) -> str | None:
+    """What is wrong with a checkpoint that is named for another step than its own, or says nothing of steps."""
+    named = STEP_FOLDER.fullmatch(folder.name)
+    if named is None:
+        return None
+    try:
+        step = files.read_object(folder / STATE).get("step")
+    except (OSError, errors.EnvironmentFault) as error:
+        return f"has no {STATE} that can be read ({error})"
+    return None if step == int(named[1]) else f"is of step {step}, not of the one in its name"
+
+
+def steps(run_dir: Path) -> list[int]:
+    """Steps that have a checkpoint folder, good or not, in order."""
+    root = run_dir / "checkpoints"
+    names = os.listdir(root) if root.is_dir() else []
+    return sorted(int(m.group(1)) for name in names if (m := STEP_FOLDER.fullmatch(name)))
+
+
+def newest_step(run_dir: Path) -> int:
+    """Where the next start goes on, told by names and sizes, without reading every byte; 0 where it begins."""
+    whole = (step for step in reversed(steps(run_dir)) if verify(folder_of(run_dir, step), thorough=False) is None)
+    return next(whole, 0)
+
+
+def set_aside(folder: Path) -> Path:
+    """Take a damaged checkpoint out of the way without losing it, so that its step can be committed again."""
+    number = 1
+    while (target := folder.with_name(f"damaged-{folder.name}-{number}")).exists():
+        number += 1
+    os.rename(folder, target)
+    return target
+
+
+def find(run_dir: Path) -> Path | None:
+    """The newest checkpoint whose every byte is right; damaged newer ones are set aside.
+
+    Raises ConfigError when there are checkpoints and none is whole: starting over silently would lose the work. They
+    stay where they are then, so that the next start says the same.
+    """
+    wrong: dict[Path, str] = {}
+    for step in reversed(steps(run_dir)):
+        folder = folder_of(run_dir, step)
+        problem = verify(folder)
+        if problem is None:
+            for damaged, why in wrong.items():
+                logs.STEP.warning("checkpoint %s %s; set aside as %s", damaged.name, why, set_aside(damaged).name)
+            return folder
+        wrong[folder] = problem
+    if wrong:
+        raise errors.ConfigError(
+            f"{run_dir / 'checkpoints'}: no checkpoint is whole: "
+            f"{'; '.join(f'{folder.name} {problem}' for folder, problem in wrong.items())}. Restore one, or start over "
+            "with another `output`. Nothing was written."
+        )
+    return None
+
+
+def choose(run_dir: Path, which: str = "best") -> Path:
+    """The folder of `best`, `last` or a step. A run without evaluation has no best, so that is its last.
+
+    Raises ConfigError when there is no such checkpoint, naming those there are.
+    """
+    root = run_dir / "checkpoints"
+    names = {"best": ["best", "last"], "last": ["last"]}.get(which)
+    if names is None:
+        names = [folder_of(run_dir, int(which)).name] if which.isdecimal() else [which]
+    for name in names:
+        if (root / name / MANIFEST).is_file():
+            return (root / name).resolve()
+    there = ", ".join(str(step) for step in steps(run_dir)) or "none"
+    raise errors.ConfigError(f"{run_dir}: no checkpoint {which!r}; there are best, last and these steps: {there}")
+
+
+def load_state(folder: Path) -> State:
+    """The state a checkpoint holds. Raises ConfigError for what another version wrote, EnvironmentFault for damage."""
+    facts = files.read_object(folder / STATE)
+    if unknown := sorted(facts.keys() - State.__dataclass_fields__.keys()):
+        raise errors.ConfigError(
+            f"{folder / STATE} has {', '.join(unknown)}, which this version of kubetune does not know; go on with the "
+            "one that wrote it. Nothing was written."
+        )
+    return State(**facts)
+
+
+def link(run_dir: Path, name: str, step: int) -> None:
+    """Point `checkpoints/best` or `checkpoints/last` at a step, without a moment in which it is missing."""
+    path = run_dir / "checkpoints" / name
+    temporary = files.temporary_sibling(path)
+    with files.explained_writes(path):
+        os.symlink(folder_of(run_dir, step).name, temporary)
+        fault_injection.reach("link")
+        os.replace(temporary, path)
+        files.fsync_folder(path.parent)
+
+
+def prune(run_dir: Path, keep: int, protected: set[int]) -> None:
+    """Delete what is older than the newest `keep` whole checkpoints, never a protected one (the best).
+
+    Damaged ones do not count, so that those kept are worth keeping. Names and sizes tell: reading every byte at each
+    save would cost more than it gives.
+    """
+    whole = [step for step in steps(run_dir) if verify(folder_of(run_dir, step), thorough=False) is None]
+    if len(whole) > keep:
+        for step in {step for step in steps(run_dir) if step < whole[-keep]} - protected:
+            files.remove_tree_atomically(folder_of(run_dir, step))
+
+
+def clean(run_dir: Path) -> None:
+    """Remove what killed processes left half-written or half-deleted. Only for the holder of the run's lock."""
+    for leftover in (run_dir / "checkpoints").glob(".*.tmp"):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()

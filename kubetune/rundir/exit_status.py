@@ -1,0 +1,193 @@
+"""How a run ended, and why: what each rank says of itself, what was seen of its process, and one verdict from both.
+
+torchrun returns 1 whatever its children did, and the first rank seen to fail is often only the one that lost a peer.
+The verdict names the cause. Not for starting or stopping processes (agent.py).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kubetune import errors
+from kubetune.base.files import read_object, write_atomic
+from kubetune.base.jsonl import warn
+from kubetune.base.logs import scrub
+from kubetune.rundir.metrics import now
+
+EXIT = "exit.json"
+DONE = "done"
+"""The reason of an end that leaves nothing to say."""
+TERMINATION_LOG = Path("/dev/termination-log")
+"""Where a container leaves its last word: Kubernetes keeps it in the pod's status when the container is gone."""
+
+# Kubernetes keeps 4,096 bytes, in which the reason is what may be long.
+_MESSAGE_CHARACTERS = 1000
+# Deaths that follow from a first one within this time were not yet caused by torchrun, which kills after 30 seconds.
+_SAME_CAUSE_SECONDS = 10.0
+_REQUESTS_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPPED_EARLY = "stopped before the first step of this start"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """An exit code of errors.py, its reason in words, and the last completed step where known."""
+
+    code: int
+    reason: str
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Death:
+    """The process of a rank seen to fail: its status, negative for a signal, and when, in seconds since the epoch.
+
+    `said`: why, where whoever started it knows.
+    """
+
+    rank: int
+    status: int
+    seen: float
+    said: str = ""
+
+    @property
+    def was_killed(self) -> bool:
+        return self.status < 0 and -self.status not in _REQUESTS_TO_STOP
+
+
+def reason_of(error: errors.KubetuneError) -> str:
+    """An error in words, as a run tells it: where one begins, its directory has been written to already."""
+    return str(error).replace(
+        "Nothing was written.", "This start trained nothing; the run directory holds its config and logs."
+    )
+
+
+def write_rank_ending(run_dir: Path, rank: int, ending: Ending) -> None:
+    """Leave the last word of one rank for the agent, as `logs/rank-N.exit.json`."""
+    _write(run_dir, _rank_path(run_dir, rank), ending)
+
+
+def read_rank_endings(run_dir: Path) -> dict[int, Ending]:
+    """The last words of all ranks that left one since `clear_endings`."""
+    endings = {}
+    for path in (run_dir / "logs").glob("rank-*.exit.json"):
+        if (ending := _read(path)) is not None:
+            endings[int(path.name.split(".")[0].removeprefix("rank-"))] = ending
+    return dict(sorted(endings.items()))
+
+
+def write_ending(run_dir: Path, ending: Ending) -> None:
+    """Write the verdict on the whole run to exit.json."""
+    _write(run_dir, run_dir / EXIT, ending)
+
+
+def read_ending(run_dir: Path) -> Ending | None:
+    """The verdict of exit.json; None while the run goes on or when it was cut off without one."""
+    return _read(run_dir / EXIT)
+
+
+def leave_message(ending: Ending, progress: Mapping[str, Any] | None = None) -> None:
+    """Tell Kubernetes how this container ends, and how far the run is. Nothing where there is no Kubernetes."""
+    told = {**asdict(ending), "reason": ending.reason[:_MESSAGE_CHARACTERS], "progress": progress}
+    with suppress(OSError):
+        if TERMINATION_LOG.is_file():
+            TERMINATION_LOG.write_text(scrub(json.dumps(told)))
+
+
+def clear_endings(run_dir: Path, ranks: Collection[int] | None = None) -> None:
+    """Forget how an earlier start ended: these ranks, or all of them and the run."""
+    paths = [_rank_path(run_dir, rank) for rank in ranks or ()]
+    if ranks is None:
+        paths = [run_dir / EXIT, *(run_dir / "logs").glob("rank-*.exit.json")]
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def judge(
+    local_ranks: Collection[int],
+    endings: Mapping[int, Ending],
+    deaths: Sequence[Death],
+    *,
+    stopping: str | None = None,
+    frozen: Mapping[int, Ending] | None = None,
+) -> Ending:
+    """The cause of how this node's ranks ended.
+
+    `endings` are the last words of all ranks, other nodes' included where their files are seen; `deaths` are in the
+    order in which they were observed; `stopping` says why the ranks were asked to stop, if they were; `frozen` speaks
+    for ranks whose process had long stood still when somebody killed it.
+    """
+    if all(rank in endings and endings[rank].code == errors.OK for rank in local_ranks):
+        return endings[min(local_ranks)]
+    frozen = frozen or {}
+    told = {**{death.rank: of_death(death) for death in deaths}, **endings, **frozen}
+    # What no other rank's death can bring about is a cause wherever it shows up.
+    for code in (errors.USER, errors.ENVIRONMENT, errors.DIVERGED):
+        if causes := {rank: ending for rank, ending in told.items() if ending.code == code}:
+            return _named(causes, len(told))
+    step = max((ending.step for ending in told.values() if ending.step is not None), default=None)
+    if stopping:
+        saved = [ending for ending in endings.values() if ending.code == errors.PREEMPTED]
+        return saved[0] if saved else Ending(errors.PREEMPTED, stopping, step)
+    if frozen:
+        return frozen[min(frozen)]
+    for death in deaths:
+        if death.was_killed and death.seen - deaths[0].seen <= _SAME_CAUSE_SECONDS:
+            return of_death(death)
+    for code in (errors.BUG, errors.PREEMPTED, errors.LOST_PEER):
+        if causes := {rank: ending for rank, ending in told.items() if ending.code == code}:
+            return _named(causes, len(told))
+    silent = sorted(set(local_ranks) - set(told))
+    return Ending(errors.BUG, f"rank {silent[0]} ended without saying how; its log is logs/rank-{silent[0]}.log", step)
+
+
+def of_death(death: Death) -> Ending:
+    """The ending of a rank that left no word, by its status alone."""
+    if death.was_killed:
+        name = signal.Signals(-death.status).name
+        hint = " (out of memory, or somebody's kill -9)" if name == "SIGKILL" else ""
+        return Ending(errors.LOST_PEER, f"rank {death.rank} was killed by {name}{hint}")
+    if death.status < 0:
+        return Ending(errors.PREEMPTED, _STOPPED_EARLY)
+    known = (errors.USER, errors.ENVIRONMENT, errors.DIVERGED, errors.PREEMPTED, errors.LOST_PEER)
+    code = death.status if death.status in known else errors.BUG
+    return Ending(
+        code,
+        death.said or f"rank {death.rank} ended with exit code {death.status}; its log is logs/rank-{death.rank}.log",
+    )
+
+
+def _named(causes: Mapping[int, Ending], ranks: int) -> Ending:
+    # A rank that hung names itself; those that waited for it only say that they lost somebody.
+    rank, cause = min(causes.items(), key=lambda item: (not item[1].reason.startswith("rank "), item[0]))
+    if ranks == 1 or len(causes) > 1 or cause.reason.startswith("rank "):
+        return cause
+    return Ending(cause.code, f"rank {rank}: {cause.reason}", cause.step)
+
+
+def _rank_path(run_dir: Path, rank: int) -> Path:
+    return run_dir / "logs" / f"rank-{rank}.exit.json"
+
+
+def _write(run_dir: Path, path: Path, ending: Ending) -> None:
+    write_atomic(path, scrub(json.dumps({**asdict(ending), "time": now()}, indent=2) + "\n"), within=run_dir)
+
+
+def _read(path: Path) -> Ending | None:
+    """The ending in a file; None where there is none, or the file is damaged, which is told."""
+    try:
+        values = read_object(path)
+        code, reason, step = (values[key] for key in ("code", "reason", "step"))
+        if isinstance(code, int) and isinstance(reason, str) and isinstance(step, int | None):
+            return Ending(code, reason, step)
+        warn(f"{path} is damaged: it says nothing of how the run ended")
+    except FileNotFoundError:
+        pass
+    except (errors.EnvironmentFault, KeyError) as error:
+        warn(f"{path} is damaged, so it says nothing of how the run ended: {error}")
+    return None

@@ -1,0 +1,160 @@
+"""Copies the numbers of a run to TensorBoard and MLflow. metrics.jsonl stays the original.
+
+A tracker never stops training: what fails is warned of once and then left alone. A run that goes on after a stop goes
+on in the same MLflow run, whose id is kept in `tracking.json` (mlflow_tracker.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from kubetune import errors
+from kubetune.base.logs import family_logger, scrub
+from kubetune.config.load import as_yaml, dotted_values, resolved
+from kubetune.config.schema import Config
+from kubetune.config.schema.tracking import TrackingConfig
+from kubetune.rundir.mlflow_tracker import MlflowSink, WritePage
+
+_log = family_logger("TRACKING")
+_NO_CURVES = ("epoch", "samples")
+"""Numbers of a step that follow from its number."""
+
+
+class _Sink(Protocol):
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def tell(self, name: str, text: str) -> None: ...
+
+    def close(self, status: str) -> None: ...
+
+
+class Tracker:
+    """All trackers of one start of a run; a context manager, which tells them how the run ended."""
+
+    def __init__(self, sinks: Mapping[str, Callable[[], _Sink]]) -> None:
+        self._sinks: dict[str, _Sink] = {}
+        for name, open_sink in sinks.items():
+            try:
+                self._sinks[name] = open_sink()
+            except Exception as error:
+                self._give_up(name, error)
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        """Record the numbers among `values` for `step` completed steps."""
+        numbers = {
+            name: float(value)
+            for name, value in values.items()
+            if isinstance(value, int | float) and name not in _NO_CURVES
+        }
+        for name, sink in list(self._sinks.items()):
+            try:
+                sink.log(step, numbers)
+            except Exception as error:
+                self._give_up(name, error)
+
+    def tell(self, name: str, text: str) -> None:
+        """Leave a word on the run where its numbers are looked at: a tag in MLflow, a text in TensorBoard."""
+        for sink_name, sink in list(self._sinks.items()):
+            try:
+                sink.tell(name, scrub(text))
+            except Exception as error:
+                self._give_up(sink_name, error)
+
+    def close(self, status: str) -> None:
+        """End with `FINISHED`, `FAILED`, or `KILLED` for a run that is to go on later."""
+        for name, sink in list(self._sinks.items()):
+            try:
+                sink.close(status)
+            except Exception as error:
+                self._give_up(name, error)
+        self._sinks.clear()
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        self._sinks.pop(name, None)
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        _log.warning("%s does not work and gets no more numbers; training goes on: %s", name, reason)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, errors.KubetuneError) and not isinstance(error, errors.Preempted):
+            self.tell("ended", str(error))
+        if kind is None:
+            self.close("FINISHED")
+        else:
+            self.close("KILLED" if issubclass(kind, errors.Preempted) else "FAILED")
+
+
+def check_installed(tracking: TrackingConfig) -> None:
+    """Raise ConfigError when a tracker that the config asks for is not installed. Imports none of them."""
+    wanted = {"tensorboard": tracking.tensorboard, "mlflow": tracking.mlflow is not None}
+    missing = [name for name, is_wanted in wanted.items() if is_wanted and find_spec(name) is None]
+    if missing:
+        raise errors.ConfigError(
+            [f"tracking.{name}: {name} is not installed; `pip install 'kubetune[tracking]'`" for name in missing]
+        )
+
+
+def open_tracker(
+    config: Config, run_dir: Path, resume_step: int = 0, *, write_page: WritePage | None = None
+) -> Tracker:
+    """The trackers that `config.tracking` asks for, going on after `resume_step`. Raises as `check_installed` does.
+
+    `write_page` writes the run's report to a file, for trackers that keep files.
+    """
+    check_installed(config.tracking)
+    sinks: dict[str, Callable[[], _Sink]] = {}
+    if config.tracking.tensorboard:
+        sinks["TensorBoard"] = lambda: _TensorBoard(config, run_dir / "tensorboard", resume_step)
+    if (mlflow := config.tracking.mlflow) is not None:
+        sinks["MLflow"] = lambda: MlflowSink(mlflow, config, run_dir, write_page)
+    return Tracker(sinks)
+
+
+class _TensorBoard:
+    """Event files in `RUN_DIR/tensorboard`, with the config as text and in the hparams tab."""
+
+    def __init__(self, config: Config, folder: Path, resume_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What an earlier start wrote beyond the checkpoint is hidden, or the curves would run back and forth.
+        purge = resume_step + 1 if resume_step else None
+        self._step = resume_step
+        self._writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
+        if not resume_step:
+            self._describe(config)
+
+    def _describe(self, config: Config) -> None:
+        from torch.utils.tensorboard.summary import hparams
+
+        text = "\n".join(f"    {line}" for line in scrub(as_yaml(config)).splitlines())  # Markdown's form of code
+        self._writer.add_text("config", text, 0)
+        settings = {key: value for key, value in dotted_values(resolved(config)) if _is_tried(key, value)}
+        # The three summaries that make a row of the hparams tab, in this run and not in one of their own.
+        for summary in hparams(settings, {"train/loss": 0.0, "eval/loss": 0.0}):
+            self._writer._get_file_writer().add_summary(summary)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            group = "eval" if name.startswith("eval_") else "train"
+            self._writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, step)
+        self._step = step
+
+    def tell(self, name: str, text: str) -> None:
+        self._writer.add_text(name, text, self._step)
+
+    def close(self, status: str) -> None:
+        self._writer.close()
+
+
+def _is_tried(key: str, value: Any) -> bool:
+    """Whether a setting is one that people try values of, and of a kind that the tab can show."""
+    sections = ("training.", "lora.", "data.max_length", "data.packing", "model.path", "quantization", "task")
+    return key.startswith(sections) and isinstance(value, bool | int | float | str)

@@ -1,0 +1,4 @@
+"""The first process of a run, on a laptop and in a pod alike: it starts the ranks and says how the run ended.
+
+Imports no torch, so that it is there at once and stays small. Read `agent` first.
+"""

@@ -1,0 +1,101 @@
+"""What a classifier got right, from the outputs for all samples; scikit-learn and scipy do the counting.
+
+Metrics are computed once from everything that all ranks said, sorted by sample, so they are the same at any world size.
+Both libraries are imported where something is counted: they take seconds, which asking about a text can do without.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kubetune.data.text.labels import Labels
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def measure(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> dict[str, float]:
+    """Metrics named `eval_…` from `logits` `[samples, outputs]` and `targets` `[samples, width]`."""
+    with warnings.catch_warnings():
+        # A class that never occurs counts as 0, as it does everywhere; scikit-learn warns of that in several ways.
+        warnings.simplefilter("ignore", UserWarning)
+        if labels.problem_type == "regression":
+            values = _regression(logits[:, 0], targets[:, 0])
+        elif labels.problem_type == "multi_label_classification":
+            values = _multi_label(logits, targets)
+        else:
+            values = _single_label(logits, targets[:, 0].astype(np.int64))
+    return {f"eval_{name}": float(value) for name, value in values.items()}
+
+
+def count_confusions(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> list[list[int]]:
+    """How often class i (row) was taken for class j (column); for single labels only."""
+    from sklearn import metrics
+
+    true, classes = targets[:, 0].astype(np.int64), range(len(labels.names))
+    counts: list[list[int]] = metrics.confusion_matrix(true, logits.argmax(1), labels=classes).tolist()
+    return counts
+
+
+def probabilities(labels: Labels, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What the model thinks of each class, `[samples, outputs]`; of regression, the values themselves."""
+    if labels.problem_type == "regression":
+        return logits
+    if labels.problem_type == "multi_label_classification":
+        return np.exp(-np.logaddexp(0.0, -logits))
+    return np.exp(_log_softmax(logits))
+
+
+def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    shifted = logits - logits.max(1, keepdims=True)
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return result
+
+
+def _single_label(logits: NDArray[np.float64], true: NDArray[np.int64]) -> dict[str, Any]:
+    from sklearn import metrics
+
+    said = logits.argmax(1)
+    is_binary = logits.shape[1] == 2
+    values = {
+        "loss": -_log_softmax(logits)[np.arange(len(true)), true].mean(),
+        "accuracy": metrics.accuracy_score(true, said),
+        "f1_macro": metrics.f1_score(true, said, labels=range(logits.shape[1]), average="macro"),
+        "matthews_correlation": metrics.matthews_corrcoef(true, said),
+    }
+    average = {"average": "binary"} if is_binary else {"average": "macro", "labels": range(logits.shape[1])}
+    if is_binary:
+        values["f1"] = metrics.f1_score(true, said)
+    values["precision"] = metrics.precision_score(true, said, **average)
+    values["recall"] = metrics.recall_score(true, said, **average)
+    return values
+
+
+def _multi_label(logits: NDArray[np.float64], true: NDArray[np.float64]) -> dict[str, Any]:
+    from sklearn import metrics
+
+    said, wanted = logits > 0, true > 0.5
+    return {
+        "loss": (np.logaddexp(0.0, logits) - true * logits).mean(),
+        "accuracy": metrics.accuracy_score(wanted, said),
+        "f1_macro": metrics.f1_score(wanted, said, average="macro"),
+        "f1_micro": metrics.f1_score(wanted, said, average="micro"),
+        "precision": metrics.precision_score(wanted, said, average="micro"),
+        "recall": metrics.recall_score(wanted, said, average="micro"),
+    }
+
+
+def _regression(said: NDArray[np.float64], true: NDArray[np.float64]) -> dict[str, Any]:
+    from sklearn import metrics
+
+    values = {"loss": metrics.mean_squared_error(true, said), "mae": metrics.mean_absolute_error(true, said)}
+    if len(true) > 1 and np.ptp(said) > 0 and np.ptp(true) > 0:
+        from scipy.stats import pearsonr, spearmanr
+
+        values |= {"pearson": pearsonr(said, true).statistic, "spearman": spearmanr(said, true).statistic}
+    else:
+        values |= {"pearson": 0.0, "spearman": 0.0}  # a constant correlates with nothing
+    return values

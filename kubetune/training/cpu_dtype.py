@@ -1,0 +1,97 @@
+"""What a run without a GPU computes with where `model.dtype` is auto: measured once, then kept for the whole run.
+
+Some CPUs multiply bf16 four times as fast as fp32, others at half the speed, and their flags do not tell which.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kubetune import errors
+from kubetune.base import logs
+from kubetune.config.schema import Config
+from kubetune.rundir import metrics
+
+if TYPE_CHECKING:
+    from kubetune.distributed.process_group import World
+
+PINNED = "KUBETUNE_CPU_DTYPE"
+"""The environment variable that decides instead of a measurement."""
+CHOICES = ("float32", "bfloat16")
+LEAD = 1.2
+"""How many times as fast bf16 has to be: what is gained must show beside what is not a product."""
+
+
+SIZE = 256
+"""Of the square matrices multiplied: the smallest whose products take the time, and not what is around them."""
+TURNS = 2
+
+NARROW = 512
+"""Hidden size below which other things than products take the time, and those are slower in bf16."""
+
+
+def decide(config: Config, run_dir: Path, world: World, width: int | None = None) -> Config:
+    """The config with `model.dtype: auto` replaced by what that means on this CPU; all ranks call it and agree.
+
+    A run that was begun goes on as it began. `width`: the model's hidden size, where it is known.
+    """
+    if config.model.dtype != "auto" or world.device.type == "cuda":
+        return config
+    from kubetune.distributed import process_group
+
+    chosen = process_group.broadcast(_choose(run_dir, width) if world.is_main else None, world)
+    return _with(config, chosen)
+
+
+def as_trained(run_dir: Path, config: Config) -> Config:
+    """The config of a run with `model.dtype: auto` as it was decided when the run began, if that was without a GPU."""
+    kept = _kept(run_dir) if config.model.dtype == "auto" else None
+    return config if kept is None else _with(config, kept)
+
+
+def _with(config: Config, dtype: str) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+
+
+def _kept(run_dir: Path) -> str | None:
+    """What the last start computed with; None where there was none, or it had a GPU."""
+    starts = [event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
+    if not starts or starts[-1].get("device", "CPU") != "CPU":
+        return None
+    return str(starts[-1].get("dtype", "float32"))  # as all runs on CPUs had before it was written down
+
+
+def _choose(run_dir: Path, width: int | None) -> str:
+    if (kept := _kept(run_dir)) is not None:
+        logs.MODEL.info("model.dtype: auto -> %s, as this run began", kept)
+        return kept
+    if pinned := os.environ.get(PINNED):
+        if pinned not in CHOICES:
+            raise errors.ConfigError(f"{PINNED} is {pinned!r}; expected {' or '.join(CHOICES)}, or nothing")
+        logs.MODEL.info("model.dtype: auto -> %s, because %s says so", pinned, PINNED)
+        return pinned
+    if width is not None and width < NARROW:
+        logs.MODEL.info("model.dtype: auto -> float32, because the model is narrow: its hidden size is %d", width)
+        return "float32"
+    speed = speeds()
+    chosen = "bfloat16" if speed["bfloat16"] >= LEAD * speed["float32"] else "float32"
+    logs.MODEL.info(
+        "model.dtype: auto -> %s, because matrices are multiplied at %.3g GFLOP/s here in bfloat16, %.3g in float32",
+        chosen, 1000 * speed["bfloat16"], 1000 * speed["float32"],
+    )  # fmt: skip
+    return chosen
+
+
+def speeds() -> dict[str, float]:
+    """TFLOP/s of bare products in each dtype: the best of a few small ones, so that a core is done in a moment."""
+    import torch
+
+    from kubetune.training import flops
+
+    speed = dict.fromkeys(CHOICES, 0.0)
+    for name in CHOICES * TURNS:  # in turns, as others may use the machine at one moment and not at the next
+        rate, _ = flops.measured(torch.device("cpu"), getattr(torch, name), SIZE)
+        speed[name] = max(speed[name], rate)
+    return speed

@@ -1,0 +1,378 @@
+"""The training loop. One step: its batches, their gradient, one agreement of all ranks, one update.
+
+What differs between tasks is a function of the task's module. What could be state is recomputed from the step, so
+resuming is nothing but starting at another step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import transformers
+
+from kubetune import errors
+from kubetune.base import logs
+from kubetune.batching.batch import Batch
+from kubetune.batching.feed import Feed, Work
+from kubetune.config.defaults import prefers_greater
+from kubetune.config.schema import Config
+from kubetune.data.prepared.identity import Check
+from kubetune.data.prepared.order import mixed_seed
+from kubetune.data.prepared.prepare import Prepared
+from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.distributed import process_group
+from kubetune.distributed.process_group import World
+from kubetune.models import compiled_layers, fsdp, quantization
+from kubetune.models.acceleration import Workload
+from kubetune.models.kernels import fp8, pointwise
+from kubetune.models.loading import check_positions, check_rows, choose_dtype
+from kubetune.planning.plan import Plan, learning_rate_at
+from kubetune.rundir import heartbeat, machine, metrics
+from kubetune.rundir.checkpoints import State
+from kubetune.tasks import metric_names
+from kubetune.training import flops, health, preflight, step_digest
+from kubetune.training.adamw import FlatAdamW
+from kubetune.training.checkpointer import Snapshots, writes_in_background
+from kubetune.training.evaluation import evaluate
+from kubetune.training.run_log import Journal, log_batch, open_journal
+
+FIRST_LOSS_SCALE = 2.0**14
+STEPS_TO_RAISE_LOSS_SCALE = 1000
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with. Only the tensors of the model and the optimizer change."""
+
+    config: Config
+    plan: Plan
+    world: World
+    stop: health.StopRequest
+    task: ModuleType
+    learner: Any
+    optimizer: FlatAdamW
+    feed: Feed
+    data: Prepared
+    snapshots: Snapshots
+
+
+def train(
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    data: Prepared,
+    task: ModuleType,
+    world: World,
+    stop: health.StopRequest,
+    base: Check | None = None,
+) -> State:
+    """Build the model, go on where the run left off, train to the end; all ranks call it.
+
+    `base`, on rank 0: the check of what the run is made from. Raises Preempted after a stop with a committed
+    checkpoint, Diverged before a bad update, LostPeer when left alone.
+    """
+    # A sharded model talks with the other ranks wherever it is used.
+    with process_group.noticing_losses(), preflight.explaining_shortage(config, plan, world):
+        return _train(config, plan, run_dir, data, task, world, stop, base)
+
+
+def _train(
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    data: Prepared,
+    task: ModuleType,
+    world: World,
+    stop: health.StopRequest,
+    base: Check | None = None,
+) -> State:
+    if data.eval is not None:
+        preflight.require_metric(config.training.metric_for_best_model, metric_names(data.labels))
+    check_rows(getattr(transformers, task.AUTO_CLASS), config, data)
+    heartbeat.beat("loading")
+    logs.STEP.info("loading model %s", config.model.path)
+    learner = task.build(config, world, _workload(config, plan, data))
+    check_positions(learner.model, data.longest)
+    optimizer = fsdp.make_optimizer(learner.model, config.training)
+    _log_model(learner, optimizer)
+    _log_padding(data.tokenizer, world)
+    run = Run(
+        config=config,
+        plan=plan,
+        world=world,
+        stop=stop,
+        task=task,
+        learner=learner,
+        optimizer=optimizer,
+        feed=Feed(
+            data.train,
+            plan,
+            config.training.seed,
+            world,
+            flat=learner.route.flat,
+            even=fsdp.is_sharded(learner.model),
+        ),
+        data=data,
+        snapshots=Snapshots(
+            run_dir,
+            world,
+            learner.model,
+            optimizer,
+            data.tokenizer,
+            config.training.save_total_limit,
+            labelled=data.labels is not None,
+            background=writes_in_background(config.training.async_save, optimizer),
+            timeout_seconds=config.training.timeout_seconds,
+            base=base,
+        ),
+    )
+    run.snapshots.require_room()
+    first = State(
+        data_fingerprint=data.fingerprint,
+        global_batch_size=plan.global_batch_size,
+        global_batch_tokens=plan.global_batch_tokens,
+    )
+    state = run.snapshots.restore(config.training.resume, first)
+    if state.step == 0 and choose_dtype(config.model.dtype, world.device) == torch.float16:
+        state = replace(state, loss_scale=FIRST_LOSS_SCALE)
+    if world.is_main:
+        _record_start(run, state, run_dir)
+    if config.training.fp8:
+        fp8.adopt(learner.model, world.device, lambda: _loss_ahead(run, state))
+    if config.training.probe:
+        preflight.probe(run, state)
+    stop.defer()
+    with open_journal(config, plan, run_dir, world, state) as journal, run.snapshots:
+        state = loop(run, state, journal)
+    return state
+
+
+def _record_start(run: Run, state: State, run_dir: Path) -> None:
+    """Note the event of this start, with what speeds are compared by."""
+    dtype = choose_dtype(run.config.model.dtype, run.world.device)
+    facts = flops.describe(run.learner, run.config, run.data.train, run.world.device, dtype)
+    facts["machine"] = machine.describe(Path.cwd())
+    event = "resume" if state.step else "start"
+    metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)
+
+
+def _loss_ahead(run: Run, state: State) -> float:
+    """What the model makes of the first micro-batches of the next step."""
+    work = run.feed.step(min(state.step, run.plan.num_steps - 1))
+    parts = [run.task.evaluate(run.learner, batch.to(run.world.device)) for batch in work.batches[:1]]
+    return float(run.task.metrics(run.learner, parts, run.world)["eval_loss"])
+
+
+def _compile_planned(run: Run, state: State) -> None:
+    """Once, after the first step: use the compiled form of what is to be compiled.
+
+    Kernels are laid out for the sizes they first meet, so these must be the same wherever a run goes on.
+    """
+    learn = partial(_learn_ahead, run, state)
+    if pointwise.compile_planned():
+        learn()
+    compiled_layers.warm_up(run.learner.model, learn)
+
+
+def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
+    """Loss and norm of the gradient of the largest micro-batch, which is the same wherever a run goes on."""
+    heartbeat.beat("compiling")
+    batch = run.feed.largest().to(run.world.device)
+    try:
+        loss = run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))
+        return float(loss), run.optimizer.gradient_norm()
+    finally:
+        run.optimizer.clear_gradient()
+
+
+def _workload(config: Config, plan: Plan, data: Prepared) -> Workload:
+    longest = plan.micro_batch_tokens or plan.per_device_train_batch_size * config.data.max_length
+    total = int(data.train.lengths.mean() * plan.global_batch_size * plan.num_steps)
+    return Workload(longest, total, data.labels)
+
+
+def loop(run: Run, state: State, journal: Journal) -> State:
+    """From `state.step` to the last step, or until early stopping."""
+    plan, world, optimizer = run.plan, run.world, run.optimizer
+    if state.step:
+        state = _finish_step(run, state, journal)  # a stop may have come between a step and its evaluation
+    while state.step < plan.num_steps and not _is_patience_spent(run, state):
+        if state.step:
+            _compile_planned(run, state)
+        heartbeat.beat("step", state.step)
+        began = time.perf_counter()
+        work = run.feed.step(state.step)
+        losses = [_backward(run, state, i, batch, work) for i, batch in enumerate(work.batches)]
+        computed = time.perf_counter() - began
+        step_digest.record(world.rank, state.step, work.batches, losses, optimizer)
+        loss, stopping, failing, ranks = _agree(run, losses, computed)
+        norm = optimizer.reduce_gradient(world) / state.loss_scale
+        if state.loss_scale > 1.0 and not math.isfinite(norm):
+            state = _lower_loss_scale(optimizer, state)
+            continue
+        health.require_finite(loss, norm, state.step, _with_samples(work, losses), world, partial(_origin, run))
+        above = health.steps_above_threshold(loss, state, run.config.training)
+        optimizer.scale_gradient(1.0 / state.loss_scale, norm, run.config.training.max_grad_norm)
+        rate = learning_rate_at(plan, state.step)
+        optimizer.update(rate)
+        seconds = time.perf_counter() - began
+        state = replace(
+            _raise_loss_scale(state),
+            step=state.step + 1,
+            samples=state.samples + work.samples,
+            tokens=state.tokens + work.tokens,
+            trained_tokens=state.trained_tokens + work.labels,
+            seconds=state.seconds + seconds,
+            steps_above_threshold=above,
+        )
+        journal.step(state, work, loss=loss, rate=rate, norm=norm, seconds=seconds, ranks=ranks)
+        if failing:
+            run.snapshots.finish()
+        if stopping:
+            _stop(run, state, journal)
+        state = _finish_step(run, state, journal)
+    if _is_patience_spent(run, state):
+        logs.STEP.info(
+            "stopped early at step %d: %s did not improve on %.6g of step %s in %d evaluations",
+            state.step, run.config.training.metric_for_best_model, state.best_value or 0.0, state.best_step,
+            state.evaluations_without_improvement,
+        )  # fmt: skip
+    return state
+
+
+def _backward(run: Run, state: State, micro: int, batch: Batch, work: Work) -> torch.Tensor:
+    """Gradient of one micro-batch, divided by the labels of the whole global batch, whatever the split."""
+    heartbeat.beat("micro-batch")
+    fsdp.expect_backward(run.learner.model, is_last=micro == len(work.batches) - 1)
+    began = time.perf_counter()
+    batch = batch.to(run.world.device)
+    # Dropout depends on where we are, not on what ran before: a resumed run draws the same masks.
+    torch.manual_seed(mixed_seed(run.config.training.seed, state.step, micro, run.world.rank))
+    loss: torch.Tensor = (
+        run.task.backward(run.learner, batch, state.loss_scale / max(work.labels, 1)) / state.loss_scale
+    )
+    if logs.BATCH.isEnabledFor(10):
+        log_batch(run.config, micro, len(work.batches), batch, float(loss), began)
+    return loss
+
+
+def _lower_loss_scale(optimizer: FlatAdamW, state: State) -> State:
+    """fp16 overflowed: try the same step again with a smaller factor before the loss."""
+    optimizer.clear_gradient()
+    logs.TRAIN.info(
+        "step %d: fp16 overflow, loss scale %g -> %g", state.step + 1, state.loss_scale, state.loss_scale / 2
+    )
+    return replace(state, loss_scale=state.loss_scale / 2, steps_since_overflow=0)
+
+
+def _raise_loss_scale(state: State) -> State:
+    """After enough good fp16 steps the factor may grow again."""
+    if state.loss_scale == 1.0 or state.steps_since_overflow + 1 < STEPS_TO_RAISE_LOSS_SCALE:
+        return replace(state, steps_since_overflow=state.steps_since_overflow + 1)
+    return replace(state, loss_scale=state.loss_scale * 2, steps_since_overflow=0)
+
+
+def _agree(run: Run, losses: Sequence[torch.Tensor], computed: float) -> tuple[float, bool, bool, list[float]]:
+    """One small message: (loss of the global batch, whether any rank was asked to stop, whether a checkpoint in the
+    background failed on any, seconds of each rank)."""
+    rank_seconds = [0.0] * run.world.size
+    rank_seconds[run.world.rank] = computed
+    mine = float(torch.stack(list(losses)).double().sum()) if losses else 0.0
+    flags = [float(run.stop.requested), float(run.snapshots.has_failed)]
+    loss, stopping, failing, *ranks = process_group.sum_numbers([mine, *flags, *rank_seconds], run.world)
+    return loss, stopping > 0, failing > 0, ranks
+
+
+def _with_samples(work: Work, losses: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+    return [(batch.samples, loss) for batch, loss in zip(work.batches, losses, strict=True)]
+
+
+def _origin(run: Run, samples: Sequence[int]) -> str:
+    """Where rows come from, as their owner knows them: `train.jsonl records 3, 17`, counted from 1."""
+    rows, records = run.data.train, dict[int, list[int]]()
+    for sample in samples:
+        records.setdefault(int(rows.source[sample]), []).append(int(rows.record[sample]) + 1)
+    named = ((run.config.data.train[source].path, sorted(found)) for source, found in sorted(records.items()))
+    return "; ".join(f"{path} records {', '.join(map(str, found))}" for path, found in named)
+
+
+def _stop(run: Run, state: State, journal: Journal) -> None:
+    logs.STEP.info("asked to stop: saving step %d", state.step)
+    journal.sync()
+    if state.saved_step < state.step:
+        run.snapshots.save(state)
+    run.snapshots.finish()
+    raise errors.Preempted(state.step)
+
+
+def _finish_step(run: Run, state: State, journal: Journal) -> State:
+    """What is due after a step: an evaluation, then a checkpoint that knows its result."""
+    heartbeat.beat("end of step", state.step)
+    plan, last = run.plan, state.step == run.plan.num_steps
+    if run.data.eval is not None and state.evaluated_step < state.step and (last or plan.is_eval_step(state.step)):
+        if state.step > 1:
+            _compile_planned(run, state)  # a resumed run evaluates with what the uninterrupted one did
+        values = evaluate(run.task, run.learner, run.data.eval, plan, run.world, run.stop)
+        if values is None:
+            _stop(run, state, journal)
+        else:
+            state = _judge(run, state, values)
+            journal.evaluation(state.step, values, best=state.best_step == state.step)
+    is_best = state.best_step == state.step
+    # A loss that runs away must not push the last good checkpoint out.
+    is_sound = plan.is_save_step(state.step) and not state.steps_above_threshold
+    is_due = is_best or last or is_sound or _is_patience_spent(run, state)
+    if is_due and state.saved_step < state.step:
+        journal.sync()
+        return run.snapshots.save(state)
+    if is_best:
+        run.snapshots.link(state)
+    return state
+
+
+def _judge(run: Run, state: State, values: dict[str, float]) -> State:
+    """Whether this evaluation is the best so far."""
+    name = run.config.training.metric_for_best_model
+    preflight.require_metric(name, values)
+    greater = prefers_greater(run.config.training)
+    value, best = values[name], state.best_value
+    if best is None or (value > best if greater else value < best):
+        return replace(
+            state, evaluated_step=state.step, best_step=state.step, best_value=value, evaluations_without_improvement=0
+        )
+    return replace(
+        state,
+        evaluated_step=state.step,
+        evaluations_without_improvement=state.evaluations_without_improvement + 1,
+    )
+
+
+def _is_patience_spent(run: Run, state: State) -> bool:
+    patience = run.config.training.early_stopping_patience
+    return patience is not None and state.evaluations_without_improvement >= patience
+
+
+def _log_model(learner: Any, optimizer: FlatAdamW) -> None:
+    total, trained = sum(quantization.count(p) for p in learner.model.parameters()), optimizer.size
+    logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
+    logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
+    if learner.route.flat:
+        logs.MODEL.info("padding-free streams of many sequences (self-check: %.1e)", learner.route.difference)
+    else:
+        logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
+
+
+def _log_padding(tokenizer: Tokenizer, world: World) -> None:
+    if world.is_main and not tokenizer.names_padding:
+        logs.MODEL.info(
+            "no pad token is named, so EOS stands in for one where batches are filled up: in generation, and in what "
+            "is saved or exported; training fills up nothing, so EOS is learnt like any other token"
+        )

@@ -1,0 +1,161 @@
+"""What a run tells while it trains: log lines, the progress bar, metrics and timings, trackers. Rank 0 speaks.
+
+The loop calls `step`, `evaluation` and nothing else; how it is shown is decided here.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kubetune.base import logs
+from kubetune.base.progress_bar import Progress, is_wanted
+from kubetune.batching.batch import Batch
+from kubetune.batching.feed import Work
+from kubetune.config.schema import Config
+from kubetune.distributed.process_group import World
+from kubetune.planning.plan import Plan
+from kubetune.rundir import machine, metrics, trackers
+from kubetune.rundir.checkpoints import State
+from kubetune.rundir.metrics import METRICS, MetricsLog, stream_lines
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Highest memory so far: allocated on the GPU, or resident in RAM."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Journal:
+    """Open one with `open_journal`; on ranks other than 0 it stays silent."""
+
+    def __init__(self, config: Config, plan: Plan, world: World, state: State) -> None:
+        self._config, self._plan, self._world = config, plan, world
+        self._numbers: MetricsLog | None = None
+        self._tracker: trackers.Tracker | None = None
+        self._bar: Progress | None = None
+        self._epoch_losses: list[tuple[float, int]] = []
+        self.last_step = state.step
+
+    def epoch(self, step: int) -> float:
+        """Epochs completed after `step` steps, a fraction within one."""
+        return step / self._plan.steps_per_epoch
+
+    def step(
+        self, state: State, work: Work, *, loss: float, rate: float, norm: float, seconds: float, ranks: Sequence[float]
+    ) -> None:
+        """One optimizer step is done. `ranks`: seconds each rank computed, before waiting for the others."""
+        if self._numbers is None:
+            return
+        values = {
+            "epoch": self.epoch(state.step),
+            "loss": loss,
+            "learning_rate": rate,
+            "grad_norm": norm,
+            "samples": work.samples,
+            "tokens": work.tokens,
+            "trained_tokens": work.labels,
+        }
+        speed = work.tokens / seconds
+        timing = {
+            "seconds": seconds,
+            "tokens_per_second": speed,
+            "trained_tokens_per_second": work.labels / seconds,
+            "peak_memory_bytes": peak_memory_bytes(self._world.device),
+            "rank_seconds": list(ranks),
+        }
+        self.last_step = state.step
+        self._numbers.write(state.step, values)
+        self._numbers.write_timing(state.step, timing)
+        if self._bar is not None:
+            self._bar.update(state.step, loss=loss, learning_rate=rate, tokens_per_second=speed)
+        if self._tracker is not None:
+            self._tracker.log(state.step, {**values, "tokens_per_second": speed})
+        self._epoch_losses.append((loss, work.labels))
+        if state.step % self._config.training.logging_steps == 0 or state.step == self._plan.num_steps:
+            logs.TRAIN.info(
+                "step %d/%d epoch %.2f loss %.4f lr %.3g grad_norm %.3f tokens/s %.0f",
+                state.step, self._plan.num_steps, values["epoch"], loss, rate, norm, speed,
+            )  # fmt: skip
+        if state.step % self._plan.steps_per_epoch == 0:
+            self._end_epoch(state)
+
+    def _end_epoch(self, state: State) -> None:
+        labels = sum(n for _, n in self._epoch_losses)
+        mean = math.fsum(loss * n for loss, n in self._epoch_losses) / max(labels, 1)
+        steps, whole = len(self._epoch_losses), self._plan.steps_per_epoch
+        lost = f" of {steps} of its {whole} steps, as metrics.jsonl lacks the others" if steps < whole else ""
+        self._epoch_losses.clear()
+        logs.EPOCH.info(
+            "epoch %d done: mean loss %.4f%s, step %d", round(self.epoch(state.step)), mean, lost, state.step
+        )
+
+    def remember(self, run_dir: Path, step: int) -> None:
+        """Take up the losses that earlier starts had in the epoch which is under way after `step` steps."""
+        begun = step - step % self._plan.steps_per_epoch
+        for line in stream_lines(run_dir / METRICS):
+            if begun < line["step"] <= step and "loss" in line:
+                self._epoch_losses.append((line["loss"], line["trained_tokens"]))
+
+    def evaluation(self, step: int, values: dict[str, float], best: bool) -> None:
+        """An evaluation of the weights after `step` steps."""
+        if self._numbers is None:
+            return
+        self._numbers.write(step, {"epoch": self.epoch(step), **values})
+        if self._tracker is not None:
+            self._tracker.log(step, values)
+        # A perplexity of a model that has learnt nothing has hundreds of digits.
+        texts = {name: f"{value:.4f}" if value < 1e6 else f"{value:.3g}" for name, value in values.items()}
+        shown = " ".join(f"{name} {text}" for name, text in texts.items())
+        logs.EVAL.info("step %d %s%s", step, shown, " (best so far)" if best else "")
+
+    def sync(self) -> None:
+        """Make the numbers durable before a checkpoint that must not be ahead of them."""
+        if self._numbers is not None:
+            self._numbers.sync()
+
+
+@contextmanager
+def open_journal(config: Config, plan: Plan, run_dir: Path, world: World, state: State) -> Iterator[Journal]:
+    """The journal of one start of a run, going on after `state`."""
+    journal = Journal(config, plan, world, state)
+    if not world.is_main:
+        yield journal
+        return
+    with ExitStack() as stack:
+        journal._numbers = stack.enter_context(MetricsLog(run_dir, state.step, state.evaluated_step))
+        journal.remember(run_dir, state.step)
+        tracker = trackers.open_tracker(config, run_dir, state.step, write_page=partial(_write_page, run_dir))
+        journal._tracker = stack.enter_context(tracker)
+        stack.enter_context(machine.recorded(run_dir, lambda: journal.last_step))
+        journal._bar = stack.enter_context(Progress(plan.num_steps, state.step, is_wanted(world.rank)))
+        yield journal
+        if (runaway := metrics.runaway(metrics.read_totals(run_dir))) is not None:
+            journal._tracker.tell("loss_runaway", metrics.runaway_line(runaway))
+
+
+def _write_page(run_dir: Path, file: Path) -> None:
+    from kubetune.report import write_report  # at the end, not before the first step
+
+    write_report([run_dir], file)
+
+
+def log_batch(config: Config, micro: int, count: int, batch: Batch, loss: float, began: float) -> None:
+    """`[COLLATE]` and `[BATCH]` at DEBUG, as often as logging.batches says."""
+    if logs.shows_batch(config.logging.batches, micro, count):
+        sequences = len(batch.borders) - 1
+        logs.COLLATE.debug("input_ids [%d], %d sequences, %d labels", batch.num_tokens, sequences, batch.num_labels)
+        logs.BATCH.debug(
+            "micro-batch %d/%d: samples %s, loss share %.4f, %.3f s",
+            micro + 1, count, list(batch.samples[:8]), loss, time.perf_counter() - began,
+        )  # fmt: skip

@@ -1,0 +1,50 @@
+"""What each step worked with, for `kubetune verify-resume`: does nothing unless KUBETUNE_TRACE names a folder.
+
+Each rank appends one line a step to `rank-N.jsonl` there: sample ids, losses to the last bit, and digests of the random
+state and of all that the optimizer holds. Not for numbers that people read (metrics.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kubetune.batching.batch import Batch
+from kubetune.training.adamw import FlatAdamW
+
+TRACE = "KUBETUNE_TRACE"
+
+
+def record(rank: int, step: int, batches: Sequence[Batch], losses: Sequence[Tensor], optimizer: FlatAdamW) -> None:
+    """Note the step that begins after `step` completed ones: called after its gradient, before its update."""
+    if TRACE not in os.environ:
+        return
+    random = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        random["cuda"] = torch.cuda.get_rng_state()
+    line = {
+        "step": step,
+        "samples": [list(batch.samples) for batch in batches],
+        "losses": [float(loss).hex() for loss in losses],
+        "random": {name: digest(state) for name, state in random.items()},
+        "state": {name: digest(tensor) for name, tensor in optimizer.state().items()},
+    }
+    with open(file_of(Path(os.environ[TRACE]), rank), "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def file_of(folder: Path, rank: int) -> Path:
+    """Where a rank's lines lie."""
+    return folder / f"rank-{rank}.jsonl"
+
+
+def digest(tensor: Tensor) -> str:
+    """A hash of a tensor's bytes, of any shape and type."""
+    numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(numbers.numpy().data, digest_size=16).hexdigest()

@@ -1,0 +1,153 @@
+"""The shape of the house: rooms in the order of `kubetune.ROOMS`, each importing only itself and those above it."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import kubetune
+
+PACKAGE = Path(kubetune.__file__).parent
+ORDER = [name for name, _ in kubetune.ROOMS]
+LIGHT = set(ORDER[: ORDER.index(kubetune.NUMPY_BEGINS)])
+TORCHLESS = set(ORDER[: ORDER.index(kubetune.TORCH_BEGINS)]) - LIGHT
+CLUSTER = {"manifests", "kube_api", "cluster"}
+DOORS = {"", "__main__", "agent", "worker"}
+"""Files of the root; they lead into rooms."""
+
+TORCH = {"torch", "transformers", "peft", "accelerate"}
+HEAVY = TORCH | {"numpy", "tokenizers", "pyarrow", "datasets"}
+LATE = {"rundir.trackers", "rundir.mlflow_tracker"}
+"""Light, and yet they may import what is heavy inside functions: training alone calls those."""
+
+MOST_FILES = 20
+
+
+class Import(NamedTuple):
+    """One import statement: where, of what, and whether it runs when its file is imported, later, or never."""
+
+    line: int
+    module: str
+    when: str
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """Every import in a file: `when` is `"now"`, `"late"` (inside a function) or `"types"` (for types only)."""
+    yield from _walk(ast.parse(path.read_text("utf-8")), "now", path)
+
+
+def _walk(node: ast.AST, when: str, path: Path) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        then = when
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            then = "types"
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and when == "now":
+            then = "late"
+        if isinstance(child, ast.Import):
+            yield from (Import(child.lineno, alias.name, then) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"{path}:{child.lineno}: write absolute imports"
+            for alias in child.names:
+                whole = f"{child.module}.{alias.name}"
+                yield Import(child.lineno, whole if whole in MODULES else str(child.module), then)
+        yield from _walk(child, then, path)
+
+
+def dotted(path: Path) -> str:
+    """`kubetune.config.load` of a file."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {dotted(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def room(module: str) -> str:
+    """`config` of `kubetune.config.load`; nothing for the package itself."""
+    return f"{module}.".split(".")[1]
+
+
+FOUND = {module: list(imports(path)) for module, path in MODULES.items()}
+
+
+def of_house(module: str) -> Iterator[Import]:
+    return (found for found in FOUND[module] if found.module.split(".")[0] == "kubetune")
+
+
+def test_every_room_is_on_the_list_and_says_what_it_is_for() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert folders == set(ORDER)
+    silent = [m for m, path in MODULES.items() if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
+    assert not silent
+
+
+def test_a_room_imports_only_itself_and_rooms_above_it() -> None:
+    wrong = [
+        f"{module}:{found.line} imports {found.module}"
+        for module in MODULES
+        if room(module) in ORDER
+        for found in of_house(module)
+        if room(found.module) not in {"", "errors"} and ORDER.index(room(found.module)) > ORDER.index(room(module))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_imports_go_in_a_circle_late_ones_and_those_for_types_included() -> None:
+    needs: dict[str, set[str]] = defaultdict(set)
+    for module in MODULES:
+        if room(module) not in DOORS:
+            needs[module] = {found.module for found in of_house(module)} - {module, "kubetune"}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as circle:
+        raise AssertionError(" → ".join(reversed(circle.args[1]))) from None
+
+
+def test_what_is_light_imports_nothing_heavy() -> None:
+    wrong = []
+    for module in MODULES:
+        name, short = room(module), module.removeprefix("kubetune.")
+        for found in FOUND[module]:
+            library = found.module.split(".")[0]
+            if name in LIGHT and library in HEAVY and (found.when == "now" or short not in LATE):
+                wrong.append(f"{module}:{found.line} imports {found.module}")
+            if name in TORCHLESS and library in TORCH and found.when == "now":
+                wrong.append(f"{module}:{found.line} imports {found.module}, not inside a function")
+            if name == "cli" and library in HEAVY and found.when == "now":
+                wrong.append(f"{module}:{found.line} imports {found.module}, not inside a function")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_training_knows_no_cluster() -> None:
+    wrong = [
+        f"{module}:{found.line} imports {found.module}"
+        for module in MODULES
+        if room(module) in ORDER[ORDER.index(kubetune.NUMPY_BEGINS) : ORDER.index("plugins")]
+        for found in of_house(module)
+        if room(found.module) in CLUSTER
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_folders_stay_small_enough_to_be_read() -> None:
+    counts = Counter(path.parent for path in MODULES.values())
+    assert not {str(folder.relative_to(PACKAGE)): count for folder, count in counts.items() if count > MOST_FILES}
+
+
+def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
+        "def late():\n    import numpy as np\nfrom kubetune.planning import plan\nimport kubetune.cli\n"
+    )
+    assert sorted(imports(path)) == [
+        (1, "typing", "now"),
+        (3, "torch", "types"),
+        (5, "numpy", "late"),
+        (6, "kubetune.planning.plan", "now"),
+        (7, "kubetune.cli", "now"),
+    ]
