@@ -1,8 +1,8 @@
-"""`python -m kubetune.agent`: what pods start; a name that manifests keep. All else is in supervisor/agent.py."""
-
-import sys
-
-from kubetune.supervisor.agent import main
+"""`python -m kubetune.agent`, the first process of a run and of a pod: a name that manifests keep."""
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import signal
+
+    # Before imports, which take a while: the kernel drops what process 1 neither blocks nor handles (`Relay` does).
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    __import__("kubetune.supervisor.agent").supervisor.agent.run()

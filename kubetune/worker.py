@@ -1,8 +1,7 @@
-"""`torchrun … -m kubetune.worker`: one rank of a run; a name that scripts keep. All else is in training/worker.py."""
-
-import sys
-
-from kubetune.training.worker import main
+"""`torchrun … -m kubetune.worker`, one rank of a run: a name that scripts keep."""
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from kubetune.base import processes
+    from kubetune.training.worker import main
+
+    processes.leave(main())

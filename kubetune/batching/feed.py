@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from kubetune.batching.batch import Batch, collate, collate_labelled
-from kubetune.batching.image_batches import collate_pictured
+from kubetune.batching.image_batches import PictureReader, collate_pictured, picture_reader
 from kubetune.data.prepared.order import (
     Ids,
     deal,
@@ -52,6 +52,7 @@ class Feed:
         self, rows: Rows, plan: Plan, seed: int, world: World, *, flat: bool = True, even: bool = False
     ) -> None:
         self._rows, self._plan, self._seed, self._world, self._even = rows, plan, seed, world, even
+        self._reader = picture_reader(rows)
         self._token_budget = plan.micro_batch_tokens if flat else None
         self._sequences = plan.per_device_train_batch_size if flat else 1
         self._lengths = rows.lengths
@@ -78,10 +79,10 @@ class Feed:
     def step(self, step: int) -> Work:
         """This rank's micro-batches of a step."""
         ids = self.samples(step)
-        batches = [_collate(self._rows, micro) for micro in self._mine(step)]
-        if (reader := self._rows.reader) is not None:
+        batches = [_collate(self._rows, micro, self._reader) for micro in self._mine(step)]
+        if self._reader is not None:
             soon = (int(i) for micro in self._mine(step + 1) for i in micro)
-            reader.look_ahead(image for i in soon for image in self._rows.images(i))
+            self._reader.look_ahead(image for i in soon for image in self._rows.images(i))
         return Work(
             batches=batches,
             labels=int(self._rows.trained_counts[ids].sum()),
@@ -97,7 +98,7 @@ class Feed:
             ids = np.argsort(-self._lengths, kind="stable")[: min(most, self._sequences)]
         else:
             ids = fill(self._lengths, self._token_budget, most)
-        return _collate(self._rows, ids)
+        return _collate(self._rows, ids, self._reader)
 
     def _split(self, step: int) -> list[Ids]:
         """Row ids of this rank's micro-batches of a step."""
@@ -162,18 +163,18 @@ def _evened(split: list[list[Ids]]) -> list[list[Ids]]:
     return [share + [NOTHING] * (longest - len(share)) for share in split]
 
 
-def evaluation_batch(rows: Rows, ids: Ids) -> Batch:
-    """One evaluation batch as tensors."""
-    return _collate(rows, ids)
+def evaluation_batch(rows: Rows, ids: Ids, reader: PictureReader | None) -> Batch:
+    """One evaluation batch as tensors; `reader` is `picture_reader(rows)`, kept from batch to batch."""
+    return _collate(rows, ids, reader)
 
 
-def _collate(rows: Rows, ids: Ids) -> Batch:
+def _collate(rows: Rows, ids: Ids, reader: PictureReader | None) -> Batch:
     if not len(ids):
         # One token and no label: it passes through the whole model, and adds nothing.
         nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))]
-        return collate(nothing) if rows.reader is None else collate_pictured(nothing, [[]], rows.reader.processor)
+        return collate(nothing) if reader is None else collate_pictured(nothing, [[]], reader.processor)
     samples = [int(i) for i in ids]
-    if (reader := rows.reader) is not None:
+    if reader is not None:
         pictures = [reader.read(rows.images(i)) for i in samples]
         return collate_pictured([rows.row(i) for i in samples], pictures, reader.processor, samples)
     if rows.targets is None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from kubetune.batching.batch import Batch, Pictures, collate
+from kubetune.data.prepared.rows import Rows
 from kubetune.data.vision.image_processor import ImageProcessor, ImageRef, Picture, Upright
 from kubetune.errors import DataError
 
@@ -50,6 +51,11 @@ class PictureReader:
             self.processor.import_libraries()
             self._pool = ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0))), thread_name_prefix="images")
         return self._pool.submit(self.processor.read, image)
+
+
+def picture_reader(rows: Rows) -> PictureReader | None:
+    """A reader of the images of `rows`; None where rows have none."""
+    return PictureReader(rows.processor) if rows.processor is not None else None
 
 
 def collate_pictured(

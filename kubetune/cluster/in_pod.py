@@ -26,7 +26,6 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -34,67 +33,12 @@ from typing import Any
 from kubetune.base import files
 from kubetune.base.processes import is_alive
 from kubetune.base.signals import STAY, Relay
-from kubetune.errors import ENVIRONMENT, LOST_PEER, OK, PREEMPTED, EnvironmentFault
-from kubetune.rundir import exit_status, heartbeat, metrics
+from kubetune.errors import ENVIRONMENT, OK
+from kubetune.rundir.status import progress
 
 _CHUNK_BYTES = 1024 * 1024
-_STEPS_FOR_SPEED = 20
 _FOLLOW_SECONDS = 0.2
 _USAGE_SECONDS = 0.5
-
-
-def progress(run_dir: Path) -> dict[str, Any]:
-    """How far the run in this directory is. Keys that nothing is known about yet are None."""
-    numbers = metrics.last_lines(run_dir / metrics.METRICS)
-    steps = [line for line in numbers if "loss" in line]
-    evaluations = [line for line in numbers if "eval_loss" in line]
-    timings = metrics.last_lines(run_dir / metrics.TIMINGS)[-_STEPS_FOR_SPEED:]
-    events = metrics.read_events(run_dir)
-    plan = _plan(run_dir)
-    step = steps[-1]["step"] if steps else None
-    # A start that is still preparing does not know it yet; the one before it did.
-    known = [event["steps"] for event in events if event["event"] in ("start", "resume") and event.get("steps")]
-    total = plan.get("num_steps") or (known[-1] if known else None)
-    seconds = sum(line["seconds"] for line in timings) / len(timings) if timings else None
-    ending = exit_status.read_ending(run_dir)
-    return {
-        "phase": next((beat["phase"] for beat in heartbeat.read_beats(run_dir)), None),
-        "step": step,
-        "steps": total,
-        "loss": steps[-1]["loss"] if steps else None,
-        "tokens_per_second": timings[-1].get("tokens_per_second") if timings else None,
-        "seconds_left": (total - step) * seconds if total and step is not None and seconds else None,
-        "evaluation": evaluations[-1] if evaluations else None,
-        "saved_step": _newest_checkpoint(run_dir),
-        "restarts": max(0, sum(event["event"] == "launch" and event.get("node") == 0 for event in events) - 1),
-        "last_exit": _cause(events),
-        "ending": asdict(ending) if ending else None,
-    }
-
-
-def _cause(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of the exits of the last start that failed on some node, the one that brought the others about."""
-    exits: list[dict[str, Any]] = []
-    for event in reversed(events):
-        if event["event"] == "exit" and event.get("code"):
-            exits.insert(0, event)
-        elif event["event"] == "launch" and exits:
-            break
-    # The first of those that did not only lose a peer, or were told to stop because another did.
-    return min(exits, key=lambda event: event["code"] in (LOST_PEER, PREEMPTED), default=None)
-
-
-def _plan(run_dir: Path) -> dict[str, Any]:
-    """plan.json; nothing where it is missing or damaged, which is no reason to know nothing at all."""
-    try:
-        return files.read_object(run_dir / "plan.json")
-    except (FileNotFoundError, EnvironmentFault):
-        return {}
-
-
-def _newest_checkpoint(run_dir: Path) -> int | None:
-    manifests = (run_dir / "checkpoints").glob("step-*/manifest.json")
-    return max((int(path.parent.name.removeprefix("step-")) for path in manifests), default=None)
 
 
 def listing(run_dir: Path, globs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:

@@ -19,12 +19,13 @@ from typing import Literal
 
 from kubetune.base.files import explained_writes
 from kubetune.cluster import pods, preparation
+from kubetune.cluster.preparation import cause_of_failure, find_pods
 from kubetune.cluster.runs import ending_of, read_progress, workload_kind
-from kubetune.errors import KubetuneError
+from kubetune.errors import USER, ConfigError, EnvironmentFault, KubetuneError
 from kubetune.kube_api.api_errors import Refused, Unreachable
 from kubetune.kube_api.client import Cluster, Object
 from kubetune.kube_api.watch import Watched
-from kubetune.manifests.initialisers import PREPROCESS
+from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.manifests.spec import TRAINER, RunSpec
 
 _LOOK_SECONDS, _GATHER_SECONDS = 5.0, 0.25
@@ -294,3 +295,20 @@ class Streams:
     def _raise_error(self) -> None:
         if self._errors:
             raise self._errors[0]
+
+
+def wait_for_job(cluster: Cluster, spec: RunSpec, emit: Emit, look: Look | None = None) -> None:
+    """Follow the Job that prepares to its end. Raises ConfigError, EnvironmentFault with its cause when it failed."""
+    from kubetune.cluster.log_follow import Streams
+
+    name = preprocess_name(spec)
+    Streams(cluster, spec, emit, components=(PREPROCESS,), workload=("Job", name), look=look).follow()
+    state, reason = pods.state_of(cluster.get("Job", name), [])
+    if state == "done":
+        return
+    found = find_pods(cluster, spec)
+    cause = (found and cause_of_failure(cluster, found[-1])) or reason or "it was deleted"
+    fault = ConfigError if found and pods.exit_code(found[-1]) == USER else EnvironmentFault
+    raise fault(
+        f"Job {name}, which fetches and prepares before training, has failed: {cause}. Training was not started."
+    )

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 from kubetune.cluster import pods
 from kubetune.cluster.pods import State
-from kubetune.errors import USER, ConfigError, EnvironmentFault
 from kubetune.kube_api.api_errors import Refused, Unreachable
 from kubetune.kube_api.client import Cluster, Object
 from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.manifests.spec import RunSpec
 
 if TYPE_CHECKING:
-    from kubetune.cluster.log_follow import Emit, Look
+    pass
 
-_TAIL_LINES = 20
+TAIL_LINES = 20
 
 
 def has_own_job(spec: RunSpec) -> bool:
@@ -46,7 +45,7 @@ def standing(cluster: Cluster, spec: RunSpec, state: State, found: Sequence[Obje
     """
     if state == "failed":
         failed = [pod for pod in found if pods.failed_container(pod)]
-        return state, _cause(cluster, failed[-1]) if failed else ""
+        return state, cause_of_failure(cluster, failed[-1]) if failed else ""
     active = [pod for pod in found if not pods.has_ended(pod)]
     doing = f"{pods.name_of(active[-1])} fetches and prepares first" if active else ""
     if state == "waiting" or spec.starts_in_order:
@@ -54,35 +53,18 @@ def standing(cluster: Cluster, spec: RunSpec, state: State, found: Sequence[Obje
     job = find_job(cluster, spec)
     state, reason = pods.state_of(job, found)
     if state == "failed":
-        return "failed", (found and _cause(cluster, found[-1])) or reason
+        return "failed", (found and cause_of_failure(cluster, found[-1])) or reason
     if state in ("absent", "done"):
         return "absent", ""
     waits = f"{doing or f'Job {preprocess_name(spec)} waits'}; training begins when kubetune submit has seen it end"
     return "waiting", (pods.why(active[-1]) if active else "") or waits
 
 
-def wait_for_job(cluster: Cluster, spec: RunSpec, emit: Emit, look: Look | None = None) -> None:
-    """Follow the Job that prepares to its end. Raises ConfigError, EnvironmentFault with its cause when it failed."""
-    from kubetune.cluster.log_follow import Streams
-
-    name = preprocess_name(spec)
-    Streams(cluster, spec, emit, components=(PREPROCESS,), workload=("Job", name), look=look).follow()
-    state, reason = pods.state_of(cluster.get("Job", name), [])
-    if state == "done":
-        return
-    found = find_pods(cluster, spec)
-    cause = (found and _cause(cluster, found[-1])) or reason or "it was deleted"
-    fault = ConfigError if found and pods.exit_code(found[-1]) == USER else EnvironmentFault
-    raise fault(
-        f"Job {name}, which fetches and prepares before training, has failed: {cause}. Training was not started."
-    )
-
-
-def _cause(cluster: Cluster, pod: Object) -> str:
+def cause_of_failure(cluster: Cluster, pod: Object) -> str:
     """The last line of the container that failed, else what Kubernetes says of it."""
     failed = pods.failed_container(pod)
     try:
-        lines = [] if failed is None else cluster.log(pods.name_of(pod), failed, tail=_TAIL_LINES)
+        lines = [] if failed is None else cluster.log(pods.name_of(pod), failed, tail=TAIL_LINES)
         said = [text for line in lines if (text := line.partition(" ")[2].strip())]
     except (Refused, Unreachable):
         said = []

@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any, Literal
 
 from kubetune.cluster import kueue, pods, preparation
+from kubetune.cluster.log_follow import wait_for_job
 from kubetune.cluster.runs import FILES, keep_words, read_run, workload_kind
 from kubetune.cluster.termination import Words
-from kubetune.config.defaults import dated
+from kubetune.config.dates import dated
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
@@ -197,7 +198,7 @@ def _apply(cluster: Cluster, obj: Manifest) -> None:
 
 
 def _wait_in_silence(cluster: Cluster, spec: RunSpec) -> None:
-    preparation.wait_for_job(cluster, spec, lambda source, text: None)
+    wait_for_job(cluster, spec, lambda source, text: None)
 
 
 def _make_jupyter_token(cluster: Cluster, spec: RunSpec) -> None:

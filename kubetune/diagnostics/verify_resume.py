@@ -105,7 +105,7 @@ def by_agent(relay: Relay) -> Start:
         elif (run_dir / "checkpoints").exists():
             heading += " goes on"
         print(f"\nkubetune: {heading}", flush=True)
-        status = relay.run(processes.module("kubetune.supervisor.agent", run_dir), {**os.environ, **environ})
+        status = relay.run(processes.module("kubetune.agent", run_dir), {**os.environ, **environ})
         if relay.stopping:  # else it would look like the stop that is tried here, or like a run that failed
             stopped = errors.KubetuneError(f"{relay.stopping}: there is no verdict, and nothing is left of the runs")
             stopped.exit_code = errors.PREEMPTED

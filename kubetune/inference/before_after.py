@@ -84,7 +84,7 @@ def _questions(speaker: Speaker, rows: Rows, number: int) -> tuple[list[Asked], 
         begin = cut(trained)
         if begin is None or len(asked) == number:
             continue
-        images = rows.images(index) if rows.reader is not None else ()
+        images = rows.images(index) if rows.processor is not None else ()
         asked.append(Asked(row[:begin].tolist(), images))
         expected.append(speaker.tokenizer.decode(row[begin : begin + MOST_TOKENS].tolist()))
     return asked, expected

@@ -7,14 +7,13 @@ machine is gpus.py's; memory is not reckoned here.
 from __future__ import annotations
 
 import math
-import re
-from datetime import datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kubetune.base.humanize import counted
+from kubetune.config.naming import method_label
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 
@@ -310,21 +309,3 @@ def learning_rate_at(plan: Plan, step: int) -> float:
     done = (step - plan.warmup_steps) / max(1, plan.num_steps - plan.warmup_steps)
     left = 1 - done if plan.lr_scheduler_type == "linear" else (1 + math.cos(math.pi * done)) / 2
     return plan.learning_rate * max(0.0, left)
-
-
-def method_label(config: Config) -> str:
-    """`lora-r16-a32`, or `full`."""
-    return f"lora-r{config.lora.r}-a{config.lora.lora_alpha:g}" if config.lora else "full"
-
-
-def default_output(config: Config, now: datetime) -> str:
-    """The run directory where none is given: `outputs/Qwen3-8B/lora-r16-a32-len2048-20261120-1015`."""
-    run = f"{method_label(config)}-len{config.data.max_length}-{now:%Y%m%d-%H%M}"
-    return f"outputs/{model_short_name(config.model.path)}/{run}"
-
-
-def model_short_name(path: str) -> str:
-    """The last part of a hub id or folder; for a folder of the hub's cache, the model's name and not its hash."""
-    parts = PurePosixPath(path).parts or ("model",)
-    cached = [part.rsplit("--", 1)[1] for part in parts if part.startswith("models--")]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", cached[0] if cached else parts[-1]).strip(".-") or "model"

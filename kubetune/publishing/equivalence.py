@@ -19,6 +19,7 @@ from kubetune import errors
 from kubetune.base import files
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.batching.feed import evaluation_batch
+from kubetune.batching.image_batches import picture_reader
 from kubetune.config.schema import Config
 from kubetune.data.prepared.order import hash_ids
 from kubetune.data.prepared.prepare import prepare
@@ -81,8 +82,8 @@ def choose_sample(config: Config, vocabulary: int) -> Sample:
 
 
 def _batch(rows: Rows, index: int) -> Batch:
-    if rows.targets is not None or rows.reader is not None:
-        return evaluation_batch(rows, np.array([index]))
+    if rows.targets is not None or rows.processor is not None:
+        return evaluation_batch(rows, np.array([index]), picture_reader(rows))
     ids, trained = rows.row(index)
     return collate([(ids[:LONGEST], trained[:LONGEST])], [index])
 

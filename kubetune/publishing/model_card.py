@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.humanize import counted
+from kubetune.config.naming import method_label, model_short_name
 from kubetune.config.schema import Config
-from kubetune.planning.plan import method_label, model_short_name
 
 PIPELINES = {
     "causal_lm": "text-generation",

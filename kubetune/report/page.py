@@ -17,8 +17,8 @@ from markupsafe import Markup
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import counted, duration, number, place, share, short, size
 from kubetune.base.logs import scrub
-from kubetune.config.defaults import prefers_greater
 from kubetune.config.load import as_yaml, dotted_values, resolved
+from kubetune.config.naming import prefers_greater
 from kubetune.planning.forecast import quantization_of
 from kubetune.report.charts import Chart, charts_of, labels, letter, points_of
 from kubetune.report.differences import differences

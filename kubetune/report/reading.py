@@ -14,9 +14,10 @@ from kubetune import errors
 from kubetune.base import jsonl
 from kubetune.base.files import read_object
 from kubetune.config.load import read_config
+from kubetune.config.naming import model_short_name
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.planning.plan import Plan, model_short_name
+from kubetune.planning.plan import Plan
 from kubetune.report.numbers import Numbers, read_numbers
 from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify

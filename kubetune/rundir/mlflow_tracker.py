@@ -23,9 +23,9 @@ from kubetune import errors
 from kubetune.base.files import read_object, write_atomic
 from kubetune.base.logs import family_logger, scrub
 from kubetune.config.load import dotted_values, resolved
+from kubetune.config.naming import method_label
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import MlflowConfig
-from kubetune.planning.plan import method_label
 from kubetune.rundir import metrics
 from kubetune.rundir.machine import Load, git_commit
 

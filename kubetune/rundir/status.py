@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from kubetune.base import files
 from kubetune.base.gpus import gpu_use
-from kubetune.cluster.in_pod import progress
-from kubetune.rundir import heartbeat, metrics
+from kubetune.errors import LOST_PEER, PREEMPTED, EnvironmentFault
+from kubetune.rundir import exit_status, heartbeat, metrics
 
 # What scrolls; in a cluster it comes over the network every few seconds.
 _LOG_LINES = 300
@@ -74,3 +77,60 @@ def last_lines(path: Path, count: int = _LOG_LINES) -> list[str]:
     except FileNotFoundError:
         return []
     return text.splitlines()[1 if size > _LOG_BYTES else 0 :][-count:]
+
+
+_STEPS_FOR_SPEED = 20
+
+
+def progress(run_dir: Path) -> dict[str, Any]:
+    """How far the run in this directory is. Keys that nothing is known about yet are None."""
+    numbers = metrics.last_lines(run_dir / metrics.METRICS)
+    steps = [line for line in numbers if "loss" in line]
+    evaluations = [line for line in numbers if "eval_loss" in line]
+    timings = metrics.last_lines(run_dir / metrics.TIMINGS)[-_STEPS_FOR_SPEED:]
+    events = metrics.read_events(run_dir)
+    plan = _plan(run_dir)
+    step = steps[-1]["step"] if steps else None
+    # A start that is still preparing does not know it yet; the one before it did.
+    known = [event["steps"] for event in events if event["event"] in ("start", "resume") and event.get("steps")]
+    total = plan.get("num_steps") or (known[-1] if known else None)
+    seconds = sum(line["seconds"] for line in timings) / len(timings) if timings else None
+    ending = exit_status.read_ending(run_dir)
+    return {
+        "phase": next((beat["phase"] for beat in heartbeat.read_beats(run_dir)), None),
+        "step": step,
+        "steps": total,
+        "loss": steps[-1]["loss"] if steps else None,
+        "tokens_per_second": timings[-1].get("tokens_per_second") if timings else None,
+        "seconds_left": (total - step) * seconds if total and step is not None and seconds else None,
+        "evaluation": evaluations[-1] if evaluations else None,
+        "saved_step": _newest_checkpoint(run_dir),
+        "restarts": max(0, sum(event["event"] == "launch" and event.get("node") == 0 for event in events) - 1),
+        "last_exit": _cause(events),
+        "ending": asdict(ending) if ending else None,
+    }
+
+
+def _cause(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Of the exits of the last start that failed on some node, the one that brought the others about."""
+    exits: list[dict[str, Any]] = []
+    for event in reversed(events):
+        if event["event"] == "exit" and event.get("code"):
+            exits.insert(0, event)
+        elif event["event"] == "launch" and exits:
+            break
+    # The first of those that did not only lose a peer, or were told to stop because another did.
+    return min(exits, key=lambda event: event["code"] in (LOST_PEER, PREEMPTED), default=None)
+
+
+def _plan(run_dir: Path) -> dict[str, Any]:
+    """plan.json; nothing where it is missing or damaged, which is no reason to know nothing at all."""
+    try:
+        return files.read_object(run_dir / "plan.json")
+    except (FileNotFoundError, EnvironmentFault):
+        return {}
+
+
+def _newest_checkpoint(run_dir: Path) -> int | None:
+    manifests = (run_dir / "checkpoints").glob("step-*/manifest.json")
+    return max((int(path.parent.name.removeprefix("step-")) for path in manifests), default=None)

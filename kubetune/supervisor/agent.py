@@ -9,113 +9,35 @@ never imports torch and listens from its first moments. Not for deciding what a 
 
 from __future__ import annotations
 
-import signal
-
-if __name__ == "__main__":
-    # Before the imports below, which take a while: the kernel throws away what process 1 of a container neither blocks
-    # nor handles. `Relay` lets these through once it can handle them.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-
 import argparse
-import json
-import math
 import os
+import signal
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 from kubetune import errors
-from kubetune.base import cgroup, files, logs, processes
+from kubetune.base import files, logs, processes
 from kubetune.base.signals import STAY, Relay
-from kubetune.rundir import checkpoints, exit_status, heartbeat, machine, metrics
-from kubetune.rundir.exit_status import Death, Ending
-from kubetune.rundir.mirror import copier
-from kubetune.supervisor import oom
+from kubetune.rundir import exit_status
+from kubetune.rundir.exit_status import Ending
+from kubetune.supervisor.place import hold, read_place
+from kubetune.supervisor.supervise import supervise
 
 if TYPE_CHECKING:
-    from kubetune.planning.plan import Plan
+    pass
 
-PREPARE = "kubetune.data.prepared.prepare_worker"
-WORKER = "kubetune.training.worker"
-RESOLVED = "resolved.json"
-SAMPLES = "kubetune.inference.before_after"
-
-# After losing a peer on another node: time for that node's own, telling report to arrive on a shared disk.
-_PEER_REPORT_SECONDS = 2.0
-_TORCHRUN_MARGIN_SECONDS = 10.0
-_DEFAULT_PORT = 29500
-_DEFAULT_PATIENCE_SECONDS = 1800.0
-
-_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 # Another start could only end the same way.
 _FINAL = (errors.OK, errors.USER, errors.DIVERGED)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this node stands in a run: `node` of `nodes`, with `processes` ranks on each."""
-
-    nodes: int
-    processes: int
-    node: int = 0
-    master_addr: str = "127.0.0.1"
-    master_port: int = _DEFAULT_PORT
-
-    @property
-    def ranks(self) -> range:
-        """The ranks that run on this node."""
-        return range(self.node * self.processes, (self.node + 1) * self.processes)
-
-
-def find_place(nodes: int, processes: int, environ: Mapping[str, str], *, said_by: str = "compute.nodes") -> Place:
-    """This node's place in a run of `nodes` × `processes` ranks, by the variables that operators and people set.
-
-    `said_by`: what gave the number of nodes, for messages. Raises ConfigError naming every variable that is missing or
-    does not fit.
-    """
-    if nodes == 1:
-        return Place(1, processes)
-    problems = []
-    number = _first(environ, "PET_NODE_RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "GROUP_RANK")
-    if number is None or not number.isdecimal() or int(number) >= nodes:
-        found = "is not set" if number is None else f"is {number!r}"
-        problems.append(f"NODE_RANK (or PET_NODE_RANK, JOB_COMPLETION_INDEX) {found}; expected 0 to {nodes - 1}")
-    address = _first(environ, "PET_MASTER_ADDR", "MASTER_ADDR")
-    if not address:
-        problems.append("MASTER_ADDR (or PET_MASTER_ADDR) is not set; expected the host name of node 0")
-    port = _first(environ, "PET_MASTER_PORT", "MASTER_PORT") or str(_DEFAULT_PORT)
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        problems.append(f"MASTER_PORT (or PET_MASTER_PORT) is {port!r}; expected a port number")
-    expected = _first(environ, "PET_NNODES") or str(nodes)
-    if expected not in (str(nodes), f"{nodes}:{nodes}"):
-        problems.append(f"PET_NNODES is {expected!r}, but {said_by} is {nodes}; they must agree")
-    if problems:
-        raise errors.ConfigError([f"{said_by} is {nodes}, but {problem}" for problem in problems])
-    return Place(nodes, processes, int(number or 0), address or "", int(port))
-
-
-def read_place(run_dir: Path) -> Place:
-    """This node's place in the run of `run_dir`. Raises ConfigError as `find_place` does, or when it is none."""
-    plan = _read_plan(run_dir)
-    return find_place(plan.nodes, plan.processes_per_node, os.environ)
-
-
-def hold(run_dir: Path, node: int) -> AbstractContextManager[None]:
-    """The lock that keeps a second agent of the same node out; raises EnvironmentFault naming its holder."""
-    return files.lock(run_dir / "logs" / f"node-{node}.lock", wait=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run this node's part of a run to its end; returns the exit code."""
     with Relay() as relay:
         logs.scrub_tracebacks()
-        parser = argparse.ArgumentParser(prog="kubetune.supervisor.agent", description="The first process of a run.")
+        parser = argparse.ArgumentParser(prog="kubetune.agent", description="The first process of a run.")
         parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
         parser.add_argument("--config", type=Path, help="make the run directory from this file first")
         parser.add_argument("overrides", nargs="*", metavar="key=value")
@@ -159,174 +81,8 @@ def _launch(args: argparse.Namespace, relay: Relay) -> int:
     return launch_run(config, plan, args.run_dir, source=args.config, relay=relay)
 
 
-def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: str = WORKER) -> int:
-    """Run the ranks of this node in a run directory that the caller holds; returns the exit code.
-
-    `prepare` and `worker` are modules that take the directory as argument: before any rank starts, and as each rank.
-    Writes exit.json (on node 0), and events. Raises EnvironmentFault when the directory cannot be written to.
-    """
-    place = read_place(run_dir)
-    relay.grace_seconds = _read_plan(run_dir).grace_seconds
-    exit_status.clear_endings(run_dir, None if place.node == 0 else place.ranks)
-    facts: dict[str, int | str] = {"node": place.node, "nodes": place.nodes, "processes": place.processes}
-    # Left behind where a start was cut off without a word: until then devices were held, and paid for.
-    if beats := [float(beat["time"]) for beat in heartbeat.read_beats(run_dir)]:
-        facts["last_seen"] = metrics.written(datetime.fromtimestamp(max(beats), UTC))
-    metrics.record_event(run_dir, "launch", **facts)
-    with _mirrored(run_dir, place, relay):
-        return _run_and_tell(run_dir, place, relay, prepare, worker)
-
-
-def _mirrored(run_dir: Path, place: Place, relay: Relay) -> AbstractContextManager[None]:
-    """Within, the run directory is copied to the object store that the config names, if it names one."""
-    address = files.read_object(run_dir / RESOLVED).get("mirror")
-    return copier.following(run_dir, address, relay) if address and place.node == 0 else nullcontext()
-
-
-def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> int:
-    ending = _run(run_dir, place, relay, prepare, worker)
-    if ending.code == errors.PREEMPTED and ending.step is None:  # no rank had come so far as to say
-        ending = replace(ending, step=checkpoints.newest_step(run_dir))
-    # A full disk must not hide the exit code it caused.
-    with suppress(errors.EnvironmentFault):
-        if place.node == 0:
-            exit_status.write_ending(run_dir, ending)
-        metrics.record_event(run_dir, "exit", node=place.node, **asdict(ending))
-    exit_status.leave_message(ending, _progress(run_dir) if place.node == 0 else None)
-    if ending.code != errors.OK:
-        # What a rank says it has also logged; only what was seen from outside is news.
-        is_told = any(ending.reason.endswith(rank.reason) for rank in exit_status.read_rank_endings(run_dir).values())
-        told = "" if is_told else f"{ending.reason}; "
-        line = f"kubetune: {told}ended with exit code {ending.code}, logs in {run_dir / 'logs'}"
-        print(logs.scrub(line), file=sys.stderr)
-    elif place.node == 0:
-        _sample(run_dir, relay)
-        _push(run_dir, relay)
-    return ending.code
-
-
-def _progress(run_dir: Path) -> dict[str, Any] | None:
-    """How far the run is, for when nobody can be asked any more."""
-    from kubetune.cluster.in_pod import progress
-
-    try:
-        return {key: told for key, told in progress(run_dir).items() if key not in ("ending", "last_exit")}
-    except (errors.KubetuneError, OSError, ValueError, KeyError):
-        return None  # damaged files are told of by whoever reads them
-
-
-def _sample(run_dir: Path, relay: Relay) -> None:
-    """Answers before and after training, where the config asks for some; when the ranks' memory is free again."""
-    wanted = files.read_object(run_dir / RESOLVED).get("logging", {}).get("samples")
-    if relay.stopping or not wanted:
-        return
-    if relay.run(processes.module(SAMPLES, run_dir), os.environ) != errors.OK:
-        again = f"python -m {SAMPLES} {run_dir}"
-        print(f"kubetune: no samples; the run is done all the same. Again: {again}", file=sys.stderr)
-
-
-def _push(run_dir: Path, relay: Relay) -> None:
-    """The last stage of a run that ended well, where its config asks for it; a failure leaves the run as good.
-
-    A process of its own, when the ranks have gone and their memory with them.
-    """
-    if relay.stopping or not files.read_object(run_dir / RESOLVED).get("push"):
-        return
-    command = processes.module("kubetune", "push", run_dir)
-    # Pods train offline from what was fetched before; this is what the network is for.
-    environ = {name: value for name, value in os.environ.items() if name not in _OFFLINE}
-    if relay.run(command, environ) != errors.OK:
-        print(f"kubetune: not pushed; the run is done all the same. Again: kubetune push {run_dir}", file=sys.stderr)
-
-
-def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> Ending:
-    deaths: list[Death] = []
-    began, kills = time.time(), cgroup.oom_kills()
-    if place.nodes * place.processes > 1:
-        # Before any rank exists, because a rank that waits for the data of another in a collective would time out.
-        status = relay.run(processes.module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])})
-        if status == 0:
-            deaths = _run_torchrun(run_dir, place, relay, worker)
-        else:
-            deaths = [Death(place.ranks[0], status, time.time())]
-    elif status := relay.run(processes.module(worker, run_dir), _environment(place) | _ONLY_RANK):
-        deaths = [Death(0, status, time.time())]
-    frozen = heartbeat.find_frozen(run_dir, deaths, began)
-
-    def judge() -> Ending:
-        said = exit_status.read_rank_endings(run_dir)
-        return exit_status.judge(place.ranks, said, deaths, stopping=relay.stopping, frozen=frozen)
-
-    ending = judge()
-    if ending.code != errors.OK and not (run_dir / RESOLVED).exists():
-        return Ending(errors.ENVIRONMENT, f"{run_dir} was deleted or moved away while the run went on")
-    ending = oom.explain(run_dir, place.node, ending, deaths, kills)
-    if ending.code == errors.LOST_PEER and place.nodes > 1:
-        time.sleep(_PEER_REPORT_SECONDS)
-        if (heard := judge()).code != errors.LOST_PEER:
-            return heard
-    return ending
-
-
-def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> list[Death]:
-    if place.nodes == 1:
-        # An address of its own: the host's name, torchrun's default, need not resolve.
-        meeting = ["--standalone", "--local-addr", "127.0.0.1"]
-    else:
-        meeting = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
-        meeting += ["--master-port", str(place.master_port)]
-        patience = (
-            files.read_object(run_dir / RESOLVED).get("training", {}).get("timeout_seconds", _DEFAULT_PATIENCE_SECONDS)
-        )
-        meeting += ["--rdzv-conf", f"timeout={math.ceil(patience)}"]
-        where = f"{place.master_addr}:{place.master_port}"
-        print(f"kubetune: node {place.node} of {place.nodes} meets the others at {where}", flush=True)
-    # A pipe: a run must be able to end with its own reason where nothing can be written any more.
-    reading, writing = os.pipe()
-    command = processes.module("kubetune.distributed.torchrun", writing, int(relay.grace_seconds), *meeting)
-    command += ["--nnodes", str(place.nodes), "--nproc-per-node", str(place.processes), "--max-restarts", "0"]
-    command += ["--module", worker, str(run_dir)]
-    # torchrun kills what outlives the grace time; the relay's own limit is for a torchrun that hangs itself.
-    relay.grace_seconds += _TORCHRUN_MARGIN_SECONDS
-    with open(reading) as told:
-        try:
-            status = relay.run(command, _environment(place), has_workers_below=True, pass_fds=[writing])
-        finally:
-            os.close(writing)
-        facts = [json.loads(line) for line in told]
-    if facts and not isinstance(facts[0], str):
-        return [Death(*fact) for fact in facts]
-    return [Death(rank, status, time.time(), *facts) for rank in place.ranks if status != 0]
-
-
-_ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-
-
-def _environment(place: Place) -> dict[str, str]:
-    """This process's environment for its ranks, with as many threads for each as there are cores to share."""
-    # torchrun would take what operators set for it as defaults; everything it needs is in its arguments.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
-    cores = processes.usable_cores()
-    if place.processes > 1 or cores < (os.cpu_count() or 1):
-        environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // place.processes)))
-    environ.setdefault(machine.COMMAND, logs.scrub(machine.command_line()))
-    return environ
-
-
-def _read_plan(run_dir: Path) -> Plan:
-    from kubetune.planning.plan import Plan  # takes long enough that the signal handlers must come first
-
-    try:
-        return Plan.read(run_dir / "plan.json")
-    except FileNotFoundError as error:
-        raise errors.ConfigError(f"{error.filename} is missing; expected a run directory made by kubetune") from None
-
-
-def _first(environ: Mapping[str, str], *names: str) -> str | None:
-    return next((environ[name] for name in names if environ.get(name)), None)
-
-
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """The whole process: `main`, and a way out that no signal bends."""
     code = main()
     # The verdict stands: a signal while Python takes itself apart must not make another exit code of it.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))

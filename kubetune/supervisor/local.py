@@ -16,14 +16,15 @@ from kubetune import errors
 from kubetune.base import files, processes
 from kubetune.base.files import StrPath
 from kubetune.base.signals import Relay
-from kubetune.config import defaults
+from kubetune.config import dates
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.planning.plan import Plan
 from kubetune.rundir import trackers
 from kubetune.rundir.mirror import copier, sync
-from kubetune.supervisor import agent
+from kubetune.supervisor import supervise
+from kubetune.supervisor.place import find_place, hold
 
 RESOLVED = "resolved.json"
 PLAN = "plan.json"
@@ -44,7 +45,7 @@ def launch_run(
             return launch_run(config, plan, run_dir, source=source, relay=relay)
     run_dir = Path(run_dir)
     trackers.check_installed(config.tracking)
-    place = agent.find_place(plan.nodes, plan.processes_per_node, os.environ)
+    place = find_place(plan.nodes, plan.processes_per_node, os.environ)
     if config.push is not None and not any(os.environ.get(name) for name in _TOKENS):
         print("kubetune: push needs HF_TOKEN at the end, or `hf auth login` before; it is not set", file=sys.stderr)
     if config.mirror is not None:
@@ -52,9 +53,9 @@ def launch_run(
         if place.node == 0 and (status := _restore(config, run_dir, plan, config.mirror, relay)):
             return status if status > 0 else errors.PREEMPTED
     check_run_dir(config, run_dir, plan)
-    with agent.hold(run_dir, place.node):
+    with hold(run_dir, place.node):
         create_run_dir(config, run_dir, plan, source)
-        return agent.supervise(run_dir, relay)
+        return supervise.supervise(run_dir, relay)
 
 
 def dated(config: Config, run_dir: Path) -> Config:
@@ -66,7 +67,7 @@ def dated(config: Config, run_dir: Path) -> Config:
         with suppress(errors.EnvironmentFault, FileNotFoundError):
             there = files.read_object(run_dir / RESOLVED)
             first = there if (there.get("data") or {}).get("date") else None
-    found = defaults.dated(config, first)
+    found = dates.dated(config, first)
     if config.data.date not in (None, found.data.date):
         print(
             f"kubetune: warning: data.date is {found.data.date} since the first start of {run_dir}, and stays so; "
@@ -81,7 +82,7 @@ def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Rel
     if (run_dir / RESOLVED).exists():
         training = config.training.model_copy(update={"resume": "auto"})
         check_run_dir(config.model_copy(update={"training": training}), run_dir, plan)
-    with agent.hold(run_dir, 0):
+    with hold(run_dir, 0):
         command = processes.module("kubetune.rundir.mirror.copier", "restore", run_dir, address)
         return relay.run(command, {**os.environ, copier.STARTING: json.dumps(resolved(config))})
 

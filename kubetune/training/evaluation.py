@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
-from kubetune import errors
-from kubetune.base.files import write_atomic
 from kubetune.batching.feed import evaluation_batch, evaluation_batches
-from kubetune.config.load import load_config
-from kubetune.config.schema import Config, SourceConfig
-from kubetune.data.prepared.prepare import prepare
+from kubetune.batching.image_batches import picture_reader
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World, agree
-from kubetune.inference.result import open_result
 from kubetune.models import fsdp
 from kubetune.models.padding_free import unwrap
-from kubetune.planning.plan import Plan, make_plan
+from kubetune.planning.plan import Plan
 from kubetune.rundir import heartbeat
-from kubetune.rundir.metrics import EVALUATION, now
-from kubetune.tasks import task_module
 from kubetune.training.health import StopRequest
 
 BETWEEN_STOP_CHECKS = 16  # batches; asking all ranks costs a message
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What evaluating a run found. `confusion[i][j]`: rows of class i taken for class j, of those in `names`.
-
-    `predictions`: the file that holds what a classifier said of each row.
-    """
-
-    metrics: dict[str, float]
-    predictions: Path | None = None
-    confusion: list[list[int]] | None = None
-    names: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -77,7 +52,7 @@ def collect(
     if only_largest:
         shares = [sorted(share, key=lambda ids: -int(rows.lengths[ids].sum()))[:1] for share in shares]
     mine, longest = shares[world.rank], max(len(share) for share in shares)
-    parts = []
+    parts, reader = [], picture_reader(rows)
     learner.model.eval()
     try:
         for index in range(longest):
@@ -85,85 +60,9 @@ def collect(
                 return None
             heartbeat.beat("evaluation")
             if index < len(mine):
-                batch = evaluation_batch(rows, mine[index]).to(world.device)
+                batch = evaluation_batch(rows, mine[index], reader).to(world.device)
                 parts.append(task.evaluate(learner, batch))
     finally:
         fsdp.close(unwrap(learner.model))
         learner.model.train()
     return parts
-
-
-def other_sources(config: Config, data: str) -> tuple[SourceConfig, ...]:
-    """The sources that `data` names: a path, or what a run file may have as `data.train`, as text.
-
-    What it leaves out about columns and format is taken from the run's own data, which other data mostly look like.
-    Raises ConfigError.
-    """
-    is_section = data.lstrip()[:1] in ("{", "[") and not Path(data).exists()
-    flags = {"model.path": config.model.path} | ({} if is_section else {"data.train": data})
-    given = load_config(None, overrides=[f"data.train={data}"] if is_section else [], flags=flags).data.train
-    own = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
-    alike = {key: getattr(own[0], key) for key in ("columns", "format")}
-    alike = {key: value for key, value in alike.items() if all(getattr(source, key) == value for source in own)}
-    return tuple(
-        source.model_copy(update={key: alike[key] for key in alike if key not in source.model_fields_set})
-        for source in given
-    )
-
-
-def _rows(config: Config, *, is_given: bool) -> Rows:
-    """The rows to evaluate on. `is_given`: those of `--data`, which stand where those of training do."""
-    if not is_given:
-        rows = prepare(config).eval
-        assert rows is not None
-        return rows
-    try:
-        return prepare(config).train
-    except errors.DataError as error:
-        raise errors.DataError([problem.replace("data.train", "--data") for problem in error.problems]) from None
-
-
-def evaluate_run(
-    run_dir: Path, which: str, data: str | None = None, predictions: Path | None = None, *, model: str | None = None
-) -> Evaluation:
-    """Evaluate a run's checkpoint on its evaluation data, or on `data` as `other_sources` reads it.
-
-    A classifier's predictions are also written, one JSON object a line, to `predictions` or `predictions.jsonl` of the
-    run. `model`: its base, where that lies elsewhere here. Raises ConfigError when the run has no evaluation data and
-    none are given.
-    """
-    result = open_result(run_dir, which, model)
-    config, folder = result.config, result.checkpoint
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    task = task_module(config)
-    if predictions is not None and not hasattr(task, "predictions"):
-        raise errors.ConfigError(f"predictions are a classifier's; {run_dir} is a run of task {config.task}")
-    if data is not None:
-        sources = config.data.model_copy(update={"train": other_sources(config, data), "eval": None})
-        config = config.model_copy(update={"data": sources})
-        if hasattr(task, "labels_of"):
-            config = task.labels_of(folder).fix(config)  # other data may lack some of the classes
-    elif not config.data.eval:
-        raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
-    with result.checked():
-        rows = _rows(config, is_given=data is not None)
-        learner = task.load(config, folder, device)
-    world = World(device=device)
-    parts = collect(task, learner, rows, make_plan(config, world_size=1), world)
-    assert parts is not None
-    if hasattr(task, "predictions"):
-        predictions = predictions or run_dir / "predictions.jsonl"
-        lines = (json.dumps(line, ensure_ascii=False) for line in task.predictions(learner, parts, rows))
-        write_atomic(predictions, "".join(f"{line}\n" for line in lines))
-    matrix = task.confusion(learner, parts) if hasattr(task, "confusion") else None
-    names = learner.labels.names if matrix else ()
-    found = Evaluation(task.metrics(learner, parts, world), predictions, matrix, names)
-    facts = {
-        **asdict(found),
-        "predictions": str(predictions) if predictions else None,
-        "checkpoint": which,
-        "data": data,
-        "time": now(),
-    }
-    write_atomic(run_dir / EVALUATION, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
-    return found

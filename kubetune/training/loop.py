@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Feed, Work
-from kubetune.config.defaults import prefers_greater
+from kubetune.config.naming import prefers_greater
 from kubetune.config.schema import Config
 from kubetune.data.prepared.identity import Check
 from kubetune.data.prepared.order import mixed_seed
@@ -40,28 +40,14 @@ from kubetune.rundir.checkpoints import State
 from kubetune.tasks import metric_names
 from kubetune.training import flops, health, preflight, step_digest
 from kubetune.training.adamw import FlatAdamW
+from kubetune.training.adamw_sharded import make_optimizer
 from kubetune.training.checkpointer import Snapshots, writes_in_background
 from kubetune.training.evaluation import evaluate
+from kubetune.training.run import Run
 from kubetune.training.run_log import Journal, log_batch, open_journal
 
 FIRST_LOSS_SCALE = 2.0**14
 STEPS_TO_RAISE_LOSS_SCALE = 1000
-
-
-@dataclass(frozen=True)
-class Run:
-    """What the loop works with. Only the tensors of the model and the optimizer change."""
-
-    config: Config
-    plan: Plan
-    world: World
-    stop: health.StopRequest
-    task: ModuleType
-    learner: Any
-    optimizer: FlatAdamW
-    feed: Feed
-    data: Prepared
-    snapshots: Snapshots
 
 
 def train(
@@ -101,7 +87,7 @@ def _train(
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(config, plan, data))
     check_positions(learner.model, data.longest)
-    optimizer = fsdp.make_optimizer(learner.model, config.training)
+    optimizer = make_optimizer(learner.model, config.training)
     _log_model(learner, optimizer)
     _log_padding(data.tokenizer, world)
     run = Run(

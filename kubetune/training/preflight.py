@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kubetune.distributed.process_group import World
     from kubetune.planning.plan import Plan
     from kubetune.rundir.checkpoints import State
-    from kubetune.training.loop import Run
+    from kubetune.training.run import Run
 
 UNSURE_SHARE = 0.9
 """Of the device, what advice counts on after memory ran out where the forecast had said that it would do."""

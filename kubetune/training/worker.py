@@ -28,6 +28,7 @@ from kubetune.config.schema import Config
 from kubetune.models import fast_import
 from kubetune.planning.plan import Plan, make_plan
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
+from kubetune.supervisor import place
 from kubetune.training.health import StopRequest
 
 if TYPE_CHECKING:
@@ -73,9 +74,8 @@ def hold(run_dir: Path, rank: int) -> AbstractContextManager[None]:
     """Keep a second writer out where no agent does; raises EnvironmentFault naming the first."""
     if rank != 0 or processes.AGENT_PID in os.environ:
         return nullcontext()
-    from kubetune.supervisor import agent
 
-    return agent.hold(run_dir, node=0)
+    return place.hold(run_dir, node=0)
 
 
 def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
@@ -93,7 +93,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
         from kubetune.supervisor.local import create_run_dir, dated
 
         logs.configure("INFO", rank=rank)  # for what reading the config has to say
-        parser = argparse.ArgumentParser(prog="kubetune.training.worker", description="One rank of a run.")
+        parser = argparse.ArgumentParser(prog="kubetune.worker", description="One rank of a run.")
         add_run_arguments(parser)
         config = config_from_args(parse(parser, argv), os.environ)
         if config.output is None:
@@ -335,7 +335,3 @@ def totals_of(run_dir: Path, plan: Plan, state: State) -> metrics.Totals:
         if found.last.get("step") == state.step
         else {"step": state.step, "epoch": state.step / plan.steps_per_epoch},
     )
-
-
-if __name__ == "__main__":
-    processes.leave(main())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.cluster.in_pod import progress
+from kubetune.rundir.status import progress
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
 from tests.cluster.standin.objects import container_statuses

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from kubetune import errors
 from kubetune.base import processes
 from kubetune.cli import main
-from kubetune.cluster.in_pod import progress
 from kubetune.config.load import load_resolved
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import exit_status, metrics
-from kubetune.supervisor import agent
+from kubetune.rundir.status import progress
 from kubetune.supervisor.local import check_run_dir, create_run_dir
+from kubetune.supervisor.place import read_place
 from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
@@ -127,7 +127,7 @@ def look_at(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(run_dir), "--once", "--json"]) in EXPLAINED
     progress(run_dir)
     exit_status.read_rank_endings(run_dir)
-    for read in (lambda: agent.read_place(run_dir), lambda: start_again(run_dir)):
+    for read in (lambda: read_place(run_dir), lambda: start_again(run_dir)):
         with suppress(errors.ConfigError, errors.EnvironmentFault):
             read()
     assert "Traceback" not in "".join(capsys.readouterr())
@@ -190,10 +190,10 @@ def test_a_damaged_plan_is_written_anew(stopped: Path, tmp_path: Path, capsys: p
     config, path = load_resolved(run_dir / "resolved.json"), run_dir / "plan.json"
     path.write_bytes(b"\0" * 100)
     with pytest.raises(errors.ConfigError, match=r"plan\.json: not a plan .*; start the run again"):
-        agent.read_place(run_dir)
+        read_place(run_dir)
     create_run_dir(config, run_dir, make_plan(config, world_size=1))
     assert "plan.json: not a plan" in capsys.readouterr().err
-    assert agent.read_place(run_dir).nodes == 1
+    assert read_place(run_dir).nodes == 1
 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -17,8 +17,9 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
+from kubetune.inference.evaluate import evaluate_run
 from kubetune.rundir import checkpoints, metrics
-from kubetune.training import cpu_dtype, evaluation, flops
+from kubetune.training import cpu_dtype, flops
 from tests import toy
 from tests.ranks import run_ranks
 
@@ -116,7 +117,7 @@ def test_a_run_goes_on_and_is_evaluated_in_what_it_began_with(
     assert {event["dtype"] for event in starts(cut)} == {began}
     assert toy.digests(cut) == toy.digests(whole)
     last = [line for line in metrics.read_metrics(cut) if "eval_loss" in line][-1]
-    for name, value in evaluation.evaluate_run(cut, "last").metrics.items():
+    for name, value in evaluate_run(cut, "last").metrics.items():
         assert value == pytest.approx(last[name], rel=1e-6), name
     facts = json.loads((checkpoints.choose(cut, "last") / "config.json").read_text())
     assert facts["dtype"] == began

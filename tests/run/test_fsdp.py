@@ -22,6 +22,7 @@ from kubetune.models import fsdp
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import causal_lm
+from kubetune.training.adamw_sharded import make_optimizer
 from tests import toy
 from tests.architectures import save_model
 from tests.ranks import run_ranks
@@ -101,7 +102,7 @@ def first_losses(world: World, config: Config) -> list[float]:
     from kubetune.models.acceleration import Workload
 
     learner = causal_lm.build(config, world, Workload(128, 0))
-    optimizer = fsdp.make_optimizer(learner.model, config.training)
+    optimizer = make_optimizer(learner.model, config.training)
     rows = prepare(config).train
     feed = Feed(rows, make_plan(config, rows_per_epoch(rows), world_size=world.size), 0, world, even=True)
     losses = []
@@ -131,7 +132,7 @@ def summed_gradients(world: World, config: Config, is_kept: bool) -> tuple[int, 
     model: Any = learner.model
     assert model.sums_once_per_step  # the toy is small enough for any device
     model.sums_once_per_step = is_kept
-    optimizer = fsdp.make_optimizer(model, config.training)
+    optimizer = make_optimizer(model, config.training)
     rows = prepare(config).train
     work = Feed(
         rows, make_plan(config, rows_per_epoch(rows), world_size=world.size), 0, world, even=True
@@ -278,7 +279,7 @@ def peaks(world: World, config: Config, small: Config) -> tuple[int, int, int, i
     for parameter in model.parameters():
         process_group.local(parameter).sum()  # the file is mapped: pages count when they are used
     seen = value("VmHWM") - before
-    optimizer = fsdp.make_optimizer(model, config.training)
+    optimizer = make_optimizer(model, config.training)
     return loaded, seen, value("VmHWM") - before, optimizer.master.nbytes
 
 

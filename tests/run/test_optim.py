@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from kubetune.distributed.process_group import World
-from kubetune.models.fsdp import ShardedAdamW
 from kubetune.models.fused_forwards import make_lean
 from kubetune.training.adamw import STRETCH, AdamSettings, FlatAdamW, decays, sum_of_squares
+from kubetune.training.adamw_sharded import ShardedAdamW
 from tests.ranks import run_ranks
 
 WORDS, WIDTH, LABELS = 40, 24, 3

@@ -15,12 +15,12 @@ from kubetune.batching.feed import Feed, rows_per_epoch
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
+from kubetune.inference.evaluate import evaluate_run
 from kubetune.models import quantization as quantizing
 from kubetune.models.acceleration import Workload
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import causal_lm, sequence_classification
-from kubetune.training import evaluation
 from tests import reviews, toy
 from tests.architectures import randomize_lora, relative_error, save_model, take_gradients
 
@@ -140,7 +140,7 @@ def test_it_trains_much_as_the_base_does_and_is_evaluated_as_it_was_trained(
     assert losses != toy.losses(whole)
     assert losses[-1] < 0.9 * losses[0]
     last = [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line][-1]
-    for name, value in evaluation.evaluate_run(run_dir, "last").metrics.items():
+    for name, value in evaluate_run(run_dir, "last").metrics.items():
         assert value == pytest.approx(last[name], rel=1e-5), name
     learner = module.load(config, checkpoints.choose(run_dir, "last"), torch.device("cpu"))
     heads = [m for name, m in learner.model.named_modules() if name.endswith(("modules_to_save.default", "lm_head"))]

@@ -22,8 +22,8 @@ from ruamel.yaml import YAML
 from kubetune import errors
 from kubetune.base import processes
 from kubetune.diagnostics.smoke import rank as smoke_worker
-from kubetune.diagnostics.smoke.launch import Settings
 from kubetune.diagnostics.smoke.measure import Reduction, outliers
+from kubetune.diagnostics.smoke.settings import Settings
 from kubetune.distributed.nccl_log import Network
 from tests import schemas
 from tests.ranks import free_port, started, wait_all, wait_until

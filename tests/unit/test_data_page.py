@@ -14,8 +14,8 @@ from PIL import Image
 from kubetune import cli
 from kubetune.config.schema import Config
 from kubetune.data.inspect.survey import survey
+from kubetune.data.prepared.histogram import bars
 from kubetune.data.prepared.profile import Profile
-from kubetune.data.prepared.statistics import bars
 from kubetune.data.text.encode import Encoded
 from kubetune.data.vision.image_processor import ImageRef
 from kubetune.report.page import fold

@@ -18,7 +18,7 @@ from kubetune.rundir.exit_status import (
     write_ending,
     write_rank_ending,
 )
-from kubetune.supervisor.agent import Place, find_place
+from kubetune.supervisor.place import Place, find_place
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from kubetune.base.gpus import visible_gpus
 from kubetune.cli.prepare.plan import describe
+from kubetune.config.naming import default_output, model_short_name
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.planning.plan import Plan, default_output, learning_rate_at, make_plan, model_short_name
+from kubetune.planning.plan import Plan, learning_rate_at, make_plan
 
 
 def config(*, packing: bool = True, **sections: Any) -> Config:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 
+from kubetune.diagnostics.smoke import settings
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from kubetune.diagnostics.smoke import launch
 
-    launch.add_arguments(parser)
+    settings.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

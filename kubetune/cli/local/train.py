@@ -15,12 +15,13 @@ from kubetune.base.signals import Relay
 from kubetune.cli.local.watch import next_steps
 from kubetune.cli.prepare.plan import describe, show_notes
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
+from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import estimate_rows
 from kubetune.data.reading.hub import check_model_folder
 from kubetune.errors import OK, EnvironmentFault
 from kubetune.planning.base_model import require_kind
-from kubetune.planning.plan import default_output, make_plan
+from kubetune.planning.plan import make_plan
 from kubetune.rundir import exit_status, metrics
 from kubetune.supervisor.local import launch_run
 

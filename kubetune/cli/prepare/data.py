@@ -75,7 +75,7 @@ def _check(args: argparse.Namespace) -> int:
         if args.html:
             raise ConfigError("--html shows rows as a model sees them; give --model, or a run file")
         return _check_shapes(args, console)
-    from kubetune.config.defaults import day_of
+    from kubetune.config.dates import day_of
     from kubetune.data.inspect.check import check
     from kubetune.data.inspect.gallery import Gallery
     from kubetune.data.reading.problems import SHOWN
@@ -106,10 +106,10 @@ def _check(args: argparse.Namespace) -> int:
 def _write_page(output: Path, config: Config, report: Report, gallery: Gallery, tokenizer: Tokenizer) -> None:
     from importlib.util import find_spec
 
+    from kubetune.config.naming import model_short_name
     from kubetune.data.inspect.survey import survey
-    from kubetune.data.prepared.statistics import bars
+    from kubetune.data.prepared.histogram import bars
     from kubetune.data.reading.splits import split_sources
-    from kubetune.planning.plan import model_short_name
     from kubetune.report.data_page import write_data_page
 
     data = config.data

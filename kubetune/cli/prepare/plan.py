@@ -16,12 +16,13 @@ from kubetune.cli.prepare import plan_forecast
 from kubetune.cli.remote.run_on_cluster import print_table
 from kubetune.config.flags import add_run_arguments, config_from_args, sources_of
 from kubetune.config.load import dotted_values, read_layers, resolved
+from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import Lengths, estimate_lengths, estimate_rows, is_upper_bound, makes_data
 from kubetune.planning.base_model import may_lack_targets, positions_of, require_kind
 from kubetune.planning.forecast import quantization_of
 from kubetune.planning.model_shapes import read_weights
-from kubetune.planning.plan import Plan, default_output, make_plan
+from kubetune.planning.plan import Plan, make_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

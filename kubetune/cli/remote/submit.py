@@ -115,7 +115,7 @@ def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args:
 def _preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[RunSpec], None]:
     """Waits for the Job that prepares a run, and says so; Ctrl-C ends only the waiting."""
     from kubetune.cli.remote.logs import printer, teller
-    from kubetune.cluster.preparation import wait_for_job
+    from kubetune.cluster.log_follow import wait_for_job
     from kubetune.kube_api.client import say
     from kubetune.manifests.initialisers import preprocess_name
 

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.models import fast_import
 
     with fast_import.sparingly():
-        from kubetune.training.evaluation import evaluate_run
+        from kubetune.inference.evaluate import evaluate_run
     found = evaluate_run(args.run_dir, args.checkpoint, args.data, args.predictions, model=args.model)
     if found.predictions is not None:
         print(f"predictions: {found.predictions}", file=sys.stderr)

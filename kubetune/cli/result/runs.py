@@ -56,7 +56,7 @@ def facts(run_dir: Path) -> dict[str, Any]:
     """What `--json` prints of a run: None for what is not known; `state` is `damaged` where it cannot be read."""
     from kubetune.cli.local.watch import look_here
     from kubetune.config.load import read_config
-    from kubetune.planning.plan import method_label, model_short_name
+    from kubetune.config.naming import method_label, model_short_name
     from kubetune.rundir import metrics
 
     unknown = dict.fromkeys(("name", "step", "steps", "loss", "evaluation", "saved_step", "model", "method", "started"))

@@ -436,7 +436,7 @@ class Config(Section):
                 "training.early_stopping_patience: needs evaluations; set data.eval to a share such as 0.05 or a file"
             )
         name = self.training.metric_for_best_model
-        if self.data.eval and name not in (known := metrics_of(self)):
+        if self.data.eval and name not in (known := metrics_of(self.task, self.classification.problem_type)):
             problems.append(
                 f"training.metric_for_best_model: found {name}; evaluations of this task have {', '.join(known)}"
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
-from kubetune.data.prepared.statistics import bars
+from kubetune.data.prepared.histogram import bars
 from kubetune.data.reading.formats import Chat, Example, Label, Labelled, Pair, Text, convert
 from kubetune.data.reading.images import UnusableImage, image_file, verifier
 from kubetune.data.reading.problems import Problems

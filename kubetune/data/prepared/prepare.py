@@ -25,7 +25,7 @@ from kubetune.base.files import (
     temporary_sibling,
     write_atomic,
 )
-from kubetune.config.defaults import day_of
+from kubetune.config.dates import day_of
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.prepared.pipeline import Tally, Worker, encode_batches
 from kubetune.data.prepared.row_writer import RowWriter
@@ -92,12 +92,8 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
     """Open a folder that `prepare` wrote for this config."""
     manifest = json.loads((folder / "manifest.json").read_text())
     sources = split_sources(config)
-    reader = None
-    if (processor := load_image_processor(config, tokenizer)) is not None:
-        from kubetune.batching.image_batches import PictureReader  # imports torch, which preparing texts does without
-
-        reader = PictureReader(processor)
-    rows = {split: Rows(folder / split, [s.weight for s in given], reader) for split, given in sources.items()}
+    processor = load_image_processor(config, tokenizer)
+    rows = {split: Rows(folder / split, [s.weight for s in given], processor) for split, given in sources.items()}
     return Prepared(
         path=folder,
         fingerprint=manifest["fingerprint"],

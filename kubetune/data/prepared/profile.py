@@ -84,7 +84,7 @@ class Profile:
 
     def to_json(self, lengths: Counter[int], chosen: int) -> dict[str, Any]:
         """For the page."""
-        from kubetune.data.prepared.statistics import bars  # imports numpy, which checking data does without
+        from kubetune.data.prepared.histogram import bars
 
         steps = range(min(self.shares, default=0), max(self.shares, default=-1) + 1)
         return {

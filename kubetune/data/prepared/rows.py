@@ -16,7 +16,7 @@ from kubetune.data.vision.image_processor import ImageRef
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from kubetune.batching.image_batches import PictureReader
+    from kubetune.data.vision.image_processor import ImageProcessor
 
 _PART: Final = 2**18
 """Numbers that are read at once where all of them are looked through."""
@@ -40,12 +40,13 @@ _DTYPES: Final = {
 class Rows:
     """The rows of one split. Nothing is read before it is asked for.
 
-    `weights[s]` says how often each epoch has the rows of source s; `reader` reads images, where rows may have any.
+    `weights[s]` says how often each epoch has the rows of source s; `processor` is for images, where rows may have
+    any.
     """
 
-    def __init__(self, folder: Path, weights: Sequence[float], reader: PictureReader | None = None) -> None:
+    def __init__(self, folder: Path, weights: Sequence[float], processor: ImageProcessor | None = None) -> None:
         self.folder = folder
-        self.reader = reader
+        self.processor = processor
         self.weights = tuple(weights)
 
     def _map(self, name: str) -> NDArray[Any]:

@@ -27,8 +27,8 @@ from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import counted
 from kubetune.data.prepared.order import mixed_seed
 from kubetune.diagnostics.smoke import measure
-from kubetune.diagnostics.smoke.launch import Settings
 from kubetune.diagnostics.smoke.measure import MIB, Link, Reduction, Volume
+from kubetune.diagnostics.smoke.settings import Settings
 from kubetune.distributed import nccl_log, process_group
 from kubetune.distributed.nccl_log import Network
 from kubetune.distributed.process_group import World

@@ -1,0 +1,38 @@
+"""Names that follow from a config: of the method, of the model, of the run directory where none is given."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from kubetune.config.schema import Config
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import Config, TrainingConfig
+
+
+def method_label(config: Config) -> str:
+    """`lora-r16-a32`, or `full`."""
+    return f"lora-r{config.lora.r}-a{config.lora.lora_alpha:g}" if config.lora else "full"
+
+
+def default_output(config: Config, now: datetime) -> str:
+    """The run directory where none is given: `outputs/Qwen3-8B/lora-r16-a32-len2048-20261120-1015`."""
+    run = f"{method_label(config)}-len{config.data.max_length}-{now:%Y%m%d-%H%M}"
+    return f"outputs/{model_short_name(config.model.path)}/{run}"
+
+
+def model_short_name(path: str) -> str:
+    """The last part of a hub id or folder; for a folder of the hub's cache, the model's name and not its hash."""
+    parts = PurePosixPath(path).parts or ("model",)
+    cached = [part.rsplit("--", 1)[1] for part in parts if part.startswith("models--")]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", cached[0] if cached else parts[-1]).strip(".-") or "model"
+
+
+def prefers_greater(training: TrainingConfig) -> bool:
+    """`greater_is_better`, or what the name of the metric that chooses the best checkpoint says."""
+    if training.greater_is_better is not None:
+        return training.greater_is_better
+    return not training.metric_for_best_model.endswith(("loss", "perplexity", "mae"))

@@ -1,0 +1,32 @@
+"""What the training loop works with, as one value that is passed along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from kubetune.batching.feed import Feed
+from kubetune.config.schema import Config
+from kubetune.data.prepared.prepare import Prepared
+from kubetune.distributed.process_group import World
+from kubetune.planning.plan import Plan
+from kubetune.training import health
+from kubetune.training.adamw import FlatAdamW
+from kubetune.training.checkpointer import Snapshots
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with. Only the tensors of the model and the optimizer change."""
+
+    config: Config
+    plan: Plan
+    world: World
+    stop: health.StopRequest
+    task: ModuleType
+    learner: Any
+    optimizer: FlatAdamW
+    feed: Feed
+    data: Prepared
+    snapshots: Snapshots
