@@ -55,9 +55,9 @@ def describe(folder: Path) -> dict[str, Any]:
 
 def command_line() -> str:
     """How this process was called, as one would type it."""
-    name = Path(sys.argv[0]).name
-    spoken = {"__main__.py": "python -m kubetune", "agent.py": "python -m kubetune.agent"}
-    called = spoken.get(name) or ("python -m kubetune.worker" if name == "train_worker.py" else shlex.quote(name))
+    name = Path(sys.argv[0]).stem
+    modules = {"__main__": "kubetune", "agent": "kubetune.agent", "worker": "kubetune.worker"}
+    called = f"python -m {modules[name]}" if name in modules else shlex.quote(Path(sys.argv[0]).name)
     return " ".join([called, *(shlex.quote(word) for word in sys.argv[1:])])
 
 

@@ -65,10 +65,11 @@ CHANGING = ("submit, replaced", "stop", "stop, not waiting", "resume", "delete")
 @pytest.fixture
 def desk(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     for name, seconds in (
-        ("client.PATIENCE_SECONDS", 0.3), ("copies._PATIENCE_SECONDS", 0.1), ("copies._PAUSE_SECONDS", 0.02),
-        ("runs._POD_SECONDS", 2), ("runs._ASK_SECONDS", 2.0), ("watched._PAUSE_SECONDS", 0.02),
+        ("kube_api.client.PATIENCE_SECONDS", 0.3), ("kube_api.watch._PAUSE_SECONDS", 0.02),
+        ("cluster.download._PATIENCE_SECONDS", 0.1), ("cluster.download._PAUSE_SECONDS", 0.02),
+        ("cluster.runs._POD_SECONDS", 2), ("cluster.runs._ASK_SECONDS", 2.0),
     ):  # fmt: skip
-        monkeypatch.setattr(f"kubetune.cluster.{name}", seconds)
+        monkeypatch.setattr(f"kubetune.{name}", seconds)
     return Desk(cluster, tmp_path)
 
 

@@ -37,13 +37,13 @@ LINES = ("metrics.jsonl", "timings.jsonl", "events.jsonl")
 
 def tear(path: Path, draw: random.Random) -> None:
     """Cut the file off at any byte."""
-    os.truncate(path, draw.randrange(path.stat().st_size))
+    os.truncate(path, draw.randint(0, max(0, path.stat().st_size - 1)))
 
 
 def blank(path: Path, draw: random.Random) -> None:
     """Turn a run of bytes, newlines too, into NULs, as fsck leaves them."""
     content = bytearray(path.read_bytes())
-    begin = draw.randrange(len(content))
+    begin = draw.randint(0, len(content))
     end = begin + draw.randint(1, 400)
     content[begin:end] = bytes(len(content[begin:end]))
     path.write_bytes(content)

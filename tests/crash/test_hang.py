@@ -54,7 +54,7 @@ def test_a_hung_rank_ends_the_run_and_is_named(
     assert (hang["rank"], hang["phase"], hang["waiting"]) == (rank, where.split(":")[0], False)
     assert hang["step"] == step
     assert TIMEOUT <= hang["seconds"] <= TIMEOUT + 5
-    assert "faults.reach(phase)" in hang["stack"]
+    assert "fault_injection.reach(phase)" in hang["stack"]
     verdict = exit_status.judge(range(world_size), exit_status.read_rank_endings(run_dir), [])
     assert verdict.code == errors.LOST_PEER
     assert verdict.reason.startswith(

@@ -28,8 +28,8 @@ slow = pytest.mark.slow
     "words",
     [
         "kubetune plan missing.yaml",
-        "kubetune.supervisor.agent run --config missing.yaml",
-        "kubetune.training.worker missing.yaml",
+        "kubetune.agent run --config missing.yaml",
+        "kubetune.worker missing.yaml",
     ],
 )
 def test_modules_of_the_current_folder(tmp_path: Path, words: str) -> None:

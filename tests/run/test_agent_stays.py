@@ -37,7 +37,7 @@ def test_without_the_variable_it_ends(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "kubetune.supervisor.agent",
+        "kubetune.agent",
         str(tmp_path / "run"),
         "--config",
         str(tmp_path / "missing.yaml"),

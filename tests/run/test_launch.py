@@ -29,18 +29,18 @@ STEPS = 24
 
 FIRST_STEP = """
 import logging, sys
-from kubetune.models.loading import fast_import as imports
-from kubetune.training import worker as train_worker
+from kubetune.models import fast_import
+from kubetune.training import worker
 names = ("torch._dynamo", "bitsandbytes", "scipy", "sklearn")
 class Watch(logging.Handler):
     def emit(self, record):
         if "step 1/1" in record.getMessage():
             self.at_first_step = [name for name in names if name in sys.modules]
 logging.getLogger("kubetune").addHandler(watch := Watch())
-assert train_worker.main(sys.argv[1:]) == 0
+assert worker.main(sys.argv[1:]) == 0
 print("imported:", watch.at_first_step, [name for name in names if name in sys.modules])
 import torch
-with imports.compiler_asleep():
+with fast_import.compiler_asleep():
     print("marked:", torch.compiler.disable(len)("four"), "torch._dynamo.config" in sys.modules)
     print("awake:", torch._dynamo.config.disable, sys.modules["torch._dynamo"].__file__ == torch._dynamo.__file__)
 print("compiled:", torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())

@@ -348,7 +348,7 @@ def test_other_data_under_the_same_run_are_refused(inputs: Path, tmp_path: Path)
     config = toy.make_config(inputs, {"max_steps": 1}, data={"train": str(copy)})
     run_dir = toy.finished(tmp_path / "run", config)
     copy.write_text("".join(copy.read_text().splitlines(keepends=True)[1:]))
-    with started(toy.train_worker.main, 1, [str(run_dir)]) as processes:
+    with started(toy.worker.main, 1, [str(run_dir)]) as processes:
         assert wait_all(processes) == [errors.USER]
     assert "going on would repeat or skip samples" in (run_dir / "logs" / "rank-0.log").read_text()
 
