@@ -1,6 +1,6 @@
 """The config's JSON Schema, and what it says of one key in words: for error messages and the documentation.
 
-Made from schema.py, so that messages, docs and editors can never disagree with what is checked.
+Made from schema, so that messages, docs and editors can never disagree with what is checked.
 """
 
 from __future__ import annotations
