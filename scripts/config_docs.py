@@ -1,7 +1,4 @@
-"""Write docs/config.md and docs/run.schema.json from the schema of the run file:
-
-python scripts/config_docs.py [FOLDER]
-"""
+"""Write docs/config.md and docs/run.schema.json from the schema: `python scripts/config_docs.py [FOLDER]`."""
 
 from __future__ import annotations
 
@@ -134,7 +131,7 @@ def _value(ours: Any) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=DOCS, help="where to write (default: docs)")
     folder: Path = parser.parse_args().folder
     write_atomic(folder / "config.md", config_page())

@@ -7,8 +7,6 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from kubetune.config.schema import Config
-
 if TYPE_CHECKING:
     from kubetune.config.schema import Config, TrainingConfig
 

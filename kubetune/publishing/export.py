@@ -26,7 +26,8 @@ from kubetune import errors
 from kubetune.base import fault_injection, files
 from kubetune.base.logs import scrub
 from kubetune.config.load import read_config, resolved
-from kubetune.config.schema import DTYPE_NAMES, Config
+from kubetune.config.schema import Config
+from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.data.reading.hub import is_local
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.data.vision.image_processor import load_image_processor

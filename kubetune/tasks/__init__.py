@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-from kubetune.config.defaults import LANGUAGE_METRICS
+from kubetune.config.metric_names import LANGUAGE_METRICS
 from kubetune.config.schema import Config
 from kubetune.data.text.labels import Labels
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from kubetune import errors
 from kubetune.batching.batch import Batch
-from kubetune.config.defaults import ProblemType
+from kubetune.config.metric_names import ProblemType
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World, gather

@@ -330,6 +330,20 @@ def test_a_metric_that_no_evaluation_has_is_refused(write: Any, section: str, kn
     assert load_config(write(MINIMAL + section)).training.metric_for_best_model == "eval_accuracy"
 
 
+def test_infinite_numbers_are_refused_in_every_section(write: Any) -> None:
+    sections = "training: {max_grad_norm: .inf}\ncompute: {nodes: 1, peak_tflops: .inf, price_per_gpu_hour: .nan}\n"
+    found = [problem.split(": ")[1] for problem in problems_of(write(MINIMAL + sections))]
+    assert found == ["training.max_grad_norm", "compute.peak_tflops", "compute.price_per_gpu_hour"]
+
+
+def test_storage_class_goes_by_both_of_its_names(write: Any) -> None:
+    for name in ("class", "storage_class"):
+        volume = f"kubernetes: {{image: a/b:1, storage: {{cache: {{size: 1Gi, {name}: fast}}}}}}\n"
+        kubernetes = load_config(write(MINIMAL + volume)).kubernetes
+        assert kubernetes
+        assert kubernetes.storage.cache.storage_class == "fast"
+
+
 def test_sections_must_agree(write: Any) -> None:
     found = problems_of(write(MINIMAL + "quantization: 4bit\ntraining:\n  early_stopping_patience: 2\n"))
     assert [problem.split(";")[0] for problem in found] == [

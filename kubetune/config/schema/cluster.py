@@ -1,14 +1,16 @@
-"""The sections of the config that speak of machines: `compute` (what is asked for) and `kubernetes` (where it runs).
+"""Machines: `compute` (what is asked for) and `kubernetes` (where it runs).
 
-A leaf of schema.py, kept apart so that manifests and their settings can grow without it. What the manifests say that
-no key here sets (rank from index, shared memory, grace, failure policy) is decided in kubetune/manifests.
+What the manifests say that no key here sets (rank from index, shared memory, grace, failure policy) is decided in
+kubetune/manifests.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from kubetune.config.schema.base import Section, section_of
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -53,13 +55,7 @@ LabelValue = Annotated[str, Field(pattern=LABEL_VALUE, examples=["ml"])]
 AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH, examples=["/data"])]
 
 
-class ClusterSection(BaseModel):
-    """Like schema.Section: immutable, and a key it does not know is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, populate_by_name=True)
-
-
-class ComputeConfig(ClusterSection):
+class ComputeConfig(Section):
     nodes: int = Field(1, ge=1, le=4096, description="Machines (pods on a cluster).")
     gpus_per_node: int | None = Field(
         None,
@@ -93,7 +89,7 @@ class ComputeConfig(ClusterSection):
     memory: Quantity | None = Field(None, description="Memory per node, such as `200Gi`.")
 
 
-class CsiConfig(ClusterSection):
+class CsiConfig(Section):
     driver: str = Field(
         min_length=1, description="Name of the CSI driver, such as `csi-mounted-fs-path.csi.nebius.ai`."
     )
@@ -102,14 +98,16 @@ class CsiConfig(ClusterSection):
     secret: Name | None = Field(None, description="Secret that the driver reads on mounting.")
 
 
-def _one_source(section: ClusterSection, names: tuple[str, ...], *, needed: bool) -> None:
+def _one_source(section: Section, names: tuple[str, ...], *, needed: bool) -> None:
     given = [name for name in names if getattr(section, name) is not None]
     if len(given) > 1 or (needed and not given):
         found = " and ".join(given) or "none"
         raise ValueError(f"give exactly one of {', '.join(names)}; found {found}")
 
 
-class VolumeConfig(ClusterSection):
+class VolumeConfig(Section):
+    model_config = ConfigDict(populate_by_name=True)
+
     size: Quantity | None = Field(None, description="Size of a new claim, such as `200Gi`.")
     storage_class: Name | None = Field(
         None, alias="class", description="Storage class; left out: the cluster's default."
@@ -131,7 +129,7 @@ class VolumeConfig(ClusterSection):
         return self
 
 
-class StorageConfig(ClusterSection):
+class StorageConfig(Section):
     cache: VolumeConfig = Field(
         default_factory=lambda: VolumeConfig(size="100Gi"),
         description="Models, downloads and prepared data, at /cache. Can be lost without loss of work.",
@@ -141,7 +139,7 @@ class StorageConfig(ClusterSection):
     )
 
 
-class MountConfig(ClusterSection):
+class MountConfig(Section):
     path: AbsolutePath = Field(description="Where the container sees it.")
     claim: Name | None = Field(None, description="An existing claim.")
     host_path: AbsolutePath | None = Field(None, description="A folder of the node; not with `restricted`.")
@@ -157,16 +155,12 @@ class MountConfig(ClusterSection):
         return self
 
 
-class SecretKey(ClusterSection):
+class SecretKey(Section):
     secret: Name = Field(description="Name of the Secret.")
     key: str | None = Field(None, pattern=r"^[-._a-zA-Z0-9]+$", description="Key in it; left out: the variable's name.")
 
 
-def _as_secret(value: Any) -> Any:
-    return {"secret": value} if isinstance(value, str) else value
-
-
-class TolerationConfig(ClusterSection):
+class TolerationConfig(Section):
     key: LabelKey | None = Field(None, description="Taint's key; left out with `Exists`: every taint.")
     operator: Literal["Exists", "Equal"] = Field("Exists", description="How the taint's value is compared.")
     value: LabelValue | None = Field(None, description="Taint's value, with `Equal`.")
@@ -179,7 +173,7 @@ class TolerationConfig(ClusterSection):
         return self
 
 
-class NodeAffinityConfig(ClusterSection):
+class NodeAffinityConfig(Section):
     key: LabelKey = Field(description="Label of nodes.")
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field(
         "In", description="How the label is compared: `Gt` and `Lt` with one whole number."
@@ -202,7 +196,7 @@ class NodeAffinityConfig(ClusterSection):
         return self
 
 
-class ResourceClaimConfig(ClusterSection):
+class ResourceClaimConfig(Section):
     name: Label = Field(description="Name of the claim in the pod.")
     template: Name | None = Field(None, description="ResourceClaimTemplate from which each pod gets a claim.")
     claim: Name | None = Field(None, description="An existing ResourceClaim that all pods share instead.")
@@ -217,7 +211,7 @@ class ResourceClaimConfig(ClusterSection):
         return self
 
 
-class RdmaConfig(ClusterSection):
+class RdmaConfig(Section):
     resource: str | None = Field(
         None,
         description="Device-plugin resource such as `rdma/hca` that gives a pod the adapters.",
@@ -237,7 +231,7 @@ class RdmaConfig(ClusterSection):
         return self
 
 
-class PreprocessConfig(ClusterSection):
+class PreprocessConfig(Section):
     cpu: Cores = Field(8, description="CPU cores of the job.")
     memory: Quantity = Field("32Gi", description="Memory of the job.")
     command: tuple[str, ...] | None = Field(
@@ -245,7 +239,7 @@ class PreprocessConfig(ClusterSection):
     )
 
 
-class JupyterConfig(ClusterSection):
+class JupyterConfig(Section):
     cpu: Cores = Field(4, description="CPU cores.")
     memory: Quantity = Field("16Gi", description="Memory.")
     gpus: int = Field(0, ge=0, le=64, description="GPUs it holds while it lives.")
@@ -255,12 +249,12 @@ class JupyterConfig(ClusterSection):
     hours: int = Field(8, ge=1, le=720, description="The pod ends after this time, so that it cannot be forgotten.")
 
 
-class OperatorConfig(ClusterSection):
+class OperatorConfig(Section):
     kind: Literal["User", "Group", "ServiceAccount"] = Field("User", description="What the name is.")
     name: str = Field(min_length=1, description="Name as the cluster knows it.")
 
 
-class TopologyConfig(ClusterSection):
+class TopologyConfig(Section):
     required: LabelKey | None = Field(
         None,
         description="Level, such as `cloud.provider.com/topology-rack`, within which all pods are, or none starts.",
@@ -279,7 +273,7 @@ class TopologyConfig(ClusterSection):
         return self
 
 
-class JobSetConfig(ClusterSection):
+class JobSetConfig(Section):
     restart: Literal["all", "trainer", "in_place"] = Field(
         "all",
         description="What starts again after a failure: all Jobs; the trainer's alone, so that nothing is prepared "
@@ -299,7 +293,7 @@ class JobSetConfig(ClusterSection):
     )
 
 
-class SchedulingConfig(ClusterSection):
+class SchedulingConfig(Section):
     gang: Literal["auto", "none", "kueue", "volcano", "coscheduling", "native"] = Field(
         "auto",
         description="What starts all pods together or none: Kueue (with `queue`), a PodGroup of Volcano or of the "
@@ -315,19 +309,19 @@ class SchedulingConfig(ClusterSection):
     )
 
 
-class PatchTarget(ClusterSection):
+class PatchTarget(Section):
     kind: str = Field(min_length=1, description="Kind of the objects, such as `Job`, `Service` or `Deployment`.")
     name: Name | None = Field(None, description="Name of one object; left out: all of this kind.")
 
 
-class PatchConfig(ClusterSection):
+class PatchConfig(Section):
     target: PatchTarget = Field(description="What is patched, as in kustomize.")
     patch: dict[str, Any] | tuple[dict[str, Any], ...] = Field(
         description="A mapping: a strategic merge patch. A list of `{op, path, value}`: a JSON Patch (RFC 6902)."
     )
 
 
-class KubernetesConfig(ClusterSection):
+class KubernetesConfig(Section):
     image: str = Field(min_length=1, description="Container image with kubetune in it; pin a tag or a digest.")
     kind: Literal["job", "statefulset", "jobset", "pytorchjob", "trainjob"] = Field(
         "job", description="What runs the pods. `job` needs nothing installed; `jobset` restarts gangs best."
@@ -348,7 +342,7 @@ class KubernetesConfig(ClusterSection):
     shm_size: Quantity | None = Field(None, description="/dev/shm; left out: a quarter of `compute.memory`.")
 
     env: dict[EnvName, EnvValue] = Field(default_factory=dict, description="More environment variables; no secrets.")
-    secrets: dict[EnvName, Annotated[SecretKey, BeforeValidator(_as_secret)]] = Field(
+    secrets: dict[EnvName, Annotated[SecretKey, BeforeValidator(section_of("secret"))]] = Field(
         default_factory=dict, description="Environment variables from Secrets: `{HF_TOKEN: {secret: hf-token}}`."
     )
     image_pull_secrets: tuple[Name, ...] = Field((), description="Secrets of private registries.")

@@ -1,22 +1,15 @@
-"""Where the numbers and the result of a run go besides its directory: trackers, the hub, the console.
-
-The sections of schema.py's Config that are about this.
-"""
+"""Trackers, the hub and the console, to which a run tells of itself: `tracking`, `push` and `logging`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Outlet(BaseModel):
-    """A part of the config: immutable, and a key it does not know is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
+from kubetune.config.schema.base import Section, section_of
 
 
-class MlflowConfig(Outlet):
+class MlflowConfig(Section):
     uri: str = Field("./mlruns", description="Folder, `sqlite:///…` or address of a tracking server.")
     experiment: str = Field("kubetune", description="Name of the experiment.")
     tags: dict[str, str] = Field(default_factory=dict, description="More tags on the run.")
@@ -32,23 +25,21 @@ class MlflowConfig(Outlet):
         return self
 
 
-class TrackingConfig(Outlet):
+class TrackingConfig(Section):
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run directory.")
     mlflow: MlflowConfig | None = Field(None, description="Log to MLflow.")
 
 
-class PushConfig(Outlet):
+class PushConfig(Section):
     repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="Repository on the Hugging Face hub: `ORG/NAME`.")
     merge: bool = Field(False, description="Upload merged weights instead of the adapter.")
     private: bool = Field(True, description="Whether a repository that is made for it is private.")
 
 
-def as_push(value: Any) -> Any:
-    """`ORG/NAME` as the section it is short for."""
-    return {"repo": value} if isinstance(value, str) else value
+as_push = section_of("repo")
 
 
-class LoggingConfig(Outlet):
+class LoggingConfig(Section):
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least important line shown.")
     batches: Literal["all", "first-last", "none"] = Field(
         "first-last", description="Which batches get a `[BATCH]` line at DEBUG."

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from kubetune.base.files import write_atomic
-from kubetune.config.defaults import CLASSIFIER_METRICS, ProblemType
+from kubetune.config.metric_names import CLASSIFIER_METRICS, ProblemType
 from kubetune.config.schema import ClassificationConfig, Config
 from kubetune.data.reading import hub
 from kubetune.data.reading.formats import Label, Labelled, convert, label_key

@@ -17,7 +17,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from kubetune.config.provenance import KeyPath, Origin, Problem, Tree, dotted
-from kubetune.config.schema.cluster import AbsolutePath, ClusterSection, Label, LabelKey, LabelValue, Name, Quantity
+from kubetune.config.schema.base import Section
+from kubetune.config.schema.cluster import AbsolutePath, Label, LabelKey, LabelValue, Name, Quantity
 from kubetune.config.yaml_reader import read_entries
 from kubetune.errors import ConfigError
 
@@ -37,14 +38,14 @@ def gibibytes(size: str) -> int:
     return math.ceil(float(number) * UNITS[size[len(number) :]] / GIBI)
 
 
-class ServiceAccountConfig(ClusterSection):
+class ServiceAccountConfig(Section):
     name: ResourceName = Field(description="The nodes act as this account; made if there is none of this name.")
     group: ResourceId | None = Field(
         None, description="Id of a group it is put into, such as the tenant's `viewers`, to pull private images."
     )
 
 
-class FilesystemConfig(ClusterSection):
+class FilesystemConfig(Section):
     name: ResourceName = Field(description="Name of the shared filesystem.")
     size: Quantity = Field(description="Such as `2Ti`; whole GiB are made of it.")
     type: Literal["network_ssd", "network_hdd", "weka", "vast"] = Field("network_ssd", description="Kind of storage.")
@@ -54,7 +55,7 @@ class FilesystemConfig(ClusterSection):
     price_per_gib_month: Price = Field(None, description="Price of one GiB for a month.")
 
 
-class DiskConfig(ClusterSection):
+class DiskConfig(Section):
     type: Literal["network_ssd", "network_hdd", "network_ssd_io_m3", "network_ssd_non_replicated"] = Field(
         "network_ssd", description="Kind of disk."
     )
@@ -62,7 +63,7 @@ class DiskConfig(ClusterSection):
     price_per_gib_month: Price = Field(None, description="Price of one GiB for a month.")
 
 
-class AutoscalingConfig(ClusterSection):
+class AutoscalingConfig(Section):
     min: int = Field(0, ge=0, le=1000, description="As few nodes while nothing wants more.")
     max: int = Field(ge=1, le=1000, description="As many nodes at most.")
 
@@ -73,7 +74,7 @@ class AutoscalingConfig(ClusterSection):
         return self
 
 
-class TaintConfig(ClusterSection):
+class TaintConfig(Section):
     key: LabelKey = Field(description="Key; only pods that tolerate it run there: `kubernetes.tolerations` of a run.")
     value: LabelValue = Field("", description="Its value.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
@@ -81,7 +82,7 @@ class TaintConfig(ClusterSection):
     )
 
 
-class NodeGroupConfig(ClusterSection):
+class NodeGroupConfig(Section):
     name: ResourceName = Field(description="Name of the group.")
     nodes: int | None = Field(None, ge=1, le=1000, description="How many nodes, all the time.")
     autoscaling: AutoscalingConfig | None = Field(None, description="As many nodes as pods need, instead of `nodes`.")
@@ -116,7 +117,7 @@ class NodeGroupConfig(ClusterSection):
         return self.autoscaling.max if self.autoscaling else self.nodes or 0
 
 
-class CsiChartConfig(ClusterSection):
+class CsiChartConfig(Section):
     chart: str = Field(
         "oci://cr.eu-north1.nebius.cloud/mk8s/helm/csi-mounted-fs-path",
         pattern=r"^[A-Za-z0-9:/._-]+$",
@@ -128,7 +129,7 @@ class CsiChartConfig(ClusterSection):
     values: dict[str, str] = Field(default_factory=dict, description="More values of the chart, such as tolerations.")
 
 
-class JobSetChartConfig(ClusterSection):
+class JobSetChartConfig(Section):
     chart: str = Field(
         "oci://registry.k8s.io/jobset/charts/jobset", pattern=r"^[A-Za-z0-9:/._-]+$", description="Helm chart."
     )
@@ -145,13 +146,13 @@ class KueueChartConfig(JobSetChartConfig):
     namespace: Label = Field("kueue-system", description="Where its controller runs.")
 
 
-class ClaimConfig(ClusterSection):
+class ClaimConfig(Section):
     name: Name = Field(description="Name of the claim; `kubernetes.storage.outputs.claim` of a run file names it.")
     namespace: Label = Field("default", description="Its namespace; made if it is not there.")
     size: Quantity = Field(description="Size of the claim.")
 
 
-class NebiusCluster(ClusterSection):
+class NebiusCluster(Section):
     """All of a cluster file."""
 
     provider: Literal["nebius"] = Field(description="Whose cloud it is.")

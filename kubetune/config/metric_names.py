@@ -1,13 +1,8 @@
-"""Defaults that follow from another setting, and the metrics that `best` may be chosen by."""
+"""Names of the metrics that evaluations of each task have: `best` may be chosen by one of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
-
-from pydantic import ValidationInfo
-
-if TYPE_CHECKING:
-    pass
+from typing import Any, Final, Literal
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -16,16 +11,9 @@ CLASSIFIER_METRICS: Final[dict[ProblemType, str]] = {
     "multi_label_classification": "loss accuracy f1_macro f1_micro precision recall",
     "regression": "loss mae pearson spearman",
 }
-"""What classification_metrics.py measures, known here before it is imported; f1 of two classes only."""
+"""Measures of tasks/classification_metrics.py, known here before it is imported; f1 of two classes only."""
 
 LANGUAGE_METRICS: Final = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
-
-
-def data_of_task(data: Any, info: ValidationInfo) -> Any:
-    """A classifier tells a long text by its beginning, so that an evaluation counts every row."""
-    if info.data.get("task") != "sequence_classification" or not isinstance(data, dict):
-        return data
-    return {"overlong": "truncate", **data}
 
 
 def full_name(metric: Any) -> Any:

@@ -1,0 +1,32 @@
+"""Common ground of all sections: what a section is, and the short forms that a value may be written in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+
+class Section(BaseModel):
+    """A part of the config: immutable, and a key it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
+
+
+def _as_tuple(value: Any) -> Any:
+    """JSON and YAML have lists only, and strict validation takes no list for a tuple behind another validator."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+AsTuple = BeforeValidator(_as_tuple)
+
+
+def renamed(names: Mapping[str, str]) -> BeforeValidator:
+    """Other tools' words for a value, in ours."""
+    return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
+
+
+def section_of(key: str) -> Callable[[Any], Any]:
+    """Validator of a section that may be written as the text of one of its keys: `x` is `{key: x}`."""
+    return lambda value: {key: value} if isinstance(value, str) else value

@@ -1,0 +1,118 @@
+"""The model, and what of it learns: `model`, `lora`, `classification` and `vision`."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from kubetune.config.schema.base import AsTuple, Section, renamed
+
+DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+
+
+class ModelConfig(Section):
+    path: str = Field(min_length=1, description="Hub id (`Qwen/Qwen3-8B`) or a folder that holds the model.")
+    revision: str | None = Field(None, description="Branch, tag or commit on the hub.")
+    tokenizer: str | None = Field(None, description="Hub id or folder of the tokenizer, when it is not the model's.")
+    chat_template: str | None = Field(
+        None, description="File with a Jinja chat template that replaces the tokenizer's."
+    )
+    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], renamed(DTYPE_NAMES)] = Field(
+        "auto",
+        description="Dtype of frozen weights and of the arithmetic. `auto`: bfloat16 where the GPU supports it, else "
+        "float16; on a CPU float32, or bfloat16 where that multiplies faster: measured when a run begins, and kept. "
+        "Trained parameters and optimizer state are always float32.",
+    )
+    attention: Literal["auto", "flat", "eager", "sdpa"] = Field(
+        "auto",
+        description="`auto`: padding-free attention over many sequences where the self-check proves it exact, else one "
+        "sequence at a time.",
+    )
+    local_files_only: bool = Field(False, description="Never ask the hub; the model must be on disk or in the cache.")
+    trust_remote_code: bool = Field(
+        False,
+        description="Run Python code that comes with the model. Needs `revision` pinned to a commit; for a folder, to "
+        "the digest of its Python and JSON files, which the refusal of another names.",
+    )
+
+    @model_validator(mode="after")
+    def _pinned_code(self) -> ModelConfig:
+        commit = self.revision or ""
+        if self.trust_remote_code and not (len(commit) == 40 and all(c in "0123456789abcdef" for c in commit)):
+            raise ValueError(
+                "trust_remote_code runs code from the model's repository: pin `revision` to a commit (40 hex digits)"
+            )
+        return self
+
+
+class LoraConfig(Section):
+    r: int = Field(16, ge=1, le=4096, description="Rank.")
+    alpha: float | None = Field(None, gt=0, description="Scale; left out: twice the rank.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
+    target_modules: Annotated[Literal["all-linear"] | tuple[str, ...] | str, AsTuple] = Field(
+        "all-linear", description="`all-linear`, a list of module names, or one regular expression."
+    )
+    modules_to_save: Annotated[tuple[str, ...], AsTuple] = Field(
+        (), description="Modules trained in full and saved with the adapter."
+    )
+    use_dora: bool = Field(False, description="DoRA: magnitude and direction apart (arXiv 2402.09353).")
+    use_rslora: bool = Field(False, description="Scale by alpha/√r instead of alpha/r (arXiv 2312.03732).")
+
+    @field_validator("target_modules")
+    @classmethod
+    def _is_expression(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        try:
+            if isinstance(value, str):
+                with warnings.catch_warnings(action="ignore", category=FutureWarning):  # `[[`: as Python reads it today
+                    re.compile(value)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"found {value!r}, no regular expression ({error}); expected all-linear, a list of module names, or "
+                "an expression that whole names match, such as .*(q|v)_proj"
+            ) from None
+        return value
+
+    @property
+    def lora_alpha(self) -> float:
+        """Alpha with its default filled in."""
+        return self.alpha if self.alpha is not None else 2.0 * self.r
+
+
+class ClassificationConfig(Section):
+    problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = Field(
+        "auto", description="One class, any number of classes, or a number; `auto`: as the labels look."
+    )
+    labels: Annotated[tuple[str, ...] | None, AsTuple] = Field(
+        None,
+        min_length=2,
+        description="Names of the classes, in order. Left out: the model's own where they fit, else those in the data.",
+    )
+
+
+class VisionConfig(Section):
+    image_max_tokens: int = Field(
+        1024, ge=1, le=16_384, description="Larger images are scaled down until they take at most so many tokens."
+    )
+    image_min_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Smaller images are scaled up to so many tokens. Left out: as the model's processor does.",
+    )
+    freeze_vision_tower: bool = Field(
+        True, description="`false`: the part that sees learns too, through adapters of its own where there is LoRA."
+    )
+    freeze_projector: bool = Field(
+        True, description="`false`: the part that turns what is seen into tokens learns too, in the same way."
+    )
+
+    @model_validator(mode="after")
+    def _budget_holds_something(self) -> VisionConfig:
+        if self.image_min_tokens is not None and self.image_min_tokens > self.image_max_tokens:
+            raise ValueError(
+                f"image_min_tokens is {self.image_min_tokens}, image_max_tokens {self.image_max_tokens}; expected no "
+                "more than that"
+            )
+        return self

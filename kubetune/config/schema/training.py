@@ -1,0 +1,116 @@
+"""How a run learns: `training`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from kubetune.config.metric_names import full_name
+from kubetune.config.schema.base import Section, renamed
+
+OPTIM_NAMES = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_bnb_8bit": "adamw_8bit",
+}
+
+Interval = Annotated[int, Field(ge=1)] | Literal["epoch"]
+
+
+class TrainingConfig(Section):
+    num_train_epochs: float = Field(1.0, gt=0, le=10_000, description="Epochs; may be a fraction.")
+    max_steps: int | None = Field(None, ge=1, description="Optimizer steps; takes precedence over epochs.")
+    global_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="Samples per optimizer step over all ranks, whatever their number. Left out: "
+        "`per_device_train_batch_size × gradient_accumulation_steps × world`.",
+    )
+    global_batch_tokens: Annotated[int, Field(ge=1)] | Literal["packed"] | None = Field(
+        None,
+        description="Instead of `global_batch_size`: about so many tokens per optimizer step, however many samples "
+        "that is. `packed`: `per_device_train_batch_size × max_length × gradient_accumulation_steps × world`, as where "
+        "packed rows are counted.",
+    )
+    per_device_train_batch_size: int = Field(
+        1, ge=1, description="Samples per micro-batch; with packing, full-length sequences' worth of tokens."
+    )
+    gradient_accumulation_steps: int | None = Field(
+        None, ge=1, description="Micro-batches per step and rank. Derived when the global batch is given."
+    )
+    per_device_eval_batch_size: int | None = Field(None, ge=1, description="Left out: as in training.")
+    learning_rate: float | None = Field(None, gt=0, lt=10, description="Left out: 2e-4 for LoRA, 1e-5 for full.")
+    lr_scheduler_type: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape after warm-up.")
+    warmup_ratio: float = Field(0.03, ge=0, lt=1, description="Share of the steps spent warming up.")
+    warmup_steps: int | None = Field(None, ge=0, description="Steps spent warming up; takes precedence over the ratio.")
+    weight_decay: float = Field(0.0, ge=0, lt=1, description="AdamW's decay; never on norms and biases.")
+    max_grad_norm: float = Field(1.0, ge=0, description="Gradient norm is clipped to this; 0 switches clipping off.")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first decay rate.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's second decay rate.")
+    adam_epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
+    optim: Annotated[Literal["adamw", "adamw_8bit"], renamed(OPTIM_NAMES)] = Field(
+        "adamw", description="Fused AdamW, or bitsandbytes' 8-bit AdamW."
+    )
+    logging_steps: int = Field(1, ge=1, description="Steps between log lines; metrics.jsonl holds every step.")
+    eval_steps: Interval = Field("epoch", description="Steps between evaluations, or `epoch`.")
+    save_steps: Interval = Field("epoch", description="Steps between checkpoints, or `epoch`.")
+    save_total_limit: int = Field(3, ge=1, description="Newest checkpoints kept, besides the best one.")
+    metric_for_best_model: Annotated[str, BeforeValidator(full_name, json_schema_input_type=str)] = Field(
+        "eval_loss", description="Evaluation metric that chooses `best`; `accuracy` means `eval_accuracy`."
+    )
+    greater_is_better: bool | None = Field(None, description="Left out: false for losses, mae and perplexity.")
+    early_stopping_patience: int | None = Field(
+        None, ge=1, description="Stop after this many evaluations without improvement."
+    )
+    loss_watchdog_threshold: float | None = Field(
+        None,
+        gt=0,
+        description="A run whose loss lies above this for `loss_watchdog_patience` steps in a row ends with exit code "
+        "4; meanwhile no checkpoint is due. Left out: only a loss that is not finite ends it.",
+    )
+    loss_watchdog_patience: int = Field(
+        3, ge=1, description="Steps in a row with a loss above `loss_watchdog_threshold` that end the run."
+    )
+    gradient_checkpointing: Literal["auto"] | bool = Field(
+        "auto", description="Recompute activations to save memory; `auto`: only where the memory plan asks for it."
+    )
+    parallelism: Literal["ddp", "fsdp"] = Field(
+        "ddp",
+        description="`ddp`: every process holds the whole model. `fsdp`: each holds a slice of every weight (FSDP2) "
+        "and borrows the rest block by block, for models that do not fit one GPU.",
+    )
+    lean: bool = Field(
+        True,
+        description="Use faster forward code: for LoRA layers always, for norms and the like once equal "
+        "results are proved.",
+    )
+    compile: Literal["auto", "blocks"] | bool = Field(
+        "auto",
+        description="torch.compile of pointwise parts; `auto`: where the planned work is worth it. `blocks`: of whole "
+        "decoder layers too, but for attention; `auto` never takes it, since no GPU has shown yet where it pays.",
+    )
+    fp8: bool = Field(
+        False,
+        description="Compute the frozen layers under adapters in 8-bit floats, on GPUs that have them. Refused where "
+        "it changes the loss of the first batch by more than 1 %.",
+    )
+    async_save: Literal["auto"] | bool = Field(
+        "auto",
+        description="Write checkpoints while training goes on, from a copy in the host's memory. `auto`: on a GPU, "
+        "where a checkpoint is large enough to be felt.",
+    )
+    resume: Literal["auto", "must", "never"] = Field(
+        "auto",
+        description="`auto`: go on from the newest good checkpoint. `must`: fail without one. `never`: refuse to "
+        "touch a run that has one.",
+    )
+    probe: bool = Field(False, description="Before step 1: the longest batch, an evaluation, a save; what they take.")
+    timeout_seconds: float = Field(
+        1800.0,
+        ge=1,
+        description="A rank that gets nowhere for this long ends the run, and so does one that others wait for this "
+        "long, or a node that does not come. Loading the model, and each checkpoint, must take less.",
+    )
+    seed: int = Field(42, ge=0, lt=2**63, description="Decides data order, splits, initial weights and dropout.")
