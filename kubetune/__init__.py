@@ -34,7 +34,7 @@ ROOMS = (
     ("manifests", "Kubernetes manifests, as a pure function of config and plan"),
     ("kube_api", "the API server: credentials, objects in and out, watches, refusals in words"),
     ("cluster", "runs on a cluster: submitted, followed, stopped, fetched"),
-    ("report", "pages made from run directories"),
+    ("reporting", "pages made from run directories"),
     ("supervisor", "the first process of a run: starts the ranks, says how the run ended"),
     ("data", "files and hub data sets to prepared rows, in an order that only the seed decides"),
     ("distributed", "several processes that train one model: who is who, and how they meet"),

@@ -38,7 +38,7 @@ from kubetune.publishing import equivalence, merge, ollama_modelfile
 from kubetune.publishing.equivalence import Comparison, Sample
 from kubetune.publishing.folder import PROVENANCE, check_place, checksums, is_whole, written_aside
 from kubetune.publishing.model_card import CURVES, base_name, write_card
-from kubetune.report.picture import draw
+from kubetune.reporting.picture import draw
 from kubetune.rundir import checkpoints as checkpoint
 from kubetune.rundir import metrics
 from kubetune.tasks import task_module

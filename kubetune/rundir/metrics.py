@@ -2,7 +2,7 @@
 
 metrics.jsonl holds only what a repeat of the run reproduces bit for bit; whatever a clock or a machine has a say in is
 in timings.jsonl. Each line is handed to the kernel at once, so that a killed process loses none. Not for pages made
-from the numbers (report/) and not for TensorBoard or MLflow (trackers.py).
+from the numbers (reporting/) and not for TensorBoard or MLflow (trackers.py).
 """
 
 from __future__ import annotations

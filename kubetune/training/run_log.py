@@ -145,7 +145,7 @@ def open_journal(config: Config, plan: Plan, run_dir: Path, world: World, state:
 
 
 def _write_page(run_dir: Path, file: Path) -> None:
-    from kubetune.report import write_report  # at the end, not before the first step
+    from kubetune.reporting import write_report  # at the end, not before the first step
 
     write_report([run_dir], file)
 

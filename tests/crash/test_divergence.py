@@ -18,7 +18,7 @@ from kubetune import errors
 from kubetune.cli.local.watch import look_here
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
-from kubetune.report.reading import read_run
+from kubetune.reporting.reading import read_run
 from kubetune.rundir import checkpoints, exit_status
 from kubetune.training import worker
 from tests import toy

@@ -23,7 +23,7 @@ from kubetune.base import fault_injection
 from kubetune.cli import main
 from kubetune.publishing import merge, model_card
 from kubetune.publishing.export import Export, export_run, is_whole
-from kubetune.report import picture
+from kubetune.reporting import picture
 from kubetune.rundir import checkpoints
 from tests import reviews, toy
 from tests.architectures import save_model

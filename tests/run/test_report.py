@@ -15,9 +15,9 @@ import pytest
 
 from kubetune import cli
 from kubetune.errors import ConfigError
-from kubetune.report import write_report
-from kubetune.report.differences import differences
-from kubetune.report.series import shorten, smooth
+from kubetune.reporting import write_report
+from kubetune.reporting.differences import differences
+from kubetune.reporting.series import shorten, smooth
 from kubetune.rundir import metrics
 from kubetune.training import worker
 from tests import toy

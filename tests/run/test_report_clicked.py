@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.report import write_report
+from kubetune.reporting import write_report
 from kubetune.rundir import metrics
 from tests import browser
 from tests.run.test_report_long import write_run

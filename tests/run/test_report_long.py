@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.report.numbers import read_numbers
-from kubetune.report.series import Series, Thinner, shorten
+from kubetune.reporting.numbers import read_numbers
+from kubetune.reporting.series import Series, Thinner, shorten
 
 MEASURED = r"""
 import re, sys, time

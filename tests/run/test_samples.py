@@ -12,7 +12,7 @@ import pytest
 
 from kubetune import errors
 from kubetune.inference import before_after
-from kubetune.report import write_report
+from kubetune.reporting import write_report
 from kubetune.rundir import metrics
 from tests import toy
 

@@ -18,7 +18,7 @@ from kubetune.data.prepared.histogram import bars
 from kubetune.data.prepared.profile import Profile
 from kubetune.data.text.encode import Encoded
 from kubetune.data.vision.image_processor import ImageRef
-from kubetune.report.page import fold
+from kubetune.reporting.page import fold
 from tests.tiny import train_tokenizer
 
 ENGLISH = "Could you please tell me how the weather will be tomorrow morning in the city?"

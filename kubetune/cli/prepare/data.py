@@ -110,7 +110,7 @@ def _write_page(output: Path, config: Config, report: Report, gallery: Gallery, 
     from kubetune.data.inspect.survey import survey
     from kubetune.data.prepared.histogram import bars
     from kubetune.data.reading.splits import split_sources
-    from kubetune.report.data_page import write_data_page
+    from kubetune.reporting.data_page import write_data_page
 
     data = config.data
     settings = {

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is. Raises ConfigError for a folder that is no run."""
-    from kubetune.report import write_report
+    from kubetune.reporting import write_report
 
     runs = [*filter(None, (args.run_dir,)), *args.compare]
     if not runs:

@@ -1,6 +1,6 @@
 """What rows are made of, counted as they go by: shares that are learnt, tokens of images, what shorter rows would lose.
 
-For the data's page (report/data_page.py). Counts whole rows, before any is cut or left out.
+For the data's page (data_page.py). Counts whole rows, before any is cut or left out.
 """
 
 from __future__ import annotations

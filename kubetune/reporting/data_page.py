@@ -12,7 +12,7 @@ from typing import Any
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import counted, number, place, unused_keys
 from kubetune.base.logs import scrub
-from kubetune.report.page import fold, render
+from kubetune.reporting.page import fold, render
 
 LANGUAGES = {
     "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from kubetune.report.charts import Line, column
-from kubetune.report.series import Series, smooth
+from kubetune.reporting.charts import Line, column
+from kubetune.reporting.series import Series, smooth
 
 POINTS = 300
 _WIDTH, _HEIGHT = 640, 220

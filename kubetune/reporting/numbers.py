@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kubetune.report.series import Number, Series, Thinner
+from kubetune.reporting.series import Number, Series, Thinner
 from kubetune.rundir import metrics
 
 Lines = list[dict[str, Any]]

@@ -18,7 +18,7 @@ from kubetune.config.naming import model_short_name
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.planning.plan import Plan
-from kubetune.report.numbers import Numbers, read_numbers
+from kubetune.reporting.numbers import Numbers, read_numbers
 from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
 

@@ -20,9 +20,9 @@ from kubetune.base.logs import scrub
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.naming import prefers_greater
 from kubetune.planning.forecast import quantization_of
-from kubetune.report.charts import Chart, charts_of, labels, letter, points_of
-from kubetune.report.differences import differences
-from kubetune.report.reading import RunRecord, read_run
+from kubetune.reporting.charts import Chart, charts_of, labels, letter, points_of
+from kubetune.reporting.differences import differences
+from kubetune.reporting.reading import RunRecord, read_run
 from kubetune.rundir import exit_status
 from kubetune.rundir.metrics import METRICS, now, versions
 
@@ -59,7 +59,7 @@ def write_report(run_dirs: Sequence[Path], output: Path) -> Path:
 def render(template: str, **facts: Any) -> str:
     """A page from a template of this package, style and scripts inside."""
     environment = Environment(
-        loader=PackageLoader("kubetune.report", "templates"),
+        loader=PackageLoader("kubetune.reporting", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

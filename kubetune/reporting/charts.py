@@ -11,9 +11,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from kubetune.report.numbers import SKEW
-from kubetune.report.reading import POINTS, Incident, Lines, RunRecord
-from kubetune.report.series import Number, Series, merge, shorten, smooth
+from kubetune.reporting.numbers import SKEW
+from kubetune.reporting.reading import POINTS, Incident, Lines, RunRecord
+from kubetune.reporting.series import Number, Series, merge, shorten, smooth
 
 _TABLE_ROWS = 10
 _LINES = 8
