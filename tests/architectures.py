@@ -53,9 +53,9 @@ PROMISED: dict[str, dict[str, Any]] = {
     "phi": COMMON,
     "phi3": SLIDING,
 }
-"""Architectures that run flat and are checked in every test run."""
+"""Architectures that run padding-free and are checked in every test run."""
 
-FLAT: dict[str, dict[str, Any]] = {
+PADDING_FREE: dict[str, dict[str, Any]] = {
     "qwen2+window": {**SLIDING, "use_sliding_window": True, "max_window_layers": 1},
     "gemma3_text": {**SLIDING, "query_pre_attn_scalar": 16},
     "gpt_neox": UNGROUPED,
@@ -113,7 +113,7 @@ FLAT: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
     },
 }
-"""More architectures that run flat."""
+"""More architectures that run padding-free."""
 
 ONE_BY_ONE: dict[str, dict[str, Any]] = {
     "gptj": {**GPT, "rotary_dim": 8},

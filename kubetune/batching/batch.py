@@ -1,4 +1,4 @@
-"""From prepared rows to tensors: one micro-batch is one flat stream of whole sequences, never padded."""
+"""From prepared rows to tensors: a micro-batch is one packed batch of whole sequences, never padded."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
 class Batch:
     """One micro-batch: sequences laid end to end, with the places where the next token is a label.
 
-    `input_ids`, `position_ids`: int64 `[tokens]`, positions restart in each sequence. `borders`: where sequences
-    begin and end, `[sequences + 1]`. `rows`: int64 `[labels]`, positions in the stream that predict; `labels`: int64
-    `[labels]`, what they should predict. `samples`: ids of the rows it was made from. Of labelled texts, `labels` is
-    fp32 `[sequences, width]`, `rows` is empty, and `segments` holds the token types, int64 `[tokens]`. `pictures` are
-    those of a model that sees.
+    `input_ids`, `position_ids`: int64 `[tokens]`, positions restart in each sequence. `cu_seqlens`: where sequences
+    begin and end, `[sequences + 1]`. `rows`: int64 `[labels]`, positions in the packed batch that predict; `labels`:
+    int64 `[labels]`, what they should predict. `samples`: ids of the rows it was made from. Of labelled texts, `labels`
+    is fp32 `[sequences, width]`, `rows` is empty, and `segments` holds the token types, int64 `[tokens]`. `pictures`
+    are those of a vision-language model.
     """
 
     input_ids: Tensor
     position_ids: Tensor
-    borders: tuple[int, ...]
+    cu_seqlens: tuple[int, ...]
     rows: Tensor
     labels: Tensor
     samples: tuple[int, ...]
@@ -64,7 +64,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return self.borders[-1]
+        return self.cu_seqlens[-1]
 
     @property
     def num_labels(self) -> int:
@@ -96,16 +96,16 @@ def image_inputs(batch: Batch) -> dict[str, Tensor]:
 
 def collate(rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], samples: Sequence[int] = ()) -> Batch:
     """Lay sequences of (ids, trained) end to end. Position t predicts token t + 1 where that one is trained."""
-    borders = np.cumsum([0, *(len(ids) for ids, _ in rows)])
+    cu_seqlens = np.cumsum([0, *(len(ids) for ids, _ in rows)])
     ids = np.concatenate([ids for ids, _ in rows]).astype(np.int64)
     trained = np.concatenate([trained for _, trained in rows]).astype(bool)
-    trained[borders[:-1]] = False
+    trained[cu_seqlens[:-1]] = False
     positions = np.concatenate([np.arange(len(ids)) for ids, _ in rows])
     targets = np.flatnonzero(trained)
     return Batch(
         input_ids=torch.from_numpy(ids),
         position_ids=torch.from_numpy(positions),
-        borders=tuple(borders.tolist()),
+        cu_seqlens=tuple(cu_seqlens.tolist()),
         rows=torch.from_numpy(targets - 1),
         labels=torch.from_numpy(ids[targets]),
         samples=tuple(int(s) for s in samples),

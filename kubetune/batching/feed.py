@@ -19,7 +19,7 @@ from kubetune.data.prepared.order import (
     hash_ids,
     pack,
     split_batch,
-    step_borders,
+    step_boundaries,
 )
 from kubetune.data.prepared.prepare import Rows
 from kubetune.data.reading.sources import evaluated_rows
@@ -43,36 +43,36 @@ class Work:
 
 
 class Feed:
-    """Training batches. With `flat` False every sequence is a micro-batch of its own.
+    """Training batches. With `padding_free` False every sequence is a micro-batch of its own.
 
     `even`: every rank gets equally many micro-batches, because each takes all ranks; some may hold no sample then.
     """
 
     def __init__(
-        self, rows: Rows, plan: Plan, seed: int, world: World, *, flat: bool = True, even: bool = False
+        self, rows: Rows, plan: Plan, seed: int, world: World, *, padding_free: bool = True, even: bool = False
     ) -> None:
         self._rows, self._plan, self._seed, self._world, self._even = rows, plan, seed, world, even
         self._reader = picture_reader(rows)
-        self._token_budget = plan.micro_batch_tokens if flat else None
-        self._sequences = plan.per_device_train_batch_size if flat else 1
+        self._token_budget = plan.micro_batch_tokens if padding_free else None
+        self._sequences = plan.per_device_train_batch_size if padding_free else 1
         self._lengths = rows.lengths
         self._order = lru_cache(maxsize=2)(self._epoch_order)
         self._mine = lru_cache(maxsize=2)(self._split)  # a step's share is asked for again when images look ahead
         in_tokens = plan.global_batch_tokens is not None
         self.steps_per_epoch = plan.steps_per_epoch if in_tokens else -(-rows_per_epoch(rows) // plan.global_batch_size)
-        self._borders = lru_cache(maxsize=2)(self._epoch_borders) if in_tokens else None
+        self._boundaries = lru_cache(maxsize=2)(self._epoch_boundaries) if in_tokens else None
 
     def _epoch_order(self, epoch: int) -> Ids:
         return epoch_order(self._seed, epoch, self._rows.source, self._rows.weights)
 
-    def _epoch_borders(self, epoch: int) -> Ids:
-        return step_borders(self._lengths[self._order(epoch)], self.steps_per_epoch)
+    def _epoch_boundaries(self, epoch: int) -> Ids:
+        return step_boundaries(self._lengths[self._order(epoch)], self.steps_per_epoch)
 
     def samples(self, step: int) -> Ids:
         """Row ids of the global batch of a step, the same on every rank and at every world size."""
         epoch, index = divmod(step, self.steps_per_epoch)
-        if self._borders is not None:
-            first, end = self._borders(epoch)[index : index + 2]
+        if self._boundaries is not None:
+            first, end = self._boundaries(epoch)[index : index + 2]
             return self._order(epoch)[first:end]
         return global_batch(self._order(epoch), index, self._plan.global_batch_size)
 
@@ -93,7 +93,7 @@ class Feed:
     def largest(self) -> Batch:
         """A micro-batch about as large as the run's largest: the longest rows, as many as one can hold."""
         # A step of so many tokens may hold any number of rows.
-        most = len(self._lengths) if self._borders else -(-self._plan.global_batch_size // self._world.size)
+        most = len(self._lengths) if self._boundaries else -(-self._plan.global_batch_size // self._world.size)
         if self._token_budget is None:
             ids = np.argsort(-self._lengths, kind="stable")[: min(most, self._sequences)]
         else:
@@ -137,7 +137,7 @@ def evaluated(rows: Rows) -> Ids:
 
 
 def evaluation_batches(
-    rows: Rows, plan: Plan, world: World, *, flat: bool = True, even: bool = False, limit: int | None = None
+    rows: Rows, plan: Plan, world: World, *, padding_free: bool = True, even: bool = False, limit: int | None = None
 ) -> list[list[Ids]]:
     """Every row of `evaluated` once: `[rank][batch] -> row ids`. Batches hold at most training's budget of tokens.
 
@@ -147,11 +147,11 @@ def evaluation_batches(
     ids = evaluated(rows)
     if limit is not None:
         ids = np.sort(ids[np.argsort(hash_ids(ids, "evaluation sample"), kind="stable")][:limit])
-    if flat and plan.micro_batch_tokens is not None:
+    if padding_free and plan.micro_batch_tokens is not None:
         share = -(-int(rows.lengths[ids].sum()) // EVALUATION_BATCHES)
         groups = pack(ids, rows.lengths, min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS)))
     else:
-        size = plan.per_device_eval_batch_size if flat else 1
+        size = plan.per_device_eval_batch_size if padding_free else 1
         by_length = ids[np.argsort(-rows.lengths[ids], kind="stable")]
         groups = [by_length[start : start + size] for start in range(0, len(ids), size)]
     split = deal(groups, rows.lengths, world.size)

@@ -95,7 +95,7 @@ def collate_pictured(
 
 def _lone(batch: Batch, images: Sequence[Any], processor: ImageProcessor) -> Batch:
     """One sequence with its images as the model's own processor makes them."""
-    assert len(batch.borders) == 2, "such models take one sequence at a time"
+    assert len(batch.cu_seqlens) == 2, "such models take one sequence at a time"
     is_image = batch.input_ids == processor.placeholder.token
     inputs = processor.whole.look([picture.image for picture in images], is_image)
     positions = batch.position_ids.expand(3, -1)

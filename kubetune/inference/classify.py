@@ -37,7 +37,7 @@ def classify_texts(
     if not framed:
         return []
     lengths = np.array([len(ids) for ids, _ in framed])
-    budget = TOKENS_AT_ONCE if learner.route.flat else 1
+    budget = TOKENS_AT_ONCE if learner.route.padding_free else 1
     groups = pack(np.arange(len(framed)), lengths, budget)
     return task.classify(learner, [_batch(framed, group.tolist()).to(device) for group in groups])
 

@@ -73,7 +73,7 @@ class Asked(NamedTuple):
 class Speaker:
     """A model that answers. `is_chat`: it was taught conversations. `result` is what it was loaded from.
 
-    `reader` reads images for a model that sees.
+    `reader` reads images for a model with a vision tower.
     """
 
     model: Any

@@ -21,7 +21,7 @@ from kubetune.distributed import process_group
 from kubetune.models import compiled_layers, fsdp, fused_forwards
 from kubetune.models.fsdp import is_sharded
 from kubetune.models.kernels import pointwise
-from kubetune.models.padding_free import Route, speaker, unwrap
+from kubetune.models.padding_free import Route, language_model, unwrap
 from kubetune.planning.memory import Shape, layers_to_recompute
 
 # Of the device's memory, what whole gradients may take where a sharded model would otherwise sum them more than once.
@@ -46,7 +46,7 @@ class Workload:
 def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Workload, device: torch.device) -> None:
     """Set up a model for training as `training` asks; raises ConfigError for what cannot work here."""
     # Compiled forwards are proved on the modules at hand, whose weights are only slices when they are sharded.
-    fused = not is_sharded(model) and wants_compile(training.compile, model, workload, device) and route.flat
+    fused = not is_sharded(model) and wants_compile(training.compile, model, workload, device) and route.padding_free
     if sums_once_per_step(model, device):
         logs.MODEL.info("gradients are kept whole and summed over the ranks once per step")
         fsdp.sum_once_per_step(model)
@@ -55,7 +55,7 @@ def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Wor
         some = "all" if layers is None else f"the first {layers}"
         logs.MODEL.info("activations of %s layers are recomputed in the backward", some)
         recompute_activations(model, layers)
-    if training.lean and route.flat:
+    if training.lean and route.padding_free:
         pointwise.plan_compile(fused)
         swapped = fused_forwards.make_lean(model, fused=fused)
         logs.MODEL.debug(
@@ -63,16 +63,16 @@ def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Wor
         )
         if fused:
             logs.MODEL.info("pointwise kernels are compiled after the first step, which waits for none")
-    if training.compile == "blocks":
+    if training.compile == "layers":
         _compile_layers(model, route, fused=fused)
 
 
 def _compile_layers(model: nn.Module, route: Route, *, fused: bool) -> None:
     if not fused:
         why_not = "it is sharded" if is_sharded(model) else "it takes one sequence at a time"
-        logs.MODEL.warning("training.compile is blocks, but no layer of this model is compiled: %s", why_not)
+        logs.MODEL.warning("training.compile is layers, but no layer of this model is compiled: %s", why_not)
     elif not compiled_layers.compile_layers(model):
-        logs.MODEL.warning("training.compile is blocks, but this model has no layers that are known to be its blocks")
+        logs.MODEL.warning("training.compile is layers, but the decoder layers of this model are not known")
 
 
 def wants_compile(setting: bool | str, model: nn.Module, workload: Workload, device: torch.device) -> bool:
@@ -140,6 +140,6 @@ def recompute_activations(model: nn.Module, layers: int | None = None) -> None:
         return
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    recomputing = [module for module in speaker(lm).modules() if isinstance(module, GradientCheckpointingLayer)]
+    recomputing = [module for module in language_model(lm).modules() if isinstance(module, GradientCheckpointingLayer)]
     for module in recomputing[layers:]:
         module.gradient_checkpointing = False

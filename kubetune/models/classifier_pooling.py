@@ -1,8 +1,8 @@
-"""Running an unmodified Hugging Face classifier on flat streams, and proving on the model at hand that this is exact.
+"""Running an unmodified Hugging Face classifier on packed batches, and proving on the model at hand that this is exact.
 
-An encoder's head looks at the first token of each sequence, a decoder's at the last. In a stream those stand anywhere,
-so hooks hand the head exactly these rows as a batch of sequences of one token. What pools otherwise (means, the end of
-an encoder-decoder) does not pass the self-check and runs one sequence at a time.
+An encoder's head looks at the first token of each sequence, a decoder's at the last. In a packed batch those stand
+anywhere, so hooks hand the head exactly these rows as a batch of sequences of one token. What pools otherwise (means,
+the end of an encoder-decoder) does not pass the self-check and runs one sequence at a time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from kubetune import errors
 from kubetune.batching.batch import Batch, collate_labelled
-from kubetune.models.attention.hooks import CURRENT, CannotRunFlat, stream
+from kubetune.models.attention.hooks import CURRENT, CannotRunPaddingFree, packed
 from kubetune.models.padding_free import (
     FOREIGN_ERRORS,
     LEAK,
     Route,
     backbone,
-    check_flat,
+    check_padding_free,
     choose_attention,
     examples,
     hidden_states,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def prepare_pooling(model: nn.Module, wanted: str) -> Route:
-    """Set a classifier's attention, flat where it is proved exact. `wanted` is `model.attention`.
+    """Set a classifier's attention, padding-free where it is proved exact. `wanted` is `model.attention`.
 
     Raises ModelError for a model that cannot be run on a text alone.
     """
@@ -45,7 +45,7 @@ def prepare_pooling(model: nn.Module, wanted: str) -> Route:
     if not pools_last(lm):
         _hook_pooling(lm)
     route = choose_attention(model, wanted, self_check)
-    if not route.flat:
+    if not route.padding_free:
         _require_runs(lm)
     return route
 
@@ -94,13 +94,13 @@ def pools_last(lm: Any) -> bool:
 
 
 def flow(lm: Any, batch: Batch) -> AbstractContextManager[None]:
-    """The stream to be declared around forward and backward of a batch that runs flat."""
-    ends = torch.tensor(batch.borders, device=batch.input_ids.device)
-    return stream(batch.borders, ends[1:] - 1 if pools_last(lm) else ends[:-1], causal=pools_last(lm))
+    """Declaration of a packed batch, to stand around its forward and backward."""
+    ends = torch.tensor(batch.cu_seqlens, device=batch.input_ids.device)
+    return packed(batch.cu_seqlens, ends[1:] - 1 if pools_last(lm) else ends[:-1], causal=pools_last(lm))
 
 
-def flat_logits(lm: Any, batch: Batch) -> Tensor:
-    """Logits `[sequences, labels]` of a stream. Call inside `flow`."""
+def packed_logits(lm: Any, batch: Batch) -> Tensor:
+    """Logits `[sequences, labels]` of a packed batch. Call inside `flow`."""
     if pools_last(lm):
         return cast(Tensor, lm.score(hidden_states(lm, batch)[CURRENT.rows]))
     positions = batch.position_ids + _first_position(lm)
@@ -138,9 +138,11 @@ def _first_position(lm: Any) -> int:
 
 def _hook_pooling(lm: Any) -> None:
     def pick(hidden: Tensor) -> Tensor:
-        """`[1, tokens, hidden]` -> `[sequences, 1, hidden]` while a stream is run."""
+        """`[1, tokens, hidden]` -> `[sequences, 1, hidden]` while a packed batch is run."""
         rows = CURRENT.rows
-        return hidden if rows is None or hidden.shape[1] != (CURRENT.borders or (0,))[-1] else hidden[0, rows][:, None]
+        return (
+            hidden if rows is None or hidden.shape[1] != (CURRENT.cu_seqlens or (0,))[-1] else hidden[0, rows][:, None]
+        )
 
     def pick_output(_: nn.Module, __: Any, output: Any) -> Any:
         output["last_hidden_state"] = pick(output[0])
@@ -154,7 +156,7 @@ def _hook_pooling(lm: Any) -> None:
 
 
 def self_check(model: nn.Module) -> float:
-    """Compare the flat run of a classifier with its own code, as `flat.check_flat` does.
+    """Compare the padding-free run of a classifier with its own code, as `padding_free.check_padding_free` does.
 
     What is compared is what the head is given: a head that is new gives numbers near zero, which half precision rounds
     too much to tell right from wrong.
@@ -162,15 +164,15 @@ def self_check(model: nn.Module) -> float:
     lm = unwrap(model)
     given: list[Tensor] = []
     if not heads(lm):
-        raise CannotRunFlat("nothing stands behind its backbone")
+        raise CannotRunPaddingFree("nothing stands behind its backbone")
     hook = lm.get_submodule(heads(lm)[0]).register_forward_pre_hook(lambda _, args: given.append(args[0]), prepend=True)
 
-    def run_flat(lm: Any, batch: Batch) -> Sequence[Tensor]:
+    def run_packed(lm: Any, batch: Batch) -> Sequence[Tensor]:
         with flow(lm, batch):
-            said = flat_logits(lm, batch)
-        sequences = len(batch.borders) - 1
+            said = packed_logits(lm, batch)
+        sequences = len(batch.cu_seqlens) - 1
         if said.shape[0] != sequences or given[-1].numel() != sequences * given[-1].shape[-1]:
-            raise CannotRunFlat(f"its head gives {tuple(said.shape)} for a stream of {sequences} sequences")
+            raise CannotRunPaddingFree(f"its head gives {tuple(said.shape)} for {sequences} packed sequences")
         return list(given[-1].reshape(sequences, -1).split(1))
 
     def run_lone(lm: Any, batch: Batch) -> Tensor:
@@ -181,11 +183,11 @@ def self_check(model: nn.Module) -> float:
         with _only_row(backbone(lm), row):
             again = lone_logits(lm, batch)
         if not (again - said).norm() <= LEAK * said.norm():
-            raise CannotRunFlat("its head looks at all tokens of a sequence")
+            raise CannotRunPaddingFree("its head looks at all tokens of a sequence")
         return states[:, row]
 
     try:
-        return check_flat(model, _lay, run_flat, run_lone)
+        return check_padding_free(model, _lay, run_packed, run_lone)
     finally:
         hook.remove()
 

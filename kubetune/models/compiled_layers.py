@@ -1,7 +1,7 @@
-"""Whole decoder layers through torch.compile: `training.compile: blocks`.
+"""Whole decoder layers through torch.compile: `training.compile: layers`.
 
 One set of kernels serves all layers of a kind, with the number of tokens left open. Attention stays outside of what is
-compiled: it goes by the borders between sequences, which are others in every micro-batch, and so does the evaluation,
+compiled: it goes by `cu_seqlens`, which are others in every micro-batch, and so does the evaluation,
 which would be compiled once more for little. What cannot be compiled is said once, and the layers then run as they are.
 """
 
@@ -19,18 +19,18 @@ import torch
 from torch import nn
 
 from kubetune.base import logs
-from kubetune.models.attention.hooks import flat_attention
+from kubetune.models.attention.hooks import packed_attention
 from kubetune.models.kernels import pointwise
-from kubetune.models.padding_free import TOLERANCE, speaker, unwrap
+from kubetune.models.padding_free import TOLERANCE, language_model, unwrap
 
 
-class Blocks:
+class CompiledLayers:
     """The layers of a model that are compiled, from `warm_up` on and until something stands in the way."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         from transformers import AttentionInterface
 
-        AttentionInterface.register("flat", torch.compiler.disable(flat_attention))
+        AttentionInterface.register("padding_free", torch.compiler.disable(packed_attention))
         self.layers = layers
         self.is_planned, self.is_on = True, False
         compiled: dict[type, Callable[..., Any]] = {}
@@ -73,11 +73,11 @@ def compile_layers(model: nn.Module) -> int:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     lm = unwrap(model)
-    found = (module for module in speaker(lm).modules() if isinstance(module, GradientCheckpointingLayer))
+    found = (module for module in language_model(lm).modules() if isinstance(module, GradientCheckpointingLayer))
     layers = [layer for layer in found if not _changes_itself(layer)]
     if layers:
-        lm.blocks = Blocks(layers)
-        # Streams of one sequence would lack some arguments of the layers, which makes another kind of them.
+        lm.compiled_layers = CompiledLayers(layers)
+        # Packed batches of one sequence would lack some arguments of the layers, which makes another kind of them.
         lm.always_packed = True
     return len(layers)
 
@@ -89,27 +89,27 @@ def warm_up(model: nn.Module, learn: Callable[[], tuple[float, float]]) -> None:
     only where these are the same, so `learn` must not depend on the step. What it gives must be as without compiling,
     where it is at all the same from one seed to the next.
     """
-    blocks: Blocks | None = getattr(unwrap(model), "blocks", None)
-    if blocks is None or not blocks.is_planned:
+    compiled: CompiledLayers | None = getattr(unwrap(model), "compiled_layers", None)
+    if compiled is None or not compiled.is_planned:
         return
     plain = _with_seed(0, learn)
     is_random = not _agree(_with_seed(1, learn), plain, 1e-6)
     began, before = time.perf_counter(), graphs()
-    blocks.is_planned, blocks.is_on = False, True
+    compiled.is_planned, compiled.is_on = False, True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what the tracer itself looks at and makes
             found = _with_seed(0, learn)
     except pointwise.compiler_errors() as error:
-        blocks.give_up(error)
+        compiled.give_up(error)
     else:
         # What is computed with, where the first weights are integers or 8-bit floats.
         tolerance = TOLERANCE.get(next(model.parameters()).dtype, TOLERANCE[torch.bfloat16])
         if not (is_random or _agree(found, plain, tolerance)):
-            blocks.give_up(ValueError(f"(loss, norm of the gradient) became {found}, without it {plain}"))
-    if blocks.is_on:
+            compiled.give_up(ValueError(f"(loss, norm of the gradient) became {found}, without it {plain}"))
+    if compiled.is_on:
         seconds = time.perf_counter() - began
-        logs.MODEL.info("%d layers compiled: %d graphs, %.0f s", len(blocks.layers), graphs() - before, seconds)
+        logs.MODEL.info("%d layers compiled: %d graphs, %.0f s", len(compiled.layers), graphs() - before, seconds)
 
 
 def _with_seed(seed: int, learn: Callable[[], tuple[float, float]]) -> tuple[float, float]:

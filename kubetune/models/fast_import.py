@@ -20,9 +20,9 @@ DYNAMO = "torch._dynamo"
 
 
 @contextmanager
-def sparingly(*, compiles_blocks: bool = False) -> Iterator[None]:
+def sparingly(*, compiles_layers: bool = False) -> Iterator[None]:
     """Import torch and transformers without anything of theirs that neither training nor answering uses."""
-    with in_haste(), without("scipy", "sklearn"), compiler_asleep(unless=compiles_blocks):
+    with in_haste(), without("scipy", "sklearn"), compiler_asleep(unless=compiles_layers):
         yield
 
 
@@ -60,7 +60,7 @@ def compiler_asleep(*, unless: bool = False) -> Iterator[None]:
     """Have modules that only mark functions for torch.compile not import the compiler for it.
 
     In transformers these are functions of paged attention and of 8-bit experts; parts of torch do so when first used.
-    Their marks are lost: `unless` is for a process that compiles whole blocks of a model.
+    Their marks are lost: `unless` is for a process that compiles whole layers of a model.
     """
     import torch
 

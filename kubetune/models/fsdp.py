@@ -1,6 +1,6 @@
-"""One model over all ranks: each holds a slice of every weight and borrows the rest while a block runs (FSDP2).
+"""One model over all ranks: each holds a slice of every weight and borrows the rest while a layer runs (FSDP2).
 
-Blocks are cut by `torch.distributed.fsdp.fully_shard`; reading only one's own slices is left to transformers. LoRA
+Layers are cut by `torch.distributed.fsdp.fully_shard`; reading only one's own slices is left to transformers. LoRA
 adapters stay whole on every rank: they are small, and so their gradient, optimizer and checkpoint are those of DDP.
 How slices are saved and put together is in optimizer_shards.py.
 """
@@ -78,18 +78,18 @@ def cutting(compute_dtype: torch.dtype, world_size: int, *, trained: bool) -> It
 
 
 def cut(lm: Any, policy: MixedPrecisionPolicy) -> Any:
-    """Shard every decoder block, and the rest of the model (embeddings, last norm, head) as one group around them.
+    """Shard every decoder layer, and the rest of the model (embeddings, last norm, head) as one group around them.
 
-    What sees stays whole on every rank: a rank that has no image in its share never runs it, and would leave the others
-    waiting for its slices.
+    The vision tower stays whole on every rank: a rank that has no image in its share never runs it, and would leave the
+    others waiting for its slices.
     """
     lm.tie_weights()
-    eyes = [module for name, module in lm.named_modules() if name.rpartition(".")[2] in TOWERS]
-    seeing = {id(module) for eye in eyes for module in eye.modules()}
-    blocks = max((m for m in lm.modules() if isinstance(m, nn.ModuleList) and id(m) not in seeing), key=len, default=())
-    for block in blocks:
-        fully_shard(block, mp_policy=policy)
-    fully_shard(lm, mp_policy=policy, ignored_params={p for eye in eyes for p in eye.parameters()})
+    towers = [module for name, module in lm.named_modules() if name.rpartition(".")[2] in TOWERS]
+    in_towers = {id(module) for tower in towers for module in tower.modules()}
+    lists = (m for m in lm.modules() if isinstance(m, nn.ModuleList) and id(m) not in in_towers)
+    for layer in max(lists, key=len, default=()):
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(lm, mp_policy=policy, ignored_params={p for tower in towers for p in tower.parameters()})
     for module in lm.modules():
         if isinstance(module, FSDPModule):
             # The loss is divided once for the whole global batch, so gradients are summed, not averaged.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from kubetune.models.attention.hooks import CURRENT
 from kubetune.models.kernels import pointwise
 from kubetune.models.kernels.dropout import dropout
-from kubetune.models.padding_free import speaker, unwrap
+from kubetune.models.padding_free import language_model, unwrap
 
 Forward = Callable[..., Tensor]
 
@@ -106,7 +106,7 @@ def _prove_norm(module: Any) -> Forward | None:
         for offset, late_cast in ((0.0, False), (0.0, True), (1.0, True)):
 
             def forward(self: Any, x: Tensor, offset: float = offset, late_cast: bool = late_cast) -> Tensor:
-                # Its own: what sees and what speaks may share the class and differ in this.
+                # Its own: vision tower and language model may share the class and differ in this.
                 return pointwise.rms_norm(x, self.weight, _eps(self), offset, late_cast)
 
             if _is_same(module, forward, module.weight.numel()):
@@ -183,7 +183,9 @@ def _skip_unlabelled_rows(model: nn.Module) -> int:
 
     The self-check runs without rows, so this is exact by construction: nothing after attention mixes rows.
     """
-    layers = max((m for m in speaker(unwrap(model)).modules() if isinstance(m, nn.ModuleList)), key=len, default=None)
+    layers = max(
+        (m for m in language_model(unwrap(model)).modules() if isinstance(m, nn.ModuleList)), key=len, default=None
+    )
     if not layers:
         return 0
     last: Any = layers[-1]

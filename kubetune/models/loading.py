@@ -72,7 +72,7 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
     # Told to ignore them, transformers hands over which shapes differ, instead of pointing to a table that it prints.
     settings = {"dtype": arithmetic, **settings, "ignore_mismatched_sizes": True}
     transformers_logging.disable_progress_bar()
-    asleep = fast_import.compiler_asleep(unless=config.training.compile == "blocks")
+    asleep = fast_import.compiler_asleep(unless=config.training.compile == "layers")
     with explain(model), _without_table(), asleep:
         loaded, found = auto_class.from_pretrained(
             model.path,

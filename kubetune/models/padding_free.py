@@ -1,6 +1,6 @@
-"""Running an unmodified Hugging Face causal LM on flat streams, and proving on the model at hand that this is exact.
+"""Running an unmodified Hugging Face causal LM on packed batches, and proving on the model at hand that this is exact.
 
-`choose_attention` tries the flat route and checks it against the model's own code on short sequences. Where the
+`choose_attention` tries the padding-free route and checks it against the model's own code on short sequences. Where the
 result differs (recurrent states, ALiBi, chunked attention …) the model keeps its own attention and gets one sequence
 per micro-batch: still without padding, still exact, only slower.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from kubetune.batching.batch import Batch, collate
 from kubetune.models import fsdp
-from kubetune.models.attention.hooks import CURRENT, CannotRunFlat, longest, stream
+from kubetune.models.attention.hooks import CURRENT, CannotRunPaddingFree, longest, packed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,9 +31,9 @@ FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError,
 
 @dataclass(frozen=True)
 class Route:
-    """How sequences go through the model. `flat`: many per stream; `why_not`: what refused it."""
+    """How sequences go through the model. `padding_free`: many per packed batch; `why_not`: what refused it."""
 
-    flat: bool
+    padding_free: bool
     why_not: str = ""
     difference: float = 0.0
 
@@ -49,8 +49,8 @@ def backbone(lm: Any) -> nn.Module:
     return cast(nn.Module, found)
 
 
-def speaker(lm: Any) -> nn.Module:
-    """The part of a model that makes text, without what sees, in one that does."""
+def language_model(lm: Any) -> nn.Module:
+    """The part of a model that makes text, without the vision tower, where it has one."""
     return cast(nn.Module, getattr(backbone(lm), "language_model", lm))
 
 
@@ -77,12 +77,12 @@ def logit_rule(lm: Any) -> LogitRule:
 
 
 def hidden_states(lm: Any, batch: Batch) -> Tensor:
-    """Final hidden states `[tokens, hidden]` of one stream. Call inside `attention.stream(...)`."""
+    """Final hidden states `[tokens, hidden]` of one packed batch. Call inside `attention.packed(...)`."""
     kwargs: dict[str, Any] = {}
-    if len(batch.borders) > 2 or getattr(lm, "always_packed", False):
+    if len(batch.cu_seqlens) > 2 or getattr(lm, "always_packed", False):
         # A lone sequence passes none of these: models with linear attention refuse packed input.
-        cu = torch.tensor(batch.borders, dtype=torch.int32, device=batch.input_ids.device)
-        length = longest(batch.borders)
+        cu = torch.tensor(batch.cu_seqlens, dtype=torch.int32, device=batch.input_ids.device)
+        length = longest(batch.cu_seqlens)
         kwargs = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": length, "max_length_k": length}
     out = backbone(lm)(
         input_ids=batch.input_ids[None], position_ids=batch.position_ids[None], use_cache=False, **kwargs
@@ -91,13 +91,13 @@ def hidden_states(lm: Any, batch: Batch) -> Tensor:
 
 
 def self_check(model: nn.Module) -> float:
-    """Compare the flat run of a causal LM with its own attention, as `check_flat` does."""
+    """Compare the padding-free run of a causal LM with its own attention, as `check_padding_free` does."""
     rule = logit_rule(unwrap(model))
 
-    def run_flat(lm: Any, batch: Batch) -> Sequence[Tensor]:
-        with stream(batch.borders):
+    def run_packed(lm: Any, batch: Batch) -> Sequence[Tensor]:
+        with packed(batch.cu_seqlens):
             logits = rule.apply(fsdp.inside(lm, raw_logits, lm, batch).float())
-        return list(logits.split([stop - start for start, stop in pairwise(batch.borders)]))
+        return list(logits.split([stop - start for start, stop in pairwise(batch.cu_seqlens)]))
 
     def raw_logits(lm: Any, batch: Batch) -> Tensor:
         return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch)))
@@ -108,21 +108,21 @@ def self_check(model: nn.Module) -> float:
     def lay(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
         return collate([(ids, np.ones(len(ids), bool)) for ids in sequences])
 
-    return check_flat(model, lay, run_flat, run_lone)
+    return check_padding_free(model, lay, run_packed, run_lone)
 
 
 @torch.no_grad()
-def check_flat(
+def check_padding_free(
     model: nn.Module,
     lay: Callable[[Sequence[NDArray[np.uint32]]], Batch],
-    run_flat: Callable[[Any, Batch], Sequence[Tensor]],
+    run_packed: Callable[[Any, Batch], Sequence[Tensor]],
     run_lone: Callable[[Any, Batch], Tensor],
 ) -> float:
-    """Run three short sequences in one stream and one by one; return the largest relative difference.
+    """Run three short sequences in one packed batch and one by one; return the largest relative difference.
 
-    `lay` puts ids end to end; `run_flat` gives an output for each sequence of a stream, `run_lone` that of a single one
-    by the model's own code, from which the dtype of the arithmetic is taken. Raises CannotRunFlat where they differ,
-    where tokens of the first sequence change the others, or on NaN.
+    `lay` puts ids end to end; `run_packed` gives an output for each sequence of a packed batch, `run_lone` that of a
+    single one by the model's own code, from which the dtype of the arithmetic is taken. Raises CannotRunPaddingFree
+    where they differ, where tokens of the first sequence change the others, or on NaN.
     """
     lm = unwrap(model)
     was_training, device = lm.training, next(lm.parameters()).device
@@ -130,19 +130,21 @@ def check_flat(
     changed = [sequences[0][::-1], *sequences[1:]]
     lm.eval()
     try:
-        set_attention(lm, "flat")
-        if implementation(lm) != "flat":
-            raise CannotRunFlat("its attention cannot be set from outside")
-        flat, other = ([t.float() for t in run_flat(lm, lay(parts).to(device))] for parts in (sequences, changed))
+        set_attention(lm, "padding_free")
+        if implementation(lm) != "padding_free":
+            raise CannotRunPaddingFree("its attention cannot be set from outside")
+        together, other = ([t.float() for t in run_packed(lm, lay(parts).to(device))] for parts in (sequences, changed))
         set_attention(lm, "eager")
         alone = [run_lone(lm, lay([ids]).to(device)) for ids in sequences]
     finally:
         fsdp.close(lm)
         lm.train(was_training)
-    if [t.shape for t in flat] != [t.shape for t in alone]:
-        raise CannotRunFlat(f"a stream gives {tuple(flat[0].shape)} where one sequence gives {tuple(alone[0].shape)}")
-    differences = [float((a - b.float()).norm() / b.float().norm()) for a, b in zip(flat, alone, strict=True)]
-    leak = torch.cat(other[1:]).sub(torch.cat(flat[1:])).norm() / torch.cat(flat).norm()
+    if [t.shape for t in together] != [t.shape for t in alone]:
+        raise CannotRunPaddingFree(
+            f"a packed batch gives {tuple(together[0].shape)} where one sequence gives {tuple(alone[0].shape)}"
+        )
+    differences = [float((a - b.float()).norm() / b.float().norm()) for a, b in zip(together, alone, strict=True)]
+    leak = torch.cat(other[1:]).sub(torch.cat(together[1:])).norm() / torch.cat(together).norm()
     return require_exact(differences, float(leak), alone[0].dtype)
 
 
@@ -155,17 +157,17 @@ def examples(vocabulary: int) -> list[NDArray[np.uint32]]:
 
 
 def require_exact(differences: Sequence[float], leak: float, dtype: torch.dtype) -> float:
-    """The largest of the relative differences; raises CannotRunFlat when one, or the leak, is too large or NaN."""
+    """Largest of the relative differences; CannotRunPaddingFree when one, or the leak, is too large or NaN."""
     # `not (<=)` instead of `>`: NaN must refuse too.
     if not leak <= LEAK:
-        raise CannotRunFlat(f"sequences see each other (relative change {leak:.0e})")
+        raise CannotRunPaddingFree(f"sequences see each other (relative change {leak:.0e})")
     if not all(d <= TOLERANCE[dtype] for d in differences):
-        raise CannotRunFlat(f"the flat run differs from one by one ({max(differences):.0e})")
+        raise CannotRunPaddingFree(f"the padding-free run differs from one by one ({max(differences):.0e})")
     return max(differences)
 
 
 def set_attention(lm: Any, name: str) -> None:
-    """Set the attention of a model; what sees, in one that does, keeps transformers' own."""
+    """Set the attention of a model; the vision tower, where it has one, keeps transformers' own."""
     towers = [key for key in getattr(lm.config, "sub_configs", {}) if key != "text_config"]
     if getattr(lm.config, "vision_config", None) is None:
         lm.set_attn_implementation(name)
@@ -179,27 +181,27 @@ def implementation(lm: Any) -> str | None:
 
 
 def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn.Module], float] = self_check) -> Route:
-    """Set the model's attention: flat where `check` proves it exact, else its own. `wanted` is `model.attention`.
+    """Set the model's attention: padding-free where `check` proves it exact, else its own.
 
-    Raises CannotRunFlat only when "flat" was asked for by name.
+    `wanted` is `model.attention`. Raises CannotRunPaddingFree only when "padding_free" was asked for by name.
     """
     lm = unwrap(model)
-    CURRENT.borders = None
+    CURRENT.cu_seqlens = None
     if wanted in ("eager", "sdpa"):
         set_attention(lm, wanted)
         return Route(False, f"model.attention is {wanted}")
     try:
         difference = check(model)
-    except CannotRunFlat as refusal:
+    except CannotRunPaddingFree as refusal:
         reason: Exception = refusal
     except FOREIGN_ERRORS as error:
         # Whatever a foreign model does with an unknown mask or packed input, its own attention is the safe way.
         reason = error
     else:
-        set_attention(lm, "flat")
+        set_attention(lm, "padding_free")
         return Route(True, difference=difference)
-    if wanted == "flat":
-        raise CannotRunFlat(f"model.attention is flat, but {reason}") from reason
+    if wanted == "padding_free":
+        raise CannotRunPaddingFree(f"model.attention is padding_free, but {reason}") from reason
     _restore(lm)
     return Route(False, (str(reason).splitlines() or [type(reason).__name__])[0])
 

@@ -209,7 +209,7 @@ def _weight_bytes(config: Config, plan: Plan, weights: Weights, element: int) ->
 
 
 def _tower_bytes(config: Config, plan: Plan, weights: Weights, element: int) -> int:
-    """Of what sees, which stays whole on every rank."""
+    """Of the vision tower, which stays whole on every rank."""
     shapes = {name: shape for name, shape in weights.shapes.items() if TOWER.search(name)}
     return _weight_bytes(config, plan, replace(weights, shapes=shapes), element)
 
@@ -219,17 +219,17 @@ def _sharing_parts(
 ) -> dict[str, int]:
     """What ranks hold beside their own slices: what they borrow, and what is on its way between them.
 
-    Blocks are gathered one by one, the next one ahead; embeddings, head and last norm form a group around them that
+    Layers are gathered one by one, the next one ahead; embeddings, head and last norm form a group around them that
     stays gathered from the beginning of the forward to the end of the backward.
     """
-    block = sum(a * b for _, a, b in linears(weights)) // shape.layers
-    around = weights.parameters - block * shape.layers
-    parts = {"weights, gathered: two blocks and what lies around them": (2 * block + around) * element}
+    layer = sum(a * b for _, a, b in linears(weights)) // shape.layers
+    around = weights.parameters - layer * shape.layers
+    parts = {"weights, gathered: two layers and what lies around them": (2 * layer + around) * element}
     if config.lora is not None:
-        parts["a block on its way between the ranks"] = block * element
+        parts["a layer on its way between the ranks"] = layer * element
     else:
         # Its weights on their way in, its gradient in fp32 as it goes out, and as it was before.
-        parts["a block on its way between the ranks"] = block * (element + 8)
+        parts["a layer on its way between the ranks"] = layer * (element + 8)
         if not classifies(config):
             parts["gradient of the head, whole"] = 4 * int(weights.text_config.get("vocab_size") or 0) * shape.hidden
         whole = 4 * weights.parameters

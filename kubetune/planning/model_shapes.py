@@ -22,7 +22,7 @@ MOST_LAYERS = 10_000
 """A config.json that has more is no decoder's, and would take for ever."""
 
 TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
-"""What models that see call the part that sees."""
+"""Names that models give their vision tower."""
 
 
 @dataclass(frozen=True)

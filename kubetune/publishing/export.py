@@ -122,8 +122,8 @@ def export_run(
         with result.checked():
             sample = equivalence.choose_sample(job.config, _vocabulary(job))
             comparisons, notes = _WRITERS[kind](job, partial, sample)
-        eyes = load_image_processor(job.config, job.tokenizer)
-        told = eyes.tell_limits(partial) if eyes else []
+        image_processor = load_image_processor(job.config, job.tokenizer)
+        told = image_processor.tell_limits(partial) if image_processor else []
         names = equivalence.check_tokenizer(job.tokenizer, partial, sample, spared=told)
         failed = [c for c in comparisons if not c.holds]
         if failed:

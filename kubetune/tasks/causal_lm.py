@@ -15,7 +15,7 @@ from kubetune.batching.batch import Batch
 from kubetune.distributed.process_group import World, sum_numbers
 from kubetune.models import fsdp, loading, lora, quantization
 from kubetune.models.acceleration import Workload, tune
-from kubetune.models.attention.hooks import stream
+from kubetune.models.attention.hooks import packed
 from kubetune.models.kernels.cross_entropy import Head, linear_cross_entropy, score
 from kubetune.models.padding_free import Route, choose_attention, hidden_states, logit_rule, unwrap
 
@@ -28,7 +28,7 @@ AUTO_CLASS = "AutoModelForCausalLM"
 
 @dataclass(frozen=True)
 class CausalLM:
-    """A model ready to train, how sequences go through it, and what gives the final hidden states of a stream."""
+    """A model ready to train, how sequences go through it, and what gives the final hidden states of a packed batch."""
 
     model: nn.Module
     route: Route
@@ -78,14 +78,14 @@ def head_of(model: nn.Module) -> Head:
 
 
 def loss(task: CausalLM, batch: Batch, scale: float) -> Tensor:
-    """`scale × Σ cross-entropy` over the labels of one micro-batch. Call it, and `.backward()`, inside `stream`."""
+    """`scale × Σ cross-entropy` over the labels of one micro-batch. Call it, and `.backward()`, inside `packed`."""
     hidden = task.hidden(unwrap(task.model), batch)[batch.rows]
     return linear_cross_entropy(hidden, batch.labels, head_of(task.model), scale)
 
 
 def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
-    with stream(batch.borders, batch.rows):
+    with packed(batch.cu_seqlens, batch.rows):
         value = fsdp.inside(unwrap(task.model), loss, task, batch, scale)
         value.backward()
     return value.detach()
@@ -94,7 +94,7 @@ def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
 @torch.no_grad()
 def evaluate(task: CausalLM, batch: Batch) -> tuple[float, float, float]:
     """Sums over one micro-batch: loss, labels told rightly, labels. They add up over batches and ranks."""
-    with stream(batch.borders):
+    with packed(batch.cu_seqlens):
         total, right = fsdp.inside(unwrap(task.model), _score, task, batch)
     return float(total), float(right), float(batch.num_labels)
 

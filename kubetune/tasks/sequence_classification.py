@@ -23,11 +23,11 @@ from kubetune.distributed.process_group import World, gather
 from kubetune.models import loading, lora, quantization
 from kubetune.models.acceleration import Workload, tune
 from kubetune.models.classifier_pooling import (
-    flat_logits,
     flow,
     heads,
     lone_logits,
     name_padding,
+    packed_logits,
     pools_last,
     prepare_pooling,
 )
@@ -116,14 +116,14 @@ def labels_of(folder: Path) -> Labels:
 
 
 def running(task: Classifier, batch: Batch) -> AbstractContextManager[None]:
-    """What must be around forward and backward: the stream, or nothing where the model's own code runs."""
-    return flow(unwrap(task.model), batch) if task.route.flat else nullcontext()
+    """Context of forward and backward: the packed batch, or nothing where the model's own code runs."""
+    return flow(unwrap(task.model), batch) if task.route.padding_free else nullcontext()
 
 
 def logits(task: Classifier, batch: Batch) -> Tensor:
     """fp32 logits `[sequences, outputs]`. Call it, and `.backward()`, inside `running`."""
     lm = unwrap(task.model)
-    return (flat_logits if task.route.flat else lone_logits)(lm, batch).float()
+    return (packed_logits if task.route.padding_free else lone_logits)(lm, batch).float()
 
 
 def loss(task: Classifier, batch: Batch, scale: float) -> Tensor:

@@ -1,8 +1,8 @@
-"""Vision-language modelling: a causal language model that sees. What differs from causal_lm is what goes in.
+"""Vision-language modelling: a causal language model with a vision tower. What differs from causal_lm is what goes in.
 
-Sequences with and without images share a stream: the vision tower sees all images of a micro-batch at once, and each
-sequence has its own positions. A stream without any image skips the tower on that rank alone; ranks meet only once per
-step, so none waits for another.
+Sequences with and without images share a packed batch: the vision tower sees all images of a micro-batch at once, and
+each sequence has its own positions. A packed batch without any image skips the tower on that rank alone; ranks meet
+only once per step, so none waits for another.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from kubetune.data.vision.image_processor import ImageProcessor, Picture, Uprigh
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp, loading, lora, quantization
 from kubetune.models.acceleration import Workload, tune
-from kubetune.models.attention.hooks import CannotRunFlat, stream
-from kubetune.models.padding_free import Route, backbone, check_flat, choose_attention, logit_rule, unwrap
+from kubetune.models.attention.hooks import CannotRunPaddingFree, packed
+from kubetune.models.padding_free import Route, backbone, check_padding_free, choose_attention, logit_rule, unwrap
 from kubetune.planning.model_shapes import TOWERS
 from kubetune.tasks.causal_lm import CausalLM, backward, evaluate, load_settings, metrics
 
@@ -84,7 +84,7 @@ def ready(model: nn.Module, config: Config) -> CausalLM:
 
 def seeing(model: nn.Module, route: Route) -> CausalLM:
     """A causal language model whose hidden states are of images too."""
-    return CausalLM(model, route, partial(hidden_states, flat=route.flat))
+    return CausalLM(model, route, partial(hidden_states, padding_free=route.padding_free))
 
 
 def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:
@@ -104,10 +104,10 @@ def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:
     return projector if vision.freeze_projector and projectors else None
 
 
-def hidden_states(lm: Any, batch: Batch, *, flat: bool) -> Tensor:
-    """Final hidden states `[tokens, hidden]` of one stream; `flat`: inside `attention.stream(...)`."""
+def hidden_states(lm: Any, batch: Batch, *, padding_free: bool) -> Tensor:
+    """Final hidden states `[tokens, hidden]` of one packed batch; `padding_free`: inside `attention.packed(...)`."""
     positions = {}
-    if flat:
+    if padding_free:
         assert batch.pictures is not None, "prepared rows of this task have them"
         # The first row is for the mask, the others for the rotary embedding.
         positions = {"position_ids": torch.cat([batch.position_ids[None], batch.pictures.positions])[:, None]}
@@ -142,21 +142,23 @@ def require_sight(model: nn.Module, processor: ImageProcessor) -> None:
 
 
 def self_check(model: nn.Module, processor: ImageProcessor) -> float:
-    """Compare the flat run with the model's own attention, as `check_flat` does: two sequences see, one does not.
+    """Compare the padding-free run with the model's own attention, as `check_padding_free` does.
 
-    Raises CannotRunFlat for a model whose images are no grids: only its own code knows where their tokens stand.
+    Two of the sequences have an image, one has none.
+
+    Raises CannotRunPaddingFree for a model whose images are no grids: only its own code knows where their tokens stand.
     """
     if not processor.is_grid:
-        raise CannotRunFlat("its images are no grids of patches")
+        raise CannotRunPaddingFree("its images are no grids of patches")
     rule, pictures = logit_rule(unwrap(model)), _examples(processor)
 
-    def run_flat(lm: Any, batch: Batch) -> Sequence[Tensor]:
-        with stream(batch.borders):
+    def run_packed(lm: Any, batch: Batch) -> Sequence[Tensor]:
+        with packed(batch.cu_seqlens):
             logits = rule.apply(fsdp.inside(lm, raw_logits, lm, batch).float())
-        return [logits[start:stop] for start, stop in pairwise(batch.borders)]
+        return [logits[start:stop] for start, stop in pairwise(batch.cu_seqlens)]
 
     def raw_logits(lm: Any, batch: Batch) -> Tensor:
-        return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch, flat=True)))
+        return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch, padding_free=True)))
 
     def lay(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
         rows, own = [], []
@@ -167,7 +169,7 @@ def self_check(model: nn.Module, processor: ImageProcessor) -> float:
             own.append([picture] if picture else [])
         return collate_pictured(rows, own, processor)
 
-    return check_flat(model, lay, run_flat, plain_logits)
+    return check_padding_free(model, lay, run_packed, plain_logits)
 
 
 def _examples(processor: ImageProcessor) -> dict[int, Picture]:

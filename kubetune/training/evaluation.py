@@ -48,7 +48,7 @@ def collect(
 ) -> list[Any] | None:
     """What the task finds in each of this rank's batches of `rows`; None when a stop was asked for meanwhile."""
     even = fsdp.is_sharded(learner.model)
-    shares = evaluation_batches(rows, plan, world, flat=learner.route.flat, even=even)
+    shares = evaluation_batches(rows, plan, world, padding_free=learner.route.padding_free, even=even)
     if only_largest:
         shares = [sorted(share, key=lambda ids: -int(rows.lengths[ids].sum()))[:1] for share in shares]
     mine, longest = shares[world.rank], max(len(share) for share in shares)

@@ -103,7 +103,7 @@ def _train(
             plan,
             config.training.seed,
             world,
-            flat=learner.route.flat,
+            padding_free=learner.route.padding_free,
             even=fsdp.is_sharded(learner.model),
         ),
         data=data,
@@ -350,8 +350,8 @@ def _log_model(learner: Any, optimizer: FlatAdamW) -> None:
     total, trained = sum(quantization.count(p) for p in learner.model.parameters()), optimizer.size
     logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
-    if learner.route.flat:
-        logs.MODEL.info("padding-free streams of many sequences (self-check: %.1e)", learner.route.difference)
+    if learner.route.padding_free:
+        logs.MODEL.info("padding-free packed batches of many sequences (self-check: %.1e)", learner.route.difference)
     else:
         logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
 

@@ -79,7 +79,7 @@ def probe(run: Run, state: State) -> None:
     device, world = run.world.device, run.world
     room = Room(run.config, run.plan, device, run.data.longest)
     batch = run.feed.largest()
-    content = f"{counted(len(batch.borders) - 1, 'row')}, {batch.num_tokens:,} tokens"
+    content = f"{counted(len(batch.cu_seqlens) - 1, 'row')}, {batch.num_tokens:,} tokens"
     logs.STEP.info("probe: the longest batch (%s), an evaluation, a save; forecast: %s", content, room.outlook())
     seconds = dict[str, float]()
     with _timed(seconds, "batch"), _noticing_shortage(run, room, f"the longest batch ({content})"):
@@ -105,7 +105,7 @@ def probe(run: Run, state: State) -> None:
         metrics.record_event(
             run.snapshots.run_dir,
             "probe",
-            rows=len(batch.borders) - 1,
+            rows=len(batch.cu_seqlens) - 1,
             tokens=batch.num_tokens,
             foreseen_bytes=room.foreseen_bytes,
             measured_bytes=peak,

@@ -153,7 +153,7 @@ def _write_page(run_dir: Path, file: Path) -> None:
 def log_batch(config: Config, micro: int, count: int, batch: Batch, loss: float, began: float) -> None:
     """`[COLLATE]` and `[BATCH]` at DEBUG, as often as logging.batches says."""
     if logs.shows_batch(config.logging.batches, micro, count):
-        sequences = len(batch.borders) - 1
+        sequences = len(batch.cu_seqlens) - 1
         logs.COLLATE.debug("input_ids [%d], %d sequences, %d labels", batch.num_tokens, sequences, batch.num_labels)
         logs.BATCH.debug(
             "micro-batch %d/%d: samples %s, loss share %.4f, %.3f s",

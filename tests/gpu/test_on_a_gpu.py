@@ -44,7 +44,7 @@ DEVICE = torch.device("cuda")
 EXACT = 1e-5
 HALF = 0.05
 """bf16 keeps eight bits; over three layers the gradient of plain transformers in bf16 is off by about 2 %."""
-BORDERS = (0, 3, 300, 340, 1500)
+CU_SEQLENS = (0, 3, 300, 340, 1500)
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def fused() -> Iterator[None]:
 
 
 def gradients_on_gpu(model: Any, rows: list[tuple[Any, Any]]) -> dict[str, Tensor]:
-    """By kubetune's own way, in flat streams, back on the CPU and in fp32."""
+    """By kubetune's own way, in packed batches, back on the CPU and in fp32."""
     route = choose_attention(model)
-    assert route.flat, route.why_not
+    assert route.padding_free, route.why_not
     lengths = np.array([len(ids) for ids, _ in rows])
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     task = CausalLM(model, route)
@@ -91,23 +91,23 @@ def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(name: 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2"])
 def test_compiled_layers_are_exact_and_need_no_graph_for_other_borders(name: str, recompute: bool, fused: None) -> None:
     """Recomputed layers run in a thread of autograd's own there, under what that thread takes for the settings."""
-    model, streams = build_model(name, PROMISED[name]), [random_rows(), random_rows((50, 90, 7), seed=1)]
-    exact = [reference_gradients(model, rows)[1] for rows in streams]
+    model, batches = build_model(name, PROMISED[name]), [random_rows(), random_rows((50, 90, 7), seed=1)]
+    exact = [reference_gradients(model, rows)[1] for rows in batches]
     model = model.to(DEVICE)
     make_lean(model, fused=True)
     if recompute:
         recompute_activations(model)
 
     def learn() -> tuple[float, float]:
-        norm = float(torch.cat([g.flatten() for g in gradients_on_gpu(model, streams[0]).values()]).norm())
+        norm = float(torch.cat([g.flatten() for g in gradients_on_gpu(model, batches[0]).values()]).norm())
         return norm, norm
 
     assert compiled_layers.compile_layers(model)
     compiled_layers.warm_up(model, learn)
-    assert model.get_base_model().blocks.is_on
+    assert model.get_base_model().compiled_layers.is_on
     learn()  # pointwise functions around the layers are tried once before they are compiled
     graphs = compiled_layers.graphs()
-    found = [gradients_on_gpu(model, rows) for rows in streams]
+    found = [gradients_on_gpu(model, rows) for rows in batches]
     assert compiled_layers.graphs() == graphs
     assert max(map(relative_error, found, exact)) <= EXACT
 
@@ -115,21 +115,21 @@ def test_compiled_layers_are_exact_and_need_no_graph_for_other_borders(name: str
 @pytest.mark.parametrize("rule", [Rule(0.2), Rule(0.2, window=7), Rule(0.2, causal=False)])
 def test_varlen_attention_equals_the_exact_one(rule: Rule) -> None:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(BORDERS[-1], heads, 64, device=DEVICE, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    q, k, v = (torch.randn(CU_SEQLENS[-1], heads, 64, device=DEVICE, dtype=torch.bfloat16) for heads in (4, 2, 2))
     if not hooks._varlen_fits(q, v):
         pytest.skip("this torch has no varlen attention with windows")
-    weight = torch.randn(BORDERS[-1], 4, 64, device=DEVICE)
+    weight = torch.randn(CU_SEQLENS[-1], 4, 64, device=DEVICE)
     found = []
     for run, dtype in ((hooks._varlen, torch.bfloat16), (_block, torch.float32)):
         inputs = [t.detach().to(dtype).requires_grad_() for t in (q, k, v)]
-        out = run(*inputs, BORDERS, rule).float()
+        out = run(*inputs, CU_SEQLENS, rule).float()
         found.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
     for ours, theirs in zip(*found, strict=True):
         assert float((ours.float() - theirs.float()).norm()) <= 0.02 * float(theirs.float().norm())
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, borders: tuple[int, ...], rule: Rule) -> Tensor:
-    return block_attention(q, k, v, None, borders, rule)
+def _block(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
+    return block_attention(q, k, v, None, cu_seqlens, rule)
 
 
 def test_layers_in_8_bit_floats_are_near_the_exact_ones() -> None:
@@ -155,7 +155,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         {},
         {"compile": True},
-        {"compile": "blocks"},
+        {"compile": "layers"},
         {"gradient_checkpointing": True},
         {"async_save": True},
         {"parallelism": "fsdp"},

@@ -56,7 +56,7 @@ DEBERTA = {
     "pooler_dropout": 0.0,
 }
 
-FLAT: dict[str, dict[str, Any]] = {
+PADDING_FREE: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "electra": {**BERT, "embedding_size": 16},
     "ernie": BERT,
@@ -70,7 +70,7 @@ FLAT: dict[str, dict[str, Any]] = {
     "gte": BERT,
     "nomic_bert": BERT,
 }
-"""Families whose texts run in one stream."""
+"""Families whose texts run in one packed batch."""
 
 ONE_BY_ONE: dict[str, dict[str, Any]] = {
     "eurobert": {**BARE, "num_key_value_heads": 2},
@@ -167,7 +167,7 @@ ONE_BY_ONE: dict[str, dict[str, Any]] = {
 
 QUICK = ("roberta", "eurobert", "xlnet", "ctrl")
 FAMILIES = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted({*FLAT, *ONE_BY_ONE})
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted({*PADDING_FREE, *ONE_BY_ONE})
 ]
 
 
@@ -190,14 +190,15 @@ def make_inputs(folder: Path, name: str, settings: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_loss_and_gradient_are_those_of_plain_transformers(name: str, tmp_path: Path) -> None:
-    inputs = make_inputs(tmp_path, name, {**FLAT, **ONE_BY_ONE}[name])
+    inputs = make_inputs(tmp_path, name, {**PADDING_FREE, **ONE_BY_ONE}[name])
     data = {"train": str(inputs / "train.jsonl"), "eval": None}
     config = reviews.make_config(inputs, {"global_batch_size": 8, "per_device_train_batch_size": 8}, data=data)
     data, world = prepare(config), World()
     learner = task.build(config, world, Workload(1024, 0, data.labels))
-    flat = learner.route.flat
-    assert flat == (name in FLAT), learner.route.why_not
-    batches = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world, flat=flat).step(0).batches
+    padding_free = learner.route.padding_free
+    assert padding_free == (name in PADDING_FREE), learner.route.why_not
+    plan = make_plan(config, rows_per_epoch(data.train))
+    batches = Feed(data.train, plan, 0, world, padding_free=padding_free).step(0).batches
     found = sum(float(task.backward(learner, batch, 0.125)) for batch in batches)
 
     plain: Any = AutoModelForSequenceClassification.from_pretrained(

@@ -69,11 +69,12 @@ def test_loss_and_gradient_equal_the_padded_batch_of_transformers(kind: str, tmp
     config = reviews.make_config(inputs, {"per_device_train_batch_size": 16})
     data, world = prepare(config), World()
     learner = task.build(config, world, Workload(1024, 0, data.labels))
-    flat = learner.route.flat
-    assert flat == (kind not in ONE_BY_ONE), learner.route.why_not
-    batches = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world, flat=flat).step(0).batches
+    padding_free = learner.route.padding_free
+    assert padding_free == (kind not in ONE_BY_ONE), learner.route.why_not
+    plan = make_plan(config, rows_per_epoch(data.train))
+    batches = Feed(data.train, plan, 0, world, padding_free=padding_free).step(0).batches
     samples = [sample for batch in batches for sample in batch.samples]
-    assert len(batches) == (1 if flat else len(samples))
+    assert len(batches) == (1 if padding_free else len(samples))
     found = sum(float(task.backward(learner, batch, 1.0 / len(samples))) for batch in batches)
     gradient = {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
     learner.model.zero_grad()
@@ -268,7 +269,7 @@ def test_nothing_is_padded(inputs: Path) -> None:
     data, world = prepare(config), World()
     learner = task.build(config, world, Workload(1024, 0, data.labels))
     plan = make_plan(config, rows_per_epoch(data.train))
-    feed = Feed(data.train, plan, 0, world, flat=learner.route.flat)
+    feed = Feed(data.train, plan, 0, world, padding_free=learner.route.padding_free)
     with counted_positions(learner.model) as found:
         for step in range(plan.steps_per_epoch):
             for batch in feed.step(step).batches:
@@ -294,7 +295,7 @@ def test_nothing_is_padded_where_lengths_differ_as_those_of_sst2(inputs: Path, t
         assert plan.num_steps == 10
         positions = 0
         for rank in range(ranks):
-            feed = Feed(data.train, plan, 0, World(rank=rank, size=ranks), flat=learner.route.flat)
+            feed = Feed(data.train, plan, 0, World(rank=rank, size=ranks), padding_free=learner.route.padding_free)
             for step in range(plan.num_steps):
                 with counted_positions(learner.model) as found:
                     for batch in feed.step(step).batches:

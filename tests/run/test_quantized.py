@@ -78,7 +78,7 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
     config = make(tmp_path, quantization)
     data, world = prepare(config), World()
     learner = module.build(config, world, Workload(1024, 0, data.labels))
-    assert learner.route.flat, learner.route.why_not
+    assert learner.route.padding_free, learner.route.why_not
     plain = module.build(make(tmp_path, "none"), world, Workload(1024, 0, data.labels))
     parameters = [sum(map(quantizing.count, each.model.parameters())) for each in (learner, plain)]
     assert parameters[0] == parameters[1]

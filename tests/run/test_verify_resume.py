@@ -95,7 +95,7 @@ def test_a_sound_resume_is_exact(config: Config, tmp_path: Path, world_size: int
 
 
 def test_a_resume_is_exact_where_steps_are_counted_in_tokens(inputs: Path, tmp_path: Path) -> None:
-    """Five steps of three an epoch: the second epoch's borders are others, and found again."""
+    """Five steps of three an epoch: the second epoch's cu_seqlens are others, and found again."""
     verdict = verdict_of(toy.make_config(inputs, {"global_batch_size": None, "global_batch_tokens": 320}), tmp_path)
     assert verdict.is_exact
     whole = [line for line in metrics.read_metrics(tmp_path / "uninterrupted") if "loss" in line]

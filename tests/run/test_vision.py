@@ -24,7 +24,7 @@ from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
 from kubetune.inference.generate import Sampling, Speaker, answer, load_run
 from kubetune.models import padding_free
-from kubetune.models.attention.hooks import CannotRunFlat
+from kubetune.models.attention.hooks import CannotRunPaddingFree
 from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route
 from kubetune.publishing.export import export_run
@@ -81,7 +81,7 @@ def test_learns_to_tell_the_colour_of_images_it_has_not_seen(trained: Path, inpu
     with speaker.as_base() as base:
         assert share_of_right_answers(base, inputs) == 0.0
     assert share_of_right_answers(speaker, inputs) >= 0.9
-    assert "padding-free streams" in (trained / "logs" / "rank-0.log").read_text()
+    assert "padding-free packed batches" in (trained / "logs" / "rank-0.log").read_text()
 
 
 def test_is_asked_about_a_file(trained: Path, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +266,7 @@ def some_rows(processor: ImageProcessor) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_stream_has_the_gradient_of_plain_transformers(name: str, tmp_path: Path) -> None:
+def test_a_packed_batch_has_the_gradient_of_plain_transformers(name: str, tmp_path: Path) -> None:
     vision = VisionConfig(freeze_vision_tower=False, freeze_projector=False)
     task, processor = build(tmp_path / "model", name, vision)
     rows, seen = some_rows(processor)
@@ -282,7 +282,7 @@ def test_a_stream_has_the_gradient_of_plain_transformers(name: str, tmp_path: Pa
         total += float(loss.detach())
     theirs = take_gradients(task.model)
     assert vision_language.self_check(task.model, processor) < 1e-5
-    padding_free.set_attention(lm, "flat")
+    padding_free.set_attention(lm, "padding_free")
     ours = vision_language.backward(task, collate_pictured(rows, seen, processor), 1 / labels)
     assert float(ours) == pytest.approx(total, abs=1e-5)
     mine = take_gradients(task.model)
@@ -298,7 +298,7 @@ def test_wrong_positions_are_noticed_before_training(
 ) -> None:
     task, processor = build(tmp_path / "model", name)
     monkeypatch.setattr(image_batches, "grid_positions", lambda is_image, _: np.tile(np.arange(len(is_image)), (3, 1)))
-    with pytest.raises(CannotRunFlat, match="differs from one by one"):
+    with pytest.raises(CannotRunPaddingFree, match="differs from one by one"):
         vision_language.self_check(task.model, processor)
 
 

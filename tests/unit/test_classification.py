@@ -253,14 +253,14 @@ def test_the_metrics_of_a_problem_are_known_before_they_are_measured(kind: Any, 
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("borders", [(0, 3, 20, 21, 60, 77), tuple(range(0, 78, 7))], ids=["mixed", "alike"])
-def test_padded_attention_equals_attention_one_by_one(causal: bool, borders: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("cu_seqlens", [(0, 3, 20, 21, 60, 77), tuple(range(0, 78, 7))], ids=["mixed", "alike"])
+def test_padded_attention_equals_attention_one_by_one(causal: bool, cu_seqlens: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(77, heads, 8, requires_grad=True) for heads in (4, 2, 2))
-    out = padded_attention(q, k, v, borders, Rule(8**-0.5, causal))
+    out = padded_attention(q, k, v, cu_seqlens, Rule(8**-0.5, causal))
     ours = torch.autograd.grad(out.square().sum(), (q, k, v))
     parts = []
-    for start, stop in pairwise(borders):
+    for start, stop in pairwise(cu_seqlens):
         one = (t[start:stop].transpose(0, 1)[None] for t in (q, k, v))
         parts.append(F.scaled_dot_product_attention(*one, is_causal=causal, enable_gqa=True)[0].transpose(0, 1))
     wanted = torch.cat(parts)

@@ -382,7 +382,7 @@ configs = st.fixed_dictionaries(
             optional={
                 "learning_rate": st.floats(1e-12, 9.9),
                 "eval_steps": st.integers(1, 10**9) | st.just("epoch"),
-                "compile": st.booleans() | st.sampled_from(["auto", "blocks"]),
+                "compile": st.booleans() | st.sampled_from(["auto", "layers"]),
                 "seed": st.integers(0, 2**63 - 1),
                 "warmup_steps": st.none() | st.integers(0, 10**6),
             },

@@ -128,3 +128,9 @@ def test_an_alias_in_an_override_replaces_the_files_spelling(tmp_path: Path) -> 
     path.write_text("model: m\ntrain_file: x\nlearning_rate: 1e-4\n")
     assert load_config(path, overrides=["lr=1e-5", "base_model=n"]).model.path == "n"
     assert load_config(path, overrides=["lr=1e-5"]).training.learning_rate == 1e-5
+
+
+def test_words_of_earlier_run_files_are_still_read(tmp_path: Path) -> None:
+    """Runs made with them are evaluated and go on."""
+    config = load(tmp_path, "model: {path: m, attention: flat}\ndata: {train: x}\ntraining: {compile: blocks}\n")
+    assert (config.model.attention, config.training.compile) == ("padding_free", "layers")

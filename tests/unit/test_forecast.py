@@ -72,7 +72,7 @@ def test_sharding_divides_what_is_held_and_recomputing_what_is_kept() -> None:
     one, eight = ahead(gpus=8), ahead("training.parallelism=fsdp", gpus=8)
     assert state_of(eight) == [part // 8 for part in state_of(one)]
     assert "weights" not in eight.parts, "slices are fp32, the optimizer's own"
-    assert "weights, gathered: two blocks and what lies around them" in eight.parts
+    assert "weights, gathered: two layers and what lies around them" in eight.parts
     one, eight = ahead("lora.r=16", gpus=8), ahead("lora.r=16", "training.parallelism=fsdp", gpus=8)
     assert eight.parts["weights"] == one.parts["weights"] // 8
     assert state_of(eight) == state_of(one), "adapters stay whole on every rank"
@@ -105,11 +105,11 @@ def test_gradients_of_a_layer_take_the_room_that_the_logits_had() -> None:
 
 
 def test_slices_come_with_what_is_borrowed_and_what_is_on_its_way() -> None:
-    block = sum(a * b for name, (a, *rest) in WEIGHTS.shapes.items() if ".layers.0." in name and rest for b in rest)
-    around = WEIGHTS.parameters - 36 * block
+    layer = sum(a * b for name, (a, *rest) in WEIGHTS.shapes.items() if ".layers.0." in name and rest for b in rest)
+    around = WEIGHTS.parameters - 36 * layer
     full = ahead("training.parallelism=fsdp", gpus=8)
-    assert full.parts["weights, gathered: two blocks and what lies around them"] == 2 * (2 * block + around)
-    assert full.parts["a block on its way between the ranks"] == block * (2 + 8)
+    assert full.parts["weights, gathered: two layers and what lies around them"] == 2 * (2 * layer + around)
+    assert full.parts["a layer on its way between the ranks"] == layer * (2 + 8)
     assert full.parts["gradient of the head, whole"] == 4 * 151_936 * 4096
     summed = "gradients before they are summed"
     assert summed not in full.parts, "one micro-batch a step has nothing to wait for"

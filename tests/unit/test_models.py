@@ -19,7 +19,7 @@ from kubetune.errors import ConfigError, ModelError
 from kubetune.models.loading import check_positions, check_rows, load_pretrained
 from kubetune.planning import model_shapes as weights
 from kubetune.training.loop import _log_padding
-from tests.architectures import FLAT, PROMISED, build_model, save_model
+from tests.architectures import PADDING_FREE, PROMISED, build_model, save_model
 from tests.tiny import train_tokenizer
 
 
@@ -130,7 +130,7 @@ def test_tokens_that_the_model_has_no_embedding_for_are_named_before_it_is_loade
 )
 def test_rows_longer_than_a_table_of_positions_are_refused_before_the_model_is_loaded(tmp_path, name, facts, limit):
     folder = save_model(tmp_path / "llama")  # for its tokenizer
-    model = AutoConfig.for_model(name, **{**{**PROMISED, **FLAT}[name], "vocab_size": 512, **facts})
+    model = AutoConfig.for_model(name, **{**{**PROMISED, **PADDING_FREE}[name], "vocab_size": 512, **facts})
     model.save_pretrained(folder)
     (folder / "model.safetensors").unlink()
     config, data = rows_of(tmp_path, folder)

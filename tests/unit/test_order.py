@@ -21,7 +21,7 @@ from kubetune.data.prepared.order import (
     mixed_seed,
     pack,
     split_batch,
-    step_borders,
+    step_boundaries,
 )
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=500).map(lambda values: np.array(values, np.int64))
@@ -53,18 +53,18 @@ def test_global_batches_hold_every_sample_once_per_epoch(rows: int, seed: int, e
 @given(lengths=LENGTHS, data=st.data())
 def test_steps_of_so_many_tokens_are_even_and_hold_every_sample_once(lengths: Ids, data: st.DataObject) -> None:
     steps = data.draw(st.integers(1, len(lengths)))
-    borders = step_borders(lengths, steps)
-    assert (borders[0], borders[-1], len(borders)) == (0, len(lengths), steps + 1)
-    assert (np.diff(borders) >= 1).all()
-    tokens = np.add.reduceat(lengths, borders[:-1])
+    boundaries = step_boundaries(lengths, steps)
+    assert (boundaries[0], boundaries[-1], len(boundaries)) == (0, len(lengths), steps + 1)
+    assert (np.diff(boundaries) >= 1).all()
+    tokens = np.add.reduceat(lengths, boundaries[:-1])
     if lengths.max() * steps <= lengths.sum():  # no row is longer than an even share
         assert abs(tokens - lengths.sum() / steps).max() <= lengths.max()
 
 
 def test_a_row_longer_than_a_step_leaves_none_empty() -> None:
-    assert step_borders(np.array([900, 1, 1, 1], np.int64), 4).tolist() == [0, 1, 2, 3, 4]
-    assert step_borders(np.array([1, 1, 1, 900], np.int64), 3).tolist() == [0, 2, 3, 4]
-    assert step_borders(np.array([10] * 12, np.int64), 4).tolist() == [0, 3, 6, 9, 12]
+    assert step_boundaries(np.array([900, 1, 1, 1], np.int64), 4).tolist() == [0, 1, 2, 3, 4]
+    assert step_boundaries(np.array([1, 1, 1, 900], np.int64), 3).tolist() == [0, 2, 3, 4]
+    assert step_boundaries(np.array([10] * 12, np.int64), 4).tolist() == [0, 3, 6, 9, 12]
 
 
 @given(lengths=LENGTHS, world=WORLDS, budget=BUDGETS, sequences=st.integers(1, 8))

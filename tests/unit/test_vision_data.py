@@ -158,7 +158,7 @@ def test_prepared_rows_come_back_with_their_images(model: Path, tmp_path: Path) 
     assert batch.pictures.grids is not None
     assert len(batch.pictures.grids) == 5
     assert int(batch.pictures.is_image.sum()) == int(batch.pictures.grids.prod(1).sum()) // 4
-    assert rows.lengths.tolist() == np.diff(batch.borders).tolist()
+    assert rows.lengths.tolist() == np.diff(batch.cu_seqlens).tolist()
     text = next(i for i, line in enumerate(lines) if "images" not in line)
     alone = evaluation_batch(rows, np.array([text]), picture_reader(rows)).pictures
     assert alone is not None

@@ -145,7 +145,7 @@ class Config(Section):
             "lora.use_dora": lora.use_dora,
             "lora.modules_to_save": bool(lora.modules_to_save),
             "training.compile: true": self.training.compile is True,
-            "training.compile: blocks": self.training.compile == "blocks",
+            "training.compile: layers": self.training.compile == "layers",
             "training.optim: adamw_8bit for full fine-tuning": self.lora is None and self.training.optim != "adamw",
         }
         said = "training.parallelism: fsdp does not work with {} yet; leave that out, or use ddp"

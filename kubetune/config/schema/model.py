@@ -26,7 +26,7 @@ class ModelConfig(Section):
         "float16; on a CPU float32, or bfloat16 where that multiplies faster: measured when a run begins, and kept. "
         "Trained parameters and optimizer state are always float32.",
     )
-    attention: Literal["auto", "flat", "eager", "sdpa"] = Field(
+    attention: Annotated[Literal["auto", "padding_free", "eager", "sdpa"], renamed({"flat": "padding_free"})] = Field(
         "auto",
         description="`auto`: padding-free attention over many sequences where the self-check proves it exact, else one "
         "sequence at a time.",
@@ -102,7 +102,7 @@ class VisionConfig(Section):
         description="Smaller images are scaled up to so many tokens. Left out: as the model's processor does.",
     )
     freeze_vision_tower: bool = Field(
-        True, description="`false`: the part that sees learns too, through adapters of its own where there is LoRA."
+        True, description="`false`: the vision tower learns too, through adapters of its own where there is LoRA."
     )
     freeze_projector: bool = Field(
         True, description="`false`: the part that turns what is seen into tokens learns too, in the same way."

@@ -79,16 +79,16 @@ class TrainingConfig(Section):
     parallelism: Literal["ddp", "fsdp"] = Field(
         "ddp",
         description="`ddp`: every process holds the whole model. `fsdp`: each holds a slice of every weight (FSDP2) "
-        "and borrows the rest block by block, for models that do not fit one GPU.",
+        "and borrows the rest layer by layer, for models that do not fit one GPU.",
     )
     lean: bool = Field(
         True,
         description="Use faster forward code: for LoRA layers always, for norms and the like once equal "
         "results are proved.",
     )
-    compile: Literal["auto", "blocks"] | bool = Field(
+    compile: Annotated[Literal["auto", "layers"] | bool, renamed({"blocks": "layers"})] = Field(
         "auto",
-        description="torch.compile of pointwise parts; `auto`: where the planned work is worth it. `blocks`: of whole "
+        description="torch.compile of pointwise parts; `auto`: where the planned work is worth it. `layers`: of whole "
         "decoder layers too, but for attention; `auto` never takes it, since no GPU has shown yet where it pays.",
     )
     fp8: bool = Field(

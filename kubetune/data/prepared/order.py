@@ -62,7 +62,7 @@ def global_batch(order: Ids, step_in_epoch: int, global_batch_size: int) -> Ids:
     return order[step_in_epoch * global_batch_size : (step_in_epoch + 1) * global_batch_size]
 
 
-def step_borders(lengths: Ids, num_steps: int) -> Ids:
+def step_boundaries(lengths: Ids, num_steps: int) -> Ids:
     """Where the steps of an epoch begin and end, `[num_steps + 1]`, so that all hold about equally many tokens.
 
     `lengths`: of the epoch's samples, in its order, at least as many as steps: none is left without a sample.
@@ -70,12 +70,12 @@ def step_borders(lengths: Ids, num_steps: int) -> Ids:
     steps, ends = np.arange(num_steps + 1), np.concatenate([[0], np.cumsum(lengths)])
     share, rest = divmod(int(ends[-1]), num_steps)
     wanted = steps * share + steps * rest // num_steps  # whole numbers, the same on every machine
-    borders = np.searchsorted(ends, wanted)
-    before = np.maximum(borders - 1, 0)
-    borders = np.where(wanted - ends[before] < ends[borders] - wanted, before, borders)
+    boundaries = np.searchsorted(ends, wanted)
+    before = np.maximum(boundaries - 1, 0)
+    boundaries = np.where(wanted - ends[before] < ends[boundaries] - wanted, before, boundaries)
     # Where one sample is longer than a share, steps after it, and before it, take one sample each.
-    borders = np.maximum.accumulate(borders - steps) + steps
-    return np.minimum(borders, len(lengths) - num_steps + steps).astype(np.int64)
+    boundaries = np.maximum.accumulate(boundaries - steps) + steps
+    return np.minimum(boundaries, len(lengths) - num_steps + steps).astype(np.int64)
 
 
 def balance_ranks(ids: Ids, lengths: Ids, world_size: int, max_per_rank: int | None = None) -> list[Ids]:

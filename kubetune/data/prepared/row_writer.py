@@ -1,4 +1,4 @@
-"""Prepared rows, written as one stream. Imports no numpy, so that checking data starts fast.
+"""Prepared rows, written end to end. Imports no numpy, so that checking data starts fast.
 
 A folder holds `tokens.u32` and `trained.u8` (all rows end to end), `offsets.i64` (`[rows + 1]`, where each begins),
 `labels.u32` (labels in each row), and `source.u16` and `row.u32` (the source, and the record in it, that each is of).

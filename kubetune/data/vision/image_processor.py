@@ -237,7 +237,7 @@ def _upright(content: bytes) -> Any:
 def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor | None:
     """The image processor of a run's model; None where the task has no images.
 
-    Raises ModelError when the model does not see, or sees in a way that is not known here.
+    Raises ModelError when the model has no vision tower, or one that is not known here.
     """
     if config.task != "vision_language":
         return None

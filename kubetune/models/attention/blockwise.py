@@ -1,4 +1,4 @@
-"""Exact attention over a flat stream of sequences from batched matrix products, for CPUs (and odd cases on GPUs).
+"""Exact attention over a packed batch from batched matrix products, for CPUs (and odd cases on GPUs).
 
 For short sequences this is several times faster than SDPA one by one and far faster than a block-diagonal mask:
 query groups are folded into rows so that keys and values are never repeated, row blocks skip most of the upper
@@ -44,8 +44,8 @@ class Block(NamedTuple):
     keys_end: int
 
 
-def _blocks(borders: tuple[int, ...], rule: Rule) -> Iterator[Block]:
-    for start, stop in pairwise(borders):
+def _blocks(cu_seqlens: tuple[int, ...], rule: Rule) -> Iterator[Block]:
+    for start, stop in pairwise(cu_seqlens):
         for first in range(start, stop, ROWS):
             end = min(first + ROWS, stop)
             keys = max(start, first - rule.window + 1) if rule.window else start
@@ -86,7 +86,7 @@ def _unfold(x: Tensor, n: int) -> Tensor:
 
 
 def block_attention(
-    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, borders: tuple[int, ...], rule: Rule
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, cu_seqlens: tuple[int, ...], rule: Rule
 ) -> Tensor:
     """Attention of each sequence within itself.
 
@@ -94,18 +94,24 @@ def block_attention(
     `[heads]` or None (one extra logit per head that takes probability and gives nothing, as in gpt-oss).
     Returns `[tokens, heads, value_dim]`.
     """
-    return cast(Tensor, _BlockAttention.apply(query, key, value, sinks, borders, rule))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _BlockAttention.apply(query, key, value, sinks, cu_seqlens, rule))  # type: ignore[no-untyped-call]
 
 
 class _BlockAttention(Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, borders: tuple[int, ...], rule: Rule
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        cu_seqlens: tuple[int, ...],
+        rule: Rule,
     ) -> Tensor:
         kv_heads = value.shape[1]
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         kept: list[Tensor] = []
-        for block in _blocks(borders, rule):
+        for block in _blocks(cu_seqlens, rule):
             n, m = block.end - block.first, block.keys_end - block.keys
             keys, values = key[block.keys : block.keys_end], value[block.keys : block.keys_end]
             scores = torch.baddbmm(
@@ -127,7 +133,7 @@ class _BlockAttention(Function):
             kept.append(probabilities)
             out[block.first : block.end] = _unfold(torch.bmm(probabilities[..., :m], values.transpose(0, 1)), n)
         ctx.save_for_backward(query, key, value, *kept)
-        ctx.sinks, ctx.borders, ctx.rule = sinks, borders, rule
+        ctx.sinks, ctx.cu_seqlens, ctx.rule = sinks, cu_seqlens, rule
         return out
 
     @staticmethod
@@ -139,7 +145,7 @@ class _BlockAttention(Function):
         d_key = torch.zeros(key.shape, dtype=torch.float32, device=key.device)
         d_value = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
         d_sinks = None if sinks is None else torch.zeros(sinks.shape, dtype=torch.float32, device=sinks.device)
-        for block in _blocks(ctx.borders, rule):
+        for block in _blocks(ctx.cu_seqlens, rule):
             n, m = block.end - block.first, block.keys_end - block.keys
             span = slice(block.keys, block.keys_end)
             bent = next(kept) if rule.softcap else None

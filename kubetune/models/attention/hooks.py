@@ -1,9 +1,9 @@
-"""Attention and masks for flat streams, hooked into transformers, so that any Hugging Face model runs without padding.
+"""Attention and masks for packed batches, hooked into transformers, so that any Hugging Face model runs padding-free.
 
-A stream is several sequences laid end to end; each must attend to itself only. Two documented hooks do it: an
-attention function ("flat") that works sequence by sequence, and a mask function that *probes* the rule the model asks
-for (causal, sliding window) instead of building a `[tokens, tokens]` tensor. What it cannot do exactly it refuses
-with `CannotRunFlat`; `padding_free.py` then falls back to one sequence at a time.
+A packed batch is several sequences laid end to end; each must attend to itself only. Two documented hooks do it: an
+attention function ("padding_free") that works sequence by sequence, and a mask function that *probes* the rule the
+model asks for (causal, sliding window) instead of building a `[tokens, tokens]` tensor. What it cannot do exactly it
+refuses with `CannotRunPaddingFree`; `padding_free.py` then falls back to one sequence at a time.
 """
 
 from __future__ import annotations
@@ -28,60 +28,60 @@ from kubetune.models.attention.padded import padded_attention
 LONG = 1024  # beyond this many tokens the quadratic memory of BlockAttention costs more than SDPA's slower kernel
 
 
-class CannotRunFlat(RuntimeError):
-    """The model asks for something that a flat stream cannot give exactly."""
+class CannotRunPaddingFree(RuntimeError):
+    """The model asks for something that a packed batch cannot give exactly."""
 
 
 @dataclass
-class Stream:
-    """The stream being run: borders of its sequences, and the rows whose output is wanted (None: all)."""
+class Packing:
+    """The packed batch being run: its `cu_seqlens`, and the rows whose output is wanted (None: all)."""
 
-    borders: tuple[int, ...] | None = None
+    cu_seqlens: tuple[int, ...] | None = None
     rows: Tensor | None = None
     causal: bool = True
 
 
 # One per process, not thread-local: activation checkpointing runs the forward again in autograd's own threads.
-CURRENT = Stream()
+CURRENT = Packing()
 
 
 @contextmanager
-def stream(borders: tuple[int, ...], rows: Tensor | None = None, causal: bool = True) -> Iterator[None]:
-    """Say what is being run. Must enclose the backward too; without it "flat" attention refuses to run."""
-    CURRENT.borders, CURRENT.rows, CURRENT.causal = borders, rows, causal
+def packed(cu_seqlens: tuple[int, ...], rows: Tensor | None = None, causal: bool = True) -> Iterator[None]:
+    """Say what is being run. Must enclose the backward too; without it "padding_free" attention refuses to run."""
+    CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal = cu_seqlens, rows, causal
     try:
         yield
     finally:
-        CURRENT.borders, CURRENT.rows, CURRENT.causal = None, None, True
+        CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal = None, None, True
 
 
-def longest(borders: tuple[int, ...]) -> int:
-    """Length of the longest sequence of a stream."""
-    return max(stop - start for start, stop in pairwise(borders))
+def longest(cu_seqlens: tuple[int, ...]) -> int:
+    """Length of the longest sequence of a packed batch."""
+    return max(stop - start for start, stop in pairwise(cu_seqlens))
 
 
-class FlatMask:
+class MaskRule:
     """What layers get in place of a mask tensor: the rule. A model that computes with its mask fails loudly."""
 
     def __init__(self, window: int) -> None:
         self.window = window
 
     def __getattr__(self, name: str) -> Any:
-        raise CannotRunFlat(f"the model computes with its attention mask (.{name})")
+        raise CannotRunPaddingFree(f"the model computes with its attention mask (.{name})")
 
 
 def probe_mask(
     *, q_length: int, mask_function: Callable[..., Tensor], attention_mask: Tensor | None = None, **settings: Any
-) -> FlatMask:
+) -> MaskRule:
     """Find the model's mask rule by asking it about three rows of the longest sequence.
 
-    The positions restart in each sequence, so `mask_function` already holds transformers' own packing rule; a border
-    that disagrees with the positions is caught here too.
+    The positions restart in each sequence, so `mask_function` already holds transformers' own packing rule;
+    `cu_seqlens` that disagree with the positions are caught here too.
     """
-    borders, device = CURRENT.borders, settings.get("device", "cpu")
-    if attention_mask is not None or borders is None or q_length != borders[-1]:
-        raise CannotRunFlat("padding, or no stream declared")
-    start, stop = max(pairwise(borders), key=lambda border: border[1] - border[0])
+    cu_seqlens, device = CURRENT.cu_seqlens, settings.get("device", "cpu")
+    if attention_mask is not None or cu_seqlens is None or q_length != cu_seqlens[-1]:
+        raise CannotRunPaddingFree("padding, or no packed batch declared")
+    start, stop = max(pairwise(cu_seqlens), key=lambda span: span[1] - span[0])
     length, zero = stop - start, torch.zeros((), dtype=torch.long, device=device)
     keys = torch.arange(start, stop, device=device)
 
@@ -92,24 +92,24 @@ def probe_mask(
     seen = int(last.sum())
     if not CURRENT.causal:
         if bool(first.all()) and bool(last.all()):
-            return FlatMask(0)
-        raise CannotRunFlat("the model wants neither full nor causal attention")
+            return MaskRule(0)
+        raise CannotRunPaddingFree("the model wants neither full nor causal attention")
     ends_with_itself = bool(last[length - seen :].all()) and int(first.sum()) == 1 and bool(first[0])
     slides = seen == length or (int(middle.sum()) == seen and bool(middle[length - seen - 1]))
     if not (ends_with_itself and slides):
-        raise CannotRunFlat("the model wants neither a causal nor a sliding-window mask")
-    return FlatMask(0 if seen == length else seen)
+        raise CannotRunPaddingFree("the model wants neither a causal nor a sliding-window mask")
+    return MaskRule(0 if seen == length else seen)
 
 
 UNSUPPORTED = ("position_bias", "alibi", "head_mask", "indexer_mask")
 
 
-def flat_attention(
+def packed_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: FlatMask | None,
+    attention_mask: MaskRule | None,
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -119,51 +119,51 @@ def flat_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention signature: q, k, v `[1, heads, tokens, dim]` -> `[1, tokens, heads, dim]`."""
-    borders = CURRENT.borders
-    if borders is None or query.shape[0] != 1 or not borders[-1] == key.shape[2] == query.shape[2]:
-        raise CannotRunFlat("attention outside a stream")
+    cu_seqlens = CURRENT.cu_seqlens
+    if cu_seqlens is None or query.shape[0] != 1 or not cu_seqlens[-1] == key.shape[2] == query.shape[2]:
+        raise CannotRunPaddingFree("attention outside a packed batch")
     odd = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
     if dropout and (softcap or s_aux is not None or attention_mask is None or attention_mask.window):
         odd.append("attention dropout")
-    if odd or not isinstance(attention_mask, FlatMask):
-        raise CannotRunFlat(f"attention with {', '.join(odd) or 'a mask of its own'}")
+    if odd or not isinstance(attention_mask, MaskRule):
+        raise CannotRunPaddingFree(f"attention with {', '.join(odd) or 'a mask of its own'}")
     if CURRENT.causal and not getattr(module, "is_causal", True):
-        raise CannotRunFlat("attention that is not causal")
+        raise CannotRunPaddingFree("attention that is not causal")
     window = attention_mask.window
-    if sliding_window and sliding_window < longest(borders) and window != sliding_window:
-        raise CannotRunFlat("mask and sliding_window disagree")
+    if sliding_window and sliding_window < longest(cu_seqlens) and window != sliding_window:
+        raise CannotRunPaddingFree("mask and sliding_window disagree")
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     scale = scaling if scaling is not None else q.shape[-1] ** -0.5
     rule = Rule(scale, CURRENT.causal, window, softcap or 0.0, dropout)
-    return attend(q, k, v, s_aux, borders, rule)[None], None
+    return attend(q, k, v, s_aux, cu_seqlens, rule)[None], None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, borders: tuple[int, ...], rule: Rule) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
     """Attention within each sequence, by the best kernel at hand. q `[tokens, heads, dim]` -> the same shape."""
     plain = not rule.softcap and sinks is None
     if rule.dropout:
-        return padded_attention(q, k, v, borders, rule)
+        return padded_attention(q, k, v, cu_seqlens, rule)
     if q.is_cuda and plain and _varlen_fits(q, v):
-        return _varlen(q, k, v, borders, rule)
+        return _varlen(q, k, v, cu_seqlens, rule)
     if not rule.causal and plain and not rule.window:
-        return padded_attention(q, k, v, borders, rule)
+        return padded_attention(q, k, v, cu_seqlens, rule)
     if not plain or rule.window:
-        return block_attention(q, k, v, sinks, borders, rule)
+        return block_attention(q, k, v, sinks, cu_seqlens, rule)
     parts = []
-    for run, long in _runs(borders):
+    for run, long in _runs(cu_seqlens):
         span = slice(run[0], run[-1])
         if long:
             parts.append(_sdpa(q[span], k[span], v[span], rule))
         else:
-            local = tuple(border - run[0] for border in run)
+            local = tuple(end - run[0] for end in run)
             parts.append(block_attention(q[span], k[span], v[span], None, local, rule))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _runs(borders: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
+def _runs(cu_seqlens: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
     """Stretches of short sequences together, long ones alone."""
-    run = [borders[0]]
-    for start, stop in pairwise(borders):
+    run = [cu_seqlens[0]]
+    for start, stop in pairwise(cu_seqlens):
         if stop - start > LONG:
             if len(run) > 1:
                 yield tuple(run), False
@@ -198,10 +198,10 @@ def _varlen_fits(q: Tensor, v: Tensor) -> bool:
     return half and wanted and q.shape[-1] == v.shape[-1] <= 256
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, borders: tuple[int, ...], rule: Rule) -> Tensor:
+def _varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    cu = _cu_seqlens(borders, q.device)
+    cu = _on_device(cu_seqlens, q.device)
     back = rule.window - 1 if rule.window else -1
     out = varlen_attn(
         q.contiguous(),
@@ -209,8 +209,8 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, borders: tuple[int, ...], rule: Rul
         v.contiguous(),
         cu,
         cu,
-        longest(borders),
-        longest(borders),
+        longest(cu_seqlens),
+        longest(cu_seqlens),
         scale=rule.scale,
         window_size=(back, 0 if rule.causal else back),
         enable_gqa=q.shape[1] != k.shape[1],
@@ -220,10 +220,10 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, borders: tuple[int, ...], rule: Rul
 
 
 @lru_cache(maxsize=8)
-def _cu_seqlens(borders: tuple[int, ...], device: torch.device) -> Tensor:
-    """Copied to the device once per stream, not once per layer."""
-    return torch.tensor(borders, dtype=torch.int32, device=device)
+def _on_device(cu_seqlens: tuple[int, ...], device: torch.device) -> Tensor:
+    """Copied to the device once per packed batch, not once per layer."""
+    return torch.tensor(cu_seqlens, dtype=torch.int32, device=device)
 
 
-AttentionInterface.register("flat", flat_attention)
-AttentionMaskInterface.register("flat", probe_mask)
+AttentionInterface.register("padding_free", packed_attention)
+AttentionMaskInterface.register("padding_free", probe_mask)

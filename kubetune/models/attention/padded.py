@@ -1,8 +1,8 @@
-"""Exact attention over a flat stream of many short sequences, padded for the length of the attention only.
+"""Exact attention over a packed batch of many short sequences, padded for the length of the attention only.
 
 Sequences of like length share a batch, so that little more than half of it is padding, but for the shortest; one
-batched product does the work of many small ones. It knows dropout of probabilities, which other kernels for flat
-streams do not.
+batched product does the work of many small ones. It knows dropout of probabilities, which other kernels for
+packed batches do not.
 Memory is O(length²) on a CPU.
 """
 
@@ -24,9 +24,9 @@ SAME_LENGTH = 64  # up to here, all batches of a class are of one length on a CP
 
 
 class Group(NamedTuple):
-    """Sequences of like length. `source` `[size × length]`: places in the stream, any where there is padding; `real`
-    `[tokens]` and `place` `[tokens]`: places of what is no padding, in the stream and in the padded batch; `hidden`
-    `[size, 1, 1, length]`: which keys are padding, or None when none are."""
+    """Sequences of like length. `source` `[size × length]`: places in the packed batch, any where there is padding;
+    `real` `[tokens]` and `place` `[tokens]`: places of what is no padding, in the packed batch and in the padded one;
+    `hidden` `[size, 1, 1, length]`: which keys are padding, or None when none are."""
 
     size: int
     length: int
@@ -37,10 +37,10 @@ class Group(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _groups(borders: tuple[int, ...], device: torch.device) -> tuple[Group, ...]:
-    """Made once per stream, not once per layer."""
+def _groups(cu_seqlens: tuple[int, ...], device: torch.device) -> tuple[Group, ...]:
+    """Made once per packed batch, not once per layer."""
     by_class: dict[int, list[tuple[int, int]]] = {}
-    for start, stop in pairwise(borders):
+    for start, stop in pairwise(cu_seqlens):
         by_class.setdefault(max(SHORTEST - 1, stop - start - 1).bit_length(), []).append((start, stop))
     return tuple(_group(spans, device) for _, spans in sorted(by_class.items()))
 
@@ -70,7 +70,7 @@ def _few_values(n: int) -> int:
     return -(-n // step) * step
 
 
-def padded_attention(q: Tensor, k: Tensor, v: Tensor, borders: tuple[int, ...], rule: Rule) -> Tensor:
+def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
     """Attention of each sequence within itself: q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`.
 
     Returns `[tokens, heads, dim]`. Windows and soft caps are not for this function.
@@ -79,10 +79,10 @@ def padded_attention(q: Tensor, k: Tensor, v: Tensor, borders: tuple[int, ...], 
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     out = v.new_empty(q.shape[0], q.shape[1], v.shape[2])
-    for group in _groups(borders, q.device):
+    for group in _groups(cu_seqlens, q.device):
         attended = _attend(_pad(q, group), _pad(k, group), _pad(v, group), group, rule)
-        flat = attended.transpose(1, 2).reshape(group.size * group.length, *out.shape[1:])
-        out = out.index_copy(0, group.real, flat.index_select(0, group.place))
+        rows = attended.transpose(1, 2).reshape(group.size * group.length, *out.shape[1:])
+        out = out.index_copy(0, group.real, rows.index_select(0, group.place))
     return out
 
 

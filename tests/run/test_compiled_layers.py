@@ -1,4 +1,4 @@
-"""Compiled decoder layers: gradients as without, no graph for other borders, and plain layers where it cannot be."""
+"""Compiled decoder layers: gradients as without, no graph for other cu_seqlens, and plain layers where it cannot be."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kubetune.models.padding_free import Route, choose_attention, unwrap
 from kubetune.tasks.causal_lm import CausalLM, backward
 from tests import toy
 from tests.architectures import (
-    FLAT,
+    PADDING_FREE,
     PROMISED,
     build_model,
     random_rows,
@@ -39,10 +39,12 @@ from tests.architectures import (
 pytestmark = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\.")
 
 EXACT = 1e-5
-STREAMS = [(37, 5, 64), (21, 100), (50,), (7, 8, 9, 10), (33, 31, 2, 40), (64, 3)]
-"""Lengths of sequences: other borders and other numbers of tokens in each, one sequence alone in the third."""
+PACKED_BATCHES = [(37, 5, 64), (21, 100), (50,), (7, 8, 9, 10), (33, 31, 2, 40), (64, 3)]
+"""Lengths of sequences: others, and other numbers of tokens in each, one sequence alone in the third."""
 
-SHAPES = PROMISED | {"gemma3_text": {**FLAT["gemma3_text"], "layer_types": ["sliding_attention", "full_attention"] * 2}}
+SHAPES = PROMISED | {
+    "gemma3_text": {**PADDING_FREE["gemma3_text"], "layer_types": ["sliding_attention", "full_attention"] * 2}
+}
 SHAPES["gemma3_text"]["num_hidden_layers"] = 4
 
 compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -63,10 +65,10 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def learn(task: CausalLM, number: int, seed: int | None = 0) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of a stream."""
+    """Loss and gradients of a packed batch."""
     if seed is not None:
         torch.manual_seed(seed)
-    batch = collate(random_rows(STREAMS[number], seed=number))
+    batch = collate(random_rows(PACKED_BATCHES[number], seed=number))
     loss = float(backward(task, batch, 1.0 / batch.num_labels))
     return loss, take_gradients(task.model)
 
@@ -76,22 +78,22 @@ def facts(task: CausalLM) -> tuple[float, float]:
     return loss, float(torch.cat([g.flatten().float() for g in gradients.values()]).norm())
 
 
-def compiled(task: CausalLM) -> compiled_layers.Blocks:
-    """Have the layers of a model compiled, by its first stream."""
+def compiled(task: CausalLM) -> compiled_layers.CompiledLayers:
+    """Have the layers of a model compiled, by its first packed batch."""
     assert compiled_layers.compile_layers(task.model)
     compiled_layers.warm_up(task.model, lambda: facts(task))
-    found: compiled_layers.Blocks = unwrap(task.model).blocks
+    found: compiled_layers.CompiledLayers = unwrap(task.model).compiled_layers
     return found
 
 
 def compare(model: Any, tolerance: float = EXACT, *, fused: bool | None = True, recompute: int | None = 0) -> None:
-    """Gradients of all streams, plain and by compiled layers, for which the first stream's graphs are enough.
+    """Gradients of all packed batches, plain and by compiled layers, for which the first one's graphs are enough.
 
     `fused`: what `make_lean` is told; None where it has been called.
     """
     task = CausalLM(model, choose_attention(model))
-    assert task.route.flat
-    expected = [learn(task, number) for number in range(len(STREAMS))]
+    assert task.route.padding_free
+    expected = [learn(task, number) for number in range(len(PACKED_BATCHES))]
     if fused:
         pointwise.compile_pointwise()
     if fused is not None:
@@ -101,7 +103,7 @@ def compare(model: Any, tolerance: float = EXACT, *, fused: bool | None = True, 
     assert compiled(task).is_on
     learn(task, 1)  # pointwise functions around the layers are tried once before they are compiled
     graphs = compiled_layers.graphs()
-    found = [learn(task, number) for number in range(len(STREAMS))]
+    found = [learn(task, number) for number in range(len(PACKED_BATCHES))]
     assert compiled_layers.graphs() == graphs
     for (loss, gradients), (expected_loss, expected_gradients) in zip(found, expected, strict=True):
         assert loss == pytest.approx(expected_loss, rel=tolerance)
@@ -208,15 +210,15 @@ def test_where_it_cannot_work_it_is_refused_or_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "train.jsonl").touch()
-    training = toy.make_config(tmp_path, {"compile": "blocks"}).training
-    with pytest.raises(ValueError, match=r"does not work with training\.compile: blocks"):
-        toy.make_config(tmp_path, {"compile": "blocks", "parallelism": "fsdp"})
+    training = toy.make_config(tmp_path, {"compile": "layers"}).training
+    with pytest.raises(ValueError, match=r"does not work with training\.compile: layers"):
+        toy.make_config(tmp_path, {"compile": "layers", "parallelism": "fsdp"})
     model, workload, cpu = build_model("llama", SHAPES["llama"]), acceleration.Workload(1, 1), torch.device("cpu")
     monkeypatch.setattr(shutil, "which", lambda _: "g++")
     acceleration.tune(model, Route(False), training, workload, cpu)
-    assert "training.compile is blocks, but no layer of this model is compiled: it takes one sequence" in caplog.text
+    assert "training.compile is layers, but no layer of this model is compiled: it takes one sequence" in caplog.text
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(errors.ConfigError, match=r"training\.compile is blocks, but there is no C"):
+    with pytest.raises(errors.ConfigError, match=r"training\.compile is layers, but there is no C"):
         acceleration.tune(model, Route(True), training, workload, cpu)
 
 
@@ -231,7 +233,7 @@ def test_a_killed_run_goes_on_bit_for_bit_with_kernels_compiled_anew(tmp_path: P
     inputs = toy.make_inputs(tmp_path)
     save_model(tmp_path / "model", "qwen3")
     lora = {"r": 4, "dropout": dropout}
-    config = toy.make_config(inputs, {"compile": "blocks", "num_train_epochs": 1}, lora=lora)
+    config = toy.make_config(inputs, {"compile": "layers", "num_train_epochs": 1}, lora=lora)
     whole = toy.finished(tmp_path / "whole", config, seconds=PATIENCE)
     log = (whole / "logs" / "rank-0.log").read_text()
     assert "2 layers compiled: " in log

@@ -1,4 +1,4 @@
-"""A flat stream gives the gradients of plain transformers + PEFT one sequence at a time, and leaks are noticed."""
+"""A packed batch gives the gradients of plain transformers + PEFT one sequence at a time, and leaks are noticed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kubetune.data.prepared.order import pack
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.attention import hooks
 from kubetune.models.attention.blockwise import Rule, block_attention
-from kubetune.models.attention.hooks import CannotRunFlat, FlatMask, attend, stream
+from kubetune.models.attention.hooks import CannotRunPaddingFree, MaskRule, attend, packed
 from kubetune.models.fused_forwards import make_lean
 from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route, choose_attention, self_check
 from kubetune.tasks.causal_lm import CausalLM, backward
 from tests.architectures import (
-    FLAT,
     ONE_BY_ONE,
+    PADDING_FREE,
     PROMISED,
     build_model,
     random_rows,
@@ -36,12 +36,12 @@ from tests.architectures import (
 EXACT = 1e-5
 
 
-def flat_gradients(model, rows, *, budget: int = 350):
-    """Loss and gradients by kubetune's own way; also whether it ran flat."""
+def padding_free_gradients(model, rows, *, budget: int = 350):
+    """Loss and gradients by kubetune's own way; also whether it ran padding-free."""
     route = choose_attention(model)
     lengths = np.array([len(ids) for ids, _ in rows])
     ids = np.arange(len(rows))
-    groups = pack(ids, lengths, budget) if route.flat else [ids[i : i + 1] for i in ids]
+    groups = pack(ids, lengths, budget) if route.padding_free else [ids[i : i + 1] for i in ids]
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     task = CausalLM(model, route)
     loss = sum(float(backward(task, collate([rows[i] for i in group]), 1.0 / labels)) for group in groups)
@@ -53,21 +53,21 @@ def flat_gradients(model, rows, *, budget: int = 350):
 def test_gradients_equal_one_by_one(name, lora):
     model, rows = build_model(name, PROMISED[name], lora=lora), random_rows()
     loss, gradients = reference_gradients(model, rows)
-    flat_loss, flat, route = flat_gradients(model, rows)
-    assert route.flat, route.why_not
-    assert flat_loss == pytest.approx(loss, abs=EXACT)
-    assert relative_error(flat, gradients) <= EXACT
+    packed_loss, ours, route = padding_free_gradients(model, rows)
+    assert route.padding_free, route.why_not
+    assert packed_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(ours, gradients) <= EXACT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("name", PADDING_FREE)
 def test_more_architectures_run_flat(name):
-    model, rows = build_model(name, FLAT[name]), random_rows()
+    model, rows = build_model(name, PADDING_FREE[name]), random_rows()
     loss, gradients = reference_gradients(model, rows)
-    flat_loss, flat, route = flat_gradients(model, rows)
-    assert route.flat, route.why_not
-    assert flat_loss == pytest.approx(loss, abs=EXACT)
-    assert relative_error(flat, gradients) <= EXACT
+    packed_loss, ours, route = padding_free_gradients(model, rows)
+    assert route.padding_free, route.why_not
+    assert packed_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(ours, gradients) <= EXACT
 
 
 @pytest.mark.slow
@@ -75,10 +75,10 @@ def test_more_architectures_run_flat(name):
 def test_what_cannot_run_flat_is_refused_and_runs_one_by_one(name):
     model, rows = build_model(name, ONE_BY_ONE[name]), random_rows()
     loss, gradients = reference_gradients(model, rows)
-    flat_loss, flat, route = flat_gradients(model, rows)
-    assert not route.flat
-    assert flat_loss == pytest.approx(loss, abs=EXACT)
-    assert relative_error(flat, gradients) <= EXACT
+    packed_loss, ours, route = padding_free_gradients(model, rows)
+    assert not route.padding_free
+    assert packed_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(ours, gradients) <= EXACT
 
 
 @pytest.mark.parametrize("settings", [{"use_dora": True}, {"use_rslora": True}], ids=["dora", "rslora"])
@@ -89,10 +89,10 @@ def test_lora_variants_stay_exact(settings):
     randomize_lora(model)
     rows = random_rows()
     loss, gradients = reference_gradients(model, rows)
-    flat_loss, flat, route = flat_gradients(model, rows)
-    assert route.flat
-    assert flat_loss == pytest.approx(loss, abs=EXACT)
-    assert relative_error(flat, gradients) <= EXACT
+    packed_loss, ours, route = padding_free_gradients(model, rows)
+    assert route.padding_free
+    assert packed_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(ours, gradients) <= EXACT
 
 
 @pytest.mark.parametrize("layers", [None, 1])
@@ -102,54 +102,54 @@ def test_gradient_checkpointing_stays_exact(layers):
     recompute_activations(model, layers)
     flags = [layer.gradient_checkpointing for layer in model.get_base_model().model.layers]
     assert sum(flags[:layers]) == sum(flags) == (layers or len(flags))
-    flat_loss, flat, _ = flat_gradients(model, rows)
-    assert flat_loss == pytest.approx(loss, abs=EXACT)
-    assert relative_error(flat, gradients) <= EXACT
+    packed_loss, ours, _ = padding_free_gradients(model, rows)
+    assert packed_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(ours, gradients) <= EXACT
 
 
 def test_leaking_across_sequences_gives_other_gradients(monkeypatch):
-    """The negative control: with one border around all sequences, and the guards off, the comparison above fails."""
+    """The negative control: with all sequences taken for one, and the guards off, the comparison above fails."""
     model, rows = build_model("llama", PROMISED["llama"]), random_rows()
     _, gradients = reference_gradients(model, rows)
     monkeypatch.setattr(hooks, "attend", _attend_to_everything)
     task = CausalLM(model, Route(True))
-    model.get_base_model().set_attn_implementation("flat")
+    model.get_base_model().set_attn_implementation("padding_free")
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     backward(task, collate(rows), 1.0 / labels)
     assert relative_error(take_gradients(model), gradients) > 0.01
 
 
-def _attend_to_everything(q, k, v, sinks, borders, rule):
-    return attend(q, k, v, sinks, (0, borders[-1]), rule)
+def _attend_to_everything(q, k, v, sinks, cu_seqlens, rule):
+    return attend(q, k, v, sinks, (0, cu_seqlens[-1]), rule)
 
 
 def test_self_check_refuses_a_leaking_attention(monkeypatch):
     model = build_model("llama", PROMISED["llama"])
     monkeypatch.setattr(hooks, "attend", _attend_to_everything)
-    with pytest.raises(CannotRunFlat, match="see each other"):
+    with pytest.raises(CannotRunPaddingFree, match="see each other"):
         self_check(model)
 
 
 def test_self_check_refuses_nan(monkeypatch):
     model = build_model("llama", PROMISED["llama"])
     monkeypatch.setattr(hooks, "attend", lambda q, *rest: torch.full_like(q, torch.nan))
-    with pytest.raises(CannotRunFlat):
+    with pytest.raises(CannotRunPaddingFree):
         self_check(model)
 
 
 def test_mask_probe_refuses_borders_that_disagree_with_positions():
     model = build_model("llama", PROMISED["llama"])
-    model.get_base_model().set_attn_implementation("flat")
+    model.get_base_model().set_attn_implementation("padding_free")
     batch = collate(random_rows())
     wrong = Batch(batch.input_ids, batch.position_ids, (0, batch.num_tokens), batch.rows, batch.labels, ())
-    with pytest.raises(CannotRunFlat, match="neither a causal nor"):
+    with pytest.raises(CannotRunPaddingFree, match="neither a causal nor"):
         backward(CausalLM(model, Route(True)), wrong, 1.0)
 
 
-def test_attention_outside_a_stream_is_refused():
+def test_attention_outside_a_packed_batch_is_refused():
     model = build_model("llama", PROMISED["llama"])
-    model.get_base_model().set_attn_implementation("flat")
-    with pytest.raises(CannotRunFlat):
+    model.get_base_model().set_attn_implementation("padding_free")
+    with pytest.raises(CannotRunPaddingFree):
         model(input_ids=torch.arange(10)[None])
 
 
@@ -158,13 +158,13 @@ def test_attention_outside_a_stream_is_refused():
 def test_block_attention_equals_the_formula(rule, sinks):
     """Against softmax(mask(scale·QKᵀ))·V written out, over sequences shorter and longer than a block, in fp64."""
     torch.manual_seed(0)
-    borders = (0, 3, 300, 340)
+    cu_seqlens = (0, 3, 300, 340)
     q, k, v = (torch.randn(340, h, 8, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
     sink = torch.randn(4, dtype=torch.float64, requires_grad=True) if sinks else None
     inputs = [q, k, v] + [sink] * sinks
     weight = torch.randn(340, 4, 8, dtype=torch.float64)
-    ours = block_attention(q, k, v, sink, borders, rule)
-    theirs = torch.cat([_formula(q[a:b], k[a:b], v[a:b], sink, rule) for a, b in pairwise(borders)])
+    ours = block_attention(q, k, v, sink, cu_seqlens, rule)
+    theirs = torch.cat([_formula(q[a:b], k[a:b], v[a:b], sink, rule) for a, b in pairwise(cu_seqlens)])
     torch.testing.assert_close(ours, theirs)
     gradients = [torch.autograd.grad((out * weight).sum(), inputs) for out in (ours, theirs)]
     for a, b in zip(*gradients, strict=True):
@@ -190,14 +190,14 @@ def test_long_sequences_take_another_kernel_with_the_same_result(monkeypatch):
     monkeypatch.setattr(hooks, "LONG", 100)
     model, rows = build_model("qwen2", PROMISED["qwen2"]), random_rows()
     loss, gradients = reference_gradients(model, rows)
-    flat_loss, flat, _ = flat_gradients(model, rows, budget=500)
-    assert flat_loss == pytest.approx(loss, abs=EXACT)
-    assert relative_error(flat, gradients) <= EXACT
+    packed_loss, ours, _ = padding_free_gradients(model, rows, budget=500)
+    assert packed_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(ours, gradients) <= EXACT
 
 
 def test_flat_mask_cannot_be_computed_with():
-    with pytest.raises(CannotRunFlat), stream((0, 3)):
-        FlatMask(0).to(torch.float32)
+    with pytest.raises(CannotRunPaddingFree), packed((0, 3)):
+        MaskRule(0).to(torch.float32)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
@@ -208,13 +208,13 @@ def test_lean_forwards_change_nothing(name, fused):
     loss, gradients = reference_gradients(model, rows)
     names = [n for n, _ in model.named_parameters()]
     swapped = make_lean(model, fused=fused)
-    flat_loss, flat, _ = flat_gradients(model, rows)
+    packed_loss, ours, _ = padding_free_gradients(model, rows)
     assert swapped["lora"]
     assert swapped["rows"]
     assert not fused or name in ("gpt2", "phi") or swapped["norm"]
     assert [n for n, _ in model.named_parameters()] == names
-    assert flat_loss == pytest.approx(loss, abs=EXACT)
-    assert relative_error(flat, gradients) <= EXACT
+    assert packed_loss == pytest.approx(loss, abs=EXACT)
+    assert relative_error(ours, gradients) <= EXACT
 
 
 def test_dora_keeps_pefts_own_forward():
