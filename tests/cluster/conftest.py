@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import Cluster, ControlPlane, Unavailable
+from standin.control_plane import ControlPlane, Unavailable
+from tests.cluster.harness import Cluster
 
 _numbers = itertools.count(1)
 

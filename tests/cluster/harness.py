@@ -1,23 +1,21 @@
-"""Starts a stand-in cluster for tests and talks to it: objects, waiting, kubectl, logs, and faults."""
+"""A stand-in cluster as tests talk to it: objects, waiting, kubectl, logs, and faults."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 
-from tests.cluster.standin.objects import (
+from standin.control_plane import ControlPlane
+from standin.state.objects import (
     COMPLETION_INDEX,
     Object,
     condition,
@@ -27,76 +25,12 @@ from tests.cluster.standin.objects import (
     phase,
     terminating,
 )
-from tests.cluster.standin.resources import BY_KIND
+from standin.state.resources import BY_KIND
 
-REPOSITORY = Path(__file__).parents[2]
-_NEEDED_PROGRAMS = ("ip", "nsenter", "setpriv")
 _RECONNECT_SECONDS = 0.05
 _NOT_SHARED = ("Namespace", "SelfSubjectAccessReview")
-_SYSTEM_PREFIXES = ("/usr", "/usr/local")
 
 Finished = subprocess.CompletedProcess[str]
-
-
-class Unavailable(Exception):
-    """This machine cannot run the stand-in; the message says why."""
-
-
-def _images() -> dict[str, Any]:
-    """What the tests' images stand for: a bare system, and this project in the Python that runs the tests."""
-    folders = {str(REPOSITORY), sys.prefix, sys.base_prefix}
-    trainer = {
-        "path": str(Path(sys.executable).parent),
-        "mounts": {folder: folder for folder in folders if folder not in _SYSTEM_PREFIXES},
-        "env": {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    }
-    online = {**trainer, "env": {name: value for name, value in trainer["env"].items() if name != "HF_HUB_OFFLINE"}}
-    return {"busybox": {}, "kubetune": trainer, "online": online}
-
-
-class ControlPlane:
-    """One server process. It stops when told to, and when the process that started it dies."""
-
-    def __init__(self, folder: Path, *options: str, prefix: tuple[str, ...] = ()) -> None:
-        """Start it; `prefix` is put before its command (`setpriv …`). Raises Unavailable."""
-        self.why_loopback = ""
-        missing = [] if "--loopback" in options else [name for name in _NEEDED_PROGRAMS if shutil.which(name) is None]
-        if missing:
-            raise Unavailable(f"the stand-in cluster needs {', '.join(missing)}")
-        self.state = folder / "state"
-        self.server_log = folder / "server.log"
-        (folder / "images.json").write_text(json.dumps(_images()))
-        arguments = ("--state", str(self.state), "--images", str(folder / "images.json"), *options)
-        with self.server_log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "tests.cluster.standin", *arguments],
-                cwd=REPOSITORY,
-                # the offline guard of the tests would forbid the server to answer its pods
-                env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self.process.stdout is not None
-        first = self.process.stdout.readline().split()
-        if first[:1] != ["ready"]:
-            self.stop()
-            raise Unavailable(self.server_log.read_text().strip().rpartition("\n")[2])
-        self.url = first[1]
-
-    def stop(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=10)
-        self.process.stdout.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 class Cluster:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cluster.standin.objects import Object
+from standin.state.objects import Object
 
 
 def container(*argv: str, name: str = "main", **fields: Any) -> Object:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.harness import REPOSITORY, Cluster, ControlPlane
+from standin.control_plane import CHECKOUT, ControlPlane
+from tests.cluster.harness import Cluster
 from tests.cluster.test_operate_training import model  # noqa: F401 - a fixture
 
-PAGE = (REPOSITORY / "docs" / "kubernetes.md").read_text()
+PAGE = (CHECKOUT / "docs" / "kubernetes.md").read_text()
 NAMESPACE = "finetune"
 
 # What stands in for the page's model, data and GPUs, of which there are none here; all else is the page's.

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import Cluster, ControlPlane, Unavailable
+from standin.control_plane import ControlPlane, Unavailable
+from standin.node.loopback import Addresses, translate
+from standin.state.objects import name_of
+from tests.cluster.harness import Cluster
 from tests.cluster.manifests import config_map, job, pod_spec
-from tests.cluster.standin.loopback import Addresses, translate
-from tests.cluster.standin.objects import name_of
 from tests.cluster.test_operate_training import check, furnish, model, travel  # noqa: F401 - model is a fixture
 
 # Root in name only: it may neither mount nor make namespaces, nor be another user.

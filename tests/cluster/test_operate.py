@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from standin.state.objects import find_condition, name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
-from tests.cluster.standin.objects import find_condition, name_of
 
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
 NVIDIA_SMI = """#!/bin/sh

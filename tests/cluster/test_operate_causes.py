@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kubetune.rundir.status import progress
+from standin.state.objects import container_statuses
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
-from tests.cluster.standin.objects import container_statuses
 
 TRAINERS = "app.kubernetes.io/component=trainer"
 

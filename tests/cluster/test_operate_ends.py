@@ -13,9 +13,9 @@ import pytest
 
 from kubetune.cluster.download import _link
 from kubetune.errors import EnvironmentFault
+from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow
-from tests.cluster.standin.objects import name_of
 
 TRAINERS = "app.kubernetes.io/component=trainer"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kubetune.rundir.exit_status import Ending, write_ending
+from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
-from tests.cluster.standin.objects import name_of
 
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
 TRAINING = """

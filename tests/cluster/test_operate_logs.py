@@ -15,9 +15,9 @@ import pytest
 from kubetune.cluster.log_follow import Source, Streams
 from kubetune.cluster.runs import find_run
 from kubetune.kube_api.client import Cluster as Client
+from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
-from tests.cluster.standin.objects import name_of
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from kubetune.config import dates
+from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import headless_service, pod
 from tests.cluster.operation import Desk, slow
-from tests.cluster.standin.objects import name_of
 from tests.cluster.test_operate_training import model  # noqa: F401 - a fixture
 
 ORDERED = """

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from kubetune.plugins.dev_pods import BENCH
+from standin.state.objects import name_of
+from standin.state.resources import BY_KIND
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
-from tests.cluster.standin.objects import name_of
-from tests.cluster.standin.resources import BY_KIND
 from tests.cluster.test_operate_training import furnish, model  # noqa: F401 - a fixture
 from tests.crash.test_secrets import ENVIRON, TOKEN, found
 

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from kubetune.cli import main
-from tests.cluster.harness import Cluster, ControlPlane
+from standin.control_plane import ControlPlane
+from standin.state.objects import name_of
+from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
-from tests.cluster.standin.objects import name_of
 from tests.tiny import train_tokenizer
 
 STEPS = 40

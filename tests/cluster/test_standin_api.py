@@ -11,14 +11,14 @@ import pytest
 from lightkube import codecs
 from lightkube.resources.core_v1 import ConfigMap, Pod
 
+from standin.api import access
+from standin.api.apply import apply
+from standin.api.merge import json_patch, merge_patch, strategic
+from standin.api.selectors import selector
+from standin.state.errors import ApiError
+from standin.state.objects import Object
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import config_map, container, job, pod, pod_spec
-from tests.cluster.standin import access
-from tests.cluster.standin.apply import apply
-from tests.cluster.standin.errors import ApiError
-from tests.cluster.standin.merge import json_patch, merge_patch, strategic
-from tests.cluster.standin.objects import Object
-from tests.cluster.standin.selectors import selector
 
 
 def test_a_lightkube_client_applies_watches_and_executes(cluster: Cluster) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from standin.state.objects import Object, container_statuses, find_condition, name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import job, pod, pod_spec
-from tests.cluster.standin.objects import Object, container_statuses, find_condition, name_of
 
 LIVE = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import job, pod, pod_spec
 from tests.cluster.operation import Desk
-from tests.cluster.standin.objects import name_of
 
 VOLCANO = {"annotations": {"scheduling.k8s.io/group-name": "fit"}}
 GROUP = {

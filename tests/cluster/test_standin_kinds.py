@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from standin.state.objects import COMPLETION_INDEX, Object, condition, find_condition, name_of, phase
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import job, pod_spec
-from tests.cluster.standin.objects import COMPLETION_INDEX, Object, condition, find_condition, name_of, phase
 
 # every pod shows what it was told, finds the master, and stays until all have: what has ended is in no Service
 SHOW = """

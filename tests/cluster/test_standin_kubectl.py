@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from standin.state.objects import Object, name_of, terminating
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import config_map, job, pod, pod_spec
-from tests.cluster.standin.objects import Object, name_of, terminating
 
 pytestmark = pytest.mark.usefixtures("kubectl")
 

@@ -6,9 +6,9 @@ import textwrap
 
 import pytest
 
+from standin.state.objects import Object, name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import config_map, container, headless_service, job, pod, pod_spec
-from tests.cluster.standin.objects import Object, name_of
 
 TALK = textwrap.dedent(
     """

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import yaml
 
-from tests.cluster.harness import REPOSITORY, Cluster, ControlPlane, Unavailable
+from standin.control_plane import CHECKOUT, ControlPlane, Unavailable
+from standin.schemas import OLDEST
+from standin.state.objects import name_of
+from tests.cluster.harness import Cluster
 from tests.cluster.manifests import config_map, headless_service, job, pod_spec
-from tests.cluster.standin.objects import name_of
-from tests.schemas import OLDEST
 
 NOBODY = 65534
 
@@ -82,16 +86,34 @@ def wait_until_dead(pid: int) -> None:
 
 
 def test_the_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
-    starter = "import sys, time; from pathlib import Path; from tests.cluster.harness import ControlPlane; "
+    starter = "import sys, time; from pathlib import Path; from standin.control_plane import ControlPlane; "
     starter += "print(ControlPlane(Path(sys.argv[1])).process.pid, flush=True); time.sleep(600)"
     command = [sys.executable, "-c", starter, str(tmp_path)]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         server = process.stdout.readline()
         process.kill()
     if not server:
         pytest.skip("this machine cannot run the stand-in cluster")
     wait_until_dead(int(server))
+
+
+def test_by_hand_it_says_where_its_kubeconfig_is_until_ctrl_c(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "standin", str(tmp_path / "new"), "--nodes", "3", "--gpus", "0"]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        said = next(line for line in lines if "KUBECONFIG" in line)
+        kubeconfig = yaml.safe_load(Path(said.split()[1].removeprefix("KUBECONFIG=")).read_text())
+        with urlopen(f"{kubeconfig['clusters'][0]['cluster']['server']}/api/v1/nodes") as answer:
+            nodes = json.load(answer)["items"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+    assert [(name_of(node), node["status"]["capacity"]["nvidia.com/gpu"]) for node in nodes] == [
+        ("node-0", "0"),
+        ("node-1", "0"),
+        ("node-2", "0"),
+    ]
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from kubetune.cli import main
 from kubetune.manifests import KINDS
 from kubetune.manifests.checks.consistency import check_objects, pod_templates
 from kubetune.manifests.kustomize import CUSTOM, TEMPLATES
+from standin.schemas import problems
 from tests.golden.made import FULL, MINIMAL, made
-from tests.schemas import problems
 
 WAVE = "argocd.argoproj.io/sync-wave"
 KUBECTL = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")

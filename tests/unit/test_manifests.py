@@ -20,9 +20,9 @@ from kubetune.manifests import KINDS, local_files, render, secret_templates
 from kubetune.manifests.checks.consistency import pod_templates
 from kubetune.manifests.spec import on_hub, run_name
 from kubetune.planning.plan import make_plan
+from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.made import FULL, MINIMAL, leaves, made, planned, the, trainer_pods, variables
 from tests.golden.manifests import CASES, FOLDER, golden, rendered
-from tests.schemas import NEWEST, OLDEST, problems
 
 OPERATED = {"pytorchjob", "trainjob"}
 

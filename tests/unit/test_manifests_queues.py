@@ -10,8 +10,8 @@ from kubetune.manifests import KINDS, render
 from kubetune.manifests.checks.consistency import pod_templates
 from kubetune.manifests.checks.finding import Finding
 from kubetune.manifests.checks.lint import lint
+from standin.schemas import problems
 from tests.golden.made import MINIMAL, made, planned, the
-from tests.schemas import problems
 
 QUEUED = ("kubernetes.queue=gpu", "compute.nodes=4")
 TOPOLOGY = "kueue.x-k8s.io/podset-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from setuptools import find_namespace_packages
 
 from kubetune import cli
 
@@ -64,6 +66,38 @@ def test_without_a_python_that_is_new_enough_the_scripts_say_so(tmp_path: Path) 
     assert "found no Python 3.11 or newer" in done.stderr
 
 
+def test_the_wheel_and_the_image_hold_nothing_but_kubetune() -> None:
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    packages = {name.partition(".")[0] for name in find_namespace_packages(str(ROOT), **found)}
+    assert packages == {"kubetune"}
+    copied = re.findall(r"^COPY (?!--)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored
+    assert {line[1:] for line in ignored if line.startswith("!")} == {
+        name for names in copied for name in names.split()
+    }
+
+
+def test_the_stand_in_for_a_cluster_knows_nothing_of_kubetune_nor_of_its_tests() -> None:
+    files = list((ROOT / "standin").rglob("*.py"))
+    imported = {
+        name.partition(".")[0]
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [str(node.module)]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert "standin" in imported
+    assert not imported & {"kubetune", "tests"}
+    mentioning = [path.name for path in (ROOT / "kubetune").rglob("*.py") if "import standin" in path.read_text()]
+    assert mentioning == []
+
+
 @pytest.mark.slow
 def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     """Built without isolation and installed without dependencies, because tests have no network."""
@@ -79,7 +113,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
         "kubetune/cli/local/embedded/model/model.safetensors",
         "kubetune/cli/local/embedded/data/heldout.jsonl",
     } <= set(names)
-    assert not [name for name in names if name.startswith(("tests", "scripts"))]
+    assert not [name for name in names if name.startswith(("tests", "scripts", "standin"))]
 
     venv.create(tmp_path / "venv", with_pip=False)
     # The libraries of this environment, the package from the wheel only: a .pth would bring the checkout along.

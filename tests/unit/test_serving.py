@@ -11,8 +11,8 @@ import yaml
 from kubetune import cli
 from kubetune.manifests.checks.consistency import check_objects
 from kubetune.plugins.serving.manifests import LORA_RANKS, Adapter, Serving, command
+from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.serving import CASES, golden, rendered, write_run
-from tests.schemas import NEWEST, OLDEST, problems
 
 
 def objects(case: str) -> dict[str, dict[str, Any]]:

@@ -15,8 +15,8 @@ from kubetune.manifests import KINDS, render, secret_templates
 from kubetune.manifests.checks.consistency import check_objects, pod_templates
 from kubetune.planning.plan import make_plan
 from kubetune.plugins.dev_pods import dev_config, idling
+from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.manifests import FOLDER
-from tests.schemas import NEWEST, OLDEST, problems
 
 FULL = FOLDER / "full.yaml"
 

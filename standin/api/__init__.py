@@ -1,0 +1,1 @@
+"""The API server: requests in, admission, patches, watches, logs, exec and port-forward."""

@@ -1,0 +1,96 @@
+"""`kubectl exec`: a command in a running container over the v5 (or v4) channel protocol. `kubectl cp` is this and tar.
+
+Every WebSocket message starts with its channel: 0 stdin, 1 stdout, 2 stderr, 3 the final Status, 255 closes a channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from asyncio.subprocess import DEVNULL, PIPE, Process
+
+from aiohttp import WSMsgType, web
+
+from standin.api.responses import flag
+from standin.node.container import Container
+from standin.state.errors import bad_request
+from standin.state.objects import Object
+
+_STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
+_CHUNK_BYTES = 32_768
+
+
+async def run_exec(request: web.Request, container: Container) -> web.WebSocketResponse:
+    """Run the command to its end, or kill it when the client goes away."""
+    if "websocket" not in request.headers.get("Upgrade", "").lower():
+        raise bad_request("Upgrade request required (WebSocket only, SPDY is not spoken here)")
+    socket = web.WebSocketResponse(protocols=("v5.channel.k8s.io", "v4.channel.k8s.io"), max_msg_size=0)
+    await socket.prepare(request)
+    argv = request.query.getall("command")
+    terminal: int | None = None
+    if flag(request, "tty"):
+        process, terminal, outputs = await _start_on_terminal(container, argv)
+    else:
+        stdin = PIPE if flag(request, "stdin") else DEVNULL
+        process = await container.exec(argv, stdin=stdin, stdout=PIPE, stderr=PIPE)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        outputs = [(process.stdout, _STDOUT), (process.stderr, _STDERR)]
+    receiver = asyncio.create_task(_receive(socket, process, terminal))
+    await asyncio.gather(*(_send(socket, stream, channel) for stream, channel in outputs))
+    code = await process.wait()
+    if terminal is not None:
+        os.close(terminal)
+    if not socket.closed:
+        await socket.send_bytes(bytes([_STATUS]) + json.dumps(_status(code)).encode())
+        await socket.close()
+    receiver.cancel()
+    return socket
+
+
+async def _start_on_terminal(
+    container: Container, argv: list[str]
+) -> tuple[Process, int, list[tuple[asyncio.StreamReader, int]]]:
+    terminal, inside = os.openpty()
+    process = await container.exec(argv, stdin=inside, stdout=inside, stderr=inside)
+    os.close(inside)
+    reader = asyncio.StreamReader()
+    pipe = os.fdopen(os.dup(terminal), "rb")
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return process, terminal, [(reader, _STDOUT)]
+
+
+async def _send(socket: web.WebSocketResponse, stream: asyncio.StreamReader, channel: int) -> None:
+    with contextlib.suppress(OSError):  # the client hung up, or a terminal ended with EIO
+        while data := await stream.read(_CHUNK_BYTES):
+            await socket.send_bytes(bytes([channel]) + data)
+
+
+async def _receive(socket: web.WebSocketResponse, process: Process, terminal: int | None) -> None:
+    async for message in socket:
+        if message.type != WSMsgType.BINARY or not message.data:
+            continue
+        channel, data = message.data[0], message.data[1:]
+        if channel == _STDIN and terminal is not None:
+            os.write(terminal, data)
+        elif channel == _STDIN and process.stdin and data:
+            with contextlib.suppress(ConnectionError):  # the command closed its stdin
+                process.stdin.write(data)
+                await process.stdin.drain()
+        elif channel == _CLOSE and process.stdin:
+            process.stdin.close()
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _status(code: int) -> Object:
+    if code == 0:
+        return {"metadata": {}, "status": "Success"}
+    message = f"command terminated with non-zero exit code: exit status {code}"
+    cause = {"reason": "ExitCode", "message": str(code if code > 0 else 128 - code)}
+    failure = {"reason": "NonZeroExitCode", "message": message, "details": {"causes": [cause]}}
+    return {"metadata": {}, "status": "Failure", **failure}

@@ -1,0 +1,42 @@
+"""How answers leave the server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from standin.api.tables import table
+from standin.state.objects import Object
+from standin.state.resources import Resource
+
+
+def json_response(body: Object, status: int = 200, content_type: str = "application/json") -> web.Response:
+    # exactly a real server's header: aiohttp would add a charset, which hides errors from clients that compare it
+    return web.Response(body=json.dumps(body).encode(), status=status, headers={"Content-Type": content_type})
+
+
+def object_response(
+    request: web.Request, resource: Resource, obj: Object, status: int = 200, warnings: Sequence[str] = ()
+) -> web.Response:
+    """One object, as a Table where the client asks for it, with its warnings as headers."""
+    body = table(resource.kind, [obj], obj["metadata"]["resourceVersion"]) if wants_table(request) else obj
+    response = json_response(body, status)
+    for warning in warnings:
+        quoted = warning.replace('"', '\\"')
+        response.headers.add("Warning", f'299 - "{quoted}"')
+    return response
+
+
+def wants_table(request: web.Request) -> bool:
+    return "as=Table" in request.headers.get("Accept", "")
+
+
+def hung_up(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """A boolean query parameter."""
+    return request.query.get(name) in ("true", "1")

@@ -1,0 +1,233 @@
+"""Validation that schemas cannot say: names, enumerations, immutable fields, operators' webhooks, Pod Security.
+
+A copy of the rules that matter to training workloads, not of everything a real server checks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from standin.state.errors import FORBIDDEN, NOT_FOUND, REQUIRED, Cause, forbidden, unsupported
+from standin.state.objects import Object, containers_of, labels_of, namespace_of, pod_templates
+from standin.state.store import Store
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
+_QUANTITY_TEXT = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
+_ENUMS = {
+    "completionMode": ("Indexed", "NonIndexed"),
+    "podReplacementPolicy": ("Failed", "TerminatingOrFailed"),
+    "podManagementPolicy": ("OrderedReady", "Parallel"),
+}
+_SHORT_NAMES = ("Service", "Namespace", "StatefulSet", "JobSet", "TrainJob", "PyTorchJob")
+_RESTART_POLICIES = {"Job": ("Never", "OnFailure"), "StatefulSet": ("Always",), "Deployment": ("Always",)}
+_TRAINER_ENV = {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
+_GPU = "nvidia.com/gpu"
+
+
+def broken_rules(obj: Object, old: Object | None) -> Iterator[Cause]:
+    """Every rule the object breaks; `old` is what it would replace."""
+    spec, kind = obj.get("spec") or {}, obj["kind"]
+    yield from _metadata(obj)
+    for key in sorted(_ENUMS.keys() & spec.keys()):
+        if spec[key] not in _ENUMS[key]:
+            yield unsupported(f"spec.{key}", spec[key], _ENUMS[key])
+    for path, template in pod_templates(obj):
+        yield from _pod(path, template.get("spec") or {}, obj)
+    if kind in _KIND_RULES:
+        yield from _KIND_RULES[kind](spec, old)
+
+
+def _metadata(obj: Object) -> Iterator[Cause]:
+    kind, name = obj["kind"], obj["metadata"].get("name", "x")
+    limit = 63 if kind in _SHORT_NAMES else 253
+    if not _NAME.fullmatch(name) or len(name) > limit or (kind == "Service" and name[0].isdigit()):
+        yield Cause("metadata.name", f'"{name}": must be a lowercase RFC 1123 name of at most {limit} characters')
+    for value in labels_of(obj).values():
+        if not _LABEL.fullmatch(str(value)):
+            allowed = "an empty string or consist of alphanumeric characters, '-', '_' or '.' (at most 63)"
+            yield Cause("metadata.labels", f'"{value}": a valid label must be {allowed}')
+
+
+def _pod(path: str, pod: Object, obj: Object) -> Iterator[Cause]:
+    if not pod.get("containers"):
+        yield Cause(f"{path}.containers", "Required value", REQUIRED)
+    allowed = _RESTART_POLICIES.get(obj["kind"])
+    policy = pod.get("restartPolicy", "Always")
+    if allowed and policy not in allowed:
+        yield unsupported(f"{path}.restartPolicy", policy, allowed)
+    volumes = {volume["name"] for volume in pod.get("volumes", [])}
+    if obj["kind"] == "StatefulSet":
+        volumes |= {claim["metadata"]["name"] for claim in obj["spec"].get("volumeClaimTemplates", [])}
+    if obj["kind"] == "JobSet":
+        policies = obj["spec"].get("volumeClaimPolicies", [])
+        volumes |= {claim["metadata"]["name"] for policy in policies for claim in policy.get("templates", [])}
+    for field in ("initContainers", "containers"):
+        for i, container in enumerate(pod.get(field, [])):
+            yield from _container(f"{path}.{field}[{i}]", container, volumes)
+
+
+def _container(path: str, container: Object, volumes: set[str]) -> Iterator[Cause]:
+    if not container.get("image"):
+        yield Cause(f"{path}.image", "Required value", REQUIRED)
+    for i, mount in enumerate(container.get("volumeMounts", [])):
+        if mount["name"] not in volumes:
+            yield Cause(f"{path}.volumeMounts[{i}].name", f'Not found: "{mount["name"]}"', NOT_FOUND)
+    resources = container.get("resources", {})
+    requests, limits = resources.get("requests", {}), resources.get("limits", {})
+    for field, amounts in (("requests", requests), ("limits", limits)):
+        for name, amount in amounts.items():
+            if not _QUANTITY.fullmatch(str(amount)):
+                message = f"\"{amount}\": quantities must match the regular expression '{_QUANTITY_TEXT}'"
+                yield Cause(f"{path}.resources.{field}[{name}]", message)
+    if _GPU in requests and limits.get(_GPU) != requests[_GPU]:
+        yield Cause(f"{path}.resources.requests", f'"{requests[_GPU]}": must be equal to {_GPU} limit')
+
+
+def _job(spec: Object, old: Object | None) -> Iterator[Cause]:
+    if spec.get("podFailurePolicy") and (spec["template"].get("spec") or {}).get("restartPolicy") != "Never":
+        message = 'only "Never" is supported for the pod template\'s restartPolicy with podFailurePolicy'
+        yield Cause("spec.podFailurePolicy", message)
+    if spec.get("completionMode") == "Indexed" and spec.get("completions") is None:
+        yield Cause("spec.completions", "Required value: when completion mode is Indexed", REQUIRED)
+    yield from _backoff_by_index(spec)
+    frozen: tuple[str, ...] = ("completionMode", "selector", "backoffLimitPerIndex")
+    if old and not old["spec"].get("suspend"):
+        frozen += ("template", "podFailurePolicy")
+    yield from _immutable(spec, old, frozen)
+
+
+def _backoff_by_index(spec: Object) -> Iterator[Cause]:
+    limit, most = spec.get("backoffLimitPerIndex"), spec.get("maxFailedIndexes")
+    if limit is not None:
+        if spec.get("completionMode") != "Indexed":
+            yield Cause("spec.backoffLimitPerIndex", "requires indexed completion mode")
+        if (spec["template"].get("spec") or {}).get("restartPolicy") != "Never":
+            message = 'only "Never" is supported when `backoffLimitPerIndex` is specified'
+            yield Cause("spec.template.spec.restartPolicy", message)
+        if most is not None and most > spec.get("completions", 1):
+            yield Cause("spec.maxFailedIndexes", "must be less than or equal to completions")
+        return
+    if most is not None:
+        yield Cause("spec.backoffLimitPerIndex", "Required value: when maxFailedIndexes is specified", REQUIRED)
+    for i, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules", [])):
+        if rule["action"] == "FailIndex":
+            message = "requires the backoffLimitPerIndex to be set"
+            yield Cause(f"spec.podFailurePolicy.rules[{i}].action", message)
+
+
+def _immutable(spec: Object, old: Object | None, fields: tuple[str, ...]) -> Iterator[Cause]:
+    for field in fields:
+        if old and field in old["spec"] and old["spec"][field] != spec.get(field):
+            yield Cause(f"spec.{field}", "field is immutable")
+
+
+def _selector(spec: Object, old: Object | None) -> Iterator[Cause]:
+    wanted = spec.get("selector", {}).get("matchLabels", {})
+    labels = spec.get("template", {}).get("metadata", {}).get("labels", {})
+    if not wanted.items() <= labels.items():
+        message = f"{json.dumps(labels)}: `selector` does not match template `labels`"
+        yield Cause("spec.template.metadata.labels", message)
+
+
+def _stateful_set(spec: Object, old: Object | None) -> Iterator[Cause]:
+    yield from _selector(spec, old)
+    frozen = ("serviceName", "selector", "volumeClaimTemplates", "podManagementPolicy")
+    if old and any(old["spec"].get(field) != spec.get(field) for field in frozen):
+        message = (
+            "Forbidden: updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', "
+            "'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' "
+            "are forbidden"
+        )
+        yield Cause("spec", message, FORBIDDEN)
+
+
+def _claim(spec: Object, old: Object | None) -> Iterator[Cause]:
+    yield from _immutable(spec, old, ("accessModes", "storageClassName", "volumeName"))
+
+
+def _job_set(spec: Object, old: Object | None) -> Iterator[Cause]:
+    seen: set[str] = set()
+    for i, replicated in enumerate(spec.get("replicatedJobs", [])):
+        for wanted in replicated.get("dependsOn", []):
+            if wanted["name"] not in seen:
+                message = f"replicatedJob: {replicated['name']} cannot depend on replicatedJob: {wanted['name']}"
+                yield Cause(f"spec.replicatedJobs[{i}].dependsOn", message)
+        seen.add(replicated["name"])
+
+
+def _pytorch_job(spec: Object, old: Object | None) -> Iterator[Cause]:
+    for role, replica in spec.get("pytorchReplicaSpecs", {}).items():
+        containers = replica["template"]["spec"].get("containers", [])
+        if not any(container["name"] == "pytorch" for container in containers):
+            yield Cause(f"spec.pytorchReplicaSpecs[{role}]", "must have at least one container with name pytorch")
+        if role == "Master" and replica.get("replicas", 1) != 1:
+            yield Cause("spec.pytorchReplicaSpecs[Master].replicas", "must be 1")
+
+
+def _train_job(spec: Object, old: Object | None) -> Iterator[Cause]:
+    names = {entry["name"] for entry in (spec.get("trainer") or {}).get("env", [])}
+    if taken := sorted(_TRAINER_ENV & names):
+        yield Cause("spec.trainer.env", f"must not have reserved envs, invalid envs configured: {taken}")
+
+
+_KIND_RULES = {
+    "Job": _job,
+    "StatefulSet": _stateful_set,
+    "Deployment": _selector,
+    "PersistentVolumeClaim": _claim,
+    "JobSet": _job_set,
+    "PyTorchJob": _pytorch_job,
+    "TrainJob": _train_job,
+}
+
+
+# -- Pod Security
+def pod_security_violations(pod: Object) -> list[str]:
+    """What the standard "restricted" forbids in a pod spec, in the wording of the admission controller."""
+    context = pod.get("securityContext") or {}
+    out = []
+    for container in containers_of(pod):
+        own, name = container.get("securityContext") or {}, container["name"]
+        if own.get("privileged"):
+            out.append(f'privileged (container "{name}" must not set securityContext.privileged=true)')
+        if own.get("allowPrivilegeEscalation") is not False:
+            setting = "securityContext.allowPrivilegeEscalation=false"
+            out.append(f'allowPrivilegeEscalation != false (container "{name}" must set {setting})')
+        if "ALL" not in (own.get("capabilities") or {}).get("drop", []):
+            setting = 'securityContext.capabilities.drop=["ALL"]'
+            out.append(f'unrestricted capabilities (container "{name}" must set {setting})')
+        if not (own.get("runAsNonRoot") or context.get("runAsNonRoot")):
+            setting = "securityContext.runAsNonRoot=true"
+            out.append(f'runAsNonRoot != true (pod or container "{name}" must set {setting})')
+        profile = own.get("seccompProfile") or context.get("seccompProfile") or {}
+        if profile.get("type") not in ("RuntimeDefault", "Localhost"):
+            setting = 'securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost"'
+            out.append(f'seccompProfile (pod or container "{name}" must set {setting})')
+    if pod.get("hostNetwork") or pod.get("hostPID") or pod.get("hostIPC"):
+        out.append("host namespaces (hostNetwork, hostPID or hostIPC is set)")
+    if any("hostPath" in volume for volume in pod.get("volumes", [])):
+        out.append("restricted volume types (hostPath)")
+    return out
+
+
+def restricted(store: Store, namespace: str) -> bool:
+    """Whether a namespace enforces the Pod Security standard "restricted"."""
+    found = store.get("Namespace", "", namespace)
+    return bool(found) and labels_of(found or {}).get("pod-security.kubernetes.io/enforce") == "restricted"
+
+
+def admit_pod(store: Store, pod: Object) -> None:
+    """Pod admission: ApiError 403 for a pod that breaks Pod Security or names a missing service account."""
+    meta, namespace = pod["metadata"], namespace_of(pod)
+    name = meta.get("name") or meta.get("generateName", "") + "xxxxx"
+    if restricted(store, namespace) and (violations := pod_security_violations(pod["spec"])):
+        listed = ", ".join(violations)
+        raise forbidden(f'pods "{name}" is forbidden: violates PodSecurity "restricted:latest": {listed}')
+    account = pod["spec"].get("serviceAccountName", "default")
+    if account != "default" and not store.get("ServiceAccount", namespace, account):
+        where = f"{namespace}/{account}: serviceaccount"
+        raise forbidden(f'pods "{name}" is forbidden: error looking up service account {where} "{account}" not found')

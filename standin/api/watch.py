@@ -1,0 +1,108 @@
+"""List and watch: one answer, or a stream of changes with bookmarks from any remembered resourceVersion."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+from aiohttp import web
+
+from standin.api.responses import flag, hung_up, json_response, wants_table
+from standin.api.selectors import Test, selector
+from standin.api.tables import table
+from standin.state.errors import ApiError
+from standin.state.objects import Object, namespace_of
+from standin.state.resources import Resource
+from standin.state.store import Change, Store
+
+_DEFAULT_TIMEOUT_SECONDS = "1800"
+
+
+def list_objects(request: web.Request, store: Store, resource: Resource, namespace: str) -> web.Response:
+    matches = selector(request.query)
+    items = [obj for obj in store.list(resource.kind, namespace or None) if matches(obj)]
+    if wants_table(request):
+        return json_response(table(resource.kind, items, store.revision))
+    body = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "items": items}
+    return json_response(body | {"metadata": {"resourceVersion": str(store.revision)}})
+
+
+async def watch_objects(
+    request: web.Request, store: Store, resource: Resource, namespace: str, bookmark_seconds: float
+) -> web.StreamResponse:
+    """Stream changes until the client hangs up or its timeout is over; ApiError 410 for a forgotten revision."""
+    stream = _Stream(request, store, resource, namespace)
+    queue: asyncio.Queue[Change] = asyncio.Queue()
+    start = stream.start(request.query.get("resourceVersion", ""))
+    store.watchers.add(queue)  # with no await in between, or a change would be lost
+    loop = asyncio.get_running_loop()
+    end = loop.time() + float(request.query.get("timeoutSeconds", _DEFAULT_TIMEOUT_SECONDS))
+    try:
+        await stream.response.prepare(request)
+        for change in start:
+            await stream.send_change(change)
+        if flag(request, "sendInitialEvents"):
+            await stream.send_bookmark({"k8s.io/initial-events-end": "true"})
+        while (left := end - loop.time()) > 0 and not hung_up(request):
+            try:
+                await stream.send_change(await asyncio.wait_for(queue.get(), min(left, bookmark_seconds)))
+            except TimeoutError:
+                if flag(request, "allowWatchBookmarks"):
+                    await stream.send_bookmark({})
+    except ConnectionError:
+        pass  # the client hung up
+    finally:
+        store.watchers.discard(queue)
+    with contextlib.suppress(ConnectionError):
+        await stream.response.write_eof()
+    return stream.response
+
+
+class _Stream:
+    """One watch: which changes concern it, and how they are written."""
+
+    def __init__(self, request: web.Request, store: Store, resource: Resource, namespace: str) -> None:
+        self.response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        self._store, self._resource, self._namespace = store, resource, namespace
+        self._matches: Test = selector(request.query)
+        self._tables, self._with_header = wants_table(request), True
+        self._from_state = flag(request, "sendInitialEvents")
+
+    def start(self, since: str) -> list[Change]:
+        """What to send before the first new change."""
+        store = self._store
+        if since in ("", "0") or self._from_state:
+            objects = store.list(self._resource.kind, self._namespace or None)
+            return [Change(0, self._resource, "ADDED", json.dumps(obj), None) for obj in objects]
+        if int(since) < store.oldest_revision:
+            raise ApiError(410, "Expired", f"too old resource version: {since} ({store.oldest_revision})")
+        return [change for change in store.history if change.revision > int(since)]
+
+    async def send_change(self, change: Change) -> None:
+        if change.resource is not self._resource:
+            return
+        obj = json.loads(change.text)
+        if self._namespace and namespace_of(obj) != self._namespace:
+            return
+        matched = change.before is not None and self._matches(json.loads(change.before))
+        matches = self._matches(obj)
+        kind = change.type
+        if kind == "MODIFIED" and matched != matches:  # entering or leaving the selection
+            kind = "ADDED" if matches else "DELETED"
+        if matches or (kind == "DELETED" and matched):
+            await self._send(kind, obj)
+
+    async def send_bookmark(self, annotations: dict[str, str]) -> None:
+        metadata = {"resourceVersion": str(self._store.revision), "creationTimestamp": None, "annotations": annotations}
+        body = {"kind": self._resource.kind, "apiVersion": self._resource.api_version, "metadata": metadata}
+        await self._write("BOOKMARK", body)
+
+    async def _send(self, type_: str, obj: Object) -> None:
+        if self._tables:
+            obj = table(self._resource.kind, [obj], obj["metadata"]["resourceVersion"], self._with_header)
+            self._with_header = False
+        await self._write(type_, obj)
+
+    async def _write(self, type_: str, obj: Object) -> None:
+        await self.response.write(json.dumps({"type": type_, "object": obj}).encode() + b"\n")

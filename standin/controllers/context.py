@@ -1,0 +1,55 @@
+"""What every controller has at hand, and how they create the objects they own."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from standin.api.rules import admit_pod
+from standin.faults import Faults
+from standin.settings import Settings
+from standin.state.errors import ApiError
+from standin.state.objects import Object, namespace_of, owner_reference, seconds_since, terminating
+from standin.state.resources import BY_KIND
+from standin.state.store import Store
+
+
+@dataclass
+class Context:
+    store: Store
+    settings: Settings
+    faults: Faults
+    not_before: dict[tuple[str, int | None], float] = field(default_factory=dict)
+    """Loop time of the next new pod by Job uid and, with a limit by index, index."""
+    index_failures: dict[tuple[str, int], Object] = field(default_factory=dict)
+    """Annotations of the next pod of a Job's index: how often it has failed."""
+
+    def owned(self, owner: Object, kind: str) -> list[Object]:
+        return self.store.list(kind, namespace_of(owner), owner)
+
+    def create(self, owner: Object, kind: str, metadata: Object, spec: Object) -> Object | None:
+        """Create a dependent; a refusal becomes a FailedCreate event, as real controllers do it."""
+        meta = {"namespace": namespace_of(owner), "ownerReferences": [owner_reference(owner)], **metadata}
+        body = {"apiVersion": BY_KIND[kind].api_version, "kind": kind, "metadata": meta, "spec": copy.deepcopy(spec)}
+        try:
+            self.faults.check_creation(body)
+            if kind == "Pod":
+                admit_pod(self.store, body)
+            return self.store.create(body)
+        except ApiError as error:
+            self.store.event(owner, "Warning", "FailedCreate", f"Error creating: {error.message}")
+            return None
+
+    def create_pod(self, owner: Object, template: Object, metadata: Object, **spec: Any) -> Object | None:
+        """Create a pod from a template; `metadata` and `spec` add to what the template says."""
+        own = template.get("metadata", {})
+        merged = {key: {**own.get(key, {}), **metadata.get(key, {})} for key in ("labels", "annotations")}
+        return self.create(owner, "Pod", {**metadata, **merged}, {**template["spec"], **spec})
+
+    def delete_after(self, obj: Object, ttl_seconds: int | None, ended: Object | None) -> None:
+        """Delete an object some time after the condition that ended it."""
+        if ttl_seconds is None or ended is None or terminating(obj):
+            return
+        if seconds_since(ended["lastTransitionTime"]) >= ttl_seconds:
+            self.store.delete(obj)

@@ -1,0 +1,86 @@
+"""Garbage collection by owner references, namespaces and their default account, and the binding of claims."""
+
+from __future__ import annotations
+
+from standin.controllers.context import Context
+from standin.node.volumes import claim_name
+from standin.state.objects import Object, name_of, namespace_of, owner_uids, terminating, uid_of
+
+_FOREGROUND = "foregroundDeletion"
+
+
+def reconcile(context: Context) -> None:
+    _collect(context)
+    _finish_foreground_deletions(context)
+    for namespace in context.store.list("Namespace"):
+        _reconcile_namespace(context, namespace)
+    for claim in context.store.list("PersistentVolumeClaim"):
+        _bind(context, claim)
+    for pod in context.store.list("Pod"):
+        _create_ephemeral_claims(context, pod)
+
+
+def _finalizers(obj: Object) -> list[str]:
+    found: list[str] = obj["metadata"].get("finalizers", [])
+    return found
+
+
+def _collect(context: Context) -> None:
+    """Delete what has lost all its owners, or whose owners wait for it in a foreground deletion."""
+    live = {uid_of(obj): obj for obj in context.store.objects.values()}
+    for obj in list(live.values()):
+        owners = [live[uid] for uid in owner_uids(obj) if uid in live]
+        if not owner_uids(obj) or terminating(obj):
+            continue
+        if all(_FOREGROUND in _finalizers(owner) for owner in owners):
+            context.store.delete(obj, propagation="Foreground" if owners else "Background")
+
+
+def _finish_foreground_deletions(context: Context) -> None:
+    objects = list(context.store.objects.values())
+    blocked = {
+        reference["uid"]
+        for obj in objects
+        for reference in obj["metadata"].get("ownerReferences", [])
+        if reference.get("blockOwnerDeletion")
+    }
+    for obj in objects:
+        if terminating(obj) and _FOREGROUND in _finalizers(obj) and uid_of(obj) not in blocked:
+            _finalizers(obj).remove(_FOREGROUND)
+            context.store.touch(obj)
+
+
+def _reconcile_namespace(context: Context, namespace: Object) -> None:
+    name = name_of(namespace)
+    if not terminating(namespace):
+        if not context.store.get("ServiceAccount", name, "default"):
+            account = {"apiVersion": "v1", "kind": "ServiceAccount"}
+            context.store.create({**account, "metadata": {"name": "default", "namespace": name}})
+        return
+    inside = [obj for obj in context.store.objects.values() if namespace_of(obj) == name]
+    for obj in inside:
+        if not terminating(obj):
+            context.store.delete(obj)
+    if not inside:
+        namespace["metadata"]["finalizers"] = []
+        context.store.touch(namespace)
+
+
+def _bind(context: Context, claim: Object) -> None:
+    if "phase" in claim.get("status", {}):
+        return
+    spec = claim["spec"]
+    spec["volumeName"] = "pvc-" + uid_of(claim)
+    bound = {"phase": "Bound", "accessModes": spec["accessModes"], "capacity": spec["resources"]["requests"]}
+    claim["status"] = bound
+    context.store.touch(claim)
+
+
+def _create_ephemeral_claims(context: Context, pod: Object) -> None:
+    for volume in pod["spec"].get("volumes", []):
+        if "ephemeral" not in volume or terminating(pod):
+            continue
+        name = claim_name(name_of(pod), volume) or ""
+        if not context.store.get("PersistentVolumeClaim", namespace_of(pod), name):
+            template = volume["ephemeral"]["volumeClaimTemplate"]
+            context.create(pod, "PersistentVolumeClaim", {"name": name}, template["spec"])

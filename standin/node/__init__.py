@@ -1,0 +1,1 @@
+"""What a node does: kubelet, container runtime, volumes, environment, addresses and names."""

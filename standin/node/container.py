@@ -1,0 +1,217 @@
+"""One container of a pod over all its restarts: start, log, restart policy, signals, exec."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from standin.node import runtime
+from standin.node.environment import Waiting, environment, expand
+from standin.node.loopback import translate
+from standin.state.objects import Object, now
+
+if TYPE_CHECKING:
+    from standin.node.pod import PodWorker
+
+KILLED = 128 + signal.SIGKILL
+_READ_ONLY_VOLUMES = {"configMap", "secret", "projected", "downwardAPI"}
+_LONGEST_BACKOFF_FACTOR = 30
+_CHUNK_BYTES = 16_384
+_MESSAGE_PATH, _MESSAGE_BYTES = "/dev/termination-log", 4096
+
+
+class Container:
+    """Runs one container; `status` is its entry in the pod's containerStatuses, edited in place."""
+
+    def __init__(self, worker: PodWorker, spec: Object, status: Object, init: bool) -> None:
+        self.worker, self.spec, self.status, self.init = worker, spec, status, init
+        self.name: str = spec["name"]
+        self.pid: int | None = None  # of the command, in this machine's numbering, while it runs
+        self.end_reason: str | None = None  # what the next ending is called, if not Completed or Error
+        self._env: dict[str, str] = {}
+        context = (worker.spec.get("securityContext") or {}) | (spec.get("securityContext") or {})
+        self._context = context
+        self._uid, self._gid = context.get("runAsUser", 0), context.get("runAsGroup", 0)
+        groups = [context.get("fsGroup"), *context.get("supplementalGroups", [])]
+        self._groups: list[int] = [group for group in groups if group is not None]
+
+    def log_file(self, attempt: int) -> Path:
+        return self.worker.folder / "logs" / f"{self.name}.{attempt}.log"
+
+    async def run(self) -> int:
+        """Run it as often as the pod's restart policy says; the last exit code."""
+        policy, failures = self.worker.spec.get("restartPolicy", "Always"), 0
+        while not self.worker.stopping.is_set():
+            spec = await self.worker.retry(self._prepare, "Failed", self.status)
+            if spec is None:
+                break
+            code = await self._run_once(spec)
+            self.status["ready"] = self.init and code == 0
+            self.worker.publish()
+            done = policy == "Never" or (code == 0 and (self.init or policy == "OnFailure"))
+            if done or self.worker.stopping.is_set():
+                return code
+            failures += 1
+            await self._back_off(failures)
+        return KILLED
+
+    async def exec(self, argv: list[str], **streams: Any) -> Process:
+        """Start a command inside the running container, as the container's user."""
+        if self.worker.sandbox_pid is None:
+            places = self.folders() | {"/proc/1": f"/proc/{self.pid}"}
+            command = [translate(word, places) for word in argv]
+            return await asyncio.create_subprocess_exec(*command, env=self._env, start_new_session=True, **streams)
+        join = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "--"]
+        if not runtime.single_user():
+            groups = f"--groups={','.join(map(str, self._groups))}" if self._groups else "--clear-groups"
+            join += ["setpriv", f"--reuid={self._uid}", f"--regid={self._gid}", groups, "--"]
+        return await asyncio.create_subprocess_exec(*join, *argv, env=self._env, start_new_session=True, **streams)
+
+    def signal(self, number: int) -> None:
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    # -- starting
+    def _prepare(self) -> Object:
+        """What runtime.py needs to start the container; Waiting when something is missing."""
+        worker, context = self.worker, self._context
+        image = worker.kubelet.pull(self.spec["image"], self.spec.get("imagePullPolicy"))
+        if self._uid == 0 and context.get("runAsNonRoot"):
+            raise Waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root")
+        home = "/" if self._uid else "/root"
+        self._env = environment(worker.store, worker.pod, self.spec, image, home)
+        argv = [*self.spec.get("command", image.command), *self.spec.get("args", [])]
+        if worker.sandbox_pid is None:
+            return self._prepare_loopback(argv)
+        return {
+            "sandbox": worker.sandbox_pid,
+            "scratch": str(worker.folder / "scratch"),
+            "files": worker.files,
+            "mounts": [
+                *([source, target, True] for source, target in image.mounts.items()),
+                *self._mounts(),
+                [str(self._message_file()), _MESSAGE_PATH, False],
+            ],
+            "read_only": context.get("readOnlyRootFilesystem", False),
+            "no_new_privileges": context.get("allowPrivilegeEscalation") is False,
+            "uid": self._uid,
+            "gid": self._gid,
+            "groups": self._groups,
+            "folder": self.spec.get("workingDir", "/"),
+            "argv": [expand(word, self._env) for word in argv],
+            "env": self._env,
+        }
+
+    def _message_file(self) -> Path:
+        """Where the container may leave its last word, empty at each start."""
+        path = self.worker.folder / f"{self.name}.message"
+        path.write_text("")
+        path.chmod(0o666)
+        return path
+
+    def folders(self) -> dict[str, str]:
+        """Where volumes would be mounted, and the folders that they are."""
+        return {os.path.normpath(target): source for source, target, _ in self._mounts()}
+
+    def _prepare_loopback(self, argv: list[str]) -> Object:
+        """The same where there are no namespaces."""
+        folders, own = self.folders(), {entry["name"] for entry in self.spec.get("env", [])}
+        env = {name: translate(text, folders) if name in own else text for name, text in self._env.items()}
+        self._env = self.worker.kubelet.loopback.resolved(self.worker.namespace, env)
+        words = [translate(expand(word, self._env), folders) for word in argv]
+        folder = translate(self.spec.get("workingDir", "/"), folders)
+        return {"sandbox": None, "folder": folder, "argv": words, "env": self._env}
+
+    def _mounts(self) -> list[list[Any]]:
+        out: list[list[Any]] = []
+        for entry in self.spec.get("volumeMounts", []):
+            volume = next(v for v in self.worker.spec["volumes"] if v["name"] == entry["name"])
+            below = expand(entry.get("subPathExpr", entry.get("subPath", "")), self._env)
+            source = (self.worker.folder / "volumes" / entry["name"]).resolve() / below
+            if not source.exists():
+                source.mkdir(parents=True)
+            read_only = entry.get("readOnly", False) or not _READ_ONLY_VOLUMES.isdisjoint(volume)
+            out.append([str(source), entry["mountPath"], read_only])
+        return out
+
+    async def _run_once(self, spec: Object) -> int:
+        started, self.end_reason = now(), None
+        spec_file = self.worker.folder / f"{self.name}.json"
+        spec_file.touch(mode=0o600)
+        spec_file.write_text(json.dumps(spec))
+        read_end, write_end = os.pipe()
+        command = (sys.executable, "-I", "-S", runtime.__file__, "run", str(spec_file), str(write_end))
+        process = await asyncio.create_subprocess_exec(
+            *command, pass_fds=[write_end], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
+        )
+        os.close(write_end)
+        # which of the two processes comes first to tell of a command that cannot be started is a matter of luck
+        told = dict(line.partition(" ")[::2] for line in (await _read_all(read_end)).splitlines())
+        pid, error = told.get("pid", ""), told.get("error", "")
+        spec_file.unlink()  # it may hold secrets
+        if pid and not error:
+            self._say_started(int(pid), started)
+        assert process.stdout is not None
+        await _copy_log(process.stdout, self.log_file(self.status["restartCount"]))
+        code = await process.wait()
+        self.pid = None
+        reason = "StartError" if error else self.end_reason or ("Completed" if code == 0 else "Error")
+        terminated = {"exitCode": code, "reason": reason, "startedAt": started, "finishedAt": now()}
+        message = error or self._message()
+        terminated |= {"containerID": f"standin://{pid}"} | ({"message": message} if message else {})
+        self.status.update(ready=False, started=False, state={"terminated": terminated})
+        return code
+
+    def _message(self) -> str:
+        path = self.worker.folder / f"{self.name}.message"
+        return path.read_bytes()[:_MESSAGE_BYTES].decode(errors="replace") if path.exists() else ""
+
+    def _say_started(self, pid: int, started: str) -> None:
+        self.pid = pid
+        self.status.update(state={"running": {"startedAt": started}}, started=True, containerID=f"standin://{pid}")
+        self.status["ready"] = not self.init
+        self.worker.store.event(self.worker.pod, "Normal", "Started", f"Started container {self.name}")
+        self.worker.publish(None if self.init else "Running")
+
+    async def _back_off(self, failures: int) -> None:
+        """The first restart is almost at once, later ones wait twice as long each time."""
+        self.status["lastState"] = self.status["state"]
+        factor = 0.1
+        if failures > 1:
+            factor = min(2 ** (failures - 2), _LONGEST_BACKOFF_FACTOR)
+            message = "back-off restarting failed container"
+            self.status["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": message}}
+            text = f"Back-off restarting failed container {self.name} in pod {self.worker.name}"
+            self.worker.store.event(self.worker.pod, "Warning", "BackOff", text)
+        self.worker.publish()
+        await self.worker.stopped_within(self.worker.kubelet.settings.crash_backoff_seconds * factor)
+        self.status["restartCount"] += 1
+
+
+async def _read_all(descriptor: int) -> str:
+    reader = asyncio.StreamReader()
+    pipe = os.fdopen(descriptor, "rb")
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    text = (await reader.read()).decode()
+    transport.close()
+    return text
+
+
+async def _copy_log(stream: asyncio.StreamReader, path: Path) -> None:
+    """Append output in the CRI format `time stdout F|P text`; P marks a line that goes on in the next entry."""
+    with path.open("ab", buffering=0) as log:
+        while chunk := await stream.read(_CHUNK_BYTES):
+            stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z").encode()
+            *lines, rest = chunk.split(b"\n")
+            entries = [b"%s stdout F %s\n" % (stamp, line) for line in lines]
+            log.write(b"".join([*entries, b"%s stdout P %s\n" % (stamp, rest)] if rest else entries))

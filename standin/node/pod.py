@@ -1,0 +1,212 @@
+"""One pod as local processes: sandbox, address, volumes, containers, status, and its end with a grace period."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import traceback
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from standin.node import runtime
+from standin.node.container import KILLED, Container
+from standin.node.dns import DOMAIN
+from standin.node.environment import Waiting
+from standin.node.network import GATEWAY, attach
+from standin.node.volumes import set_up_volume, tear_down_volumes, translate_files
+from standin.state.objects import Object, name_of, namespace_of, now, set_condition, terminating, uid_of
+
+if TYPE_CHECKING:
+    from standin.node.kubelet import Kubelet
+
+T = TypeVar("T")
+
+_RETRY_SECONDS = 0.2
+_LONGEST_HOST_NAME = 63
+_END_REASONS = {"Succeeded": "PodCompleted", "Failed": "PodFailed"}
+
+
+class PodWorker:
+    """Drives one scheduled pod to its end; the only writer of the pod's container statuses."""
+
+    def __init__(self, kubelet: Kubelet, pod: Object) -> None:
+        self.kubelet, self.store, self.pod, self.spec = kubelet, kubelet.store, pod, pod["spec"]
+        self.namespace, self.name = namespace_of(pod), name_of(pod)
+        self.folder = kubelet.settings.state / "pods" / uid_of(pod)
+        self.claims: set[str] = set()
+        self.files: dict[str, str] = {}  # written into every container's root
+        self.stopping = asyncio.Event()
+        self._deadline: float | None = None  # loop time of the SIGKILL
+        self._sandbox: Process | None = None
+        self._ip: str | None = None
+        status = pod.setdefault("status", {"phase": "Pending"})
+        waiting = "PodInitializing" if self.spec.get("initContainers") else "ContainerCreating"
+        self._inits = [self._container(spec, status, waiting, True) for spec in self.spec.get("initContainers", [])]
+        self._mains = [self._container(spec, status, waiting, False) for spec in self.spec["containers"]]
+        self.containers = {container.name: container for container in [*self._inits, *self._mains]}
+        self.task = asyncio.create_task(self._run())
+
+    def _container(self, spec: Object, status: Object, waiting: str, init: bool) -> Container:
+        entry = {"name": spec["name"], "image": spec["image"], "imageID": "", "ready": False, "started": False}
+        entry |= {"restartCount": 0, "state": {"waiting": {"reason": waiting}}, "lastState": {}}
+        status.setdefault("initContainerStatuses" if init else "containerStatuses", []).append(entry)
+        return Container(self, spec, entry, init)
+
+    @property
+    def sandbox_pid(self) -> int | None:
+        """The process that holds the pod's namespaces; None where it has none."""
+        return None if self._sandbox is None else self._sandbox.pid
+
+    def publish(self, phase: str | None = None) -> None:
+        """Bring the pod's conditions (and phase) in line with its containers, and tell watchers."""
+        status = self.pod["status"]
+        if phase:
+            status["phase"] = phase
+        ready = all(main.status["ready"] for main in self._mains) and not terminating(self.pod)
+        reason = _END_REASONS.get(status["phase"], "" if ready else "ContainersNotReady")
+        set_condition(status, "PodReadyToStartContainers", str(self._ip is not None))
+        set_condition(status, "Initialized", str(all(init.status["ready"] for init in self._inits)))
+        set_condition(status, "ContainersReady", str(ready), reason)
+        set_condition(status, "Ready", str(ready), reason)
+        self.store.touch(self.pod)
+
+    async def stopped_within(self, seconds: float) -> bool:
+        """Wait; true as soon as the pod is asked to stop."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.stopping.wait(), seconds)
+        return self.stopping.is_set()
+
+    async def retry(self, action: Callable[[], T], event: str, status: Object | None = None) -> T | None:
+        """Call `action` until it stops raising Waiting; None when the pod is stopped first."""
+        while not self.stopping.is_set():
+            try:
+                return action()
+            except Waiting as waiting:
+                self.store.event(self.pod, "Warning", event, waiting.message)
+                if status is not None:
+                    status["state"] = {"waiting": {"reason": waiting.reason, "message": waiting.message}}
+                    self.publish()
+                await self.stopped_within(_RETRY_SECONDS)
+        return None
+
+    # -- life
+    async def _run(self) -> None:
+        try:
+            await self._set_up()
+            self.publish()
+            initialized = True
+            for init in self._inits:
+                initialized = initialized and await init.run() == 0 and not self.stopping.is_set()
+            if initialized and not self.stopping.is_set():
+                await asyncio.gather(*(main.run() for main in self._mains))
+        except Exception as error:  # a bug in here must show in `kubectl get pods`, and where it is in the log
+            traceback.print_exc()
+            self.pod["status"].update(reason="StandinError", message=repr(error))
+            self.store.event(self.pod, "Warning", "StandinError", repr(error))
+        finally:
+            await self._tear_down()
+
+    async def _set_up(self) -> None:
+        self.pod["status"].update(startTime=now(), hostIP=GATEWAY, qosClass="Burstable")
+        for name in ("volumes", "logs", "scratch"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        host = self.spec.get("hostname", self.name)[:_LONGEST_HOST_NAME]
+        if self.kubelet.settings.loopback:
+            self._ip = self.kubelet.loopback.of(self.namespace, host)
+        else:
+            await self._make_sandbox(host)
+        self.pod["status"].update(podIP=self._ip, podIPs=[{"ip": self._ip}])
+        for volume in self.spec.get("volumes", []):
+            await self.retry(lambda volume=volume: set_up_volume(self, volume), "FailedMount")  # type: ignore[misc]
+        if self.kubelet.settings.loopback and not self.stopping.is_set():  # else some volumes may be missing
+            translate_files(self)
+
+    async def _make_sandbox(self, host: str) -> None:
+        command = (sys.executable, "-I", "-S", runtime.__file__, "sandbox", host)
+        self._sandbox = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE)
+        assert self._sandbox.stdout is not None
+        if await self._sandbox.stdout.readline() != b"ok\n":
+            raise RuntimeError("the sandbox did not start")
+        self._ip = self.kubelet.free_address()
+        await attach(self._sandbox.pid, self._ip)
+        subdomain = self.spec.get("subdomain")
+        full_name = f"{host}.{subdomain}.{self.namespace}.{DOMAIN} " if subdomain else ""
+        search = f"{self.namespace}.{DOMAIN} {DOMAIN} cluster.local"
+        self.files = {
+            "/etc/hosts": f"127.0.0.1 localhost\n{self._ip} {full_name}{host}\n",
+            "/etc/hostname": host + "\n",
+            "/etc/resolv.conf": f"nameserver {GATEWAY}\nsearch {search}\noptions ndots:5 timeout:2\n",
+        }
+
+    async def _tear_down(self) -> None:
+        codes = [main.status["state"].get("terminated", {}).get("exitCode", KILLED) for main in self._mains]
+        for main in self._mains:
+            main.status.update(ready=False, started=False)
+        self.publish("Failed" if any(codes) else "Succeeded")
+        if self._sandbox:
+            with contextlib.suppress(ProcessLookupError):
+                self._sandbox.kill()
+            await self._sandbox.wait()
+        tear_down_volumes(self.folder)
+        if terminating(self.pod):
+            self.store.delete(self.pod, grace_seconds=0)
+
+    # -- end
+    @property
+    def ip(self) -> str | None:
+        return self._ip
+
+    def stop(self, grace_seconds: float) -> None:
+        """SIGTERM now, SIGKILL after the grace; a later call can only shorten it."""
+        deadline = asyncio.get_running_loop().time() + grace_seconds
+        if self._deadline is not None and deadline >= self._deadline:
+            return
+        first, self._deadline = self._deadline is None, deadline
+        self.stopping.set()
+        if first:
+            self._end_task = asyncio.create_task(self._end())
+
+    def kill(self, reason: str) -> bool:
+        """SIGKILL every container, as the kernel does when memory runs out; false when none runs."""
+        running = [container for container in self.containers.values() if container.pid is not None]
+        for container in running:
+            container.end_reason = reason
+            container.signal(signal.SIGKILL)
+        return bool(running)
+
+    async def _end(self) -> None:
+        self.publish()  # a terminating pod leaves its Services
+        loop = asyncio.get_running_loop()
+        asked: dict[int, asyncio.Task[None]] = {}  # by process; a container may be starting just now
+        while not self.task.done():
+            assert self._deadline is not None
+            left = self._deadline - loop.time()
+            for container in self.containers.values():
+                if left <= 0:
+                    container.signal(signal.SIGKILL)
+                elif container.pid is not None and container.pid not in asked:
+                    asked[container.pid] = asyncio.create_task(self._ask_to_stop(container, container.pid))
+            # the deadline may move closer while this waits
+            await asyncio.wait({self.task}, timeout=min(max(left, 0.02), 0.05))
+
+    async def _ask_to_stop(self, container: Container, pid: int) -> None:
+        """First what the container wants done before it is asked, then SIGTERM."""
+        await self._run_pre_stop(container)
+        self.store.event(self.pod, "Normal", "Killing", f"Stopping container {container.name}")
+        if container.pid == pid:
+            container.signal(signal.SIGTERM)
+
+    async def _run_pre_stop(self, container: Container) -> None:
+        hook = container.spec.get("lifecycle", {}).get("preStop", {}).get("exec")
+        if not hook:
+            return
+        process = await container.exec(hook["command"], stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
+        assert self._deadline is not None
+        left = self._deadline - asyncio.get_running_loop().time()
+        hook_ends = asyncio.create_task(process.wait())
+        await asyncio.wait({hook_ends, self.task}, timeout=max(0.1, left), return_when=asyncio.FIRST_COMPLETED)
+        if not hook_ends.done():
+            process.kill()

@@ -1,0 +1,116 @@
+"""A pod's volumes, each a folder or a link to one, which containers bind: emptyDir, claims, ConfigMaps, hostPath."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from standin.node import runtime
+from standin.node.environment import Waiting, project
+from standin.node.loopback import translate
+from standin.state.objects import Object, quantity
+
+if TYPE_CHECKING:
+    from standin.node.pod import PodWorker
+
+_PROJECTED = {"configMap", "secret"}
+_DEFAULT_MEMORY_VOLUME = "1Gi"
+
+
+def claim_name(pod_name: str, volume: Object) -> str | None:
+    """The claim behind a volume: named, or made for this pod by a generic ephemeral volume."""
+    if "ephemeral" in volume:
+        return f"{pod_name}-{volume['name']}"
+    return (volume.get("persistentVolumeClaim") or {}).get("claimName")
+
+
+def set_up_volume(worker: PodWorker, volume: Object) -> None:
+    """Make one volume ready below the worker's folder; Waiting when a claim or a ConfigMap is not there yet."""
+    at = worker.folder / "volumes" / volume["name"]
+    claim = claim_name(worker.name, volume)
+    if claim:
+        _link(at, _claim_folder(worker, claim))
+    elif "hostPath" in volume:
+        _link(at, Path(volume["hostPath"]["path"]))
+        return  # not ours to change
+    else:
+        at.mkdir(exist_ok=True)
+        if "emptyDir" in volume:
+            _empty(at, volume["emptyDir"] or {}, in_memory=not worker.kubelet.settings.loopback)
+        else:
+            project(worker.store, worker.pod, volume, lambda path, content, mode: _write(at / path, content, mode))
+    context = worker.spec.get("securityContext") or {}
+    group = context.get("fsGroup")
+    if group is not None and not worker.kubelet.settings.loopback and not runtime.single_user():
+        _give_to_group(at.resolve(), group, only_on_mismatch=context.get("fsGroupChangePolicy") == "OnRootMismatch")
+
+
+def tear_down_volumes(folder: Path) -> None:
+    """Unmount the memory volumes of a pod."""
+    for at in sorted(folder.glob("volumes/*")):
+        if not at.is_symlink() and at.is_mount():  # a link may lead to what is mounted on this machine
+            runtime.unmount(str(at))
+
+
+def _claim_folder(worker: PodWorker, claim: str) -> Path:
+    pvc = worker.store.get("PersistentVolumeClaim", worker.namespace, claim)
+    if pvc is None:
+        raise Waiting("ContainerCreating", f'persistentvolumeclaim "{claim}" not found')
+    node = worker.spec["nodeName"]
+    others = (other for other in worker.kubelet.alive() if other.namespace == worker.namespace)
+    elsewhere = [other.name for other in others if claim in other.claims and other.spec["nodeName"] != node]
+    if elsewhere and pvc["spec"]["accessModes"] == ["ReadWriteOnce"]:
+        message = f'Multi-Attach error for volume "{claim}": volume is already used by pod(s) {", ".join(elsewhere)}'
+        raise Waiting("ContainerCreating", message)
+    worker.claims.add(claim)
+    folder = worker.kubelet.settings.state / "claims" / worker.namespace / claim
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _link(at: Path, target: Path) -> None:
+    if not at.is_symlink():
+        at.symlink_to(target)
+
+
+def translate_files(worker: PodWorker) -> None:
+    """Let projected files name the folders that stand for mounts; once all volumes are there."""
+    folders: dict[str, str] = {}
+    for container in worker.containers.values():
+        folders |= container.folders()
+    for volume in worker.spec.get("volumes", []):
+        if _PROJECTED & volume.keys():
+            for path in (worker.folder / "volumes" / volume["name"]).iterdir():
+                path.write_text(translate(path.read_text(), folders))
+
+
+def _empty(at: Path, source: Object, *, in_memory: bool) -> None:
+    if source.get("medium") == "Memory" and in_memory and not at.is_mount():
+        size = int(quantity(source.get("sizeLimit", _DEFAULT_MEMORY_VOLUME)))
+        runtime.mount("tmpfs", str(at), "tmpfs", 0, f"mode=1777,size={size}")
+    at.chmod(0o1777)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
+def _give_to_group(folder: Path, group: int, *, only_on_mismatch: bool) -> None:
+    if only_on_mismatch and folder.stat().st_gid == group:
+        return
+    # the root last, so that one that has the group says that all below has it
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for name in (*folders, *files, ""):
+            with contextlib.suppress(FileNotFoundError):  # the volume may be in use: files come and go meanwhile
+                _give(Path(parent, name), group)
+
+
+def _give(path: Path, group: int) -> None:
+    status = path.lstat()
+    if status.st_gid != group and not path.is_symlink():
+        os.chown(path, -1, group)
+        path.chmod(status.st_mode | (0o2770 if path.is_dir() else 0o660))

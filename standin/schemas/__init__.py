@@ -1,0 +1,42 @@
+"""Strict schemas of Kubernetes and of the custom kinds, for tests: a key that a server would not know is an error.
+
+`kubernetes-1.29.json` and `kubernetes-1.37.json` are the oldest and the newest supported release; `custom.json` holds
+JobSet v0.12, Kubeflow Trainer v2.3 and PyTorchJob v1.9. `generate.py` makes them. They come from the Kubernetes,
+JobSet and Kubeflow projects (Apache-2.0). `pod_groups.json`, the fields of Volcano's and the coscheduling plugin's
+PodGroup, is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+OLDEST, NEWEST = "1.29", "1.37"
+
+
+@cache
+def _load(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(__file__).parent / f"{name}.json").read_text())
+    return found
+
+
+@cache
+def validator(api_version: str, kind: str, version: str = NEWEST) -> Draft202012Validator | None:
+    """The validator of `api_version/kind` at a Kubernetes minor version, or None for a kind not kept here."""
+    for name in (f"kubernetes-{version}", "custom", "pod_groups"):
+        schemas = _load(name)
+        if schema := schemas["kinds"].get(f"{api_version}/{kind}"):
+            return Draft202012Validator({**schema, "$defs": schemas["$defs"]})
+    return None
+
+
+def problems(obj: dict[str, Any], version: str = NEWEST) -> list[str]:
+    """What a strict server would refuse in one object, each as `path: message`."""
+    found = validator(obj["apiVersion"], obj["kind"], version)
+    if found is None:
+        return [f"{obj['apiVersion']}/{obj['kind']}: no schema is kept for this kind"]
+    return [f"{error.json_path}: {error.message[:300]}" for error in found.iter_errors(obj)]

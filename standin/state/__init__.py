@@ -1,0 +1,1 @@
+"""Objects, their kinds, and the one place where they are kept."""

@@ -1,0 +1,102 @@
+"""What the API server answers when it refuses: a Kubernetes `Status` with the wording kubectl users know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from standin.state.resources import Resource
+
+INVALID = "FieldValueInvalid"
+REQUIRED = "FieldValueRequired"
+FORBIDDEN = "FieldValueForbidden"
+NOT_FOUND = "FieldValueNotFound"
+NOT_SUPPORTED = "FieldValueNotSupported"
+
+
+class ApiError(Exception):
+    """One refused request: HTTP status code, machine-readable reason, message and details."""
+
+    def __init__(self, code: int, reason: str, message: str, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code, self.reason, self.message, self.details = code, reason, message, details
+
+    def status(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+        body |= {"code": self.code, "reason": self.reason, "message": self.message}
+        return body | ({"details": self.details} if self.details else {})
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One field that is wrong."""
+
+    field: str
+    message: str
+    reason: str = INVALID
+
+    def __str__(self) -> str:
+        return (
+            f"{self.field}: Invalid value: {self.message}"
+            if self.reason == INVALID
+            else f"{self.field}: {self.message}"
+        )
+
+
+def unsupported(field: str, value: object, allowed: Sequence[str]) -> Cause:
+    """The cause for a value outside an enumeration."""
+    choices = ", ".join(f'"{choice}"' for choice in allowed)
+    return Cause(field, f'Unsupported value: "{value}": supported values: {choices}', NOT_SUPPORTED)
+
+
+def _details(resource: Resource, name: str) -> dict[str, Any]:
+    return {"name": name, "group": resource.group, "kind": resource.plural}
+
+
+def no_such_path() -> ApiError:
+    return ApiError(404, "NotFound", "the server could not find the requested resource")
+
+
+def not_found(resource: Resource, name: str) -> ApiError:
+    message = f'{resource.group_resource} "{name}" not found'
+    return ApiError(404, "NotFound", message, _details(resource, name))
+
+
+def already_exists(resource: Resource, name: str) -> ApiError:
+    message = f'{resource.group_resource} "{name}" already exists'
+    return ApiError(409, "AlreadyExists", message, _details(resource, name))
+
+
+def modified(resource: Resource, name: str) -> ApiError:
+    message = (
+        f'Operation cannot be fulfilled on {resource.group_resource} "{name}": the object has been modified; '
+        "please apply your changes to the latest version and try again"
+    )
+    return ApiError(409, "Conflict", message, _details(resource, name))
+
+
+def bad_request(message: str) -> ApiError:
+    return ApiError(400, "BadRequest", message)
+
+
+def forbidden(message: str, details: dict[str, Any] | None = None) -> ApiError:
+    return ApiError(403, "Forbidden", message, details)
+
+
+def unsupported_media_type(message: str) -> ApiError:
+    return ApiError(415, "UnsupportedMediaType", message)
+
+
+def invalid(resource: Resource, name: str, causes: Sequence[Cause]) -> ApiError:
+    """422 with every cause, in one message and in the details."""
+    kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
+    text = str(causes[0]) if len(causes) == 1 else "[" + ", ".join(map(str, causes)) + "]"
+    details = {
+        "name": name,
+        "group": resource.group,
+        "kind": resource.kind,
+        "causes": [{"reason": cause.reason, "message": cause.message, "field": cause.field} for cause in causes],
+    }
+    return ApiError(422, "Invalid", f'{kind} "{name}" is invalid: {text}', details)

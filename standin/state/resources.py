@@ -1,0 +1,111 @@
+"""The kinds this server knows, and how their URLs, short names and subresources are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from standin.state.errors import no_such_path
+from standin.state.objects import Object
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One served kind in one API version."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+    short_names: tuple[str, ...] = ()
+    subresources: tuple[str, ...] = ()
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def group_resource(self) -> str:
+        """`jobs.batch`, as error messages name it."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def categories(self) -> list[str]:
+        """What else names it: `kubectl get all` asks for those of this category."""
+        return ["all"] if self.kind in ("Pod", "Service", "Job", "StatefulSet", "Deployment") else []
+
+    @property
+    def custom(self) -> bool:
+        """Defined by a CustomResourceDefinition on a real cluster: no strategic merge patch."""
+        return self.group in _CUSTOM_GROUPS
+
+
+_CUSTOM_GROUPS = (
+    *("jobset.x-k8s.io", "kubeflow.org", "trainer.kubeflow.org"),
+    *("scheduling.volcano.sh", "scheduling.x-k8s.io", "kueue.x-k8s.io"),
+)
+_STATUS = ("status",)
+_SCALABLE = ("status", "scale")
+RESOURCES = [
+    Resource("", "v1", "Namespace", "namespaces", False, ("ns",), _STATUS),
+    Resource("", "v1", "Node", "nodes", False, ("no",), _STATUS),
+    Resource("", "v1", "Pod", "pods", True, ("po",), ("status", "log", "exec", "portforward", "eviction")),
+    Resource("", "v1", "Service", "services", True, ("svc",), _STATUS),
+    Resource("", "v1", "ConfigMap", "configmaps", True, ("cm",)),
+    Resource("", "v1", "Secret", "secrets"),
+    Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", True, ("pvc",), _STATUS),
+    Resource("", "v1", "ServiceAccount", "serviceaccounts", True, ("sa",)),
+    Resource("", "v1", "Event", "events", True, ("ev",)),
+    Resource("batch", "v1", "Job", "jobs", True, (), _STATUS),
+    Resource("apps", "v1", "StatefulSet", "statefulsets", True, ("sts",), _SCALABLE),
+    Resource("apps", "v1", "Deployment", "deployments", True, ("deploy",), _SCALABLE),
+    Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", True, ("netpol",)),
+    Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), _STATUS),
+    Resource("rbac.authorization.k8s.io", "v1", "Role", "roles"),
+    Resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),
+    Resource("authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False),
+    Resource("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets", True, (), _STATUS),
+    Resource("kubeflow.org", "v1", "PyTorchJob", "pytorchjobs", True, (), _STATUS),
+    Resource("trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs", True, (), _STATUS),
+    Resource("trainer.kubeflow.org", "v1alpha1", "TrainingRuntime", "trainingruntimes"),
+    Resource("trainer.kubeflow.org", "v1alpha1", "ClusterTrainingRuntime", "clustertrainingruntimes", False),
+    Resource("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues", True, (), _STATUS),
+    Resource("kueue.x-k8s.io", "v1beta2", "Workload", "workloads", True, ("wl",), _STATUS),
+    Resource("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups", True, (), _STATUS),
+    Resource("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups", True, ("pg",), _STATUS),
+    Resource("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups", True, ("podgroup-v1beta1",), _STATUS),
+]
+BY_KIND = {resource.kind: resource for resource in RESOURCES}
+_BY_TYPE = {(resource.api_version, resource.kind): resource for resource in RESOURCES}
+_BY_PATH = {(resource.group, resource.version, resource.plural): resource for resource in RESOURCES}
+
+
+def resource_of(obj: Object) -> Resource:
+    """The kind of an object; several groups may have one of the same name."""
+    return _BY_TYPE[obj["apiVersion"], obj["kind"]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a request's URL names. An empty namespace means all of them, or a cluster-wide kind."""
+
+    resource: Resource
+    namespace: str
+    name: str | None
+    subresource: str | None
+
+
+def parse_path(parts: list[str]) -> Target:
+    """URL parts below the host, e.g. `apis batch v1 namespaces ml jobs fit status`; ApiError 404 where nothing is."""
+    head = 2 if parts[0] == "api" else 3
+    if len(parts) <= head:
+        raise no_such_path()
+    group, version, rest = ("" if head == 2 else parts[1]), parts[head - 1], parts[head:]
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
+        namespace, rest = rest[1], rest[2:]
+    resource = _BY_PATH.get((group, version, rest[0]))
+    if resource is None or len(rest) > 3:
+        raise no_such_path()
+    name = rest[1] if len(rest) > 1 else None
+    return Target(resource, namespace, name, rest[2] if len(rest) > 2 else None)
