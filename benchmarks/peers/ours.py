@@ -20,7 +20,7 @@ def measure(order: Order) -> dict[str, Any]:
     """Train the run in `order.run_dir`. Raises RuntimeError with the reason when it fails."""
     recorder = Recorder(order.started)
     run_dir = Path(order.run_dir)
-    # The journal takes the class from the module when torch is imported, which is after this.
+    # The run log takes the class from the module when torch is imported, which is after this.
     metrics.MetricsLog = _timed_log(recorder, steps_per_epoch(run_dir))  # type: ignore[misc]
     code = worker.main([order.run_dir])
     if code:

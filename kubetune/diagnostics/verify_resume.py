@@ -129,7 +129,7 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
     resumed = _make(folder / "resumed", config, plan)
     # The stop is the one that every run knows: SIGTERM while a step runs, a checkpoint after it, exit code 143.
     _train(resumed, start, expected=errors.PREEMPTED, fault=f"signal 15:step:{stop_at}")
-    stopped = exit_status.read_ending(resumed)
+    stopped = exit_status.read_exit_status(resumed)
     _train(resumed, start)
     difference = first_difference(expected, facts_of(resumed))
 

@@ -71,7 +71,7 @@ def join(environ: Mapping[str, str] = os.environ, timeout_seconds: float = 600.0
     if size > 1:
         board = _meet(environ, timeout_seconds)
         with noticing_losses():
-            fault_injection.reach("meeting")
+            fault_injection.reach("rendezvous")
             dist.init_process_group(
                 "nccl" if cuda else "gloo",
                 timeout=timedelta(seconds=timeout_seconds),
@@ -88,7 +88,9 @@ def _meet(environ: Mapping[str, str], timeout_seconds: float) -> object:
     from kubetune.distributed import rendezvous
 
     try:
-        return rendezvous.meet(environ, timeout_seconds)
+        # As long again as the roll takes: it opens only when rank 0 has come, which may be late itself.
+        with heartbeat.waiting(timeout_seconds + rendezvous.MARGIN_SECONDS * 2):
+            return rendezvous.meet(environ, timeout_seconds)
     except rendezvous.Absent as absent:
         raise errors.LostPeer(str(absent)) from absent
 

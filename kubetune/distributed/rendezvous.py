@@ -19,8 +19,9 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from kubetune import errors
 from kubetune.base import fault_injection
 
-# Time for those who only wait to hear what rank 0 found out.
-_MARGIN_SECONDS = 5.0
+MARGIN_SECONDS = 5.0
+"""Time for those who only wait to hear what rank 0 found out."""
+
 # Of two ranks the other one is the lost one, unless it says at once that it is not.
 _ONE_PEER_SECONDS = 1.0
 
@@ -30,7 +31,7 @@ class Absent(errors.EnvironmentFault):
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """The board as one rank sees it. Ranks write their host's name when they come, and what they are about to do.
 
     `who` meets: ranks, or the first processes of nodes.
@@ -56,7 +57,7 @@ class Meeting:
             if self.rank != 0:
                 return f"rank {self.rank} lost another rank; rank 0 says which"
             # Far from the one that is lost ranks notice only when their own patience ends.
-            patience = _ONE_PEER_SECONDS if self.size == 2 else self.timeout_seconds + _MARGIN_SECONDS
+            patience = _ONE_PEER_SECONDS if self.size == 2 else self.timeout_seconds + MARGIN_SECONDS
             silent = self._missing("alive", patience)
             return "; ".join(
                 f"{self._name(rank)} on {self._read(f'here/{rank}')} died or hangs, last seen at {self._phase(rank)}"
@@ -92,7 +93,7 @@ class Meeting:
             missing = self._missing("here", self.timeout_seconds)
             self.store.set("missing", json.dumps(missing))
         else:
-            self.store.wait(["missing"], timedelta(seconds=self.timeout_seconds + _MARGIN_SECONDS))
+            self.store.wait(["missing"], timedelta(seconds=self.timeout_seconds + MARGIN_SECONDS))
             missing = json.loads(self._read("missing"))
         if not missing:
             return
@@ -101,7 +102,7 @@ class Meeting:
         if self.rank == 0:  # whose end is the end of the board
             here = [f"heard/{rank}" for rank in range(self.size) if rank not in missing]
             with suppress(dist.DistStoreError):
-                self.store.wait(here, timedelta(seconds=_MARGIN_SECONDS))
+                self.store.wait(here, timedelta(seconds=MARGIN_SECONDS))
         raise Absent(explanation)
 
     def _explain(self, missing: Collection[int]) -> str:
@@ -115,7 +116,7 @@ class Meeting:
         )
 
 
-def meet(environ: Mapping[str, str], timeout_seconds: float) -> Meeting:
+def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
     """Open the board that torchrun's variables describe, and wait there for all ranks.
 
     Raises ConfigError when a variable is missing or no number, Absent when somebody does not come, and EnvironmentFault
@@ -131,7 +132,7 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Meeting:
     address = f"{host}:{port}"
     try:
         store = _open(host, port, size, rank, timeout_seconds) if size > 1 else HashStore()
-        meeting = Meeting(rank, size, _number(environ, "LOCAL_WORLD_SIZE", size), timeout_seconds, address, store)
+        meeting = Rendezvous(rank, size, _number(environ, "LOCAL_WORLD_SIZE", size), timeout_seconds, address, store)
         meeting.call_roll()
     except dist.DistError as error:
         if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":

@@ -75,7 +75,7 @@ def _run(patience: int, arguments: Sequence[str], tell: Tell) -> int:
 
 
 def _roll_called(next_rendezvous: Any) -> Any:
-    """The same meeting of nodes, but it ends naming those that did not come in time."""
+    """The same rendezvous of nodes, but it ends naming those that did not come in time."""
 
     from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -91,7 +91,7 @@ def _roll_called(next_rendezvous: Any) -> Any:
                     host, port, nodes, node == 0, handler.timeout, multi_tenant=True, wait_for_workers=False
                 )
                 board = PrefixStore("kubetune.nodes", handler._store)
-                rendezvous.Meeting(node, nodes, nodes, seconds, address, board, "node").call_roll()
+                rendezvous.Rendezvous(node, nodes, nodes, seconds, address, board, "node").call_roll()
             except DistError as error:
                 raise rendezvous.not_found("node", node, address, seconds, error) from error
         info: RendezvousInfo = next_rendezvous(handler)

@@ -1,4 +1,4 @@
-"""What a run was foreseen to take beside what it took: peak memory, hours and price, for report.json and the log.
+"""Forecast and actuals of a run side by side: peak memory, hours and price, for report.json and the log.
 
 The forecast is that of `kubetune plan`, with the tokens that the prepared data really have.
 """
@@ -32,7 +32,7 @@ def compare(
     events: Sequence[Mapping[str, Any]],
     until: str,
 ) -> dict[str, Any]:
-    """`memory`, `hours` and `price` as report.json holds them; None for what was not, or could not be, foreseen.
+    """`memory`, `hours` and `price` as report.json holds them; None for what was not, or could not be, forecast.
 
     `tokens` are those of all steps planned, `longest` those of the longest row, `step_seconds` the time within steps,
     `until` when the run ended.

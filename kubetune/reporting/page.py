@@ -129,13 +129,13 @@ def _summary(chart: Chart, write: Callable[[Any], str]) -> str:
 
 def status(run: RunRecord) -> tuple[str, str]:
     """A word for how the run stands, and the reason."""
-    if run.ending is None and run.report.get("finished"):
+    if run.exit_status is None and run.report.get("finished"):
         return "done", ""  # by a rank that no agent watched
-    if run.ending is None:
+    if run.exit_status is None:
         return "unfinished", "it still runs, or was cut off before it could say why"
-    if run.ending.code == 0:
-        return "done", run.ending.reason.removeprefix(exit_status.DONE).removeprefix(", ")
-    return ("stopped" if run.ending.code == 143 else "failed"), run.ending.reason
+    if run.exit_status.code == 0:
+        return "done", run.exit_status.reason.removeprefix(exit_status.DONE).removeprefix(", ")
+    return ("stopped" if run.exit_status.code == 143 else "failed"), run.exit_status.reason
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _run_facts(run: RunRecord) -> dict[str, Any]:
         "machine": _machine(run),
         "hindsight": _hindsight(run),
         "began": _moment(run.events[0]["time"]) if run.events else None,
-        "ended": _moment(run.events[-1]["time"]) if run.events and run.ending else None,
+        "ended": _moment(run.events[-1]["time"]) if run.events and run.exit_status else None,
     }
 
 

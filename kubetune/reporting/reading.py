@@ -19,8 +19,9 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.planning.plan import Plan
 from kubetune.reporting.numbers import Numbers, read_numbers
-from kubetune.rundir import exit_status, metrics
+from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
+from kubetune.rundir.exit_status import ExitStatus, read_exit_status
 
 Lines = list[dict[str, Any]]
 
@@ -63,7 +64,7 @@ class RunRecord:
     samples: Lines
     checkpoints: Sequence[Checkpoint]
     incidents: Sequence[Incident]
-    ending: exit_status.Ending | None
+    exit_status: ExitStatus | None
     damage: Sequence[str] = ()
     load: Lines = field(default_factory=list)
 
@@ -113,7 +114,7 @@ def read_run(run_dir: Path, points: int = POINTS) -> RunRecord:
         samples=_lines(run_dir / metrics.SAMPLES, damage),
         checkpoints=_checkpoints(run_dir / "checkpoints", damage),
         incidents=[*_incidents(run_dir, events, damage), *_runaway(report)],
-        ending=exit_status.read_ending(run_dir),
+        exit_status=read_exit_status(run_dir),
         damage=damage,
         load=_load(_lines(run_dir / metrics.LOAD, damage)),
     )

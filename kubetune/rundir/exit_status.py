@@ -35,7 +35,7 @@ _STOPPED_EARLY = "stopped before the first step of this start"
 
 
 @dataclass(frozen=True)
-class Ending:
+class ExitStatus:
     """An exit code of errors.py, its reason in words, and the last completed step where known."""
 
     code: int
@@ -67,39 +67,39 @@ def reason_of(error: errors.KubetuneError) -> str:
     )
 
 
-def write_rank_ending(run_dir: Path, rank: int, ending: Ending) -> None:
+def write_rank_exit_status(run_dir: Path, rank: int, status: ExitStatus) -> None:
     """Leave the last word of one rank for the agent, as `logs/rank-N.exit.json`."""
-    _write(run_dir, _rank_path(run_dir, rank), ending)
+    _write(run_dir, _rank_path(run_dir, rank), status)
 
 
-def read_rank_endings(run_dir: Path) -> dict[int, Ending]:
-    """The last words of all ranks that left one since `clear_endings`."""
-    endings = {}
+def read_rank_exit_statuses(run_dir: Path) -> dict[int, ExitStatus]:
+    """The last words of all ranks that left one since `clear_exit_statuses`."""
+    statuses = {}
     for path in (run_dir / "logs").glob("rank-*.exit.json"):
-        if (ending := _read(path)) is not None:
-            endings[int(path.name.split(".")[0].removeprefix("rank-"))] = ending
-    return dict(sorted(endings.items()))
+        if (status := _read(path)) is not None:
+            statuses[int(path.name.split(".")[0].removeprefix("rank-"))] = status
+    return dict(sorted(statuses.items()))
 
 
-def write_ending(run_dir: Path, ending: Ending) -> None:
+def write_exit_status(run_dir: Path, status: ExitStatus) -> None:
     """Write the verdict on the whole run to exit.json."""
-    _write(run_dir, run_dir / EXIT, ending)
+    _write(run_dir, run_dir / EXIT, status)
 
 
-def read_ending(run_dir: Path) -> Ending | None:
+def read_exit_status(run_dir: Path) -> ExitStatus | None:
     """The verdict of exit.json; None while the run goes on or when it was cut off without one."""
     return _read(run_dir / EXIT)
 
 
-def leave_message(ending: Ending, progress: Mapping[str, Any] | None = None) -> None:
+def leave_message(status: ExitStatus, progress: Mapping[str, Any] | None = None) -> None:
     """Tell Kubernetes how this container ends, and how far the run is. Nothing where there is no Kubernetes."""
-    told = {**asdict(ending), "reason": ending.reason[:_MESSAGE_CHARACTERS], "progress": progress}
+    told = {**asdict(status), "reason": status.reason[:_MESSAGE_CHARACTERS], "progress": progress}
     with suppress(OSError):
         if TERMINATION_LOG.is_file():
             TERMINATION_LOG.write_text(scrub(json.dumps(told)))
 
 
-def clear_endings(run_dir: Path, ranks: Collection[int] | None = None) -> None:
+def clear_exit_statuses(run_dir: Path, ranks: Collection[int] | None = None) -> None:
     """Forget how an earlier start ended: these ranks, or all of them and the run."""
     paths = [_rank_path(run_dir, rank) for rank in ranks or ()]
     if ranks is None:
@@ -110,81 +110,83 @@ def clear_endings(run_dir: Path, ranks: Collection[int] | None = None) -> None:
 
 def judge(
     local_ranks: Collection[int],
-    endings: Mapping[int, Ending],
+    statuses: Mapping[int, ExitStatus],
     deaths: Sequence[Death],
     *,
     stopping: str | None = None,
-    frozen: Mapping[int, Ending] | None = None,
-) -> Ending:
+    frozen: Mapping[int, ExitStatus] | None = None,
+) -> ExitStatus:
     """The cause of how this node's ranks ended.
 
-    `endings` are the last words of all ranks, other nodes' included where their files are seen; `deaths` are in the
+    `statuses` are the last words of all ranks, other nodes' included where their files are seen; `deaths` are in the
     order in which they were observed; `stopping` says why the ranks were asked to stop, if they were; `frozen` speaks
     for ranks whose process had long stood still when somebody killed it.
     """
-    if all(rank in endings and endings[rank].code == errors.OK for rank in local_ranks):
-        return endings[min(local_ranks)]
+    if all(rank in statuses and statuses[rank].code == errors.OK for rank in local_ranks):
+        return statuses[min(local_ranks)]
     frozen = frozen or {}
-    told = {**{death.rank: of_death(death) for death in deaths}, **endings, **frozen}
+    told = {**{death.rank: of_death(death) for death in deaths}, **statuses, **frozen}
     # What no other rank's death can bring about is a cause wherever it shows up.
     for code in (errors.USER, errors.ENVIRONMENT, errors.DIVERGED):
-        if causes := {rank: ending for rank, ending in told.items() if ending.code == code}:
+        if causes := {rank: status for rank, status in told.items() if status.code == code}:
             return _named(causes, len(told))
-    step = max((ending.step for ending in told.values() if ending.step is not None), default=None)
+    step = max((status.step for status in told.values() if status.step is not None), default=None)
     if stopping:
-        saved = [ending for ending in endings.values() if ending.code == errors.PREEMPTED]
-        return saved[0] if saved else Ending(errors.PREEMPTED, stopping, step)
+        saved = [status for status in statuses.values() if status.code == errors.PREEMPTED]
+        return saved[0] if saved else ExitStatus(errors.PREEMPTED, stopping, step)
     if frozen:
         return frozen[min(frozen)]
     for death in deaths:
         if death.was_killed and death.seen - deaths[0].seen <= _SAME_CAUSE_SECONDS:
             return of_death(death)
     for code in (errors.BUG, errors.PREEMPTED, errors.LOST_PEER):
-        if causes := {rank: ending for rank, ending in told.items() if ending.code == code}:
+        if causes := {rank: status for rank, status in told.items() if status.code == code}:
             return _named(causes, len(told))
     silent = sorted(set(local_ranks) - set(told))
-    return Ending(errors.BUG, f"rank {silent[0]} ended without saying how; its log is logs/rank-{silent[0]}.log", step)
+    return ExitStatus(
+        errors.BUG, f"rank {silent[0]} ended without saying how; its log is logs/rank-{silent[0]}.log", step
+    )
 
 
-def of_death(death: Death) -> Ending:
-    """The ending of a rank that left no word, by its status alone."""
+def of_death(death: Death) -> ExitStatus:
+    """Exit status of a rank that left no word, by its status alone."""
     if death.was_killed:
         name = signal.Signals(-death.status).name
         hint = " (out of memory, or somebody's kill -9)" if name == "SIGKILL" else ""
-        return Ending(errors.LOST_PEER, f"rank {death.rank} was killed by {name}{hint}")
+        return ExitStatus(errors.LOST_PEER, f"rank {death.rank} was killed by {name}{hint}")
     if death.status < 0:
-        return Ending(errors.PREEMPTED, _STOPPED_EARLY)
+        return ExitStatus(errors.PREEMPTED, _STOPPED_EARLY)
     known = (errors.USER, errors.ENVIRONMENT, errors.DIVERGED, errors.PREEMPTED, errors.LOST_PEER)
     code = death.status if death.status in known else errors.BUG
-    return Ending(
+    return ExitStatus(
         code,
         death.said or f"rank {death.rank} ended with exit code {death.status}; its log is logs/rank-{death.rank}.log",
     )
 
 
-def _named(causes: Mapping[int, Ending], ranks: int) -> Ending:
+def _named(causes: Mapping[int, ExitStatus], ranks: int) -> ExitStatus:
     # A rank that hung names itself; those that waited for it only say that they lost somebody.
     rank, cause = min(causes.items(), key=lambda item: (not item[1].reason.startswith("rank "), item[0]))
     if ranks == 1 or len(causes) > 1 or cause.reason.startswith("rank "):
         return cause
-    return Ending(cause.code, f"rank {rank}: {cause.reason}", cause.step)
+    return ExitStatus(cause.code, f"rank {rank}: {cause.reason}", cause.step)
 
 
 def _rank_path(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank-{rank}.exit.json"
 
 
-def _write(run_dir: Path, path: Path, ending: Ending) -> None:
-    write_atomic(path, scrub(json.dumps({**asdict(ending), "time": now()}, indent=2) + "\n"), within=run_dir)
+def _write(run_dir: Path, path: Path, status: ExitStatus) -> None:
+    write_atomic(path, scrub(json.dumps({**asdict(status), "time": now()}, indent=2) + "\n"), within=run_dir)
 
 
-def _read(path: Path) -> Ending | None:
-    """The ending in a file; None where there is none, or the file is damaged, which is told."""
+def _read(path: Path) -> ExitStatus | None:
+    """Exit status in a file; None where there is none, or the file is damaged, which is told."""
     try:
         values = read_object(path)
         code, reason, step = (values[key] for key in ("code", "reason", "step"))
         if isinstance(code, int) and isinstance(reason, str) and isinstance(step, int | None):
-            return Ending(code, reason, step)
+            return ExitStatus(code, reason, step)
         warn(f"{path} is damaged: it says nothing of how the run ended")
     except FileNotFoundError:
         pass

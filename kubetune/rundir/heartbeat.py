@@ -45,24 +45,43 @@ class Beat:
     step: int
     since: float
     is_waiting: bool = False
+    added_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Notes:
+    """Where this process notes its beats, and the phases that it has noted."""
+
+    run_dir: Path
+    rank: int
+    phases: set[str]
 
 
 _last = Beat("starting", 0, time.monotonic())
+_notes: _Notes | None = None
+_noting = threading.Lock()
 
 
 def beat(phase: str, step: int | None = None) -> None:
-    """This process has got to `phase`, after `step` completed steps where that is news."""
+    """This process has got to `phase`, after `step` completed steps where that is news.
+
+    A phase is noted when it comes for the first time, so that one that never ends is named; later the watchdog notes
+    it, every two seconds, because steps are many.
+    """
     global _last
     _last = Beat(phase, _last.step if step is None else step, time.monotonic())
+    if _notes is not None and phase not in _notes.phases:
+        _notes.phases.add(phase)
+        _note_beat(_notes.run_dir, _notes.rank)
     fault_injection.reach(phase)
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
-    """In here this process waits for the other ranks."""
+def waiting(added_seconds: float = WAITING_SECONDS) -> Iterator[None]:
+    """In here this process waits for the other ranks, with more patience by so much."""
     global _last
     before = _last
-    _last = Beat(before.phase, before.step, time.monotonic(), is_waiting=True)
+    _last = Beat(before.phase, before.step, time.monotonic(), is_waiting=True, added_seconds=added_seconds)
     yield
     _last = Beat(before.phase, before.step, time.monotonic())
 
@@ -70,10 +89,11 @@ def waiting() -> Iterator[None]:
 @contextmanager
 def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
     """End this process with LOST_PEER, and leave hang.json, when no beat comes for `timeout_seconds`."""
+    global _notes, _last
     if rank == 0:
         (run_dir / HANG).unlink(missing_ok=True)
     done, stacks = threading.Event(), run_dir / "logs" / f"rank-{rank}.frozen.txt"
-    beat("starting")
+    _last, _notes = Beat("joining", 0, time.monotonic()), _Notes(run_dir, rank, set())
     with files.explained_writes(stacks):  # and no longer: what goes wrong in the run has another cause
         frozen = open(stacks, "w")  # noqa: SIM115
     with frozen:
@@ -84,6 +104,7 @@ def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
         try:
             yield
         finally:
+            _notes = None
             done.set()
             thread.join()
             faulthandler.cancel_dump_traceback_later()
@@ -105,7 +126,7 @@ def read_beats(run_dir: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda beat: int(beat["rank"]))
 
 
-def find_frozen(run_dir: Path, deaths: Sequence[exit_status.Death], since: float) -> dict[int, exit_status.Ending]:
+def find_frozen(run_dir: Path, deaths: Sequence[exit_status.Death], since: float) -> dict[int, exit_status.ExitStatus]:
     """What is to be said of ranks that were killed when they had not been heard of for long; hang.json tells of them.
 
     A process that the kernel has stopped cannot even run its own watchdog, so its last note must do. `since`: when this
@@ -120,7 +141,7 @@ def find_frozen(run_dir: Path, deaths: Sequence[exit_status.Death], since: float
         still = f"rank {last['rank']} was killed when its process had stood still for {silent:.0f} s"
         where = f"{last['phase']} after step {last['step']}"
         reason = f"{still}, last seen in {where} (was it stopped, or short of memory?)"
-        found[last["rank"]] = exit_status.Ending(errors.LOST_PEER, f"{reason}; see {HANG}", last["step"])
+        found[last["rank"]] = exit_status.ExitStatus(errors.LOST_PEER, f"{reason}; see {HANG}", last["step"])
         facts = {name: last[name] for name in ("rank", "phase", "waiting", "step")}
         told = {**facts, "seconds": silent, "time": metrics.now(), "stack": f"none: {reason}\n", "threads": {}}
         with suppress(errors.EnvironmentFault):
@@ -142,11 +163,12 @@ def _note_beat(run_dir: Path, rank: int) -> None:
     }
     path = _beat_path(run_dir, rank)
     temporary = files.temporary_sibling(path)
-    try:
-        temporary.write_text(json.dumps(facts))
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    with _noting, suppress(OSError):
+        try:
+            temporary.write_text(json.dumps(facts))
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
 
 
 def _beat_path(run_dir: Path, rank: int) -> Path:
@@ -167,7 +189,7 @@ def _watch(done: threading.Event, run_dir: Path, rank: int, timeout_seconds: flo
             _note_beat(run_dir, rank)
         _rearm(timeout_seconds, frozen)
         last, silent = _last, time.monotonic() - _last.since
-        if silent > timeout_seconds + (WAITING_SECONDS if last.is_waiting else 0.0):
+        if silent > timeout_seconds + last.added_seconds:
             _give_up(run_dir, rank, last, silent)
 
 
@@ -186,7 +208,7 @@ def _give_up(run_dir: Path, rank: int, last: Beat, silent: float) -> None:
     try:
         # To the file descriptor: the main thread may have been stopped in the middle of a print.
         os.write(2, f"kubetune: {reason}\n{stack}".encode())
-        exit_status.write_rank_ending(run_dir, rank, exit_status.Ending(errors.LOST_PEER, reason, last.step))
+        exit_status.write_rank_exit_status(run_dir, rank, exit_status.ExitStatus(errors.LOST_PEER, reason, last.step))
         if not (last.is_waiting and (run_dir / HANG).exists()):
             written = {**facts, "time": metrics.now(), "stack": stack, "threads": others}
             files.write_atomic(run_dir / HANG, json.dumps(written, indent=2) + "\n", within=run_dir)

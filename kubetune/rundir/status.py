@@ -95,7 +95,7 @@ def progress(run_dir: Path) -> dict[str, Any]:
     known = [event["steps"] for event in events if event["event"] in ("start", "resume") and event.get("steps")]
     total = plan.get("num_steps") or (known[-1] if known else None)
     seconds = sum(line["seconds"] for line in timings) / len(timings) if timings else None
-    ending = exit_status.read_ending(run_dir)
+    status = exit_status.read_exit_status(run_dir)
     return {
         "phase": next((beat["phase"] for beat in heartbeat.read_beats(run_dir)), None),
         "step": step,
@@ -107,7 +107,7 @@ def progress(run_dir: Path) -> dict[str, Any]:
         "saved_step": _newest_checkpoint(run_dir),
         "restarts": max(0, sum(event["event"] == "launch" and event.get("node") == 0 for event in events) - 1),
         "last_exit": _cause(events),
-        "ending": asdict(ending) if ending else None,
+        "ending": asdict(status) if status else None,
     }
 
 

@@ -21,7 +21,7 @@ from kubetune import errors
 from kubetune.base import files, logs, processes
 from kubetune.base.signals import STAY, Relay
 from kubetune.rundir import exit_status
-from kubetune.rundir.exit_status import Ending
+from kubetune.rundir.exit_status import ExitStatus
 from kubetune.supervisor.place import hold, read_place
 from kubetune.supervisor.supervise import supervise
 
@@ -66,7 +66,7 @@ def _start(args: argparse.Namespace, relay: Relay) -> int:
 def _end(error: errors.KubetuneError) -> int:
     """Say why nothing was begun; returns the exit code."""
     print(logs.scrub(f"kubetune: {error}"), file=sys.stderr)
-    exit_status.leave_message(Ending(error.exit_code, exit_status.reason_of(error)))
+    exit_status.leave_message(ExitStatus(error.exit_code, exit_status.reason_of(error)))
     return error.exit_code
 
 

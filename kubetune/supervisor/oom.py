@@ -15,7 +15,7 @@ from pathlib import Path
 from kubetune import errors
 from kubetune.base import cgroup
 from kubetune.rundir import exit_status, metrics
-from kubetune.rundir.exit_status import Death, Ending
+from kubetune.rundir.exit_status import Death, ExitStatus
 
 KILLED = "killed"
 """The event of a start that ended so: node, rank, and the last step in metrics.jsonl then."""
@@ -27,19 +27,21 @@ _ADVICE = (
 )
 
 
-def explain(run_dir: Path, node: int, ending: Ending, deaths: Sequence[Death], kills_before: int | None) -> Ending:
-    """`ending`, unless a SIGKILL is its cause: then what is known of why, final when it came to nothing twice.
+def explain(
+    run_dir: Path, node: int, status: ExitStatus, deaths: Sequence[Death], kills_before: int | None
+) -> ExitStatus:
+    """`status`, unless a SIGKILL is its cause: then what is known of why, final when it came to nothing twice.
 
     `kills_before`: `cgroup.oom_kills()` before the ranks of this node started.
     """
-    death = next((d for d in deaths if d.status == -signal.SIGKILL and exit_status.of_death(d) == ending), None)
+    death = next((d for d in deaths if d.status == -signal.SIGKILL and exit_status.of_death(d) == status), None)
     if death is None:
-        return ending
+        return status
     kills = cgroup.oom_kills()
     known = kills is not None and kills_before is not None
     if known and kills == kills_before:
         said = "not for memory, as the kernel counts no such kill here: somebody's kill -9"
-        return replace(ending, reason=f"rank {death.rank} was killed by SIGKILL ({said})")
+        return replace(status, reason=f"rank {death.rank} was killed by SIGKILL ({said})")
     step, before = _newest_step(run_dir), _killed_before(run_dir, node)
     with suppress(errors.EnvironmentFault):  # a full disk must not hide the cause
         metrics.record_event(run_dir, KILLED, node=node, rank=death.rank, step=step)
@@ -47,13 +49,13 @@ def explain(run_dir: Path, node: int, ending: Ending, deaths: Sequence[Death], k
     where = f"after step {step}" if step else "before the first step was done"
     reason = f"rank {death.rank} was killed by SIGKILL {cause}, {where}; {_limit()}"
     if before is None or step > before:
-        return Ending(errors.LOST_PEER, reason, step)
+        return ExitStatus(errors.LOST_PEER, reason, step)
     again = "The start before ended so too, and this one came no farther, so no other is tried by itself"
     final = f"{reason}. {again}. {_ADVICE}"
     with suppress(errors.EnvironmentFault):  # other nodes only know that they lost somebody
-        told = Ending(errors.ENVIRONMENT, f"{final} (seen by the agent of node {node})", step)
-        exit_status.write_rank_ending(run_dir, death.rank, told)
-    return Ending(errors.ENVIRONMENT, final, step)
+        told = ExitStatus(errors.ENVIRONMENT, f"{final} (seen by the agent of node {node})", step)
+        exit_status.write_rank_exit_status(run_dir, death.rank, told)
+    return ExitStatus(errors.ENVIRONMENT, final, step)
 
 
 def _limit() -> str:

@@ -19,7 +19,7 @@ from kubetune import errors
 from kubetune.base import cgroup, files, logs, processes
 from kubetune.base.signals import Relay
 from kubetune.rundir import checkpoints, exit_status, heartbeat, machine, metrics
-from kubetune.rundir.exit_status import Death, Ending
+from kubetune.rundir.exit_status import Death, ExitStatus
 from kubetune.rundir.mirror import copier
 from kubetune.supervisor import oom
 from kubetune.supervisor.place import Place, read_place, read_plan
@@ -60,7 +60,7 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
     """
     place = read_place(run_dir)
     relay.grace_seconds = read_plan(run_dir).grace_seconds
-    exit_status.clear_endings(run_dir, None if place.node == 0 else place.ranks)
+    exit_status.clear_exit_statuses(run_dir, None if place.node == 0 else place.ranks)
     facts: dict[str, int | str] = {"node": place.node, "nodes": place.nodes, "processes": place.processes}
     # Left behind where a start was cut off without a word: until then devices were held, and paid for.
     if beats := [float(beat["time"]) for beat in heartbeat.read_beats(run_dir)]:
@@ -77,25 +77,26 @@ def _mirrored(run_dir: Path, place: Place, relay: Relay) -> AbstractContextManag
 
 
 def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> int:
-    ending = _run(run_dir, place, relay, prepare, worker)
-    if ending.code == errors.PREEMPTED and ending.step is None:  # no rank had come so far as to say
-        ending = replace(ending, step=checkpoints.newest_step(run_dir))
+    status = _run(run_dir, place, relay, prepare, worker)
+    if status.code == errors.PREEMPTED and status.step is None:  # no rank had come so far as to say
+        status = replace(status, step=checkpoints.newest_step(run_dir))
     # A full disk must not hide the exit code it caused.
     with suppress(errors.EnvironmentFault):
         if place.node == 0:
-            exit_status.write_ending(run_dir, ending)
-        metrics.record_event(run_dir, "exit", node=place.node, **asdict(ending))
-    exit_status.leave_message(ending, _progress(run_dir) if place.node == 0 else None)
-    if ending.code != errors.OK:
+            exit_status.write_exit_status(run_dir, status)
+        metrics.record_event(run_dir, "exit", node=place.node, **asdict(status))
+    exit_status.leave_message(status, _progress(run_dir) if place.node == 0 else None)
+    if status.code != errors.OK:
         # What a rank says it has also logged; only what was seen from outside is news.
-        is_told = any(ending.reason.endswith(rank.reason) for rank in exit_status.read_rank_endings(run_dir).values())
-        told = "" if is_told else f"{ending.reason}; "
-        line = f"kubetune: {told}ended with exit code {ending.code}, logs in {run_dir / 'logs'}"
+        ranks = exit_status.read_rank_exit_statuses(run_dir).values()
+        is_told = any(status.reason.endswith(rank.reason) for rank in ranks)
+        told = "" if is_told else f"{status.reason}; "
+        line = f"kubetune: {told}ended with exit code {status.code}, logs in {run_dir / 'logs'}"
         print(logs.scrub(line), file=sys.stderr)
     elif place.node == 0:
         _sample(run_dir, relay)
         _push(run_dir, relay)
-    return ending.code
+    return status.code
 
 
 def _progress(run_dir: Path) -> dict[str, Any] | None:
@@ -132,51 +133,51 @@ def _push(run_dir: Path, relay: Relay) -> None:
         print(f"kubetune: not pushed; the run is done all the same. Again: kubetune push {run_dir}", file=sys.stderr)
 
 
-def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> Ending:
+def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> ExitStatus:
     deaths: list[Death] = []
     began, kills = time.time(), cgroup.oom_kills()
     if place.nodes * place.processes > 1:
         # Before any rank exists, because a rank that waits for the data of another in a collective would time out.
-        status = relay.run(processes.module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])})
-        if status == 0:
+        code = relay.run(processes.module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])})
+        if code == 0:
             deaths = _run_torchrun(run_dir, place, relay, worker)
         else:
-            deaths = [Death(place.ranks[0], status, time.time())]
-    elif status := relay.run(processes.module(worker, run_dir), _environment(place) | _ONLY_RANK):
-        deaths = [Death(0, status, time.time())]
+            deaths = [Death(place.ranks[0], code, time.time())]
+    elif code := relay.run(processes.module(worker, run_dir), _environment(place) | _ONLY_RANK):
+        deaths = [Death(0, code, time.time())]
     frozen = heartbeat.find_frozen(run_dir, deaths, began)
 
-    def judge() -> Ending:
-        said = exit_status.read_rank_endings(run_dir)
+    def judge() -> ExitStatus:
+        said = exit_status.read_rank_exit_statuses(run_dir)
         return exit_status.judge(place.ranks, said, deaths, stopping=relay.stopping, frozen=frozen)
 
-    ending = judge()
-    if ending.code != errors.OK and not (run_dir / RESOLVED).exists():
-        return Ending(errors.ENVIRONMENT, f"{run_dir} was deleted or moved away while the run went on")
-    ending = oom.explain(run_dir, place.node, ending, deaths, kills)
-    if ending.code == errors.LOST_PEER and place.nodes > 1:
+    status = judge()
+    if status.code != errors.OK and not (run_dir / RESOLVED).exists():
+        return ExitStatus(errors.ENVIRONMENT, f"{run_dir} was deleted or moved away while the run went on")
+    status = oom.explain(run_dir, place.node, status, deaths, kills)
+    if status.code == errors.LOST_PEER and place.nodes > 1:
         time.sleep(_PEER_REPORT_SECONDS)
         if (heard := judge()).code != errors.LOST_PEER:
             return heard
-    return ending
+    return status
 
 
 def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> list[Death]:
     if place.nodes == 1:
         # An address of its own: the host's name, torchrun's default, need not resolve.
-        meeting = ["--standalone", "--local-addr", "127.0.0.1"]
+        rendezvous = ["--standalone", "--local-addr", "127.0.0.1"]
     else:
-        meeting = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
-        meeting += ["--master-port", str(place.master_port)]
+        rendezvous = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
+        rendezvous += ["--master-port", str(place.master_port)]
         patience = (
             files.read_object(run_dir / RESOLVED).get("training", {}).get("timeout_seconds", _DEFAULT_PATIENCE_SECONDS)
         )
-        meeting += ["--rdzv-conf", f"timeout={math.ceil(patience)}"]
+        rendezvous += ["--rdzv-conf", f"timeout={math.ceil(patience)}"]
         where = f"{place.master_addr}:{place.master_port}"
         print(f"kubetune: node {place.node} of {place.nodes} meets the others at {where}", flush=True)
     # A pipe: a run must be able to end with its own reason where nothing can be written any more.
     reading, writing = os.pipe()
-    command = processes.module("kubetune.distributed.torchrun", writing, int(relay.grace_seconds), *meeting)
+    command = processes.module("kubetune.distributed.torchrun", writing, int(relay.grace_seconds), *rendezvous)
     command += ["--nnodes", str(place.nodes), "--nproc-per-node", str(place.processes), "--max-restarts", "0"]
     command += ["--module", worker, str(run_dir)]
     # torchrun kills what outlives the grace time; the relay's own limit is for a torchrun that hangs itself.

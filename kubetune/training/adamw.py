@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.training.optimizer_shards import Piece
+from kubetune.training.optimizer_shards import OptimizerShard
 
 STRETCH = 2**12
 """Numbers whose squares are added up in fp32: few enough that their norm is right to a part in ten million."""
@@ -122,9 +122,9 @@ class FlatAdamW:
         return self.master.numel()
 
     @property
-    def pieces(self) -> list[Piece]:
+    def shards(self) -> list[OptimizerShard]:
         """What this rank's buffers hold of the buffers of the whole model."""
-        return [Piece(0, self.master.numel())]
+        return [OptimizerShard(0, self.master.numel())]
 
     def reduce_gradient(self, world: World) -> float:
         """Add `gradient` over all ranks; returns its norm, the same on each."""

@@ -14,7 +14,7 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.training import adamw_8bit
 from kubetune.training.adamw import AdamSettings, FlatAdamW, sum_of_squares
-from kubetune.training.optimizer_shards import Piece
+from kubetune.training.optimizer_shards import OptimizerShard
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> FlatAdamW:
@@ -53,15 +53,15 @@ class ShardedAdamW(FlatAdamW):
         return sum(p.numel() for p, _ in self._slices)
 
     @property
-    def pieces(self) -> list[Piece]:
+    def shards(self) -> list[OptimizerShard]:
         """Slices are whole rows, so each is one stretch of its parameter."""
-        pieces, start = [], 0
+        shards, start = [], 0
         for parameter, value in self._slices:
             rows, mesh = parameter.shape[0], parameter.device_mesh
             first = min(rows, mesh.get_local_rank() * -(-rows // mesh.size()))
-            pieces.append(Piece(start + first * (parameter.numel() // rows), value.numel()))
+            shards.append(OptimizerShard(start + first * (parameter.numel() // rows), value.numel()))
             start += parameter.numel()
-        return pieces
+        return shards
 
     def reduce_gradient(self, world: World) -> float:
         """The norm over the slices of all ranks."""

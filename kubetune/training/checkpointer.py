@@ -55,7 +55,7 @@ class Held(NamedTuple):
 
 
 @dataclass
-class Snapshots:
+class Checkpointer:
     """Saves and restores one run; all ranks call.
 
     Where every rank holds the same, rank 0 writes it; of a sharded optimizer each rank writes its slices and rank 0
@@ -86,7 +86,7 @@ class Snapshots:
         self._group = None if self._is_whole else process_group.side_group(self.world, self.timeout_seconds)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-    def __enter__(self) -> Snapshots:
+    def __enter__(self) -> Checkpointer:
         return self
 
     def __exit__(
@@ -121,7 +121,7 @@ class Snapshots:
 
         It lies where the start after a kill clears away what was half written.
         """
-        folder, run_dir = files.temporary_sibling(self.run_dir / "checkpoints" / "probe"), self.run_dir
+        folder, run_dir = files.temporary_sibling(self.run_dir / "checkpoints" / "preflight"), self.run_dir
         self._state, self.run_dir = state, process_group.broadcast(folder, self.world)
         self._rehearses = True
         try:
@@ -283,7 +283,7 @@ class Snapshots:
         path = folder / optimizer_shards.part_name(self.world.rank, self.world.size)
         try:
             with files.explained_writes(path), explained_full_disk(folder):
-                optimizer_shards.write_part(path, held.optimizer, self.optimizer.pieces)
+                optimizer_shards.write_part(path, held.optimizer, self.optimizer.shards)
                 fault_injection.reach("commit.part")
         except errors.EnvironmentFault as error:
             failure = error
@@ -333,7 +333,7 @@ class Snapshots:
             )
         try:
             with optimizer_shards.Buffers(found) as buffers:
-                self.optimizer.load(buffers.state(self.optimizer.pieces, self.optimizer.size))
+                self.optimizer.load(buffers.state(self.optimizer.shards, self.optimizer.size))
         except SafetensorError as error:
             raise errors.ConfigError(f"{found}: its optimizer state is no safetensors file ({error})") from error
         except ValueError as error:

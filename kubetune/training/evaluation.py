@@ -13,7 +13,7 @@ from kubetune.models import fsdp
 from kubetune.models.padding_free import unwrap
 from kubetune.planning.plan import Plan
 from kubetune.rundir import heartbeat
-from kubetune.training.health import StopRequest
+from kubetune.training.stop import StopRequest
 
 BETWEEN_STOP_CHECKS = 16  # batches; asking all ranks costs a message
 

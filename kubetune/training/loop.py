@@ -38,13 +38,14 @@ from kubetune.planning.plan import Plan, learning_rate_at
 from kubetune.rundir import heartbeat, machine, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.tasks import metric_names
-from kubetune.training import flops, health, preflight, step_digest
+from kubetune.training import finite, flops, preflight, step_digest
 from kubetune.training.adamw import FlatAdamW
 from kubetune.training.adamw_sharded import make_optimizer
-from kubetune.training.checkpointer import Snapshots, writes_in_background
+from kubetune.training.checkpointer import Checkpointer, writes_in_background
 from kubetune.training.evaluation import evaluate
 from kubetune.training.run import Run
-from kubetune.training.run_log import Journal, log_batch, open_journal
+from kubetune.training.run_log import RunLog, log_batch, open_run_log
+from kubetune.training.stop import StopRequest
 
 FIRST_LOSS_SCALE = 2.0**14
 STEPS_TO_RAISE_LOSS_SCALE = 1000
@@ -57,7 +58,7 @@ def train(
     data: Prepared,
     task: ModuleType,
     world: World,
-    stop: health.StopRequest,
+    stop: StopRequest,
     base: Check | None = None,
 ) -> State:
     """Build the model, go on where the run left off, train to the end; all ranks call it.
@@ -77,7 +78,7 @@ def _train(
     data: Prepared,
     task: ModuleType,
     world: World,
-    stop: health.StopRequest,
+    stop: StopRequest,
     base: Check | None = None,
 ) -> State:
     if data.eval is not None:
@@ -107,7 +108,7 @@ def _train(
             even=fsdp.is_sharded(learner.model),
         ),
         data=data,
-        snapshots=Snapshots(
+        checkpointer=Checkpointer(
             run_dir,
             world,
             learner.model,
@@ -120,13 +121,13 @@ def _train(
             base=base,
         ),
     )
-    run.snapshots.require_room()
+    run.checkpointer.require_room()
     first = State(
         data_fingerprint=data.fingerprint,
         global_batch_size=plan.global_batch_size,
         global_batch_tokens=plan.global_batch_tokens,
     )
-    state = run.snapshots.restore(config.training.resume, first)
+    state = run.checkpointer.restore(config.training.resume, first)
     if state.step == 0 and choose_dtype(config.model.dtype, world.device) == torch.float16:
         state = replace(state, loss_scale=FIRST_LOSS_SCALE)
     if world.is_main:
@@ -134,10 +135,10 @@ def _train(
     if config.training.fp8:
         fp8.adopt(learner.model, world.device, lambda: _loss_ahead(run, state))
     if config.training.probe:
-        preflight.probe(run, state)
+        preflight.rehearse(run, state)
     stop.defer()
-    with open_journal(config, plan, run_dir, world, state) as journal, run.snapshots:
-        state = loop(run, state, journal)
+    with open_run_log(config, plan, run_dir, world, state) as run_log, run.checkpointer:
+        state = loop(run, state, run_log)
     return state
 
 
@@ -185,11 +186,11 @@ def _workload(config: Config, plan: Plan, data: Prepared) -> Workload:
     return Workload(longest, total, data.labels)
 
 
-def loop(run: Run, state: State, journal: Journal) -> State:
+def loop(run: Run, state: State, run_log: RunLog) -> State:
     """From `state.step` to the last step, or until early stopping."""
     plan, world, optimizer = run.plan, run.world, run.optimizer
     if state.step:
-        state = _finish_step(run, state, journal)  # a stop may have come between a step and its evaluation
+        state = _finish_step(run, state, run_log)  # a stop may have come between a step and its evaluation
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
         if state.step:
             _compile_planned(run, state)
@@ -204,8 +205,8 @@ def loop(run: Run, state: State, journal: Journal) -> State:
         if state.loss_scale > 1.0 and not math.isfinite(norm):
             state = _lower_loss_scale(optimizer, state)
             continue
-        health.require_finite(loss, norm, state.step, _with_samples(work, losses), world, partial(_origin, run))
-        above = health.steps_above_threshold(loss, state, run.config.training)
+        finite.require_finite(loss, norm, state.step, _with_samples(work, losses), world, partial(_origin, run))
+        above = finite.steps_above_threshold(loss, state, run.config.training)
         optimizer.scale_gradient(1.0 / state.loss_scale, norm, run.config.training.max_grad_norm)
         rate = learning_rate_at(plan, state.step)
         optimizer.update(rate)
@@ -219,12 +220,12 @@ def loop(run: Run, state: State, journal: Journal) -> State:
             seconds=state.seconds + seconds,
             steps_above_threshold=above,
         )
-        journal.step(state, work, loss=loss, rate=rate, norm=norm, seconds=seconds, ranks=ranks)
+        run_log.step(state, work, loss=loss, rate=rate, norm=norm, seconds=seconds, ranks=ranks)
         if failing:
-            run.snapshots.finish()
+            run.checkpointer.finish()
         if stopping:
-            _stop(run, state, journal)
-        state = _finish_step(run, state, journal)
+            _stop(run, state, run_log)
+        state = _finish_step(run, state, run_log)
     if _is_patience_spent(run, state):
         logs.STEP.info(
             "stopped early at step %d: %s did not improve on %.6g of step %s in %d evaluations",
@@ -272,7 +273,7 @@ def _agree(run: Run, losses: Sequence[torch.Tensor], computed: float) -> tuple[f
     rank_seconds = [0.0] * run.world.size
     rank_seconds[run.world.rank] = computed
     mine = float(torch.stack(list(losses)).double().sum()) if losses else 0.0
-    flags = [float(run.stop.requested), float(run.snapshots.has_failed)]
+    flags = [float(run.stop.requested), float(run.checkpointer.has_failed)]
     loss, stopping, failing, *ranks = process_group.sum_numbers([mine, *flags, *rank_seconds], run.world)
     return loss, stopping > 0, failing > 0, ranks
 
@@ -290,16 +291,16 @@ def _origin(run: Run, samples: Sequence[int]) -> str:
     return "; ".join(f"{path} records {', '.join(map(str, found))}" for path, found in named)
 
 
-def _stop(run: Run, state: State, journal: Journal) -> None:
+def _stop(run: Run, state: State, run_log: RunLog) -> None:
     logs.STEP.info("asked to stop: saving step %d", state.step)
-    journal.sync()
+    run_log.sync()
     if state.saved_step < state.step:
-        run.snapshots.save(state)
-    run.snapshots.finish()
+        run.checkpointer.save(state)
+    run.checkpointer.finish()
     raise errors.Preempted(state.step)
 
 
-def _finish_step(run: Run, state: State, journal: Journal) -> State:
+def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
     """What is due after a step: an evaluation, then a checkpoint that knows its result."""
     heartbeat.beat("end of step", state.step)
     plan, last = run.plan, state.step == run.plan.num_steps
@@ -308,19 +309,19 @@ def _finish_step(run: Run, state: State, journal: Journal) -> State:
             _compile_planned(run, state)  # a resumed run evaluates with what the uninterrupted one did
         values = evaluate(run.task, run.learner, run.data.eval, plan, run.world, run.stop)
         if values is None:
-            _stop(run, state, journal)
+            _stop(run, state, run_log)
         else:
             state = _judge(run, state, values)
-            journal.evaluation(state.step, values, best=state.best_step == state.step)
+            run_log.evaluation(state.step, values, best=state.best_step == state.step)
     is_best = state.best_step == state.step
     # A loss that runs away must not push the last good checkpoint out.
     is_sound = plan.is_save_step(state.step) and not state.steps_above_threshold
     is_due = is_best or last or is_sound or _is_patience_spent(run, state)
     if is_due and state.saved_step < state.step:
-        journal.sync()
-        return run.snapshots.save(state)
+        run_log.sync()
+        return run.checkpointer.save(state)
     if is_best:
-        run.snapshots.link(state)
+        run.checkpointer.link(state)
     return state
 
 

@@ -42,7 +42,7 @@ DTYPE_NAMES = {
 }
 
 
-class Piece(NamedTuple):
+class OptimizerShard(NamedTuple):
     """Numbers `[start, start + length)` of a flat buffer of the whole model."""
 
     start: int
@@ -50,19 +50,19 @@ class Piece(NamedTuple):
 
 
 def part_name(rank: int, world_size: int) -> str:
-    """File of one rank's pieces."""
+    """File of one rank's shards."""
     return f"optimizer-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
-def write_part(path: Path, state: dict[str, Tensor], pieces: Sequence[Piece]) -> None:
-    """Write one rank's buffers; `state` holds flat ones of the pieces' total length, and scalars."""
-    save_file(state, path, metadata={"pieces": json.dumps(pieces)})
+def write_part(path: Path, state: dict[str, Tensor], shards: Sequence[OptimizerShard]) -> None:
+    """Write one rank's buffers; `state` holds flat ones of the shards' total length, and scalars."""
+    save_file(state, path, metadata={"pieces": json.dumps(shards)})
     with open(path, "rb") as file:
         os.fsync(file.fileno())  # rank 0, which makes the rest durable, may be on another machine
 
 
 class _Source(NamedTuple):
-    """A piece in a file: where it begins in the whole buffer and in the file's."""
+    """A shard in a file: where it begins in the whole buffer and in the file's."""
 
     start: int
     stop: int
@@ -71,7 +71,7 @@ class _Source(NamedTuple):
 
 
 class Buffers:
-    """The buffers in a checkpoint folder, read piece by piece. Open them with `with`."""
+    """The buffers in a checkpoint folder, read shard by shard. Open them with `with`."""
 
     def __init__(self, folder: Path) -> None:
         self._stack = ExitStack()
@@ -91,9 +91,9 @@ class Buffers:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def read(self, name: str, piece: Piece) -> Iterator[Tensor]:
-        """The numbers of one piece, in stretches."""
-        at, stop = piece.start, piece.start + piece.length
+    def read(self, name: str, shard: OptimizerShard) -> Iterator[Tensor]:
+        """The numbers of one shard, in stretches."""
+        at, stop = shard.start, shard.start + shard.length
         index = bisect_right(self._sources, at, key=lambda source: source.start) - 1
         while at < stop:
             source = self._sources[index]
@@ -102,8 +102,8 @@ class Buffers:
             yield source.file.get_slice(name)[first : first + until - at]
             at, index = until, index + (until == source.stop)
 
-    def state(self, pieces: Sequence[Piece], size: int) -> dict[str, Tensor]:
-        """All buffers of some pieces, laid end to end, and what is no such buffer as it is.
+    def state(self, shards: Sequence[OptimizerShard], size: int) -> dict[str, Tensor]:
+        """All buffers of some shards, laid end to end, and what is no such buffer as it is.
 
         Raises ValueError unless the whole model's buffers have `size` numbers.
         """
@@ -116,20 +116,20 @@ class Buffers:
             if shape != shapes[MASTER]:
                 state[name] = first.get_tensor(name)
                 continue
-            state[name] = torch.empty(sum(piece.length for piece in pieces), dtype=first.get_slice(name)[:0].dtype)
+            state[name] = torch.empty(sum(shard.length for shard in shards), dtype=first.get_slice(name)[:0].dtype)
             at = 0
-            for part in (part for piece in pieces for part in self.read(name, piece)):
+            for part in (part for shard in shards for part in self.read(name, shard)):
                 state[name][at : at + len(part)] = part
                 at += len(part)
         return state
 
 
 def _sources(file: Any) -> Iterator[_Source]:
-    pieces = json.loads((file.metadata() or {}).get("pieces", "null"))
-    if pieces is None:
-        pieces = [(0, file.get_slice(MASTER).get_shape()[0])]
+    shards = json.loads((file.metadata() or {}).get("pieces", "null"))
+    if shards is None:
+        shards = [(0, file.get_slice(MASTER).get_shape()[0])]
     offset = 0
-    for start, length in pieces:
+    for start, length in shards:
         if length:
             yield _Source(start, start + length, file, offset)
         offset += length
@@ -156,10 +156,10 @@ def write_weights(
         file.write(len(text).to_bytes(8, "little") + text)
         start = 0
         for shape in layout.values():
-            piece = Piece(start, math.prod(shape))
-            for part in buffers.read(MASTER, piece):
+            shard = OptimizerShard(start, math.prod(shape))
+            for part in buffers.read(MASTER, shard):
                 file.write(_bytes(part.to(dtype)))
-            start += piece.length
+            start += shard.length
         for tensor in others.values():
             file.write(_bytes(tensor))
 

@@ -60,57 +60,57 @@ def explaining_shortage(config: Config, plan: Plan, world: World) -> Iterator[No
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        room = Room(config, plan, world.device)
+        budget = MemoryBudget(config, plan, world.device)
         raise errors.EnvironmentFault(
-            f"rank {world.rank} ran out of memory ({_first_line(error)}); there are {size(room.device_bytes)} "
-            f"({room.whose}); {room.advice(UNSURE_SHARE)}. What was saved is good: after such a change the same "
+            f"rank {world.rank} ran out of memory ({_first_line(error)}); there are {size(budget.device_bytes)} "
+            f"({budget.whose}); {budget.advice(UNSURE_SHARE)}. What was saved is good: after such a change the same "
             "command goes on. training.probe tries the longest batch before step 1"
         ) from error
 
 
-def probe(run: Run, state: State) -> None:
+def rehearse(run: Run, state: State) -> None:
     """Try what the run will do, and tell what memory it took; all ranks call it.
 
     Raises EnvironmentFault where it does not fit, with the changes that would make it fit.
     """
     if state.step:
-        logs.STEP.info("no probe: this start goes on from step %d, and what was tried then has worked", state.step)
+        logs.STEP.info("no preflight: this start goes on from step %d, and what was tried then has worked", state.step)
         return
     device, world = run.world.device, run.world
-    room = Room(run.config, run.plan, device, run.data.longest)
+    budget = MemoryBudget(run.config, run.plan, device, run.data.longest)
     batch = run.feed.largest()
     content = f"{counted(len(batch.cu_seqlens) - 1, 'row')}, {batch.num_tokens:,} tokens"
-    logs.STEP.info("probe: the longest batch (%s), an evaluation, a save; forecast: %s", content, room.outlook())
+    logs.STEP.info("preflight: the longest batch (%s), an evaluation, a save; forecast: %s", content, budget.outlook())
     seconds = dict[str, float]()
-    with _timed(seconds, "batch"), _noticing_shortage(run, room, f"the longest batch ({content})"):
+    with _timed(seconds, "batch"), _noticing_shortage(run, budget, f"the longest batch ({content})"):
         _learn(run, state, batch)
     run.optimizer.reduce_gradient(world)  # what ranks talk through takes memory from its first use on
     run.optimizer.clear_gradient()
     if run.data.eval is not None:
-        with _timed(seconds, "evaluation"), _noticing_shortage(run, room, "the longest batch of an evaluation"):
+        with _timed(seconds, "evaluation"), _noticing_shortage(run, budget, "the longest batch of an evaluation"):
             values = evaluation.rehearse(run.task, run.learner, run.data.eval, run.plan, world)
         require_metric(run.config.training.metric_for_best_model, values)
-    heartbeat.beat("probe of a save")
-    with _timed(seconds, "save"), _noticing_shortage(run, room, "a save"):
-        written = run.snapshots.rehearse(state)
+    heartbeat.beat("preflight of a save")
+    with _timed(seconds, "save"), _noticing_shortage(run, budget, "a save"):
+        written = run.checkpointer.rehearse(state)
     peak = max(process_group.gather(peak_memory_bytes(device), world))
     reserved = (
         max(process_group.gather(torch.cuda.max_memory_reserved(device), world)) if device.type == "cuda" else None
     )
-    room.require(peak, content)
+    budget.require(peak, content)
     if world.is_main:
-        logs.RESULT.info("probe: %s", room.verdict(peak, reserved))
+        logs.RESULT.info("preflight: %s", budget.verdict(peak, reserved))
         took = ", ".join(f"{what} {time:.2g} s" for what, time in seconds.items())
-        logs.RESULT.info("probe: %s; a checkpoint has %s; nothing of it was kept", took, size(written))
+        logs.RESULT.info("preflight: %s; a checkpoint has %s; nothing of it was kept", took, size(written))
         metrics.record_event(
-            run.snapshots.run_dir,
+            run.checkpointer.run_dir,
             "probe",
             rows=len(batch.cu_seqlens) - 1,
             tokens=batch.num_tokens,
-            foreseen_bytes=room.foreseen_bytes,
+            foreseen_bytes=budget.forecast_bytes,
             measured_bytes=peak,
             reserved_bytes=reserved,
-            device_bytes=room.device_bytes,
+            device_bytes=budget.device_bytes,
             checkpoint_bytes=written,
             seconds=seconds,
         )
@@ -120,7 +120,7 @@ def probe(run: Run, state: State) -> None:
 
 def _learn(run: Run, state: State, batch: Any) -> None:
     """The gradient of a batch, twice where a step has several: the second finds the first one's still there."""
-    heartbeat.beat("probe of a batch")
+    heartbeat.beat("preflight of a batch")
     batch = batch.to(run.world.device)
     times = 2 if run.plan.may_accumulate else 1
     for micro in range(times):
@@ -128,7 +128,7 @@ def _learn(run: Run, state: State, batch: Any) -> None:
         run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))
 
 
-class Room:
+class MemoryBudget:
     """What a device has, what the forecast says of it, and what would make a run fit that does not."""
 
     def __init__(self, config: Config, plan: Plan, device: torch.device, longest: int | None = None) -> None:
@@ -139,22 +139,22 @@ class Room:
         if self._weights is not None:
             found = forecast(config, plan, self._weights, self.device_bytes, longest)
         self._forecast: Forecast | None = found
-        self.foreseen_bytes = found.allocated_bytes if found is not None else None
+        self.forecast_bytes = found.allocated_bytes if found is not None else None
 
     def outlook(self) -> str:
         """Before anything is tried: on CPUs nobody may be left to speak afterwards."""
         if self._forecast is None:
             return "unknown"
-        said = f"{size(self.foreseen_bytes or 0)} of {size(self.device_bytes)} ({self.whose})"
+        said = f"{size(self.forecast_bytes or 0)} of {size(self.device_bytes)} ({self.whose})"
         return said if self._forecast.fits else f"{said}, which is not enough: {self.advice(1.0)}"
 
     def verdict(self, peak: int, reserved: int | None) -> str:
-        """What was measured beside what was foreseen."""
+        """What was measured beside what was forecast."""
         said = f"peak memory {size(peak)}"
         if reserved is not None:
             said += f" allocated, {size(reserved)} reserved"
-        if self.foreseen_bytes:
-            said += f", forecast {size(self.foreseen_bytes)} ({peak / self.foreseen_bytes - 1:+.0%})"
+        if self.forecast_bytes:
+            said += f", forecast {size(self.forecast_bytes)} ({peak / self.forecast_bytes - 1:+.0%})"
         share = (reserved or peak) / self.device_bytes
         said += f"; {share:.0%} of {size(self.device_bytes)} ({self.whose})"
         return said if share <= USABLE_SHARE else f"{said}, which leaves little for surprises; {self.advice(1.0, peak)}"
@@ -167,7 +167,7 @@ class Room:
     def fault(self, what: str, found: str, peak: int | None = None) -> errors.EnvironmentFault:
         """The error for what does not fit, with what would help."""
         return errors.EnvironmentFault(
-            f"probe: {what} {found}, there are {size(self.device_bytes)} ({self.whose}); "
+            f"preflight: {what} {found}, there are {size(self.device_bytes)} ({self.whose}); "
             f"{self.advice(UNSURE_SHARE, peak)}. Nothing was trained or saved."
         )
 
@@ -175,7 +175,7 @@ class Room:
         """Changes that would make it fit, by the forecast, corrected by what was measured where something was."""
         if self._weights is None or self._forecast is None:
             return "lower training.per_device_train_batch_size or data.max_length, or recompute activations"
-        wrong_by = max(1.0, peak / self.foreseen_bytes) if peak and self.foreseen_bytes else 1 / share
+        wrong_by = max(1.0, peak / self.forecast_bytes) if peak and self.forecast_bytes else 1 / share
         found = remedies(self._config, self._plan, self._weights, int(self.device_bytes / wrong_by), self._longest)
         if not found:
             return "no single change would make it fit; several together may, or a larger device"
@@ -183,7 +183,7 @@ class Room:
 
 
 @contextmanager
-def _noticing_shortage(run: Run, room: Room, what: str) -> Iterator[None]:
+def _noticing_shortage(run: Run, budget: MemoryBudget, what: str) -> Iterator[None]:
     """Turn memory that ran out into an error that says what would help."""
     said = ""
     try:
@@ -195,7 +195,7 @@ def _noticing_shortage(run: Run, room: Room, what: str) -> Iterator[None]:
     # Outside of the handler, whose traceback would keep the tensors alive.
     told = [said] if fsdp.is_sharded(run.learner.model) else process_group.gather(said, run.world)
     if short := next((text for text in told if text), None):
-        raise room.fault(what, f"ran out of memory ({short})")
+        raise budget.fault(what, f"ran out of memory ({short})")
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed.process_group import World
 from kubetune.planning.plan import Plan
-from kubetune.training import health
 from kubetune.training.adamw import FlatAdamW
-from kubetune.training.checkpointer import Snapshots
+from kubetune.training.checkpointer import Checkpointer
+from kubetune.training.stop import StopRequest
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Run:
     config: Config
     plan: Plan
     world: World
-    stop: health.StopRequest
+    stop: StopRequest
     task: ModuleType
     learner: Any
     optimizer: FlatAdamW
     feed: Feed
     data: Prepared
-    snapshots: Snapshots
+    checkpointer: Checkpointer

@@ -36,8 +36,8 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-class Journal:
-    """Open one with `open_journal`; on ranks other than 0 it stays silent."""
+class RunLog:
+    """Open one with `open_run_log`; on ranks other than 0 it stays silent."""
 
     def __init__(self, config: Config, plan: Plan, world: World, state: State) -> None:
         self._config, self._plan, self._world = config, plan, world
@@ -126,22 +126,22 @@ class Journal:
 
 
 @contextmanager
-def open_journal(config: Config, plan: Plan, run_dir: Path, world: World, state: State) -> Iterator[Journal]:
-    """The journal of one start of a run, going on after `state`."""
-    journal = Journal(config, plan, world, state)
+def open_run_log(config: Config, plan: Plan, run_dir: Path, world: World, state: State) -> Iterator[RunLog]:
+    """The run_log of one start of a run, going on after `state`."""
+    run_log = RunLog(config, plan, world, state)
     if not world.is_main:
-        yield journal
+        yield run_log
         return
     with ExitStack() as stack:
-        journal._numbers = stack.enter_context(MetricsLog(run_dir, state.step, state.evaluated_step))
-        journal.remember(run_dir, state.step)
+        run_log._numbers = stack.enter_context(MetricsLog(run_dir, state.step, state.evaluated_step))
+        run_log.remember(run_dir, state.step)
         tracker = trackers.open_tracker(config, run_dir, state.step, write_page=partial(_write_page, run_dir))
-        journal._tracker = stack.enter_context(tracker)
-        stack.enter_context(machine.recorded(run_dir, lambda: journal.last_step))
-        journal._bar = stack.enter_context(Progress(plan.num_steps, state.step, is_wanted(world.rank)))
-        yield journal
+        run_log._tracker = stack.enter_context(tracker)
+        stack.enter_context(machine.recorded(run_dir, lambda: run_log.last_step))
+        run_log._bar = stack.enter_context(Progress(plan.num_steps, state.step, is_wanted(world.rank)))
+        yield run_log
         if (runaway := metrics.runaway(metrics.read_totals(run_dir))) is not None:
-            journal._tracker.tell("loss_runaway", metrics.runaway_line(runaway))
+            run_log._tracker.tell("loss_runaway", metrics.runaway_line(runaway))
 
 
 def _write_page(run_dir: Path, file: Path) -> None:

@@ -16,20 +16,20 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kubetune import errors
-from kubetune.base import allocator, fault_injection, files, logs, processes
+from kubetune.base import allocator, files, logs, processes
 from kubetune.base.humanize import counted, unused_keys
 from kubetune.config.schema import Config
 from kubetune.models import fast_import
 from kubetune.planning.plan import Plan, make_plan
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.supervisor import place
-from kubetune.training.health import StopRequest
+from kubetune.training.stop import StopRequest
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             logs.family_logger("ERROR").critical("this is a bug in kubetune", exc_info=error)
     if run_dir is not None:
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
-            exit_status.write_rank_ending(run_dir, rank, exit_status.Ending(code, reason, step))
+            exit_status.write_rank_exit_status(run_dir, rank, exit_status.ExitStatus(code, reason, step))
     return code
 
 
@@ -141,10 +141,13 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
     if not alone:
         stop.leave_to_kernel()
     logs.STEP.info("joining the other ranks")
-    fault_injection.reach("joining")
     # Ranks that wait have the more patience, so that the one that hangs is the one that says so.
     patience = config.training.timeout_seconds
-    with process_group.join(timeout_seconds=patience + heartbeat.WAITING_SECONDS) as world:
+    with ExitStack() as stack:
+        stack.enter_context(heartbeat.watch(run_dir, int(os.environ.get("RANK", "0")), patience))
+        heartbeat.beat("joining")
+        world = stack.enter_context(process_group.join(timeout_seconds=patience + heartbeat.WAITING_SECONDS))
+        heartbeat.beat("starting")
         config = cpu_dtype.decide(config, run_dir, world, width_of(data))
         device: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
         plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
@@ -154,10 +157,9 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
                 logs.STEP.info("%s", line)
             files.write_atomic(run_dir / "plan.json", plan.to_json(), within=run_dir)
             files.write_atomic(run_dir / metrics.DATA, json.dumps(describe(data), indent=1), within=run_dir)
-        with heartbeat.watch(run_dir, world.rank, patience):
-            state = train(config, plan, run_dir, data, task, world, stop, base)
-            heartbeat.beat("report")
-            remark = report(config, plan, run_dir, world, data, state)
+        state = train(config, plan, run_dir, data, task, world, stop, base)
+        heartbeat.beat("report")
+        remark = report(config, plan, run_dir, world, data, state)
     return state, remark
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.rundir.exit_status import Ending, write_ending
+from kubetune.rundir.exit_status import ExitStatus, write_exit_status
 from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
@@ -113,6 +113,6 @@ def test_an_end_that_another_start_follows_is_none(desk: Desk) -> None:
     folder = desk.run_folder()
     folder.mkdir(parents=True)
     for code, state in {145: "running", 143: "running", 2: "failed", 0: "done"}.items():
-        write_ending(folder, Ending(code, "said so", 3))
+        write_exit_status(folder, ExitStatus(code, "said so", 3))
         told = json.loads(desk.quick("status", "fit", "--json").stdout)
         assert (told["state"], told["why"]) == (state, "said so" if state in ("failed", "done") else "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.rundir.exit_status import Ending, write_ending
+from kubetune.rundir.exit_status import ExitStatus, write_exit_status
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 
@@ -80,7 +80,7 @@ def test_the_end_of_a_statefulset_is_heard_at_once(desk: Desk) -> None:
     desk.cluster.wait_phase("fit-0", "Running")
     folder = desk.run_folder()
     folder.mkdir(parents=True)
-    write_ending(folder, Ending(0, "done", 3))
+    write_exit_status(folder, ExitStatus(0, "done", 3))
     began = time.monotonic()
     assert desk.quick("logs", "-f", "fit").stdout == "first\nlast\n"
     assert time.monotonic() - began < 10

@@ -76,7 +76,7 @@ def stopped(toy_inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = toy.make_run(tmp_path_factory.mktemp("stopped") / "run", toy.make_config(toy_inputs))
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 15:step:7"}) == [errors.PREEMPTED]
     metrics.record_event(run_dir, "launch", node=0, nodes=1, processes=1)
-    exit_status.write_ending(run_dir, exit_status.Ending(errors.PREEMPTED, "stopped", 7))
+    exit_status.write_exit_status(run_dir, exit_status.ExitStatus(errors.PREEMPTED, "stopped", 7))
     (run_dir / "report.json").write_text(json.dumps({"steps": 7, "samples": 50}))
     return run_dir
 
@@ -126,7 +126,7 @@ def look_at(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run_dir), "-o", str(run_dir.parent / "page.html")]) in EXPLAINED
     assert main(["watch", str(run_dir), "--once", "--json"]) in EXPLAINED
     progress(run_dir)
-    exit_status.read_rank_endings(run_dir)
+    exit_status.read_rank_exit_statuses(run_dir)
     for read in (lambda: read_place(run_dir), lambda: start_again(run_dir)):
         with suppress(errors.ConfigError, errors.EnvironmentFault):
             read()

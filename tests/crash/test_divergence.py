@@ -104,11 +104,11 @@ def test_a_run_whose_loss_ran_away_says_so_at_its_end(toy_inputs: Path, tmp_path
     run_dir = toy.finished(tmp_path / "run", toy.make_config(toy_inputs, RUNAWAY, **tracked))
     assert b"the loss ran away: " in b"".join(path.read_bytes() for path in (run_dir / "tensorboard").iterdir())
     assert json.loads((run_dir / "report.json").read_text())["loss_runaway"]["last"] > 20
-    ending = exit_status.read_rank_endings(run_dir)[0]
-    assert (ending.code, ending.reason[:28]) == (0, "done, but the loss ran away:")
+    status = exit_status.read_rank_exit_statuses(run_dir)[0]
+    assert (status.code, status.reason[:28]) == (0, "done, but the loss ran away:")
     assert "[RESULT] WARNING: the loss ran away: " in (run_dir / "logs" / "rank-0.log").read_text()
     assert [incident.what for incident in read_run(run_dir).incidents] == ["the loss ran away"]
-    exit_status.write_ending(run_dir, ending)
-    assert look_here(run_dir).why == ending.reason
+    exit_status.write_exit_status(run_dir, status)
+    assert look_here(run_dir).why == status.reason
     assert toy.train(run_dir) == [0]  # and says so again where nothing is left to do
-    assert exit_status.read_rank_endings(run_dir)[0].reason == ending.reason
+    assert exit_status.read_rank_exit_statuses(run_dir)[0].reason == status.reason

@@ -55,7 +55,7 @@ def test_a_hung_rank_ends_the_run_and_is_named(
     assert hang["step"] == step
     assert TIMEOUT <= hang["seconds"] <= TIMEOUT + 5
     assert "fault_injection.reach(phase)" in hang["stack"]
-    verdict = exit_status.judge(range(world_size), exit_status.read_rank_endings(run_dir), [])
+    verdict = exit_status.judge(range(world_size), exit_status.read_rank_exit_statuses(run_dir), [])
     assert verdict.code == errors.LOST_PEER
     assert verdict.reason.startswith(
         f"rank {rank} hung in {hang['phase']} for {hang['seconds']:.0f} s after step {step}"
@@ -67,7 +67,7 @@ def test_a_rank_that_never_comes_is_named_by_the_others(toy_inputs: Path, tmp_pa
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"timeout_seconds": 1}), 2)
     with started(worker.main, 2, [str(run_dir)], environ={"KUBETUNE_FAULT": f"hang:joining:1:{rank}"}) as ranks:
         assert wait_all([ranks[1 - rank]]) == [errors.LOST_PEER]
-    reason = exit_status.read_rank_endings(run_dir)[1 - rank].reason
+    reason = exit_status.read_rank_exit_statuses(run_dir)[1 - rank].reason
     assert ("did not find rank 0 at 127.0.0.1:", "rank 1 never came: 2 ranks were to meet")[rank] in reason
     assert "Traceback" not in (run_dir / "logs" / f"rank-{1 - rank}.log").read_text()
 
@@ -101,14 +101,14 @@ def test_a_process_that_does_not_run_any_more_is_named_by_the_agent(toy_inputs: 
     environ = {**os.environ, "KUBETUNE_FAULT": "signal 19:step:4:1"}
     done = subprocess.run([sys.executable, "-m", "kubetune.agent", str(run_dir)], env=environ, capture_output=True)
     assert done.returncode == errors.LOST_PEER
-    ending = exit_status.read_ending(run_dir)
-    assert ending is not None
-    assert ending.code == errors.LOST_PEER
-    assert ending.reason.startswith("rank 1 was killed when its process had stood still for ")
+    status = exit_status.read_exit_status(run_dir)
+    assert status is not None
+    assert status.code == errors.LOST_PEER
+    assert status.reason.startswith("rank 1 was killed when its process had stood still for ")
     hang = json.loads((run_dir / HANG).read_text())
     assert hang["rank"] == 1
-    assert hang["step"] == ending.step <= 3  # ranks note it every two seconds only
-    assert f"s, last seen in {hang['phase']} after step {hang['step']} (" in ending.reason
+    assert hang["step"] == status.step <= 3  # ranks note it every two seconds only
+    assert f"s, last seen in {hang['phase']} after step {hang['step']} (" in status.reason
     assert patience <= hang["seconds"] <= patience + 60
     assert toy.train(run_dir, 2) == [0, 0]
 
@@ -120,7 +120,7 @@ def test_a_rank_that_leaves_early_is_no_success(patient_run: Path, rank: int, co
     codes = break_at(patient_run, 2, f"exit {code}:micro-batch:9:{rank}")
     assert codes[rank] == code
     assert codes[1 - rank] == errors.LOST_PEER
-    assert exit_status.judge([0, 1], exit_status.read_rank_endings(patient_run), []).code == errors.LOST_PEER
+    assert exit_status.judge([0, 1], exit_status.read_rank_exit_statuses(patient_run), []).code == errors.LOST_PEER
 
 
 def test_a_run_that_goes_well_leaves_no_trace_of_its_watchdog(patient_run: Path) -> None:

@@ -80,8 +80,8 @@ def agent_of(run_dir: Path, membership: Path = cgroup.MEMBERSHIP) -> list[str]:
     return [sys.executable, "-c", AGENT, str(run_dir), str(membership)]
 
 
-def verdict(run_dir: Path) -> exit_status.Ending:
-    found = exit_status.read_ending(run_dir)
+def verdict(run_dir: Path) -> exit_status.ExitStatus:
+    found = exit_status.read_exit_status(run_dir)
     assert found is not None
     return found
 

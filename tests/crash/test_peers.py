@@ -40,7 +40,7 @@ class Phase:
 
 PHASES = {
     "joining": Phase("joining"),
-    "meeting": Phase("meeting"),
+    "rendezvous": Phase("rendezvous"),
     "starting": Phase("starting"),
     "loading": Phase("loading"),
     "first step": Phase("step"),
@@ -84,7 +84,7 @@ class Broken:
         """The next start ends as a run that nobody disturbed."""
         assert "this is a bug" not in self.logs()
         assert "Traceback" not in self.logs()
-        exit_status.clear_endings(self.run_dir)
+        exit_status.clear_exit_statuses(self.run_dir)
         assert toy.train(self.run_dir, 2) == [0, 0]
         assert toy.digests(self.run_dir) == whole(self.config, 2)
 
@@ -92,13 +92,13 @@ class Broken:
 @pytest.fixture
 def broken(toy_inputs: Path, tmp_path: Path, name: str, rank: int) -> Broken:
     phase = PHASES[name]
-    timeout = IMPATIENCE if name in ("joining", "meeting") else PATIENCE
+    timeout = IMPATIENCE if name in ("joining", "rendezvous") else PATIENCE
     training = {"timeout_seconds": timeout, "parallelism": "fsdp" if phase.sliced else "ddp"}
     config = toy.make_config(toy_inputs, training, lora=None if phase.sliced else {"r": 4})
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     if phase.resumed:
         assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": "signal 9:step:5:0"}) == [-signal.SIGKILL, errors.LOST_PEER]
-        exit_status.clear_endings(run_dir)
+        exit_status.clear_exit_statuses(run_dir)
     return Broken(config, run_dir, phase, rank)
 
 
@@ -119,7 +119,7 @@ def test_a_killed_rank_is_named_and_the_next_start_goes_on(
         seconds = wait_for_other(ranks, rank)
     assert seconds < NOTICED_SECONDS
     deaths = [Death(rank, -signal.SIGKILL, seen), Death(1 - rank, errors.LOST_PEER, seen + seconds)]
-    verdict = exit_status.judge([0, 1], exit_status.read_rank_endings(broken.run_dir), deaths)
+    verdict = exit_status.judge([0, 1], exit_status.read_rank_exit_statuses(broken.run_dir), deaths)
     assert verdict.code == errors.LOST_PEER
     assert verdict.reason.startswith(f"rank {rank} was killed by SIGKILL")
     broken.require_next_start(uninterrupted)

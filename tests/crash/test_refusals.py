@@ -66,4 +66,4 @@ def test_what_is_refused(toy_inputs: Path, tmp_path: Path, refused: str, world_s
     for sign in ("Traceback", "bug in kubetune"):
         assert sign not in told, told
     if (run_dir / exit_status.EXIT).exists():
-        assert exit_status.read_ending(run_dir).code == errors.ENVIRONMENT  # type: ignore[union-attr]
+        assert exit_status.read_exit_status(run_dir).code == errors.ENVIRONMENT  # type: ignore[union-attr]

@@ -55,7 +55,7 @@ def test_stopped_in_each_phase(
     run_dir = toy.make_run(tmp_path / "run", config)
     assert stop_at(run_dir, 1, point, nth) == [errors.PREEMPTED]
     assert checkpoints.steps(run_dir) == saved
-    assert exit_status.read_rank_endings(run_dir)[0].step == (saved[-1] if saved else 0)
+    assert exit_status.read_rank_exit_statuses(run_dir)[0].step == (saved[-1] if saved else 0)
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == uninterrupted(config, 1)
 
@@ -63,8 +63,8 @@ def test_stopped_in_each_phase(
 @pytest.mark.parametrize(
     ("world_size", "point"),
     [
-        (1, "probe of a save"),
-        pytest.param(1, "probe of a batch", marks=slow),
+        (1, "preflight of a save"),
+        pytest.param(1, "preflight of a batch", marks=slow),
         pytest.param(2, "evaluation", marks=slow),
     ],
 )
@@ -84,10 +84,10 @@ def test_stopped_in_the_rehearsal_before_the_first_step(
 def test_a_start_that_is_stopped_before_it_trains_says_how_far_the_run_is(toy_inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, **LORA))
     assert stop_at(run_dir, 1, "starting", 1) == [errors.PREEMPTED]
-    assert exit_status.read_rank_endings(run_dir)[0].reason.startswith("stopped before the first step; ")
+    assert exit_status.read_rank_exit_statuses(run_dir)[0].reason.startswith("stopped before the first step; ")
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:5"}) == [errors.PREEMPTED]
     for _ in range(2):
-        said = exit_status.read_rank_endings(run_dir)[0]
+        said = exit_status.read_rank_exit_statuses(run_dir)[0]
         assert (said.step, said.reason.startswith("stopped after step 5; ")) == (5, True)
         assert stop_at(run_dir, 1, "starting", 1) == [errors.PREEMPTED]
 
@@ -110,7 +110,7 @@ def test_one_rank_is_told_and_both_stop_after_the_same_step(
     config = toy.make_config(toy_inputs, {"parallelism": parallelism}, **(FULL if parallelism == "fsdp" else LORA))
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     assert stop_at(run_dir, 2, point, nth, rank) == [errors.PREEMPTED] * 2
-    assert {ending.step for ending in exit_status.read_rank_endings(run_dir).values()} == {
+    assert {status.step for status in exit_status.read_rank_exit_statuses(run_dir).values()} == {
         checkpoints.steps(run_dir)[-1]
     }
     assert toy.train(run_dir, 2) == [0, 0]

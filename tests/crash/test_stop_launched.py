@@ -92,8 +92,8 @@ def test_everybody_stops_soon_and_the_next_start_goes_on(
         assert agent.wait(60) == errors.PREEMPTED
         assert time.monotonic() - began < 5
     assert not [pid for pid in everybody if processes.is_alive(pid)]
-    ending = exit_status.read_ending(run_dir)
-    assert ending is not None
-    assert (ending.code, ending.step or 0) == (errors.PREEMPTED, max(checkpoints.steps(run_dir), default=0))
+    status = exit_status.read_exit_status(run_dir)
+    assert status is not None
+    assert (status.code, status.step or 0) == (errors.PREEMPTED, max(checkpoints.steps(run_dir), default=0))
     assert subprocess.run(command(run_dir), stdout=subprocess.DEVNULL, check=False).returncode == errors.OK
     assert toy.digests(run_dir) == uninterrupted(config, world_size)

@@ -36,7 +36,7 @@ def play(run_dir: Path, rank: int, role: dict[str, int]) -> int:
     if "wait" in role:
         signal.sigwait({signal.SIGUSR1 if "deaf" in role else signal.SIGTERM})
         code = 143
-    exit_status.write_rank_ending(run_dir, rank, exit_status.Ending(code, f"told to end with {code}", 7))
+    exit_status.write_rank_exit_status(run_dir, rank, exit_status.ExitStatus(code, f"told to end with {code}", 7))
     return code
 
 

@@ -93,7 +93,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def ending(run_dir: Path) -> tuple[int, str]:
-    found = exit_status.read_ending(run_dir)
+    found = exit_status.read_exit_status(run_dir)
     assert found is not None
     return found.code, found.reason
 
@@ -291,7 +291,7 @@ def test_sigterm_reaches_both_ranks(tmp_path: Path, start: Start) -> None:
     agent.wait_for_starts(2)
     agent.process.terminate()
     assert agent.finish() == 143
-    assert {rank: e.code for rank, e in exit_status.read_rank_endings(tmp_path).items()} == {0: 143, 1: 143}
+    assert {rank: e.code for rank, e in exit_status.read_rank_exit_statuses(tmp_path).items()} == {0: 143, 1: 143}
     assert "Traceback" not in agent.errors
 
 

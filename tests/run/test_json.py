@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = toy.make_config(folder, {"num_train_epochs": 1})
     (folder / "run.yaml").write_text(config.model_dump_json(exclude_unset=True))
     (folder / "peer.yaml").write_text("base_model: model\ndatasets: [{path: train.jsonl}]\nsequence_len: 512\n")
-    exit_status.write_ending(toy.finished(folder / "run", config), exit_status.Ending(0, "done", 7))
+    exit_status.write_exit_status(toy.finished(folder / "run", config), exit_status.ExitStatus(0, "done", 7))
     return folder
 
 

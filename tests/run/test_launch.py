@@ -126,7 +126,7 @@ def test_a_run_leaves_its_numbers(finished: tuple[Path, subprocess.CompletedProc
     report = json.loads((run_dir / "report.json").read_text())
     assert report["steps"] == STEPS
     assert report["tokens"] > report["trained_tokens"] > 0
-    assert exit_status.read_ending(run_dir) == exit_status.Ending(0, "done", STEPS)
+    assert exit_status.read_exit_status(run_dir) == exit_status.ExitStatus(0, "done", STEPS)
     assert {"config.yaml", "resolved.json", "plan.json"} <= {path.name for path in run_dir.iterdir()}
     assert metrics.read_events(run_dir)[0]["event"] == "launch"
 
@@ -164,7 +164,7 @@ def test_sigterm_saves_and_the_same_command_goes_on_bit_for_bit(
         process.terminate()
         process.communicate(timeout=60)
     assert process.returncode == 143
-    stopped = exit_status.read_ending(run_dir)
+    stopped = exit_status.read_exit_status(run_dir)
     assert stopped is not None
     assert stopped.step is not None
     assert 3 <= stopped.step < STEPS

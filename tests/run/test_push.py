@@ -134,7 +134,7 @@ def test_the_last_stage_of_a_run_is_never_its_failure(
     command = [sys.executable, "-m", "kubetune.agent", str(made)]
     ended = subprocess.run(command, env=environment(hub), capture_output=True, text=True)
     assert ended.returncode == errors.OK, ended.stderr
-    found = exit_status.read_ending(made)
+    found = exit_status.read_exit_status(made)
     assert found is not None
     assert found.code == errors.OK
     events = [event["event"] for event in metrics.read_events(made)]

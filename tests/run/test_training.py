@@ -34,7 +34,7 @@ from kubetune.supervisor.local import check_run_dir
 from kubetune.tasks import causal_lm
 from kubetune.training.adamw import AdamSettings, FlatAdamW, decays
 from kubetune.training.evaluation import evaluate
-from kubetune.training.run_log import Journal
+from kubetune.training.run_log import RunLog
 from tests import toy
 from tests.architectures import randomize_lora, reference_gradients
 from tests.ranks import run_ranks, started, wait_all
@@ -320,10 +320,10 @@ def test_an_epoch_whose_losses_are_lost_in_part_says_so(
     values = {"learning_rate": 0.1, "grad_norm": 1.0}
     lines = [{"step": step, "loss": float(step), "trained_tokens": 10, **values} for step in (7, 8, 10, 12, 13, 14)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    journal = Journal(config, plan, World(), State(step=13))
-    journal.remember(tmp_path, 13)
+    run_log = RunLog(config, plan, World(), State(step=13))
+    run_log.remember(tmp_path, 13)
     with caplog.at_level("INFO", logger="kubetune"):
-        journal._end_epoch(State(step=14))
+        run_log._end_epoch(State(step=14))
     told = "epoch 2 done: mean loss 10.7500 of 4 of its 7 steps, as metrics.jsonl lacks the others, step 14"
     assert told in caplog.text
 

@@ -35,7 +35,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of one process, with the verdict that its agent would write."""
     inputs = toy.make_inputs(tmp_path_factory.mktemp("toy"))
     run_dir = toy.finished(inputs / "run", toy.make_config(inputs))
-    exit_status.write_ending(run_dir, exit_status.Ending(0, "done", 14))
+    exit_status.write_exit_status(run_dir, exit_status.ExitStatus(0, "done", 14))
     return run_dir
 
 
@@ -63,7 +63,7 @@ def test_runs_are_listed_with_what_became_of_them(
 ) -> None:
     for name in ("a/first", "a/second", "broken"):
         shutil.copytree(run_dir, tmp_path / name, symlinks=True)
-    exit_status.write_ending(tmp_path / "a/second", exit_status.Ending(3, "the disk is full", 14))
+    exit_status.write_exit_status(tmp_path / "a/second", exit_status.ExitStatus(3, "the disk is full", 14))
     (tmp_path / "broken" / "resolved.json").write_text("{")
     last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert cli.main(["runs", str(tmp_path), "--json", "--sort", "eval_loss"]) == 0

@@ -39,12 +39,12 @@ def run(args: argparse.Namespace) -> int:
         return _train(args)[0]
     with output_on_stderr():
         code, run_dir = _train(args)
-    ending, report = exit_status.read_ending(run_dir), run_dir / metrics.REPORT
+    status, report = exit_status.read_exit_status(run_dir), run_dir / metrics.REPORT
     facts = {
         "run_dir": str(run_dir),
         "exit_code": code,
-        "reason": ending.reason if ending else None,
-        "step": ending.step if ending else None,
+        "reason": status.reason if status else None,
+        "step": status.step if status else None,
         "report": json.loads(report.read_text("utf-8")) if report.is_file() else None,
     }
     print(json.dumps(facts, indent=2))

@@ -32,7 +32,7 @@ from kubetune.diagnostics.smoke.settings import Settings
 from kubetune.distributed import nccl_log, process_group
 from kubetune.distributed.nccl_log import Network
 from kubetune.distributed.process_group import World
-from kubetune.distributed.rendezvous import Meeting, meet
+from kubetune.distributed.rendezvous import Rendezvous, meet
 from kubetune.training import step_digest
 from kubetune.training.adamw import AdamSettings, FlatAdamW
 
@@ -112,16 +112,16 @@ def _try(settings: Settings) -> tuple[Report | None, list[str], int]:
 def examine(settings: Settings) -> Report:
     """Meet the other ranks and measure everything. Raises EnvironmentFault naming ranks that are missing or lost."""
     logs.STEP.info("init: waiting for %s ranks", os.environ.get("WORLD_SIZE", "1"))
-    meeting = meet(os.environ, settings.timeout)
+    rendezvous = meet(os.environ, settings.timeout)
     try:
         with ExitStack() as stack:
             log = _nccl_log(stack)
             with process_group.peers():
                 world = stack.enter_context(process_group.join(timeout_seconds=settings.timeout))
-            _require_memory(settings, world, meeting.ranks_per_node)
-            return _measure(settings, world, meeting, log)
+            _require_memory(settings, world, rendezvous.ranks_per_node)
+            return _measure(settings, world, rendezvous, log)
     except errors.LostPeer as error:
-        raise errors.EnvironmentFault(f"{meeting.find_lost()} ({error})") from error
+        raise errors.EnvironmentFault(f"{rendezvous.find_lost()} ({error})") from error
 
 
 def _require_memory(settings: Settings, world: World, ranks_per_node: int) -> None:
@@ -154,8 +154,8 @@ def _networks(world: World, backend: str, log: Path | None) -> list[Network | No
     return networks
 
 
-def _measure(settings: Settings, world: World, meeting: Meeting, log: Path | None) -> Report:
-    meeting.begin("facts")
+def _measure(settings: Settings, world: World, rendezvous: Rendezvous, log: Path | None) -> Report:
+    rendezvous.begin("facts")
     places = process_group.gather(_place(world), world)
     versions = _versions()
     backend = dist.get_backend() if world.size > 1 else "none"
@@ -163,7 +163,7 @@ def _measure(settings: Settings, world: World, meeting: Meeting, log: Path | Non
     for place in places:
         logs.DDP.info("rank %d on %s: %s", place.rank, place.host, place.device)
 
-    meeting.begin("all-reduce")
+    rendezvous.begin("all-reduce")
     logs.STEP.info("all-reduce")
     reductions = measure.measure_all_reduce(world, settings.largest_mib * MIB)
     for one in reductions:
@@ -173,20 +173,20 @@ def _measure(settings: Settings, world: World, meeting: Meeting, log: Path | Non
             "wrong" if one.wrong_ranks else "right",
         )  # fmt: skip
 
-    meeting.begin("links")
+    rendezvous.begin("links")
     links = measure.measure_links(world)
     for link in links:
         logs.DDP.info("rank %d to %d: %.3g GB/s", *link.ranks, link.gb_per_second)
 
     networks = _networks(world, backend, log)
-    meeting.begin("compute")
+    rendezvous.begin("compute")
     compute = measure.measure_compute(world)
     shown = " ".join(f"{seconds * 1e3:.3g}" for seconds in compute)
     logs.DDP.info("the same work on each rank, in ms: %s", shown)
 
-    meeting.begin("volumes")
+    rendezvous.begin("volumes")
     volumes = _volumes(settings, world)
-    meeting.begin("train")
+    rendezvous.begin("train")
     training = train(settings, world)
     return Report(world.size, backend, versions, places, reductions, links, compute, volumes, training, networks)
 

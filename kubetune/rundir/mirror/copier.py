@@ -94,7 +94,7 @@ def follow(mirror: Mirror, stop: threading.Event) -> None:
     def send(*, everything: bool) -> None:
         nonlocal is_ours  # taken once, but the store may be away when it is wanted first
         if not is_ours:
-            mirror.title.take()
+            mirror.lease.take()
             is_ours = True
         mirror.send(everything=everything)
 
@@ -119,7 +119,7 @@ def follow(mirror: Mirror, stop: threading.Event) -> None:
 
     def send_the_rest() -> None:
         send(everything=True)
-        mirror.title.release()
+        mirror.lease.release()
 
     persistently(send_the_rest, FINISH_SECONDS, what=f"{mirror.address} lacks the end of the run")
 
@@ -185,13 +185,13 @@ def restore(mirror: Mirror, starting: dict[str, Any] | None = None) -> None:
     On an empty machine it is: a run that starts over would displace the copy of the one it should go on with. Raises
     ConfigError where the copy is another run's: of another name, or of another config than the one `starting` here.
     """
-    has_run = mirror.title.has_begun()
+    has_run = mirror.lease.has_begun()
 
     def attempt() -> int | None:
         if not has_run and starting is not None:
-            mirror.title.require_config(starting, has_begun=bool(mirror.remote_steps()))
+            mirror.lease.require_config(starting, has_begun=bool(mirror.remote_steps()))
         step = mirror.fetch()
-        mirror.title.recognise(claims=True)
+        mirror.lease.recognise(claims=True)
         return step
 
     try:

@@ -53,7 +53,7 @@ class Owner:
         return json.dumps(asdict(self)) + "\n"
 
 
-class Title:
+class Lease:
     """The right of the run in `run_dir` to the copy at `address`. Raises whatever the store's library raises."""
 
     def __init__(self, store: Any, root: str, address: str, run_dir: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.rundir import checkpoints
-from kubetune.rundir.mirror.lease import REMOTE, Title
+from kubetune.rundir.mirror.lease import REMOTE, Lease
 
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 LINKS = ("best", "last")
@@ -81,7 +81,7 @@ class Mirror:
                 "Nothing was sent."
             ) from error
         self._root = root.rstrip("/")
-        self.title = Title(self._fs, self._root, address, run_dir)
+        self.lease = Lease(self._fs, self._root, address, run_dir)
         self._sent: dict[str, tuple[int, int]] = {}
         self._sent_steps: dict[int, str] = {}
         self._sent_links: dict[str, str] = {}
@@ -101,7 +101,7 @@ class Mirror:
 
         Raises ConfigError where the copy is another run's, or a later start of this one keeps it up.
         """
-        self.title.check()
+        self.lease.check()
         steps = [s for s in checkpoints.steps(self.run_dir) if (self._folder(s) / checkpoints.MANIFEST).is_file()]
         # After the look at the checkpoints, whose metrics are on disk before they are: so they are sent before, too.
         if everything or time.monotonic() - self._last_logs >= SECONDS_BETWEEN_LOGS:
@@ -150,7 +150,7 @@ class Mirror:
         if self._sent_steps.get(step) == manifest:
             return
         place = f"{self._root}/checkpoints/{folder.name}"
-        if self.title.read(f"checkpoints/{folder.name}/{checkpoints.MANIFEST}") != manifest:
+        if self.lease.read(f"checkpoints/{folder.name}/{checkpoints.MANIFEST}") != manifest:
             for path in sorted(folder.rglob("*")):
                 if path.is_file() and path.name != checkpoints.MANIFEST:
                     self._put(path, f"checkpoints/{folder.name}/{path.relative_to(folder)}")
@@ -200,12 +200,12 @@ class Mirror:
         The newest checkpoint and the best one come, each checked and then named; `everything`: all files there are.
         Raises ConfigError where the directory holds another run.
         """
-        self.title.recognise(claims=False)
+        self.lease.recognise(claims=False)
         there = self.remote_files()
         remote, local = self.remote_steps(), checkpoints.steps(self.run_dir)
         if not there or (local and not everything and (not remote or remote[-1] <= local[-1])):
             return None
-        links = {name: self.title.read(f"checkpoints/{name}") for name in LINKS}
+        links = {name: self.lease.read(f"checkpoints/{name}") for name in LINKS}
         named = [name for name in there if not name.startswith("checkpoints/")]
         wanted = named if everything else [name for name in named if name in RUN_FILES or self._is_longer(name, there)]
         best = self._step_of(links["best"] or "")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kubetune.training import optimizer_shards
-from kubetune.training.optimizer_shards import Buffers, Piece
+from kubetune.training.optimizer_shards import Buffers, OptimizerShard
 
 LAYOUT = {"embed": (7, 3), "norm": (5,), "bias": (1,)}
 SIZE = 27
@@ -24,18 +24,18 @@ WHOLE: dict[str, Tensor] = {
 }
 
 
-def cut(world_size: int, rank: int) -> list[Piece]:
+def cut(world_size: int, rank: int) -> list[OptimizerShard]:
     """A rank's rows of each parameter, as FSDP deals them: some ranks may get none."""
     found, start = [], 0
     for rows, *rest in LAYOUT.values():
         width, each = (rest or [1])[0], -(-rows // world_size)
         first, last = min(rows, rank * each), min(rows, (rank + 1) * each)
-        found.append(Piece(start + first * width, (last - first) * width))
+        found.append(OptimizerShard(start + first * width, (last - first) * width))
         start += rows * width
     return found
 
 
-def part(held: list[Piece]) -> dict[str, Tensor]:
+def part(held: list[OptimizerShard]) -> dict[str, Tensor]:
     def of(buffer: Tensor) -> Tensor:
         return torch.cat([buffer[start : start + length] for start, length in held])
 
@@ -75,13 +75,13 @@ def test_the_file_of_a_rank_must_not_be_missing(tmp_path: Path, lost: int) -> No
     write(tmp_path, 3)
     (tmp_path / optimizer_shards.part_name(lost, 3)).unlink()
     with pytest.raises(ValueError, match=r"lacks numbers from|is of"), Buffers(tmp_path) as buffers:
-        buffers.state([Piece(0, SIZE)], SIZE)
+        buffers.state([OptimizerShard(0, SIZE)], SIZE)
 
 
 def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
     write(tmp_path, 2)
     with pytest.raises(ValueError, match="of 27 parameters, and 28 are trained now"), Buffers(tmp_path) as buffers:
-        buffers.state([Piece(0, 28)], 28)
+        buffers.state([OptimizerShard(0, 28)], 28)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

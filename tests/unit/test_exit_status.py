@@ -10,25 +10,25 @@ import pytest
 from kubetune import errors
 from kubetune.rundir.exit_status import (
     Death,
-    Ending,
-    clear_endings,
+    ExitStatus,
+    clear_exit_statuses,
     judge,
-    read_ending,
-    read_rank_endings,
-    write_ending,
-    write_rank_ending,
+    read_exit_status,
+    read_rank_exit_statuses,
+    write_exit_status,
+    write_rank_exit_status,
 )
 from kubetune.supervisor.place import Place, find_place
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
 
 
-def said(**codes: int) -> dict[int, Ending]:
-    return {int(rank[1:]): Ending(code, f"said {code}", 5) for rank, code in codes.items()}
+def said(**codes: int) -> dict[int, ExitStatus]:
+    return {int(rank[1:]): ExitStatus(code, f"said {code}", 5) for rank, code in codes.items()}
 
 
 @pytest.mark.parametrize(
-    ("endings", "deaths", "code", "reason"),
+    ("statuses", "deaths", "code", "reason"),
     [
         (said(r0=0, r1=0), [], 0, "said 0"),
         # A crash while the interpreter shuts down comes after all the work.
@@ -54,27 +54,27 @@ def said(**codes: int) -> dict[int, Ending]:
         ({}, [Death(0, 2, 0)], 2, "rank 0 ended with exit code 2"),
     ],
 )  # fmt: skip
-def test_the_cause_is_named(endings: dict[int, Ending], deaths: list[Death], code: int, reason: str) -> None:
-    verdict = judge(range(2), endings, deaths)
+def test_the_cause_is_named(statuses: dict[int, ExitStatus], deaths: list[Death], code: int, reason: str) -> None:
+    verdict = judge(range(2), statuses, deaths)
     assert verdict.code == code
     assert reason in verdict.reason
 
 
 def test_a_rank_that_stood_still_was_not_killed_by_chance() -> None:
     deaths = [Death(0, 145, 0), Death(1, KILLED, 0)]
-    still = Ending(145, "rank 1 stood still", 7)
+    still = ExitStatus(145, "rank 1 stood still", 7)
     assert judge(range(2), said(r0=145), deaths, frozen={1: still}) == still
     assert judge(range(2), said(r0=4), deaths, frozen={1: still}).code == 4
-    assert judge(range(2), {}, deaths, stopping="asked", frozen={1: still}) == Ending(143, "asked", 7)
+    assert judge(range(2), {}, deaths, stopping="asked", frozen={1: still}) == ExitStatus(143, "asked", 7)
 
 
 def test_a_report_from_another_node_tells_the_cause() -> None:
     verdict = judge(range(2), {**said(r0=145, r1=145), **said(r3=2)}, [Death(0, 145, 0), Death(1, 145, 0)])
-    assert verdict == Ending(2, "rank 3: said 2", 5)
+    assert verdict == ExitStatus(2, "rank 3: said 2", 5)
 
 
 @pytest.mark.parametrize(
-    ("endings", "deaths", "reason"),
+    ("statuses", "deaths", "reason"),
     [
         (said(r0=143, r1=143), [Death(0, 143, 0), Death(1, 143, 0)], "said 143"),
         (said(r0=143), [Death(0, 143, 0), Death(1, KILLED, 0)], "said 143"),
@@ -84,8 +84,10 @@ def test_a_report_from_another_node_tells_the_cause() -> None:
         ({}, [], "asked"),
     ],
 )
-def test_a_stop_that_was_asked_for_is_retryable(endings: dict[int, Ending], deaths: list[Death], reason: str) -> None:
-    verdict = judge(range(2), endings, deaths, stopping="asked")
+def test_a_stop_that_was_asked_for_is_retryable(
+    statuses: dict[int, ExitStatus], deaths: list[Death], reason: str
+) -> None:
+    verdict = judge(range(2), statuses, deaths, stopping="asked")
     assert (verdict.code, verdict.reason) == (143, reason)
 
 
@@ -93,17 +95,17 @@ def test_a_config_error_stays_one_while_stopping() -> None:
     assert judge([0], said(r0=2), [Death(0, 2, 0)], stopping="asked").code == errors.USER
 
 
-def test_endings_are_read_back_and_cleared(tmp_path: Path) -> None:
+def test_exit_statuses_are_read_back_and_cleared(tmp_path: Path) -> None:
     for rank in (0, 2, 10):
-        write_rank_ending(tmp_path, rank, Ending(0, "done", 3))
-    write_ending(tmp_path, Ending(0, "done", 3))
-    assert list(read_rank_endings(tmp_path)) == [0, 2, 10]
-    assert read_ending(tmp_path) == Ending(0, "done", 3)
-    clear_endings(tmp_path, [2, 3])
-    assert list(read_rank_endings(tmp_path)) == [0, 10]
-    clear_endings(tmp_path)
-    assert read_rank_endings(tmp_path) == {}
-    assert read_ending(tmp_path) is None
+        write_rank_exit_status(tmp_path, rank, ExitStatus(0, "done", 3))
+    write_exit_status(tmp_path, ExitStatus(0, "done", 3))
+    assert list(read_rank_exit_statuses(tmp_path)) == [0, 2, 10]
+    assert read_exit_status(tmp_path) == ExitStatus(0, "done", 3)
+    clear_exit_statuses(tmp_path, [2, 3])
+    assert list(read_rank_exit_statuses(tmp_path)) == [0, 10]
+    clear_exit_statuses(tmp_path)
+    assert read_rank_exit_statuses(tmp_path) == {}
+    assert read_exit_status(tmp_path) is None
 
 
 def test_one_node_needs_no_variables() -> None:

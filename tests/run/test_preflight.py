@@ -45,7 +45,7 @@ def hidden(run_dir: Path) -> list[Path]:
         pytest.param(1, {"async_save": True}, {"lora": None, "model_dtype": "bfloat16"}, id="bf16", marks=slow),
     ],
 )
-def test_a_probe_changes_no_bit_and_leaves_nothing(
+def test_a_preflight_changes_no_bit_and_leaves_nothing(
     inputs: Path, tmp_path: Path, world_size: int, training: dict[str, Any], sections: dict[str, Any]
 ) -> None:
     sections = dict(sections)
@@ -54,29 +54,33 @@ def test_a_probe_changes_no_bit_and_leaves_nothing(
     training = {"max_steps": 4, **training}
     plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, training, **sections), world_size)
     config = toy.make_config(inputs, {**training, "probe": True}, **sections)
-    probed = toy.finished(tmp_path / "probed", config, world_size)
-    assert toy.digests(plain) == toy.digests(probed)
-    assert {p.name for p in (plain / "checkpoints").iterdir()} == {p.name for p in (probed / "checkpoints").iterdir()}
-    assert not hidden(probed)
-    found = json.loads((probed / "report.json").read_text())["probe"]
+    rehearsed = toy.finished(tmp_path / "probed", config, world_size)
+    assert toy.digests(plain) == toy.digests(rehearsed)
+    assert {p.name for p in (plain / "checkpoints").iterdir()} == {
+        p.name for p in (rehearsed / "checkpoints").iterdir()
+    }
+    assert not hidden(rehearsed)
+    found = json.loads((rehearsed / "report.json").read_text())["probe"]
     assert found["measured_bytes"] > 0
     assert found["foreseen_bytes"] > 0
     assert found["checkpoint_bytes"] > 1000
     assert found["seconds"].keys() == {"batch", "evaluation", "save"}
-    assert "probe: peak memory" in log_of(probed)
+    assert "preflight: peak memory" in log_of(rehearsed)
     assert json.loads((plain / "report.json").read_text())["probe"] is None
 
 
-def test_a_kill_in_its_save_leaves_nothing_and_what_goes_on_is_not_probed_again(inputs: Path, tmp_path: Path) -> None:
+def test_a_kill_in_its_save_leaves_nothing_and_what_goes_on_is_not_rehearsed_again(
+    inputs: Path, tmp_path: Path
+) -> None:
     config = toy.make_config(inputs, {"max_steps": 4, "probe": True})
     run_dir = toy.make_run(tmp_path / "killed", config)
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:commit.sealed"}) == [-signal.SIGKILL]
-    assert [path.name[:7] for path in hidden(run_dir)][:1] == [".probe."]
+    assert [path.name[:11] for path in hidden(run_dir)][:1] == [".preflight."]
     stop = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:3"}
     assert toy.train(run_dir, environ=stop) == [errors.PREEMPTED]
     assert not hidden(run_dir)
     assert toy.train(run_dir) == [0]
-    assert "no probe: this start goes on from step" in log_of(run_dir)
+    assert "no preflight: this start goes on from step" in log_of(run_dir)
     plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, {"max_steps": 4}))
     assert toy.digests(run_dir) == toy.digests(plain)
 
@@ -87,9 +91,9 @@ def test_what_does_not_fit_ends_before_step_1_with_what_would(inputs: Path, tmp_
     assert toy.train(run_dir) == [errors.ENVIRONMENT]
     assert metrics.read_metrics(run_dir) == []
     assert not list((run_dir / "checkpoints").iterdir())
-    ending = json.loads((run_dir / "logs" / "rank-0.exit.json").read_text())
-    assert "there are 200 MiB (compute.memory of each process)" in ending["reason"]
-    assert "no single change would make it fit" in ending["reason"]
+    status = json.loads((run_dir / "logs" / "rank-0.exit.json").read_text())
+    assert "there are 200 MiB (compute.memory of each process)" in status["reason"]
+    assert "no single change would make it fit" in status["reason"]
     assert "which is not enough" in log_of(run_dir), "said before anything was tried"
 
 
@@ -112,13 +116,13 @@ def test_memory_that_ran_out_is_no_bug_of_ours(inputs: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("is_probed", [True, False])
-def test_memory_that_runs_out_is_explained(inputs: Path, tmp_path: Path, is_probed: bool) -> None:
+@pytest.mark.parametrize("is_rehearsed", [True, False])
+def test_memory_that_runs_out_is_explained(inputs: Path, tmp_path: Path, is_rehearsed: bool) -> None:
     with (tmp_path / "long.jsonl").open("w") as file:
         for number in range(4):
             file.write(json.dumps({"prompt": f"{number} " + "the lazy dog " * 5000, "completion": " what"}) + "\n")
     data = {"train": str(tmp_path / "long.jsonl"), "eval": None, "max_length": 100_000}
-    config = toy.make_config(inputs, {"probe": is_probed, "global_batch_size": 2}, data=data)
+    config = toy.make_config(inputs, {"probe": is_rehearsed, "global_batch_size": 2}, data=data)
     run_dir = toy.make_run(tmp_path / "run", config)
     with started(train_in_little, 1, str(run_dir), 500) as processes:
         codes = wait_all(processes)

@@ -1,68 +1,21 @@
-"""Is this run still sound: the wish to stop, seen by all ranks, and numbers that must be finite.
-
-Imports no torch at module level: the signal handler has to be in place before the slow imports begin.
-"""
+"""Numbers of a step that weights may move by: finite on every rank, and a loss that has not run away."""
 
 from __future__ import annotations
 
 import math
-import signal
-import threading
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.base import logs
+from kubetune.distributed.process_group import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import Tensor
 
     from kubetune.config.schema import TrainingConfig
     from kubetune.distributed.process_group import World
     from kubetune.rundir.checkpoints import State
-
-
-class StopRequest:
-    """SIGTERM or Ctrl-C, remembered until the loop reaches the end of a step.
-
-    Before the loop runs there is nothing to save, so the request ends the process at once.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._deferred = False
-        self._installed = False
-
-    def install(self) -> StopRequest:
-        """Catch the signals from now on (a no-op outside the main thread, where Python forbids it)."""
-        if threading.current_thread() is threading.main_thread():
-            self._installed = True
-            self._set(self._on_signal)
-        return self
-
-    def leave_to_kernel(self) -> None:
-        """Until `defer` the kernel itself ends this process: no handler runs while C++ waits for other ranks."""
-        if self._installed:
-            self._set(signal.SIG_DFL)
-
-    def _set(self, handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-        signal.signal(signal.SIGTERM, handler)
-        signal.signal(signal.SIGINT, handler)
-
-    def defer(self) -> None:
-        """From now on the loop looks at `requested` itself; a request that came before is honoured now."""
-        self._deferred = True
-        if self._installed:
-            self._set(self._on_signal)
-        if self.requested:
-            raise errors.Preempted(0)
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.requested = True
-        if not self._deferred:
-            raise errors.Preempted(0)
 
 
 def require_finite(
@@ -80,8 +33,6 @@ def require_finite(
     """
     if math.isfinite(loss) and math.isfinite(gradient_norm):
         return
-    from kubetune.distributed.process_group import gather
-
     mine = sorted({sample for samples, value in micro_losses if not math.isfinite(float(value)) for sample in samples})
     suspects = {rank: found for rank, found in enumerate(gather(mine, world)) if found}
     where = "; ".join(

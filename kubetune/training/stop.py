@@ -1,0 +1,54 @@
+"""The wish to stop, by SIGTERM or Ctrl-C.
+
+Imports no torch: the signal handler has to be in place before the slow imports begin.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from kubetune import errors
+
+
+class StopRequest:
+    """SIGTERM or Ctrl-C, remembered until the loop reaches the end of a step.
+
+    Before the loop runs there is nothing to save, so the request ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._deferred = False
+        self._installed = False
+
+    def install(self) -> StopRequest:
+        """Catch the signals from now on (a no-op outside the main thread, where Python forbids it)."""
+        if threading.current_thread() is threading.main_thread():
+            self._installed = True
+            self._set(self._on_signal)
+        return self
+
+    def leave_to_kernel(self) -> None:
+        """Until `defer` the kernel itself ends this process: no handler runs while C++ waits for other ranks."""
+        if self._installed:
+            self._set(signal.SIG_DFL)
+
+    def _set(self, handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+        signal.signal(signal.SIGTERM, handler)
+        signal.signal(signal.SIGINT, handler)
+
+    def defer(self) -> None:
+        """From now on the loop looks at `requested` itself; a request that came before is honoured now."""
+        self._deferred = True
+        if self._installed:
+            self._set(self._on_signal)
+        if self.requested:
+            raise errors.Preempted(0)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.requested = True
+        if not self._deferred:
+            raise errors.Preempted(0)
