@@ -1,6 +1,6 @@
 """Other tools' names for our settings: one table, read when a config is loaded and printed in docs/config.md.
 
-Only names whose meaning is the same are here. What needs judgement belongs to `kubetune import`.
+Only names whose meaning is the same are here. Those that need judgement belong to `kubetune import`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kubetune.config.provenance import Entry, KeyPath, Problem, dotted
 from kubetune.config.schema import Config, TrainingConfig
 
 SAYS_NOTHING = object()
-"""What a value such as `bf16: false` means: neither this nor that."""
+"""Meaning of a value such as `bf16: false`: neither this nor that."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""What makes two configs two runs: settings that move a number. All others may change between two starts of one."""
+"""Differences that make two configs two runs: settings that move a number. All others may change between two starts
+of one.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def editor_schema() -> Node:
 
 
 def options(node: Node) -> list[Node]:
-    """What a value may be: the branches of a union, references followed, null left out."""
+    """Kinds of value that may stand there: the branches of a union, references followed, null left out."""
     if "$ref" in node:
         return options(schema()["$defs"][node["$ref"].rsplit("/", 1)[1]])
     if "anyOf" in node:
@@ -67,13 +67,13 @@ def at(path: KeyPath) -> Node | None:
 
 
 def wants_text(path: KeyPath) -> bool:
-    """Whether only text can stand there, so that `name=123` on a command line means the text."""
+    """A place where only text can stand, so that `name=123` on a command line means the text."""
     node = at(path)
     return node is not None and all(o.get("type") == "string" for o in options(node))
 
 
 def expected(node: Node) -> str:
-    """What a value must be, in words: `a whole number from 1 to 64`."""
+    """Values that may stand there, in words: `a whole number from 1 to 64`."""
     return " or ".join(dict.fromkeys(_words(option) for option in options(node)))
 
 

@@ -1,4 +1,4 @@
-"""Makes a Config from a run file, environment variables, flags and overrides, or says everything that is wrong.
+"""From a run file, environment variables, flags and overrides to a Config, or to everything that is wrong.
 
 Later sources win: the organisation's defaults < file < environment < flags < `key=value`. Nothing is written, and
 nothing but these two files is read.
@@ -75,7 +75,7 @@ def read_layers(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[Tree, list[Problem]]:
-    """What `load_config` makes a config of: settings laid over one another with their origins, and what is wrong."""
+    """Settings laid over one another with their origins, of which `load_config` makes a config, and what is wrong."""
     problems: list[Problem] = []
     tree = Tree(Origin(str(path) if path else "command line"))
     here = Path.cwd()

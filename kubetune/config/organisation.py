@@ -19,7 +19,7 @@ VARIABLE: Final = "KUBETUNE_DEFAULTS"
 _OF_ONE_RUN: Final[tuple[KeyPath, ...]] = (
     ("name",), ("task",), ("model", "path"), ("data", "train"), ("data", "eval"), ("output",), ("mirror",), ("push",),
 )  # fmt: skip
-"""What only a run itself can say."""
+"""Keys that only a run itself can say."""
 
 
 def defaults_file(environ: Mapping[str, str]) -> Path | None:

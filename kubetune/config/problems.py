@@ -1,4 +1,4 @@
-"""Turns what pydantic found wrong into one problem per setting, with its line, what was found and what was expected."""
+"""One problem for each setting that pydantic refuses, with its line, what was found and what was expected."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def explain(errors: Sequence[ErrorDetails], tree: Tree) -> list[Problem]:
 
 
 def _own(errors: Sequence[ErrorDetails]) -> bool:
-    """Whether the errors are about the section itself, not about what it may be instead of a section."""
+    """Errors about the section itself, not about what it may be instead of a section."""
     return any(error["type"] in ("value_error", "missing", "extra_forbidden") for error in errors)
 
 
 def _place(error: ErrorDetails, tree: Tree) -> KeyPath:
-    """Where in the tree an error is: its location without the names of union branches that pydantic puts in."""
+    """Path of an error in the tree: its location without the names of union branches that pydantic puts in."""
     node: Any = tree.data
     path: list[str | int] = []
     for index, part in enumerate(error["loc"]):
@@ -98,7 +98,7 @@ def _shown(value: Any) -> str:
 
 
 def suggest(path: KeyPath) -> str:
-    """What somebody who wrote an unknown key may have meant."""
+    """The key that somebody who wrote an unknown one may have meant, as a question; else those that are known."""
     name = str(path[-1])
     siblings = list(json_schema.keys(json_schema.at(path[:-1]) or {}))
     paths = {str(known[-1]): dotted(known) for known, _ in json_schema.leaves()}

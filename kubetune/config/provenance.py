@@ -1,6 +1,6 @@
 """Settings from several sources, laid over one another into one tree, each remembering where it came from.
 
-Nothing here knows the keys of the config; schema.py does.
+Nothing here knows the keys of the config; schema does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ KeyPath = tuple[str | int, ...]
 
 
 class Origin(NamedTuple):
-    """Where a setting was written: a file and its line, or words such as `environment variable LR`."""
+    """Place where a setting was written: a file and its line, or words such as `environment variable LR`."""
 
     source: str
     line: int = 0
@@ -77,7 +77,7 @@ class Tree:
             del self._origins[known]
 
     def origin(self, path: KeyPath) -> Origin:
-        """Where `path` was written; else the first setting below it, else its nearest parent."""
+        """Place where `path` was written; else that of the first setting below it, else of its nearest parent."""
         for end in range(len(path), 0, -1):
             if exact := self._origins.get(path[:end]):
                 return exact
@@ -86,7 +86,7 @@ class Tree:
         return self._default_origin
 
     def origin_of(self, path: KeyPath) -> Origin | None:
-        """Where the value at `path` was written, itself or as a part of one above it; None where nobody wrote it."""
+        """Place where the value at `path` was written, itself or in one above it; None where nobody wrote it."""
         if self.find(path) is None:
             return None
         return next((self._origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self._origins), None)

@@ -1,4 +1,4 @@
-"""Recognises secrets that were written into a config by mistake, so that they are refused and never echoed.
+"""Secrets that were written into a config by mistake, recognised so that they are refused and never echoed.
 
 Secrets come from the environment, or from Kubernetes Secrets by reference. How log lines are cleaned is in logs.py.
 """
@@ -30,7 +30,7 @@ ADVICE = (
 
 
 def names_secret(key: str) -> bool:
-    """Whether a key is named like something that holds a secret, such as `hf_token`."""
+    """A key named like something that holds a secret, such as `hf_token`."""
     return bool(_NAME.search(key)) and not _NOT_A_SECRET.search(key)
 
 
@@ -41,7 +41,7 @@ _RANDOM_BITS = 3.8
 
 
 def seems_random(value: str) -> bool:
-    """Whether a text holds what may well be a token of nobody's known form; digests, identifiers and paths are not."""
+    """A text that may well hold a token of nobody's known form; digests, identifiers and paths are none."""
     for text in (found[0].rstrip("=") for found in _RANDOM.finditer(value)):
         # Names end in a number, tokens have digits all over.
         is_mixed = re.search("[a-z]", text) and re.search("[A-Z]", text) and len(re.findall("[0-9]+", text)) > 1
@@ -58,7 +58,7 @@ def _is_path(text: str) -> bool:
 
 
 def is_secret(path: KeyPath, value: str, *, known: bool) -> bool:
-    """Whether a text at a path is a secret: it looks like one, or its key says so and is none of ours (`known`)."""
+    """A text that is a secret: it looks like one, or its key says so and is none of ours (`known`)."""
     if _VALUE.search(value):
         return True
     return not known and bool(value) and path[:2] != _REFERENCES and names_secret(str(path[-1]))

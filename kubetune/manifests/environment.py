@@ -29,7 +29,7 @@ def field(name: str, path: str) -> Manifest:
 
 
 def rendezvous(spec: RunSpec, master: str, rank_field: str) -> list[Manifest]:
-    """What torchrun needs where no operator sets it: a fixed rank by pod index, and the pod of rank 0 as the master.
+    """Variables of torchrun where no operator sets them: a fixed rank by pod index, and rank 0's pod as the master.
 
     A static rendezvous, so that rank 0 is always pod 0: its log and its results are where one looks for them. The
     master's address holds the run's name as the pod's label says it, so that it follows a name that kustomize changes.
@@ -53,7 +53,7 @@ def limits(spec: RunSpec) -> list[Manifest]:
 
 
 def _everywhere(spec: RunSpec) -> list[Manifest]:
-    """What every container gets: its own name for logs, and a home that can be written.
+    """Variables of every container: its own name for logs, and a home that can be written.
 
     The root file system is read-only, and the user has no entry in /etc/passwd for torch to look up. What an
     initialiser fetches is where all pods find it.

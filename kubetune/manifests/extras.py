@@ -1,4 +1,4 @@
-"""What a run may have beside it: TensorBoard, and a pod with JupyterLab."""
+"""Extras beside a run: TensorBoard, and a pod with JupyterLab."""
 
 from __future__ import annotations
 

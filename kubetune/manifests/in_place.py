@@ -19,11 +19,11 @@ TOKEN = "agent-token"
 ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 UNLIMITED = 2**31 - 1
 """The back-off limit that JobSet demands: a pod that failed is replaced, and never fails its Job."""
-_MEETING_SECONDS = 3600
+_BARRIER_SECONDS = 3600
 
 
 def restarts_in_place(spec: RunSpec) -> bool:
-    """Whether the containers of a run start again within their pods."""
+    """A run whose containers start again within their pods."""
     return spec.kubernetes.kind == "jobset" and spec.kubernetes.jobset.restart == "in_place"
 
 
@@ -59,7 +59,7 @@ def _agent(spec: RunSpec) -> Manifest:
         "startupProbe": {
             "httpGet": {"path": "/barrier-is-down", "port": 8081},
             "periodSeconds": 1,
-            "failureThreshold": _MEETING_SECONDS,
+            "failureThreshold": _BARRIER_SECONDS,
         },
         "env": [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in variables.items()],
         "resources": limited(spec, amounts),
@@ -69,7 +69,7 @@ def _agent(spec: RunSpec) -> Manifest:
 
 
 def _token() -> Manifest:
-    """What Kubernetes mounts into every container by itself, unless it is told not to."""
+    """The volume that Kubernetes mounts into every container by itself, unless it is told not to."""
     sources: list[Manifest] = [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},

@@ -1,4 +1,4 @@
-"""What runs before training, on CPU nodes: fetching the model and preparing the data, once for all pods.
+"""Work before training, on CPU nodes: fetching the model and preparing the data, once for all pods.
 
 A JobSet starts it as its first Job, and so does a TrainJob. For the other kinds it is a Job of its own that
 `kubetune submit` waits for. Whoever applies manifests by other means has no such order, so there the trainer's pods do

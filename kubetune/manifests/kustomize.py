@@ -1,4 +1,4 @@
-"""What kustomize has to be told about a rendered folder so that overlays can rename what is in it.
+"""Configuration for kustomize of a rendered folder, so that overlays can rename what is in it.
 
 kustomize knows where the kinds of Kubernetes itself refer to other objects. With a `namePrefix`, a `nameSuffix` or a
 generated Secret (whose name ends in a hash) a JobSet would go on naming a ServiceAccount that is not there. The label

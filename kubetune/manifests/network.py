@@ -1,4 +1,4 @@
-"""Who may reach a run's pods over the network: each other, and nobody else.
+"""NetworkPolicy of a run: its pods reach each other, and nobody else reaches them.
 
 The rendezvous trusts whoever connects, as do the collectives on ports of their own choice; TensorBoard has no login.
 `kubetune port-forward` still works: it comes from the node, which a policy does not keep out. What the pods reach

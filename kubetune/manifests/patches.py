@@ -38,7 +38,7 @@ _MERGE_KEYS: Final[dict[str, tuple[str, ...]]] = {
 
 
 class _Unfit(ValueError):
-    """Why a patch cannot be laid over an object."""
+    """A patch that cannot be laid over an object; its text says why."""
 
 
 def patched(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> list[Manifest]:
@@ -68,7 +68,7 @@ def _meant(objects: Sequence[Manifest], patch: PatchConfig) -> Iterator[int]:
 
 
 def titles(objects: Sequence[Manifest], patch: PatchConfig) -> list[str]:
-    """What a patch changes, as `Job/name`."""
+    """Objects that a patch changes, as `Job/name`."""
     return [_title(objects[place]) for place in _meant(objects, patch)]
 
 
@@ -175,7 +175,7 @@ def _require_same_identity(before: Manifest, after: Any) -> None:
 
 
 def _sizes(obj: Manifest) -> list[int]:
-    """How many pods a workload makes, and of how many it waits for the end; nothing for what is beside the run."""
+    """Number of pods a workload makes, and of those it waits for the end of; nothing for what is beside the run."""
     spec = obj.get("spec") or {}
     match obj["kind"]:
         case "Deployment":

@@ -1,4 +1,4 @@
-"""What every pod of a run has, whatever it does: identity, security, image, and where it may be scheduled.
+"""Fields of every pod of a run, whatever it does: identity, security, image, and where it may be scheduled.
 
 The restricted pod security standard holds unless the `rdma` profile says otherwise: no root, no privileges, read-only
 root file system, and no token of the API server, which a training process has no business with.
@@ -69,7 +69,7 @@ def limited(spec: RunSpec, resources: Manifest) -> Manifest:
 
 
 def node_affinity(spec: RunSpec) -> Manifest:
-    """What the config says of nodes beyond labels that are equal: one term for all that must be, one for each wish."""
+    """Conditions on nodes beyond labels that are equal: one term for all that must be, one for each wish."""
     required, preferred = [], []
     for wanted in spec.kubernetes.node_affinity:
         expression: Manifest = {"key": wanted.key, "operator": wanted.operator}

@@ -1,4 +1,4 @@
-"""Who may do what: an identity without rights for the pods, and the least rights for people who operate runs."""
+"""Rights: an identity without any for the pods, and the fewest that people who operate runs need."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What every manifest of one run is made from: its name, its size, its labels, and where things lie in a pod.
+"""Facts that every manifest of one run is made from: its name, its size, its labels, and where things lie in a pod.
 
-Only facts and names; the objects are built by the modules beside it.
+The objects are built by the modules beside it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 PORT = 29500
 # What Kubernetes and operators add to it in names of pods has to fit a label of 63 characters.
 LONGEST_NAME = 40
-# Kubernetes allows a pod this long beyond the time torchrun gives its workers, for the agent to write its last words.
+# Kubernetes allows a pod this long beyond the time torchrun gives its workers, for the agent to write its exit status.
 MARGIN_SECONDS = 30
 DATA_FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".arrow")
 
@@ -51,7 +51,7 @@ def name_beside(config: Config, suffix: str) -> str:
 
 
 def on_hub(path: str) -> bool:
-    """Whether a model or data set path is a hub id, not a file or folder."""
+    """A path of a model or data set that is a hub id, not a file or folder."""
     plain = path.partition("#")[0]
     return bool(re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", plain)) and not plain.lower().endswith(DATA_FILES)
 
@@ -65,7 +65,7 @@ def source_paths(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def on_volume(kubernetes: KubernetesConfig, path: str) -> bool:
-    """Whether a path lies on a volume that the pods mount."""
+    """A path on a volume that the pods mount."""
     folders = (OUTPUTS, CACHE, CONFIG_FOLDER, DATA_FOLDER, *(mount.path.rstrip("/") for mount in kubernetes.mounts))
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
@@ -122,7 +122,7 @@ class RunSpec:
 
     @property
     def typed(self) -> str:
-        """What finds the run again on a command line: `NAME -n NAMESPACE`."""
+        """Words that find the run again on a command line: `NAME -n NAMESPACE`."""
         return f"{self.name} -n {self.kubernetes.namespace}"
 
     @property
@@ -132,12 +132,12 @@ class RunSpec:
 
     @property
     def prepares(self) -> bool:
-        """Whether something is fetched or prepared, on CPU nodes, before training holds a GPU."""
+        """A run that fetches or prepares something, on CPU nodes, before training holds a GPU."""
         return bool(self.kubernetes.initialisers or self.kubernetes.preprocess)
 
     @property
     def starts_in_order(self) -> bool:
-        """Whether the kind itself starts the trainer only after what prepares; else `submit` does so."""
+        """A kind that itself starts the trainer only after what prepares; for others `submit` does so."""
         return self.kubernetes.kind in ("jobset", "trainjob")
 
     @property
@@ -152,14 +152,14 @@ class RunSpec:
 
     @property
     def offline(self) -> bool:
-        """Whether training asks the hub for nothing: all of it is there, or an initialiser fetches it."""
+        """Training that asks the hub for nothing: all of it is there, or an initialiser fetches it."""
         config, fetched = self.config, self.kubernetes.initialisers
         model_here = config.model.local_files_only or "model" in fetched or not on_hub(config.model.path)
         data_here = "data" in fetched or not any(on_hub(path) for _, path in source_paths(config))
         return model_here and data_here
 
     def carried(self) -> dict[str, str]:
-        """Where the pods see each file of `files`, by its path on this machine. Names are those a ConfigMap allows."""
+        """Path at which pods see each of `files`, by its path on this machine. Names are those a ConfigMap allows."""
         names = (re.sub(r"[^-._a-zA-Z0-9]", "_", path.rsplit("/", 1)[-1])[-200:] for path in self.files)
         return {path: f"{DATA_FOLDER}/{i}-{name}" for i, (path, name) in enumerate(zip(self.files, names, strict=True))}
 

@@ -26,13 +26,13 @@ def outputs_access(spec: RunSpec) -> str:
 
 
 def cache_is_per_pod(spec: RunSpec) -> bool:
-    """Whether each pod gets a cache claim of its own."""
+    """A cache of which each pod gets a claim of its own."""
     cache = spec.kubernetes.storage.cache
     return cache.size is not None and cache.access != "ReadWriteMany"
 
 
 def cache_is_jobsets(spec: RunSpec) -> bool:
-    """Whether the JobSet makes the one cache of all its pods, and takes it along when it goes."""
+    """A cache that the JobSet makes for all its pods together, and takes along when it goes."""
     k = spec.kubernetes
     return (
         k.kind == "jobset"
@@ -143,7 +143,7 @@ def volumes(spec: RunSpec, *, cache_from_template: bool = False) -> list[Manifes
 
 
 def volume_mounts(spec: RunSpec) -> list[Manifest]:
-    """Where a container of the run sees the volumes."""
+    """Mounts of the volumes in a container of the run."""
     k = spec.kubernetes
     found: list[Manifest] = [
         {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},

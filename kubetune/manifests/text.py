@@ -1,8 +1,8 @@
 """Manifests as YAML text that every parser reads alike, whether it speaks YAML 1.1 (Go's, PyYAML) or 1.2.
 
 `no`, `1e3`, `0o7`, `12:30` or `2026-01-01` are strings in one and something else in the other, so a string is left
-without quotes only where no parser could see more in it than letters. Written by hand, since the libraries' emitters
-take longer than all the rest of `kubetune render`.
+without quotes only where no parser could see more in it than letters. Written by hand: with these rules laid over
+PyYAML's C emitter `kubetune render` takes a tenth longer (its import, mostly), over ruamel's a quarter.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _after(start: str, value: Any) -> Iterator[str]:
 
 
 def _is_long(value: Any) -> bool:
-    """Whether a value is a mapping or list that takes lines of its own."""
+    """A mapping or list that takes lines of its own."""
     if isinstance(value, Mapping):
         return bool(value)
     if not isinstance(value, (list, tuple)):

@@ -18,7 +18,7 @@ LISTENS = "until grep -Eq '^Sig(Blk|Cgt):.*[4-7c-f].{3}$' /proc/1/status; do sle
 
 
 def agent_command(spec: RunSpec) -> list[str]:
-    """What the container of every kind runs: the agent that also starts a run on a laptop."""
+    """Command of the trainer's container, in every kind: the agent that also starts a run on a laptop."""
     return ["python", "-P", "-m", "kubetune.agent", spec.run_dir, "--config", CONFIG_FILE]
 
 
@@ -41,7 +41,7 @@ def resources(spec: RunSpec) -> Manifest:
 
 
 def resource_claims(spec: RunSpec) -> Manifest:
-    """Where the pod's devices come from, by the names that its container asks for."""
+    """Claims that the pod's devices come from, by the names that its container asks for."""
     found = [
         {"name": claim.name, "resourceClaimTemplateName": claim.template}
         if claim.template

@@ -136,7 +136,7 @@ class Config(Section):
         return self
 
     def _not_sharded(self) -> list[str]:
-        """What `training.parallelism: fsdp` cannot be combined with."""
+        """Settings of this config that `training.parallelism: fsdp` cannot be combined with, each as a problem."""
         lora = self.lora or LoraConfig()
         refused = {
             f"task: {self.task}": self.task == "sequence_classification",
@@ -152,7 +152,7 @@ class Config(Section):
         return [said.format(setting) for setting, is_found in refused.items() if is_found]
 
     def _not_in_fp8(self) -> list[str]:
-        """What `training.fp8` cannot be combined with."""
+        """Settings of this config that `training.fp8` cannot be combined with, each as a problem."""
         refused = {
             f"task: {self.task}": self.task != "causal_lm",
             "full fine-tuning": self.lora is None,

@@ -147,7 +147,7 @@ class MountConfig(Section):
     config_map: Name | None = Field(None, description="An existing ConfigMap.")
     secret: Name | None = Field(None, description="An existing Secret, each key a file.")
     sub_path: str | None = Field(None, pattern=r"^[^/].*$", description="Only this folder of the volume.")
-    read_only: bool = Field(True, description="Whether the run may only read it.")
+    read_only: bool = Field(True, description="The run may only read it.")
 
     @model_validator(mode="after")
     def _one_source_of_files(self) -> MountConfig:
@@ -201,9 +201,7 @@ class ResourceClaimConfig(Section):
     template: Name | None = Field(None, description="ResourceClaimTemplate from which each pod gets a claim.")
     claim: Name | None = Field(None, description="An existing ResourceClaim that all pods share instead.")
     request: Label | None = Field(None, description="Only this request of the claim; left out: all of them.")
-    gpus: bool = Field(
-        False, description="Whether the claim holds the node's GPUs: then none is asked for by `gpu_resource`."
-    )
+    gpus: bool = Field(False, description="The claim holds the node's GPUs: none is asked for by `gpu_resource`.")
 
     @model_validator(mode="after")
     def _one_source_of_devices(self) -> ResourceClaimConfig:

@@ -1,4 +1,4 @@
-"""What a run learns from, and how that becomes rows: `data`."""
+"""The data that a run learns from, and how they become rows: `data`."""
 
 from __future__ import annotations
 

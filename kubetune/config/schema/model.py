@@ -105,7 +105,7 @@ class VisionConfig(Section):
         True, description="`false`: the vision tower learns too, through adapters of its own where there is LoRA."
     )
     freeze_projector: bool = Field(
-        True, description="`false`: the part that turns what is seen into tokens learns too, in the same way."
+        True, description="`false`: the projector, from the vision tower to tokens, learns too, in the same way."
     )
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ class TrackingConfig(Section):
 class PushConfig(Section):
     repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="Repository on the Hugging Face hub: `ORG/NAME`.")
     merge: bool = Field(False, description="Upload merged weights instead of the adapter.")
-    private: bool = Field(True, description="Whether a repository that is made for it is private.")
+    private: bool = Field(True, description="Make a new repository private.")
 
 
 as_push = section_of("repo")

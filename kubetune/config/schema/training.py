@@ -1,4 +1,4 @@
-"""How a run learns: `training`."""
+"""Steps, batches, learning rate, evaluations, checkpoints, and the numerics of training: `training`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What can be wrong with manifests and schema validation cannot see; nothing here asks a cluster. Read `lint` first."""
+"""Mistakes in manifests that schema validation cannot see; nothing here asks a cluster. Read `lint` first."""

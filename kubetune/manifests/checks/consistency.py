@@ -1,4 +1,4 @@
-"""Whether manifests agree with themselves and with each other, whoever made them: names, labels, volumes, time limits.
+"""Manifests that do not agree with themselves or each other, whoever made them: names, labels, volumes, time limits.
 
 Schemas check each field alone; a Service whose selector matches no pod is valid for them, and the run then hangs.
 """
@@ -150,7 +150,7 @@ def _fewer_pods(obj: Manifest) -> Iterator[Finding]:
 
 
 def pods_of(obj: Manifest) -> list[int]:
-    """How many pods an object makes of each of its templates."""
+    """Number of pods that an object makes of each of its templates."""
     spec = obj.get("spec") or {}
     match obj["kind"]:
         case "Job":

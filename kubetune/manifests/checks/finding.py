@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """What is wrong, and the dotted key of the config to change. Not `fatal`: the run may work, or not for long."""
+    """A mistake, and the dotted key of the config to change. Not `fatal`: the run may work, or not for long."""
 
     key: str
     text: str

@@ -1,4 +1,4 @@
-"""What schema validation cannot see, of a config and of the manifests made from it, before a cluster is asked.
+"""Mistakes in a config and its manifests that schema validation cannot see, found before a cluster is asked.
 
 Each finding names the key of the config that caused it, so that the command line can show its line. Nothing is
 changed here, and nothing is read but the arguments.

@@ -1,4 +1,4 @@
-"""What Kubernetes does about each way a pod can end: our exit codes as a failure policy.
+"""Failure policies: for each of our exit codes, what Kubernetes does about a pod that ended with it.
 
 2 (config or data) and 4 (diverged) would only fail again, so the run fails at once. A preemption or a drain (143 with
 a good checkpoint, or the disruption condition) starts again and does not count. All else, 145 (lost a peer) among it,

@@ -26,7 +26,7 @@ POD_GROUPS = {
 
 
 def gang(spec: RunSpec) -> str:
-    """Who starts all pods of the run together: kueue, volcano, coscheduling, native or none."""
+    """The scheduler that starts all pods of the run together: kueue, volcano, coscheduling, native or none."""
     k = spec.kubernetes
     if k.scheduling.gang != "auto":
         return k.scheduling.gang
@@ -34,7 +34,7 @@ def gang(spec: RunSpec) -> str:
 
 
 def by_operator(spec: RunSpec) -> bool:
-    """Whether the kind's operator makes the PodGroup and puts the pods into it."""
+    """A kind whose operator makes the PodGroup and puts the pods into it."""
     return spec.kubernetes.kind in ("trainjob", "pytorchjob") and gang(spec) in SCHEDULERS
 
 
@@ -46,9 +46,9 @@ def times(quantity: str, count: int) -> str:
 
 
 def min_resources(spec: RunSpec, template: Manifest) -> Manifest:
-    """What all pods of this template ask for together."""
-    asked = template["spec"]["containers"][0].get("resources", {}).get("requests", {})
-    return {name: times(str(amount), spec.nodes) for name, amount in asked.items()}
+    """Resources that all pods of this template request together."""
+    requests = template["spec"]["containers"][0].get("resources", {}).get("requests", {})
+    return {name: times(str(amount), spec.nodes) for name, amount in requests.items()}
 
 
 def _optional(**fields: object) -> Manifest:

@@ -14,7 +14,7 @@ from kubetune.manifests.trainer import pod_template
 
 
 def _restarts(most: int) -> Manifest:
-    """How often each index may start again before the Job fails.
+    """Number of times that each index may start again before the Job fails.
 
     A failure of the gang costs one pod of each node. Counted by index that is one restart, and the delay before the
     next start doubles with the gang's failures; one count for the whole Job would double it with every pod's.
