@@ -45,21 +45,21 @@ def compare(
     known = earlier_runs.read(before=str(starts[0]["time"]) if starts else None)
     found = bill(config, plan, weights, tokens, _gpu(plan, begun), known)
     assert found is not None
-    in_steps, whole = step_seconds / 3600, max(step_seconds, held_seconds(events, until)) / 3600
-    foreseen_bytes = memory.allocated_bytes if memory is not None else None
+    step_hours, total_hours = step_seconds / 3600, max(step_seconds, held_seconds(events, until)) / 3600
+    forecast_bytes = memory.allocated_bytes if memory is not None else None
     rate = config.compute.price_per_gpu_hour
     each_hour = None if rate is None else rate * plan.world_size
     return {
         "memory": {
-            "foreseen_bytes": foreseen_bytes,
+            "forecast_bytes": forecast_bytes,
             "measured_bytes": peak_memory_bytes,
-            "off": _off(peak_memory_bytes, foreseen_bytes),
+            "relative_error": _relative_error(peak_memory_bytes, forecast_bytes),
         },
         "hours": {
-            "foreseen": found.hours,
-            "in_steps": in_steps,
-            "whole": whole,
-            "off": _off(in_steps, found.hours),
+            "forecast": found.hours,
+            "step_hours": step_hours,
+            "total_hours": total_hours,
+            "relative_error": _relative_error(step_hours, found.hours),
             "tokens": tokens,
             "source": found.source,
             "spans": [asdict(span) for span in found.spans],
@@ -67,11 +67,11 @@ def compare(
         "price": None
         if each_hour is None
         else {
-            "foreseen": found.price,
-            "in_steps": in_steps * each_hour,
-            "whole": whole * each_hour,
-            "off": _off(in_steps * each_hour, found.price),
-            "of_a_device_and_hour": rate,
+            "forecast": found.price,
+            "steps": step_hours * each_hour,
+            "total": total_hours * each_hour,
+            "relative_error": _relative_error(step_hours * each_hour, found.price),
+            "per_device_hour": rate,
         },
     }
 
@@ -125,29 +125,29 @@ def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
 def tell(found: Mapping[str, Any]) -> Iterator[str]:
     """The same as lines of the log."""
     memory, hours, price = found["memory"], found["hours"], found["price"]
-    if memory["foreseen_bytes"] is not None:
-        measured, foreseen = (size(memory[key]) for key in ("measured_bytes", "foreseen_bytes"))
-        yield f"peak memory {measured}, forecast {foreseen} ({memory['off']:+.0%})"
-    in_steps, whole, foreseen_steps = (
-        duration(None if hours[key] is None else 3600 * hours[key]) for key in ("in_steps", "whole", "foreseen")
+    if memory["forecast_bytes"] is not None:
+        measured, expected = (size(memory[key]) for key in ("measured_bytes", "forecast_bytes"))
+        yield f"peak memory {measured}, forecast {expected} ({memory['relative_error']:+.0%})"
+    steps, total, expected = (
+        duration(None if hours[key] is None else 3600 * hours[key]) for key in ("step_hours", "total_hours", "forecast")
     )
-    time = f"time {in_steps} in steps, {whole} in all"
-    if hours["foreseen"] is not None:
-        time += f"; forecast for the steps {foreseen_steps} ({hours['off']:+.0%}), by {hours['source']}"
+    time = f"time {steps} in steps, {total} in all"
+    if hours["forecast"] is not None:
+        time += f"; forecast for the steps {expected} ({hours['relative_error']:+.0%}), by {hours['source']}"
         if span := next((span for span in hours.get("spans", ()) if span["source"] == hours["source"]), None):
-            is_within = span["low_hours"] <= hours["in_steps"] <= span["high_hours"]
+            is_within = span["low_hours"] <= hours["step_hours"] <= span["high_hours"]
             low, high = (duration(3600 * span[key]) for key in ("low_hours", "high_hours"))
             time += f": {'within' if is_within else 'NOT within'} {low}–{high}"
     yield time
     if price is not None:
-        line = f"price {price['whole']:,.2f}, {price['in_steps']:,.2f} of it for the steps"
-        if price["foreseen"] is not None:
-            line += f", forecast {price['foreseen']:,.2f} ({price['off']:+.0%})"
-        yield f"{line}, at {price['of_a_device_and_hour']:g} a device and hour"
+        line = f"price {price['total']:,.2f}, {price['steps']:,.2f} of it for the steps"
+        if price["forecast"] is not None:
+            line += f", forecast {price['forecast']:,.2f} ({price['relative_error']:+.0%})"
+        yield f"{line}, at {price['per_device_hour']:g} a device and hour"
 
 
-def _off(measured: float, foreseen: float | None) -> float | None:
-    return measured / foreseen - 1 if foreseen else None
+def _relative_error(measured: float, expected: float | None) -> float | None:
+    return measured / expected - 1 if expected else None
 
 
 def _moment(time: str) -> float:

@@ -231,7 +231,7 @@ def _run_facts(run: RunRecord) -> dict[str, Any]:
         "versions": run.report.get("versions") or {},
         "throughput": run.report.get("throughput") or {},
         "machine": _machine(run),
-        "hindsight": _hindsight(run),
+        "actuals": _actuals(run),
         "began": _moment(run.events[0]["time"]) if run.events else None,
         "ended": _moment(run.events[-1]["time"]) if run.events and run.exit_status else None,
     }
@@ -319,26 +319,28 @@ def fold(lengths: Sequence[Sequence[int]], limit: int | None = None) -> list[Seq
     return folded
 
 
-def _hindsight(run: RunRecord) -> list[tuple[str, str, str, float | None, str]]:
-    """What was foreseen beside what came: label, both, how far off, and a word on it."""
-    found, probe, rows = run.report.get("hindsight") or {}, run.report.get("probe") or {}, []
-    if probe.get("foreseen_bytes"):
-        foreseen, measured = probe["foreseen_bytes"], probe["measured_bytes"]
-        about = f"longest batch ({number(probe['tokens'])} tokens), an evaluation and a save, before step 1"
-        rows.append(("Peak memory, probe", size(foreseen), size(measured), measured / foreseen - 1, about))
+def _actuals(run: RunRecord) -> list[tuple[str, str, str, float | None, str]]:
+    """Forecast and actuals: label, both, the relative error, and a word on it."""
+    found, preflight, rows = run.report.get("actuals") or {}, run.report.get("preflight") or {}, []
+    if preflight.get("forecast_bytes"):
+        expected, measured = preflight["forecast_bytes"], preflight["measured_bytes"]
+        about = f"longest batch ({number(preflight['tokens'])} tokens), an evaluation and a save, before step 1"
+        rows.append(("Peak memory, preflight", size(expected), size(measured), measured / expected - 1, about))
     if memory := found.get("memory"):
-        values = size(memory["foreseen_bytes"]), size(memory["measured_bytes"])
-        rows.append(("Peak memory", *values, memory["off"], "of the largest rank"))
+        values = size(memory["forecast_bytes"]), size(memory["measured_bytes"])
+        rows.append(("Peak memory", *values, memory["relative_error"], "of the largest rank"))
     if hours := found.get("hours"):
-        foreseen = None if hours["foreseen"] is None else hours["foreseen"] * 3600
+        expected = None if hours["forecast"] is None else hours["forecast"] * 3600
         source = hours["source"]
-        about = f"by {source}" if foreseen is not None else f"no forecast; {source.removeprefix('unknown: ')}"
-        rows.append(("Time in steps", duration(foreseen), duration(hours["in_steps"] * 3600), hours["off"], about))
-        rows.append(("Time in all", "–", duration(hours["whole"] * 3600), None, "loading, evaluations and saves too"))
+        about = f"by {source}" if expected is not None else f"no forecast; {source.removeprefix('unknown: ')}"
+        steps = duration(hours["step_hours"] * 3600)
+        rows.append(("Time in steps", duration(expected), steps, hours["relative_error"], about))
+        total = duration(hours["total_hours"] * 3600)
+        rows.append(("Time in all", "–", total, None, "loading, evaluations and saves too"))
     if price := found.get("price"):
-        about = f"for the steps, at {price['of_a_device_and_hour']:g} a device and hour; {price['whole']:,.2f} in all"
-        foreseen = "–" if price["foreseen"] is None else f"{price['foreseen']:,.2f}"
-        rows.append(("Price", foreseen, f"{price['in_steps']:,.2f}", price["off"], about))
+        about = f"for the steps, at {price['per_device_hour']:g} a device and hour; {price['total']:,.2f} in all"
+        forecast = "–" if price["forecast"] is None else f"{price['forecast']:,.2f}"
+        rows.append(("Price", forecast, f"{price['steps']:,.2f}", price["relative_error"], about))
     return rows
 
 

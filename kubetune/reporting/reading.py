@@ -101,7 +101,7 @@ def read_run(run_dir: Path, points: int = POINTS) -> RunRecord:
     numbers = read_numbers(run_dir, points, wrong)
     for name, lines in wrong.items():
         _tell(name, lines, damage)
-    events, report = _lines(run_dir / metrics.EVENTS, damage), _object(run_dir / metrics.REPORT, damage)
+    events, report = _lines(run_dir / metrics.EVENTS, damage), _report(run_dir, damage)
     return RunRecord(
         path=run_dir,
         config=config,
@@ -145,6 +145,16 @@ def _tell(name: str, wrong: list[int], damage: list[str]) -> None:
 def _object(path: Path, damage: list[str]) -> dict[str, Any]:
     try:
         return read_object(path)
+    except FileNotFoundError:
+        return {}
+    except EnvironmentFault as error:
+        damage.append(str(error))
+        return {}
+
+
+def _report(run_dir: Path, damage: list[str]) -> dict[str, Any]:
+    try:
+        return metrics.read_report(run_dir)
     except FileNotFoundError:
         return {}
     except EnvironmentFault as error:

@@ -27,6 +27,7 @@ from kubetune.base.humanize import counted
 from kubetune.base.jsonl import Appender
 from kubetune.base.logs import scrub
 from kubetune.errors import EnvironmentFault
+from kubetune.rundir import older_files
 
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
@@ -127,7 +128,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def stream_lines(path: Path, damaged: list[int] | None = None) -> Iterator[dict[str, Any]]:
     """The lines of a JSONL file of a run, one after the other; what is damaged is left out, as in jsonl.py."""
-    return jsonl.read(path, _IS_GOOD.get(path.name, _is_anything), damaged)
+    lines = jsonl.read(path, _IS_GOOD.get(path.name, _is_anything), damaged)
+    return map(older_files.event, lines) if path.name == EVENTS else lines
 
 
 def stream_chunks(path: Path, damaged: list[int] | None = None) -> Iterator[list[dict[str, Any]]]:
@@ -260,6 +262,7 @@ def write_report_json(
     """
     seconds, tokens = totals.seconds, totals.tokens
     report = {
+        "schema_version": older_files.REPORT_VERSION,
         "world_size": world_size,
         "steps": totals.last.get("step", 0),
         "epochs": totals.last.get("epoch", 0),
@@ -287,10 +290,16 @@ def write_report_json(
     return report
 
 
+def read_report(run_dir: Path) -> dict[str, Any]:
+    """Contents of report.json, in the words of this version. Raises FileNotFoundError, or EnvironmentFault: damaged."""
+    path = run_dir / REPORT
+    return older_files.report(read_object(path), path)
+
+
 def is_reported(run_dir: Path, step: int) -> bool:
     """Whether report.json is there and tells of this many steps, and of the config as it is."""
     try:
-        report = read_object(run_dir / REPORT)
+        report = read_report(run_dir)
     except (FileNotFoundError, EnvironmentFault):
         return False
     return (report.get("steps"), report.get("config_sha256")) == (step, _config_sha256(run_dir))

@@ -104,10 +104,10 @@ def rehearse(run: Run, state: State) -> None:
         logs.RESULT.info("preflight: %s; a checkpoint has %s; nothing of it was kept", took, size(written))
         metrics.record_event(
             run.checkpointer.run_dir,
-            "probe",
+            "preflight",
             rows=len(batch.cu_seqlens) - 1,
             tokens=batch.num_tokens,
-            foreseen_bytes=budget.forecast_bytes,
+            forecast_bytes=budget.forecast_bytes,
             measured_bytes=peak,
             reserved_bytes=reserved,
             device_bytes=budget.device_bytes,

@@ -279,7 +279,7 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
     if metrics.is_reported(run_dir, state.step) and (copy is None or Path(copy).exists()):
         # A start that found nothing left to train would only spoil the numbers of those that did.
         logs.DONE.info("all %d steps were done before; %s tells of them", state.step, run_dir / metrics.REPORT)
-        return _remark(files.read_object(run_dir / metrics.REPORT).get("loss_runaway"))
+        return _remark(metrics.read_report(run_dir).get("loss_runaway"))
     events = metrics.read_events(run_dir)
     totals = totals_of(run_dir, plan, state)
     found = actuals.compare(
@@ -300,8 +300,8 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
         peak_memory_bytes=peak,
         copy_to=Path(copy) if copy else None,
         best_step=state.best_step,
-        probe=next((event for event in reversed(events) if event["event"] == "probe"), None),
-        hindsight=found,
+        preflight=next((event for event in reversed(events) if event["event"] == "preflight"), None),
+        actuals=found,
     )
     best = "best" if state.best_step is not None else "last"
     if numbers["throughput"] is not None:

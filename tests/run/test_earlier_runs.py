@@ -1,4 +1,4 @@
-"""A second run is foreseen by the first: in `kubetune plan`, where it begins, and in what is said after it."""
+"""A second run is forecast by the first: in `kubetune plan`, where it begins, and in what is said after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plan_lines(capsys: pytest.CaptureFixture[str], file: Path) -> dict[str, str]
     )
 
 
-def test_the_second_run_is_foreseen_by_the_first(
+def test_the_second_run_is_forecast_by_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inputs = toy.make_inputs(tmp_path / "toy")
@@ -52,11 +52,11 @@ def test_the_second_run_is_foreseen_by_the_first(
     log = (second / "logs" / "rank-0.log").read_text()
     assert "forecast for the steps: " in log
     assert "by 1 earlier run of this shape on this machine" in log
-    hours = json.loads((second / "report.json").read_text())["hindsight"]["hours"]
+    hours = json.loads((second / "report.json").read_text())["actuals"]["hours"]
     assert hours["source"] == "1 earlier run of this shape on this machine"
     (span,) = hours["spans"]
     rate = hours["tokens"] / 3600 / known.tokens_per_second
     assert (span["low_hours"], span["high_hours"]) == pytest.approx((rate / 1.1, rate * 1.1))
-    assert span["low_hours"] < hours["foreseen"] < span["high_hours"]
+    assert span["low_hours"] < hours["forecast"] < span["high_hours"]
     assert re.search(r"by 1 earlier run of this shape on this machine: (NOT )?within .+–", log)
     assert len(earlier_runs.read()) == 2

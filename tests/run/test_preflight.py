@@ -60,13 +60,13 @@ def test_a_preflight_changes_no_bit_and_leaves_nothing(
         p.name for p in (rehearsed / "checkpoints").iterdir()
     }
     assert not hidden(rehearsed)
-    found = json.loads((rehearsed / "report.json").read_text())["probe"]
+    found = json.loads((rehearsed / "report.json").read_text())["preflight"]
     assert found["measured_bytes"] > 0
-    assert found["foreseen_bytes"] > 0
+    assert found["forecast_bytes"] > 0
     assert found["checkpoint_bytes"] > 1000
     assert found["seconds"].keys() == {"batch", "evaluation", "save"}
     assert "preflight: peak memory" in log_of(rehearsed)
-    assert json.loads((plain / "report.json").read_text())["probe"] is None
+    assert json.loads((plain / "report.json").read_text())["preflight"] is None
 
 
 def test_a_kill_in_its_save_leaves_nothing_and_what_goes_on_is_not_rehearsed_again(

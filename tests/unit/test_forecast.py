@@ -1,4 +1,4 @@
-"""What a run will take, foreseen: sizes that are known, the direction of every change, and what is advised."""
+"""Forecasts of what a run takes: sizes that are known, the direction of every change, and what is advised."""
 
 from __future__ import annotations
 

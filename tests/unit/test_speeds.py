@@ -93,7 +93,7 @@ def test_the_cache_stays_small(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [speed.tokens_per_second for speed in earlier_runs.read()] == [3.0, 4.0, 5.0]
 
 
-def test_only_runs_that_had_ended_count_as_foreseen(cache: Path) -> None:
+def test_only_runs_that_had_ended_count_as_forecast(cache: Path) -> None:
     earlier_runs.keep(run(1000))
     assert earlier_runs.read(before="2026-11-20T09:59:59.000Z") == []
     assert len(earlier_runs.read(before="2026-11-20T10:00:01.000Z")) == 1

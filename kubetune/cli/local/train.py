@@ -39,13 +39,13 @@ def run(args: argparse.Namespace) -> int:
         return _train(args)[0]
     with output_on_stderr():
         code, run_dir = _train(args)
-    status, report = exit_status.read_exit_status(run_dir), run_dir / metrics.REPORT
+    status = exit_status.read_exit_status(run_dir)
     facts = {
         "run_dir": str(run_dir),
         "exit_code": code,
         "reason": status.reason if status else None,
         "step": status.step if status else None,
-        "report": json.loads(report.read_text("utf-8")) if report.is_file() else None,
+        "report": metrics.read_report(run_dir) if (run_dir / metrics.REPORT).is_file() else None,
     }
     print(json.dumps(facts, indent=2))
     return code

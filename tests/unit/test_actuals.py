@@ -59,14 +59,15 @@ def test_hours_and_price_are_compared(tmp_path: Path) -> None:
     stated = ["compute.tokens_per_second=1000", "compute.price_per_gpu_hour=2"]
     rated = found(str(tmp_path), *stated)
     hours, price = rated["hours"], rated["price"]
-    assert (hours["foreseen"], hours["in_steps"], hours["whole"], hours["off"]) == (0.5, 0.5, 0.75, 0.0)
-    assert (price["foreseen"], price["in_steps"], price["whole"]) == (2.0, 2.0, 3.0)
+    keys = ("forecast", "step_hours", "total_hours", "relative_error")
+    assert [hours[key] for key in keys] == [0.5, 0.5, 0.75, 0.0]
+    assert (price["forecast"], price["steps"], price["total"]) == (2.0, 2.0, 3.0)
     config = load_config(None, overrides=[f"model={tmp_path}", "data.train=x/y", "compute.processes=2"])
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
     expected = forecast(config, make_plan(config), weights)
     assert expected is not None
-    assert rated["memory"]["foreseen_bytes"] == expected.peak_bytes
+    assert rated["memory"]["forecast_bytes"] == expected.peak_bytes
     memory, time, cost = actuals.tell(rated)
     assert memory.startswith("peak memory 954 MiB, forecast ")
     assert time == (
@@ -76,9 +77,9 @@ def test_hours_and_price_are_compared(tmp_path: Path) -> None:
     assert cost == "price 3.00, 2.00 of it for the steps, forecast 2.00 (+0%), at 2 a device and hour"
 
 
-def test_what_nobody_could_foresee_is_not_made_up() -> None:
+def test_what_nobody_could_forecast_is_not_made_up() -> None:
     unknown = found("org/not-here")
-    assert unknown["memory"] == {"foreseen_bytes": None, "measured_bytes": 10**9, "off": None}
-    assert unknown["hours"]["foreseen"] is None
+    assert unknown["memory"] == {"forecast_bytes": None, "measured_bytes": 10**9, "relative_error": None}
+    assert unknown["hours"]["forecast"] is None
     assert unknown["price"] is None
     assert list(actuals.tell(unknown)) == ["time 30 min in steps, 45 min in all"]
