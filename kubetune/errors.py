@@ -8,7 +8,7 @@ Exit codes are part of the interface: Kubernetes' podFailurePolicy and the launc
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 OK = 0
 BUG = 1
@@ -82,3 +82,11 @@ class LostPeer(KubetuneError):
     """Another rank died or hung; this one could do no more."""
 
     exit_code = LOST_PEER
+
+
+def causes(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
+    """An error, what caused it, and so on; `hidden`: also where the raiser would not have it shown."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or (seen.__context__ if hidden else None)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kubetune.base import fault_injection, lockfile
-from kubetune.errors import EnvironmentFault
+from kubetune.errors import EnvironmentFault, causes
 
 log = logging.getLogger(__name__)
 
@@ -96,11 +96,9 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
     A name that is only looked up can be refused too, as in a folder that this user may not enter. What ran short may
     show in what was going on when something else failed for it.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        if shortage := _shortage_of(seen):
+    for cause in causes(error, hidden=True):
+        if shortage := _shortage_of(cause):
             return shortage
-        seen = seen.__cause__ or seen.__context__
     if not isinstance(error, OSError) or error.errno not in _OF_THE_SYSTEM:
         return None
     name = error.filename2 or error.filename  # of two names the second is the one that was to be made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -82,6 +82,13 @@ def brief(seconds: float | None) -> str:
 def share(value: float | None) -> str:
     """`12.3 %`."""
     return "–" if value is None else f"{100 * value:.3g} %"
+
+
+def nearest(written: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The known name that a mistyped one was most likely meant to be; None where none is so much like it."""
+    import difflib  # for mistakes only
+
+    return next(iter(difflib.get_close_matches(written, known, 1, likeness)), None)
 
 
 def place(path: Any) -> str:

@@ -7,7 +7,6 @@ Adding a verb is one file, one line in overview.GROUPS, and its examples.
 from __future__ import annotations
 
 import argparse
-import difflib
 import keyword
 import os
 import signal
@@ -19,7 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from kubetune import __version__, errors
-from kubetune.base.humanize import visible
+from kubetune.base.humanize import nearest, visible
 
 # Not `logs` itself: that name is the verb's as soon as its module is imported.
 from kubetune.base.logs import scrub, scrub_tracebacks
@@ -81,8 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = argv[0] if argv[0] in VERBS else None
     parser = make_parser(verb)
     if verb is None and not argv[0].startswith("-"):
-        close = difflib.get_close_matches(argv[0], VERBS, 1)
-        meant = f"did you mean `{close[0]}`?" if close else "no verb is called so"
+        close = nearest(argv[0], VERBS)
+        meant = f"did you mean `{close}`?" if close else "no verb is called so"
         parser.error(f"unknown verb {argv[0]!r}; {meant}")
     command: list[str] = []
     mark = getattr(verb_module(verb), "COMMAND", None) if verb else None

@@ -26,7 +26,7 @@ from kubetune.kube_api.api_errors import Refused, Unreachable
 from kubetune.kube_api.client import Cluster, Object
 from kubetune.kube_api.watch import Watched
 from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
-from kubetune.manifests.spec import TRAINER, RunSpec
+from kubetune.manifests.spec import COMPONENT, TRAINER, RunSpec
 
 _LOOK_SECONDS, _GATHER_SECONDS = 5.0, 0.25
 _PAUSE_SECONDS, _PASSING_SECONDS = 0.5, 0.05
@@ -155,7 +155,7 @@ class Streams:
         self._components, self._chosen = components, wanted
         self._workload = workload or (workload_kind(spec), spec.name)
         # All pods of the run but those of other components, which are left out one by one.
-        self._labels = {key: text for key, text in spec.selector(TRAINER).items() if key != pods.COMPONENT}
+        self._labels = {key: text for key, text in spec.selector(TRAINER).items() if key != COMPONENT}
         self._look_around = look
         self._threads: dict[Source, threading.Thread] = {}
         self._lock = threading.Lock()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from kubetune import errors
-from kubetune.manifests.spec import QUEUE_NAME
+from kubetune.manifests.spec import COMPONENT, QUEUE_NAME
 
 Object = Mapping[str, Any]
 State = Literal["absent", "waiting", "running", "stopped", "done", "failed"]
@@ -28,7 +28,6 @@ VICTIMS = (errors.LOST_PEER, errors.PREEMPTED)
 STOPPED = "kubetune/stopped"
 """Annotation of a workload that `stop` has taken from its queue."""
 
-COMPONENT = "app.kubernetes.io/component"
 
 _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
 _ROLE, _ROLE_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"

@@ -29,7 +29,7 @@ from kubetune.kube_api.api_errors import Refused, Unreachable
 from kubetune.kube_api.client import Cluster, Object, say
 from kubetune.kube_api.kinds import WORKLOADS
 from kubetune.manifests.pod import container, pod_basics
-from kubetune.manifests.spec import MANAGED_BY, OUTPUTS, TRAINER, RunSpec
+from kubetune.manifests.spec import COMPONENT, MANAGED_BY, OUTPUTS, TRAINER, RunSpec
 from kubetune.manifests.storage import outputs_volume
 from kubetune.planning.plan import make_plan
 
@@ -96,7 +96,7 @@ def workload_kind(spec: RunSpec) -> str:
 
 def list_runs(cluster: Cluster) -> list[str]:
     """Names of the runs in the namespace."""
-    labels = {MANAGED_BY: "kubetune", "app.kubernetes.io/component": TRAINER}
+    labels = {MANAGED_BY: "kubetune", COMPONENT: TRAINER}
     found = cluster.list("ConfigMap", labels)
     return sorted(pods.name_of(marker) for marker in found if CONFIG_KEY in (marker.get("data") or {}))
 

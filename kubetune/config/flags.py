@@ -7,13 +7,13 @@ dispatcher imports it for every verb.
 from __future__ import annotations
 
 import argparse
-import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kubetune.base.humanize import nearest
 from kubetune.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def _meant(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
     """The option that one of the words may be a mistyped form of, as a question."""
     known = [flag for action in parser._actions for flag in action.option_strings]
     for word in words:
-        if word.startswith("--") and (close := difflib.get_close_matches(word.partition("=")[0], known, 1)):
-            return f"; did you mean {close[0]}?"
+        if word.startswith("--") and (close := nearest(word.partition("=")[0], known)):
+            return f"; did you mean {close}?"
     return ""
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
+from kubetune.base.humanize import nearest
 from kubetune.config import json_schema
 from kubetune.config.aliases import ALIASES
 from kubetune.config.provenance import KeyPath, Problem, Tree, dotted
@@ -105,9 +105,9 @@ def suggest(path: KeyPath) -> str:
     homes = [dotted(known) for known, _ in json_schema.leaves() if known[-1] == name]
     if homes:
         return f"did you mean {' or '.join(homes)}?"
-    if close := difflib.get_close_matches(name, siblings, 1, 0.7):
-        return f"did you mean {close[0]}?"
+    if close := nearest(name, siblings, 0.7):
+        return f"did you mean {close}?"
     elsewhere = paths | {alias: a.path for alias, a in ALIASES.items() if alias not in paths and "." not in alias}
-    if close := difflib.get_close_matches(name, elsewhere, 1, 0.75):
-        return f"did you mean {elsewhere[close[0]]}?"
+    if close := nearest(name, elsewhere, 0.75):
+        return f"did you mean {elsewhere[close]}?"
     return f"known here: {', '.join(siblings)}" if siblings else "no keys are known here"

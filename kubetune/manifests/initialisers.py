@@ -10,7 +10,7 @@ from __future__ import annotations
 from kubetune.config.schema.cluster import PreprocessConfig
 from kubetune.manifests.environment import environment
 from kubetune.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
-from kubetune.manifests.spec import CONFIG_FILE, Manifest, RunSpec
+from kubetune.manifests.spec import CONFIG_FILE, Manifest, RunSpec, given
 from kubetune.manifests.storage import volume_mounts, volumes
 
 PREPROCESS = "preprocess"
@@ -57,7 +57,7 @@ def preparing_job(spec: RunSpec, names: dict[str, tuple[str, ...]]) -> Manifest:
     pod: Manifest = {
         "restartPolicy": "Never",
         **pod_basics(spec),
-        **({"initContainers": before} if before else {}),
+        **given(initContainers=before),
         "containers": [last],
         "volumes": volumes(spec),
     }

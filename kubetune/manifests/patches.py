@@ -15,7 +15,7 @@ from typing import Any, Final
 from kubetune.config.schema.cluster import PatchConfig
 from kubetune.errors import ConfigError
 from kubetune.manifests.checks.consistency import pod_templates, pods_of
-from kubetune.manifests.spec import Manifest
+from kubetune.manifests.spec import Manifest, kind_and_name
 
 _DIRECTIVE: Final = "$patch"
 _MERGE_KEYS: Final[dict[str, tuple[str, ...]]] = {
@@ -48,14 +48,14 @@ def patched(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> list
     for number, patch in enumerate(patches):
         where, meant = f"kubernetes.patches[{number}]", list(_meant(found, patch))
         if not meant:
-            there = ", ".join(map(_title, objects))
+            there = ", ".join(map(kind_and_name, objects))
             name = f" called {patch.target.name}" if patch.target.name else ""
             problems.append(f"{where}: no {patch.target.kind}{name} is made here; there are {there}")
         for place in meant:
             try:
                 found[place] = _apply(found[place], patch)
             except _Unfit as error:
-                problems.append(f"{where}: {_title(found[place])}: {error}")
+                problems.append(f"{where}: {kind_and_name(found[place])}: {error}")
     if problems:
         raise ConfigError([*problems, "Nothing was written."])
     return found
@@ -69,11 +69,7 @@ def _meant(objects: Sequence[Manifest], patch: PatchConfig) -> Iterator[int]:
 
 def titles(objects: Sequence[Manifest], patch: PatchConfig) -> list[str]:
     """Objects that a patch changes, as `Job/name`."""
-    return [_title(objects[place]) for place in _meant(objects, patch)]
-
-
-def _title(obj: Manifest) -> str:
-    return f"{obj['kind']}/{obj['metadata']['name']}"
+    return [kind_and_name(objects[place]) for place in _meant(objects, patch)]
 
 
 def _apply(obj: Manifest, patch: PatchConfig) -> Manifest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.manifests.spec import OUTPUTS, TRAINER, Manifest, RunSpec
+from kubetune.manifests.spec import OUTPUTS, TRAINER, Manifest, RunSpec, given
 
 PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 # An autoscaler that moves one pod to save a node stops all of them, and each takes up work since the last checkpoint.
@@ -47,11 +47,11 @@ def container(
     return {
         "name": name,
         "image": more.pop("image", None) or spec.kubernetes.image,
-        **({"imagePullPolicy": policy} if policy else {}),
+        **given(imagePullPolicy=policy),
         "command": command,
         # Relative paths of the config, such as ./mlruns, then lie on the outputs volume.
         "workingDir": OUTPUTS,
-        **{field: setting for field, setting in (more | resources).items() if setting},
+        **given(**more | resources),
         "securityContext": security or restricted(),
     }
 
@@ -64,8 +64,7 @@ def limited(spec: RunSpec, resources: Manifest) -> Manifest:
         limits["cpu"] = requests["cpu"]
     if k.ephemeral_storage:
         requests["ephemeral-storage"] = limits["ephemeral-storage"] = k.ephemeral_storage
-    amounts = {"requests": requests, "limits": limits}
-    return {**resources, **{field: setting for field, setting in amounts.items() if setting}}
+    return {**resources, **given(requests=requests, limits=limits)}
 
 
 def node_affinity(spec: RunSpec) -> Manifest:
@@ -85,7 +84,7 @@ def node_affinity(spec: RunSpec) -> Manifest:
         found["requiredDuringSchedulingIgnoredDuringExecution"] = terms
     if preferred:
         found["preferredDuringSchedulingIgnoredDuringExecution"] = preferred
-    return {"nodeAffinity": found} if found else {}
+    return given(nodeAffinity=found)
 
 
 def cpu_resources(cpu: str | int, memory: str) -> Manifest:
@@ -105,22 +104,22 @@ def pod_basics(spec: RunSpec, *, gpus: int = 0) -> Manifest:
     k = spec.kubernetes
     # A pod without GPUs does not take the run's place on GPU nodes.
     is_placed = bool(gpus) or not spec.gpus
-    optional = {
-        "runtimeClassName": k.runtime_class if is_placed else None,
-        "imagePullSecrets": [{"name": name} for name in k.image_pull_secrets],
-        "priorityClassName": k.priority_class,
-        "schedulerName": k.scheduler,
-        "nodeSelector": dict(k.node_selector) if is_placed else {},
-        "affinity": node_affinity(spec) if is_placed else {},
-        "tolerations": tolerations(spec, gpus=gpus),
-    }
+    optional = given(
+        runtimeClassName=k.runtime_class if is_placed else None,
+        imagePullSecrets=[{"name": name} for name in k.image_pull_secrets],
+        priorityClassName=k.priority_class,
+        schedulerName=k.scheduler,
+        nodeSelector=dict(k.node_selector) if is_placed else {},
+        affinity=node_affinity(spec) if is_placed else {},
+        tolerations=tolerations(spec, gpus=gpus),
+    )
     return {
         "serviceAccountName": spec.service_account,
         "automountServiceAccountToken": False,
         # Variables for every Service of the namespace: thousands in a busy one, and they can collide with ours.
         "enableServiceLinks": False,
         "securityContext": pod_security(spec),
-        **{field: setting for field, setting in optional.items() if setting},
+        **optional,
     }
 
 
@@ -148,4 +147,4 @@ def pod_metadata(spec: RunSpec, component: str) -> Manifest:
     if component == TRAINER:
         annotations = {**UNDISTURBED, **annotations}
         annotations |= topology(spec)
-    return {"labels": spec.labels(component), **({"annotations": annotations} if annotations else {})}
+    return {"labels": spec.labels(component), **given(annotations=annotations)}

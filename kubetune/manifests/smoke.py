@@ -8,7 +8,7 @@ from __future__ import annotations
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.manifests.checks.consistency import pod_templates
-from kubetune.manifests.spec import CACHE, OUTPUTS, TRAINER, Manifest, name_beside
+from kubetune.manifests.spec import CACHE, COMPONENT, OUTPUTS, TRAINER, Manifest, name_beside
 from kubetune.planning.plan import Plan
 
 SUFFIX = "-smoke"
@@ -41,6 +41,6 @@ def testing(objects: list[Manifest], plan: Plan) -> list[Manifest]:
     command += [f"--volume={CACHE}", f"--volume={OUTPUTS}", f"--timeout={TIMEOUT_SECONDS}"]
     for obj in objects:
         for _, template in pod_templates(obj):
-            if template["metadata"]["labels"]["app.kubernetes.io/component"] == TRAINER:
+            if template["metadata"]["labels"][COMPONENT] == TRAINER:
                 template["spec"]["containers"][0]["command"] = command
     return objects

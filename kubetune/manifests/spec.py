@@ -26,6 +26,7 @@ CONFIG_FILE = f"{CONFIG_FOLDER}/run.yaml"
 DATA_FOLDER = "/etc/kubetune-data"
 TRAINER = "trainer"
 INSTANCE = "app.kubernetes.io/instance"
+COMPONENT = "app.kubernetes.io/component"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
@@ -35,6 +36,16 @@ LONGEST_NAME = 40
 # Kubernetes allows a pod this long beyond the time torchrun gives its workers, for the agent to write its exit status.
 MARGIN_SECONDS = 30
 DATA_FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".arrow")
+
+
+def kind_and_name(obj: Manifest) -> str:
+    """An object as messages name it: `Job/support-bot`."""
+    return f"{obj['kind']}/{obj['metadata']['name']}"
+
+
+def given(**fields: object) -> Manifest:
+    """The fields that hold something."""
+    return {name: setting for name, setting in fields.items() if setting}
 
 
 def run_name(config: Config) -> str:
@@ -169,7 +180,7 @@ class RunSpec:
 
     def selector(self, component: str) -> dict[str, str]:
         """Labels that find the pods of one component of this run, and only them."""
-        return {**self.every_pod(), "app.kubernetes.io/component": component}
+        return {**self.every_pod(), COMPONENT: component}
 
     def labels(self, component: str) -> dict[str, str]:
         """All labels of an object; ours win, since selectors rely on them."""

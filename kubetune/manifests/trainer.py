@@ -6,7 +6,7 @@ from kubetune.manifests.environment import trainer_environment
 from kubetune.manifests.initialisers import init_containers
 from kubetune.manifests.kinds.gang import join
 from kubetune.manifests.pod import container, node_affinity, pod_basics, pod_metadata, restricted
-from kubetune.manifests.spec import CONFIG_FILE, MARGIN_SECONDS, PORT, TRAINER, Manifest, RunSpec
+from kubetune.manifests.spec import CONFIG_FILE, MARGIN_SECONDS, PORT, TRAINER, Manifest, RunSpec, given
 from kubetune.manifests.storage import volume_mounts, volumes
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -36,8 +36,7 @@ def resources(spec: RunSpec) -> Manifest:
     claims = [
         {"name": claim.name, **({"request": claim.request} if claim.request else {})} for claim in k.resource_claims
     ]
-    amounts: Manifest = {"requests": {**requests, **exact}, "limits": exact, "claims": claims}
-    return {name: amount for name, amount in amounts.items() if amount}
+    return given(requests={**requests, **exact}, limits=exact, claims=claims)
 
 
 def resource_claims(spec: RunSpec) -> Manifest:
@@ -48,7 +47,7 @@ def resource_claims(spec: RunSpec) -> Manifest:
         else {"name": claim.name, "resourceClaimName": claim.claim}
         for claim in spec.kubernetes.resource_claims
     ]
-    return {"resourceClaims": found} if found else {}
+    return given(resourceClaims=found)
 
 
 def security(spec: RunSpec) -> Manifest:
@@ -81,7 +80,7 @@ def placement(spec: RunSpec) -> Manifest:
     if spec.nodes == 1:
         return {}
     apart = {**node_affinity(spec), **affinity(spec)}
-    found: Manifest = {"affinity": apart} if apart else {}
+    found: Manifest = given(affinity=apart)
     if spec.kubernetes.spread != "none":
         required = spec.kubernetes.spread == "required"
         found["topologySpreadConstraints"] = [
@@ -123,13 +122,13 @@ def pod_template(
         security=security(spec),
     )
     pod: Manifest = {
-        **({"restartPolicy": restart_policy} if restart_policy else {}),
-        **({"subdomain": subdomain} if subdomain else {}),
+        **given(restartPolicy=restart_policy),
+        **given(subdomain=subdomain),
         "terminationGracePeriodSeconds": spec.kubernetes.grace_seconds + MARGIN_SECONDS,
         **pod_basics(spec, gpus=spec.gpus),
         **placement(spec),
         **resource_claims(spec),
-        **({"initContainers": inits} if inits else {}),
+        **given(initContainers=inits),
         "containers": [trainer],
         "volumes": volumes(spec, cache_from_template=cache_from_template),
     }

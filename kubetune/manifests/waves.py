@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kubetune.manifests.initialisers import PREPROCESS
-from kubetune.manifests.spec import Manifest
+from kubetune.manifests.spec import COMPONENT, Manifest
 
 WAVE = "argocd.argoproj.io/sync-wave"
 # What pods need to be made at all, or to be reached; healthy as soon as it is there.
 FIRST = ("ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "ConfigMap")
-COMPONENT = "app.kubernetes.io/component"
 
 
 def in_waves(objects: Sequence[Manifest]) -> list[Manifest]:

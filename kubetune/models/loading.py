@@ -198,7 +198,7 @@ def explain(model: ModelConfig) -> Iterator[None]:
                 "model.revision to a commit you have read"
             ) from error
         # transformers wraps what the hub said in an OSError of its own, with other advice.
-        said = next((cause for cause in _chain(error) if isinstance(cause, kinds)), None)
+        said = next((cause for cause in errors.causes(error, hidden=True) if isinstance(cause, kinds)), None)
         if said is not None:
             with explained_hub_errors(model.path, model.revision):
                 raise said from error
@@ -286,10 +286,3 @@ def check_positions(model: nn.Module, longest: int, *, warn: bool = True) -> Non
         raise errors.ConfigError(f"{said}; set data.max_length to {limit} or less (`overlong` says what happens then)")
     if warn:
         logs.MODEL.warning("%s: beyond them it was never trained", said)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__

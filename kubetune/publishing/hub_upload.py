@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubetune import errors
-from kubetune.data.reading.hub import NOT_THE_HUB, bound_waits, causes, hub_token, is_lost, misread
+from kubetune.data.reading.hub import NOT_THE_HUB, bound_waits, hub_token, is_lost, misread
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 STALE = ["*.safetensors", "*.safetensors.index.json"]
@@ -85,7 +85,7 @@ def _explained(repo: str) -> Iterator[None]:
         raise errors.ConfigError(f"{repo!r} is no name of a repository; expected ORG/NAME") from error
     except Exception as error:
         # The hub's client wraps what happened to one file in a RuntimeError.
-        chain = list(causes(error))
+        chain = list(errors.causes(error))
         refused = next((e for e in chain if isinstance(e, HfHubHTTPError) and e.response.status_code < 500), None)
         if refused is not None:
             code = refused.response.status_code

@@ -20,7 +20,7 @@ from typing import Any
 
 from kubetune.base.files import sha256_file
 from kubetune.config.schema import ModelConfig
-from kubetune.errors import EnvironmentFault, KubetuneError, ModelError
+from kubetune.errors import EnvironmentFault, KubetuneError, ModelError, causes
 from kubetune.planning import model_shapes
 
 PATIENCE_SECONDS = 120.0
@@ -262,11 +262,3 @@ def _origin(error: BaseException) -> str:
 def is_lost(error: BaseException) -> bool:
     """Whether the connection failed. The hub's client has changed its HTTP library before; this name stayed."""
     return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
-
-
-def causes(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
-    """An error, what caused it, and so on; `hidden`: also where the raiser would not have it shown."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or (seen.__context__ if hidden else None)

@@ -13,7 +13,7 @@ from kubetune.config.schema.cluster import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL
 from kubetune.config.secrets import is_secret, names_secret
 from kubetune.manifests.checks.finding import Finding, error
 from kubetune.manifests.kinds.gang import COSCHEDULING_GROUP, VOLCANO_GROUP
-from kubetune.manifests.spec import MARGIN_SECONDS, Manifest
+from kubetune.manifests.spec import MARGIN_SECONDS, Manifest, kind_and_name
 
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
 QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
@@ -48,7 +48,7 @@ def check_objects(objects: Sequence[Manifest]) -> Iterator[Finding]:
 
 def pod_templates(obj: Manifest) -> Iterator[tuple[str, Manifest]]:
     """Each pod template of an object with a name for it in messages; a Pod is its own template."""
-    spec, title = obj.get("spec") or {}, f"{obj['kind']}/{obj['metadata']['name']}"
+    spec, title = obj.get("spec") or {}, kind_and_name(obj)
     match obj["kind"]:
         case "Pod":
             yield title, obj
@@ -75,7 +75,7 @@ def _metadata(obj: Manifest) -> Iterator[Finding]:
 
 
 def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
-    spec, title = obj.get("spec") or {}, f"{obj['kind']}/{obj['metadata']['name']}"
+    spec, title = obj.get("spec") or {}, kind_and_name(obj)
     if obj["kind"] in ("StatefulSet", "Deployment"):
         wanted = spec["selector"]["matchLabels"]
         candidates: Iterable[Manifest] = [spec["template"]]

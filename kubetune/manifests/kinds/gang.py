@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
+from kubetune.manifests.spec import TRAINER, Manifest, RunSpec, given
 
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
@@ -51,23 +51,19 @@ def min_resources(spec: RunSpec, template: Manifest) -> Manifest:
     return {name: times(str(amount), spec.nodes) for name, amount in requests.items()}
 
 
-def _optional(**fields: object) -> Manifest:
-    return {name: setting for name, setting in fields.items() if setting}
-
-
 def pod_group(spec: RunSpec, template: Manifest) -> list[Manifest]:
     """The PodGroup of a run whose pods have this template, where we make it."""
     k, who = spec.kubernetes, gang(spec)
     if who not in POD_GROUPS or by_operator(spec):
         return []
-    body: Manifest = {"minMember": spec.nodes, **_optional(minResources=min_resources(spec, template))}
+    body: Manifest = {"minMember": spec.nodes, **given(minResources=min_resources(spec, template))}
     if who == "volcano":
-        body |= _optional(queue=k.scheduling.queue, priorityClassName=k.priority_class)
+        body |= given(queue=k.scheduling.queue, priorityClassName=k.priority_class)
     elif who == "coscheduling":
-        body |= _optional(scheduleTimeoutSeconds=k.scheduling.timeout_seconds)
+        body |= given(scheduleTimeoutSeconds=k.scheduling.timeout_seconds)
     else:
         policy = {"gang": {"minCount": spec.nodes}}
-        body = {"schedulingPolicy": policy, **_optional(priorityClassName=k.priority_class)}
+        body = {"schedulingPolicy": policy, **given(priorityClassName=k.priority_class)}
     return [spec.manifest(POD_GROUPS[who], "PodGroup", spec.name, TRAINER, spec=body)]
 
 
@@ -95,7 +91,7 @@ def runtime_policy(spec: RunSpec) -> Manifest:
     who, timeout = gang(spec), spec.kubernetes.scheduling.timeout_seconds
     if who not in SCHEDULERS:
         return {}
-    return {"podGroupPolicy": {who: _optional(scheduleTimeoutSeconds=timeout if who == "coscheduling" else None)}}
+    return {"podGroupPolicy": {who: given(scheduleTimeoutSeconds=timeout if who == "coscheduling" else None)}}
 
 
 def runtime_annotations(spec: RunSpec) -> Manifest:
@@ -109,9 +105,9 @@ def operator_policy(spec: RunSpec, template: Manifest) -> Manifest:
     k, who = spec.kubernetes, gang(spec)
     if who not in SCHEDULERS:
         return {}
-    policy = {"minAvailable": spec.nodes, **_optional(minResources=min_resources(spec, template))}
+    policy = {"minAvailable": spec.nodes, **given(minResources=min_resources(spec, template))}
     if who == "volcano":
-        policy |= _optional(queue=k.scheduling.queue, priorityClass=k.priority_class)
+        policy |= given(queue=k.scheduling.queue, priorityClass=k.priority_class)
     else:
-        policy |= _optional(scheduleTimeoutSeconds=k.scheduling.timeout_seconds)
+        policy |= given(scheduleTimeoutSeconds=k.scheduling.timeout_seconds)
     return {"schedulingPolicy": policy}

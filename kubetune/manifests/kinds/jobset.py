@@ -11,7 +11,7 @@ from kubetune.manifests.initialisers import PREPROCESS, one_after_the_other
 from kubetune.manifests.kinds.failure import jobset_failure_policy
 from kubetune.manifests.kinds.gang import pod_group
 from kubetune.manifests.kinds.job import indexed_job
-from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
+from kubetune.manifests.spec import TRAINER, Manifest, RunSpec, given
 from kubetune.manifests.storage import cache_is_jobsets, shared_cache_spec
 from kubetune.manifests.trainer import pod_template
 
@@ -23,8 +23,8 @@ def one_job(
     name: str, job: Manifest, labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None
 ) -> Manifest:
     """An entry of `replicatedJobs`: one Job, with these labels and annotations."""
-    metadata = {key: given for key, given in (("labels", labels), ("annotations", annotations)) if given}
-    return {"name": name, "replicas": 1, "template": {**({"metadata": metadata} if metadata else {}), "spec": job}}
+    metadata = given(labels=labels, annotations=annotations)
+    return {"name": name, "replicas": 1, "template": {**given(metadata=metadata), "spec": job}}
 
 
 def in_order(jobs: list[Manifest]) -> list[Manifest]:

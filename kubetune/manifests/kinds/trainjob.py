@@ -10,7 +10,7 @@ from __future__ import annotations
 from kubetune.manifests.initialisers import preparing_job, steps
 from kubetune.manifests.kinds.gang import runtime_annotations, runtime_policy
 from kubetune.manifests.kinds.jobset import jobset_spec, one_job
-from kubetune.manifests.spec import CACHE, TRAINER, Manifest, RunSpec, on_hub, source_paths
+from kubetune.manifests.spec import CACHE, TRAINER, Manifest, RunSpec, given, on_hub, source_paths
 from kubetune.manifests.trainer import pod_template
 
 API = "trainer.kubeflow.org/v1alpha1"
@@ -42,7 +42,7 @@ def sources(spec: RunSpec) -> Manifest:
     for name in steps(spec):
         uris = [f"hf://{path}" for path in named[name] if on_hub(path)]
         found["dataset" if name == "data" else name] = {"storageUri": uris[0]} if len(uris) == 1 else {}
-    return {"initializer": found} if found else {}
+    return given(initializer=found)
 
 
 def workload(spec: RunSpec) -> list[Manifest]:

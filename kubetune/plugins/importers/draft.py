@@ -6,12 +6,12 @@ silence: a key that no rule takes is noted as dropped, by name.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
+from kubetune.base.humanize import nearest
 from kubetune.config.secrets import is_secret
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers.writing import inline
@@ -135,8 +135,8 @@ class Draft:
             elif key.isupper():
                 self.unneeded(key, "an environment variable; set it where the run is started, or in kubernetes.env")
             else:
-                close = difflib.get_close_matches(key, rules, 1, 0.8)
-                hint = f"; did you mean {close[0]}?" if close else ""
+                close = nearest(key, rules, 0.8)
+                hint = f"; did you mean {close}?" if close else ""
                 self.drop(key, f"not known to `kubetune import`{hint}")
 
 

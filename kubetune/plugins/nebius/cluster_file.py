@@ -6,7 +6,6 @@ Prices are the user's to state, since they change and contracts differ; what has
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Collection, Iterator
@@ -16,16 +15,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from kubetune.base.humanize import nearest
 from kubetune.config.provenance import KeyPath, Origin, Problem, Tree, dotted
 from kubetune.config.schema.base import Section
-from kubetune.config.schema.cluster import AbsolutePath, Label, LabelKey, LabelValue, Name, Quantity
+from kubetune.config.schema.cluster import AbsolutePath, Label, LabelKey, LabelValue, Name, Quantity, quantity_bytes
 from kubetune.config.yaml_reader import read_entries
 from kubetune.errors import ConfigError
 
 GIBI = 1 << 30
 HOURS_PER_MONTH = 730
-UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-UNITS |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": GIBI, "Ti": 1 << 40}
 
 ResourceName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$", examples=["tune-gpu"])]
 ResourceId = Annotated[str, Field(pattern=r"^[a-z0-9]+-[a-z0-9]+$", examples=["project-e00abc"])]
@@ -34,8 +32,7 @@ Price = Annotated[float | None, Field(ge=0)]
 
 def gibibytes(size: str) -> int:
     """Whole GiB of a quantity such as `2Ti`, rounded up."""
-    number = size.rstrip("kKMGTi")
-    return math.ceil(float(number) * UNITS[size[len(number) :]] / GIBI)
+    return math.ceil(quantity_bytes(size) / GIBI)
 
 
 class ServiceAccountConfig(Section):
@@ -252,8 +249,8 @@ def _explain(error: ErrorDetails, tree: Tree) -> Iterator[Problem]:
             yield Problem(origin, f"{name}: missing; expected {_field_of(path).description}")
         case "extra_forbidden":
             known = _fields(path[:-1])
-            close = difflib.get_close_matches(str(path[-1]), known, 1, 0.6)
-            yield Problem(origin, f"{name}: unknown key; known here: {', '.join(close or known)}")
+            close = nearest(str(path[-1]), known)
+            yield Problem(origin, f"{name}: unknown key; known here: {close or ', '.join(known)}")
         case "value_error":
             for line in str(error["ctx"]["error"]).splitlines():
                 # Those about the whole file name the key themselves.
