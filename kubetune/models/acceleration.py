@@ -15,42 +15,43 @@ from torch import nn
 
 from kubetune import errors
 from kubetune.base import logs, processes
-from kubetune.config.schema import TrainingConfig
+from kubetune.config.schema import Config
 from kubetune.data.text.labels import Labels
-from kubetune.distributed import process_group
 from kubetune.models import compiled_layers, fsdp, fused_forwards
 from kubetune.models.fsdp import is_sharded
 from kubetune.models.kernels import pointwise
 from kubetune.models.padding_free import Route, language_model, unwrap
-from kubetune.planning.memory import Shape, layers_to_recompute
+from kubetune.planning.activations import is_worth_compiling
+from kubetune.planning.forecast import forecast
+from kubetune.planning.model_shapes import read_weights
+from kubetune.planning.plan import Plan
 
 # Of the device's memory, what whole gradients may take where a sharded model would otherwise sum them more than once.
 WHOLE_GRADIENT_SHARE = 1 / 8
 
-# Floating-point operations from which compiling pays for itself: some minutes of training on two cores, or on a GPU.
-WORTH_COMPILING = {"cpu": 5e13, "cuda": 5e15}
-
 
 @dataclass(frozen=True)
 class Workload:
-    """What a run is going to do: tokens in its largest micro-batch, and tokens from the first step to the last.
+    """What a run is going to do: tokens from the first step to the last, and the plan that memory is forecast by.
 
-    `labels` are what a classifier is to tell apart.
+    `labels` are what a classifier is to tell apart, `longest` the tokens of the longest row.
     """
 
-    micro_batch_tokens: int
     total_tokens: int
     labels: Labels | None = None
+    plan: Plan | None = None
+    longest: int | None = None
 
 
-def tune(model: nn.Module, route: Route, training: TrainingConfig, workload: Workload, device: torch.device) -> None:
-    """Set up a model for training as `training` asks; raises ConfigError for what cannot work here."""
+def tune(model: nn.Module, route: Route, config: Config, workload: Workload, device: torch.device) -> None:
+    """Set up a model for training as `config.training` asks; raises ConfigError for what cannot work here."""
+    training = config.training
     # Compiled forwards are proved on the modules at hand, whose weights are only slices when they are sharded.
     fused = not is_sharded(model) and wants_compile(training.compile, model, workload, device) and route.padding_free
     if sums_once_per_step(model, device):
         logs.MODEL.info("gradients are kept whole and summed over the ranks once per step")
         fsdp.sum_once_per_step(model)
-    layers = recomputed_layers(training.gradient_checkpointing, model, workload, device, fused=fused)
+    layers = recomputed_layers(config, workload, device_bytes(device), compiled=fused)
     if layers != 0:
         some = "all" if layers is None else f"the first {layers}"
         logs.MODEL.info("activations of %s layers are recomputed in the backward", some)
@@ -79,9 +80,8 @@ def wants_compile(setting: bool | str, model: nn.Module, workload: Workload, dev
     """`training.compile`, decided."""
     missing = pointwise.can_compile(device)
     if setting == "auto":
-        # Forward and the gradient of the inputs; frozen weights need no gradient of their own.
-        work = 4.0 * sum(p.numel() for p in model.parameters()) * workload.total_tokens
-        return missing is None and work >= WORTH_COMPILING[device.type]
+        parameters = sum(p.numel() for p in model.parameters())
+        return missing is None and is_worth_compiling(parameters, workload.total_tokens, device.type)
     if setting and missing is not None:
         said = f"training.compile is {str(setting).lower()}, but {missing}; install one, or leave it at auto"
         raise errors.ConfigError(said)
@@ -105,29 +105,22 @@ def sums_once_per_step(model: nn.Module, device: torch.device) -> bool:
     return 0 < whole_gradient_bytes(model) <= WHOLE_GRADIENT_SHARE * device_bytes(device)
 
 
-def recomputed_layers(
-    setting: bool | str, model: nn.Module, workload: Workload, device: torch.device, *, fused: bool
-) -> int | None:
-    """`training.gradient_checkpointing`, decided: how many layers recompute; None for all.
+def recomputed_layers(config: Config, workload: Workload, device_bytes: int, *, compiled: bool) -> int | None:
+    """Number of layers that recompute by `training.gradient_checkpointing`; None for all.
 
-    `auto` recomputes on a GPU, and there only as many layers as its memory asks for.
+    `auto` recomputes on a GPU, and there only as many layers as its memory asks for: the number that the plan has for
+    the same facts.
     """
+    setting, plan = config.training.gradient_checkpointing, workload.plan
     if setting != "auto":
         return None if setting else 0
-    shape = Shape.of(unwrap(model).config.get_text_config().to_dict())
-    if device.type != "cuda" or shape is None:
+    if plan is None or plan.device != "cuda":
         return 0
-    held = [(process_group.local(p), p.requires_grad) for p in model.parameters()]
-    return layers_to_recompute(
-        shape,
-        weight_bytes=sum(p.nbytes for p, _ in held)
-        + (whole_gradient_bytes(model) if sums_once_per_step(model, device) else 0),
-        trained_parameters=sum(p.numel() for p, is_trained in held if is_trained),
-        tokens=workload.micro_batch_tokens,
-        element_bytes=min(p.element_size() for p, _ in held if p.is_floating_point()),
-        device_bytes=device_bytes(device),
-        fused=fused,
-    )
+    weights = read_weights(config.model.path, os.environ)
+    if weights is None:
+        return 0
+    found = forecast(config, plan, weights, device_bytes, workload.longest, compiled=compiled)
+    return found.recomputed_layers if found is not None else 0
 
 
 def recompute_activations(model: nn.Module, layers: int | None = None) -> None:

@@ -9,17 +9,9 @@ from kubetune.base.humanize import duration
 from kubetune.config.schema import Config
 from kubetune.planning import earlier_runs
 from kubetune.planning.earlier_runs import Kind, Speed
-from kubetune.planning.forecast import (
-    NOT_TEXT,
-    adapter_parameters,
-    classifies,
-    element_bytes,
-    linears,
-    micro_batch_tokens,
-    quantization_of,
-    shape_of,
-)
+from kubetune.planning.forecast import classifies, element_bytes, micro_batch_tokens, quantization_of
 from kubetune.planning.gpu_specs import stated_tflops
+from kubetune.planning.linears import NOT_TEXT, adapter_parameters, linears, shape_of
 from kubetune.planning.model_shapes import Weights
 from kubetune.planning.plan import Plan
 

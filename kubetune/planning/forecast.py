@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kubetune.base.allocator import KEPT_PRODUCTS
 from kubetune.config.schema import Config
-from kubetune.planning.memory import USABLE_SHARE, Shape, activation_bytes_per_token
+from kubetune.planning.activations import activations, expects_compiling
+from kubetune.planning.linears import adapter_parameters, linears, shape_of
+from kubetune.planning.memory import USABLE_SHARE, Shape
 from kubetune.planning.model_shapes import TOWERS, Weights
 from kubetune.planning.plan import Plan
 
@@ -31,18 +33,7 @@ KEPT_PRODUCT_BYTES = 252 * 2**10
 GLOO_THREADS = 2
 """Each gathers into memory of its own before it copies that to where it is wanted, and keeps it for the next time."""
 
-EXACT_ROWS = 256
-LONG_ROW = 1024
-"""Block attention keeps the probabilities of blocks of so many queries; beyond LONG_ROW tokens nothing is kept."""
-
-HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
-EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
 TOWER = re.compile(rf"(^|\.)({'|'.join(TOWERS)})\.")
-LAYER_NORM = re.compile(r"(norm|layernorm|ln_\w+)\d?\.bias$", re.IGNORECASE)
-NORM_OF_A_LAYER = re.compile(r"\.0\.(\w*(norm|ln_)\w*)\.weight$", re.IGNORECASE)
-FUSED_ATTENTION = re.compile(r"\.(qkv_proj|query_key_value|c_attn|Wqkv)\.")
-KEPT_OF_WIDE = {"gelu": 2, "relu": 1}
-NOT_TEXT = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector)\.")
 
 
 @dataclass(frozen=True)
@@ -53,6 +44,7 @@ class Forecast:
     trained_parameters: int
     parameters: int
     device_bytes: int | None
+    recomputed_layers: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -74,56 +66,19 @@ class Forecast:
         return self.peak_bytes - self.parts.get("allocator", 0) <= USABLE_SHARE * self.device_bytes
 
 
-def shape_of(weights: Weights) -> Shape | None:
-    """The sizes of the decoder; None where they are not named, or differ from layer to layer."""
-    try:
-        shape = Shape.of(weights.text_config)
-    except TypeError:
-        return None
-    if shape is None:
-        return None
-    sizes = (shape.hidden, shape.layers, shape.intermediate, shape.attention, shape.keys)
-    return shape if all(isinstance(size, int) and size > 0 for size in sizes) else None
-
-
-def linears(weights: Weights) -> Iterator[tuple[str, int, int]]:
-    """Name and two sizes of each linear module inside the model: no embeddings, no head."""
-    for name, shape in weights.shapes.items():
-        module = name.removesuffix(".weight")
-        if len(shape) == 2 and module != name and not HEADS.search(module) and not EMBEDDINGS.search(module):
-            yield module, shape[0], shape[1]
-
-
-def adapter_parameters(config: Config, weights: Weights) -> int:
-    """Parameters that LoRA adds, and those of modules that are trained in full beside it."""
-    assert config.lora is not None
-    lora, total = config.lora, 0
-    targets = lora.target_modules
-    for name, *sizes in linears(weights):
-        if NOT_TEXT.search(name) and targets == "all-linear":
-            continue
-        if _is_target(name, targets):
-            total += lora.r * sum(sizes) + (sizes[0] if lora.use_dora else 0)
-    for name, shape in weights.shapes.items():
-        if any(f".{module}." in f".{name}" for module in lora.modules_to_save):
-            total += math.prod(shape)
-    return total
-
-
-def _is_target(name: str, targets: str | tuple[str, ...]) -> bool:
-    if targets == "all-linear":
-        return True
-    if isinstance(targets, str):
-        return re.fullmatch(targets, name) is not None
-    return any(name == target or name.endswith(f".{target}") for target in targets)
-
-
 def forecast(
-    config: Config, plan: Plan, weights: Weights, device_bytes: int | None = None, longest: int | None = None
+    config: Config,
+    plan: Plan,
+    weights: Weights,
+    device_bytes: int | None = None,
+    longest: int | None = None,
+    *,
+    compiled: bool | None = None,
 ) -> Forecast | None:
     """The peak of one device; None for models whose sizes the config does not name.
 
     `longest`: tokens of the longest row, where the data are known; else rows may be as long as the config lets them.
+    `compiled`: whether pointwise kernels are, where a run knows; else by what the plan says.
     """
     shape = shape_of(weights)
     if shape is None:
@@ -150,19 +105,23 @@ def forecast(
     chunk = 0 if classifies(config) else _chunk_bytes(weights, tokens, element, plan)
     before = sum(parts.values()) + chunk + PROCESS_BYTES[plan.device]
     left = None if device_bytes is None else int(USABLE_SHARE * device_bytes) - before
-    activations = _activation_parts(config, plan, weights, tokens, element, left, chunk)
+    if compiled is None:
+        compiled = expects_compiling(config, plan, weights)
+    kept, recomputed = activations(
+        config, plan, weights, tokens=tokens, element=element, left=left, logits=chunk, compiled=compiled
+    )
     if plan.device == "cpu" and element == 4:
         # Embeddings' comes last, when nothing else is left of the batch; in 16 bits it has only the words that occur.
-        parts["gradient of the largest weight"] = max(0, largest - sum(activations.values()))
+        parts["gradient of the largest weight"] = max(0, largest - sum(kept.values()))
     # On a CPU logits stay where they are and leave no holes, so that they are no part of what is lost.
     lost = LOST_SHARE[plan.device]
-    lossy = sum(parts.values()) + sum(activations.values()) + (chunk if plan.device == "cuda" else 0)
-    parts |= {**activations, "logits, a chunk at a time": chunk, "allocator": int(lost * lossy)}
+    lossy = sum(parts.values()) + sum(kept.values()) + (chunk if plan.device == "cuda" else 0)
+    parts |= {**kept, "logits, a chunk at a time": chunk, "allocator": int(lost * lossy)}
     if plan.device == "cpu":
         parts["code of matrix products"] = KEPT_PRODUCTS * KEPT_PRODUCT_BYTES if element == 2 else 0
         parts["trackers"] = sum(size for name, size in TRACKER_BYTES.items() if getattr(config.tracking, name))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
-    return Forecast({k: v for k, v in parts.items() if v}, trained, weights.parameters, device_bytes)
+    return Forecast({k: v for k, v in parts.items() if v}, trained, weights.parameters, device_bytes, recomputed)
 
 
 def _for_rows(config: Config, plan: Plan, longest: int | None) -> tuple[Config, Plan]:
@@ -241,95 +200,6 @@ def _sharing_parts(
             # Resident, but the kernel's to take back: the slices' files, from which a model is put together.
             parts["files of a checkpoint, mapped"] = 4 * weights.parameters
     return parts
-
-
-def _activation_parts(
-    config: Config, plan: Plan, weights: Weights, tokens: int, element: int, left: int | None, logits: int
-) -> dict[str, int]:
-    """What autograd keeps until the backward, and the gradients of the layer that the backward is in.
-
-    On a GPU those come when the `logits` are gone, so only what they need beyond that room counts.
-    """
-    shape = Shape.of(weights.text_config)
-    assert shape is not None
-    fused = plan.device == "cuda" or config.training.compile is True
-    logits = logits if plan.device == "cuda" else 0
-    if fused:
-        kept = tokens * activation_bytes_per_token(shape, element, recompute=False, fused=True)
-    else:
-        kept = tokens * shape.layers * _kept_by_plain_layer(config, weights, shape, element)
-    if any(FUSED_ATTENTION.search(name) for name in weights.shapes):
-        # The values are a part of one product, which stays whole with queries and keys that nothing else needs.
-        kept += tokens * shape.layers * (shape.attention + shape.keys) * element
-    heads = int(weights.text_config.get("num_attention_heads") or weights.text_config.get("n_head") or 1)
-    attention = shape.layers * heads * _pairs(config, tokens) * element if plan.device == "cpu" else 0
-    if weights.text_config.get("attn_logit_softcapping"):
-        attention *= 2  # the scores as they were bent are kept beside the probabilities
-    a_layer = (kept + attention) // shape.layers
-    setting = config.training.gradient_checkpointing
-    recomputed = shape.layers if setting is True else 0
-    if setting == "auto" and plan.device == "cuda" and left is not None and kept + a_layer > left:
-        saved = kept // shape.layers - tokens * shape.hidden * element
-        recomputed = min(shape.layers, -(-(kept + a_layer - left) // max(1, saved)))
-    # Of gate, up, what SiLU and their product gave, and of what a layer is handed on.
-    gradients = tokens * element * (4 * shape.intermediate + 3 * shape.hidden)
-    gradients_beside = {"gradients of one layer's activations": max(0, gradients - logits)}
-    if not recomputed:
-        return {"activations": kept, "attention": attention, **gradients_beside}
-    # What is kept whole, at least the one layer that runs again, and the inputs of the others.
-    whole = max(1, shape.layers - recomputed)
-    if whole == 1:
-        # Running a layer again leaves blocks behind that its gradients do not fit into; as measured on a CPU.
-        gradients_beside = {"gradients of one layer's activations": max(0, 2 * a_layer - logits)}
-    # Those that run again are the first ones: their turn comes when what the others kept is free.
-    return {
-        f"activations, {recomputed} of {shape.layers} layers recomputed": whole * a_layer,
-        "inputs of those layers": recomputed * tokens * shape.hidden * element,
-        **gradients_beside,
-    }
-
-
-def _kept_by_plain_layer(config: Config, weights: Weights, shape: Shape, element: int) -> int:
-    """Bytes a token that a layer keeps whose norms and activation are torch's own kernels, one after the other.
-
-    What goes into a norm, in fp32; where its weight is trained, what it made before that; and what the two norms
-    before attention and the wide part give. Queries, keys, values and what attention gives.
-    """
-    names = {found[1] for name in weights.shapes if (found := NORM_OF_A_LAYER.search(name))}
-    is_plain = any(LAYER_NORM.search(name) for name in weights.shapes)  # one kernel, which keeps what it is given
-    trained = config.lora is None
-
-    def norm(width: int) -> int:
-        return width * (element if is_plain else 4 + element * trained)
-
-    norms = max(2, len(names)) * norm(shape.hidden) + 2 * shape.hidden * element
-    if any("q_norm" in name for name in weights.shapes):
-        norms += norm(shape.attention + shape.keys)
-    inner = (2 * shape.attention + 2 * shape.keys + _kept_of_wide(weights) * shape.intermediate) * element
-    low = (
-        config.lora.r * sum(1 for name, *_ in linears(weights) if _is_target(name, config.lora.target_modules))
-        if config.lora
-        else 0
-    )
-    return norms + inner + low * element // shape.layers
-
-
-def _kept_of_wide(weights: Weights) -> int:
-    """How often a layer keeps its wide part: gate, activation, up and product; without a gate what GELU is given and
-    gives, or what ReLU gives alone."""
-    names = ("hidden_act", "hidden_activation", "activation", "activation_function")
-    act = next((str(weights.text_config[name]) for name in names if weights.text_config.get(name)), "")
-    return 4 if any("gate" in name for name in weights.shapes) else KEPT_OF_WIDE.get(act, 4)
-
-
-def _pairs(config: Config, tokens: int) -> int:
-    """Probabilities that block attention keeps for each head on CPUs, for rows of the longest kind."""
-    length = min(config.data.max_length, tokens)
-    if length > LONG_ROW:
-        return 0
-    borders = range(0, length, EXACT_ROWS)
-    pairs = sum(min(EXACT_ROWS, length - first) * min(first + EXACT_ROWS, length) for first in borders)
-    return pairs * (tokens // length)
 
 
 def classifies(config: Config) -> bool:

@@ -1,8 +1,4 @@
-"""How much memory a run needs on one device, by arithmetic on the model's config: no weights, no torch.
-
-The numbers are estimates for the padding-free route: what autograd keeps of each layer, the weights, the trained
-parameters with their state, and the buffers of the loss. They decide `gradient_checkpointing: auto`.
-"""
+"""Sizes of a decoder that memory depends on, from the model's config: no weights, no torch."""
 
 from __future__ import annotations
 
@@ -10,12 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# AdamW in fp32: parameter, gradient and two moments.
-BYTES_PER_TRAINED_PARAMETER = 16
-# CUDA context, library workspaces, the loss's buffers and what the allocator loses between blocks.
-FIXED_BYTES = 2 * 2**30
-# Share of the device that may be planned for; the rest is fragmentation and other people's surprises.
 USABLE_SHARE = 0.92
+"""Of the device, what may be planned for; the rest is fragmentation and other people's surprises."""
 
 
 @dataclass(frozen=True)
@@ -52,41 +44,11 @@ class Shape:
         )
 
 
-def activation_bytes_per_token(shape: Shape, element_bytes: int, *, recompute: bool, fused: bool) -> int:
-    """What autograd keeps for one token until the backward.
+def activation_bytes_per_token(shape: Shape, element_bytes: int) -> int:
+    """Bytes that autograd keeps for one token until the backward, where pointwise kernels are compiled.
 
-    Without recomputation, per layer: two residual streams, two normalised ones, q, k, v and the attention's output,
-    gate, up and their product. Norms that are not fused keep fp32 copies too. With recomputation: each layer's input,
-    and one layer in full while it is run again.
+    Per layer: two residual streams, two normalised ones, q, k, v and the attention's output, gate, up and their
+    product.
     """
     kept = 4 * shape.hidden + 2 * shape.attention + 2 * shape.keys + 3 * shape.intermediate
-    layer = kept * element_bytes
-    if not fused:
-        layer += 2 * 2 * shape.hidden * 4 + shape.intermediate * element_bytes
-    if recompute:
-        return shape.layers * shape.hidden * element_bytes + layer
-    return shape.layers * layer
-
-
-def layers_to_recompute(
-    shape: Shape,
-    *,
-    weight_bytes: int,
-    trained_parameters: int,
-    tokens: int,
-    element_bytes: int,
-    device_bytes: int,
-    fused: bool,
-) -> int:
-    """How many layers must run again in the backward for a micro-batch of `tokens` to fit: as few as will do.
-
-    They are the first layers, whose turn in the backward comes when the others' activations are already freed.
-    """
-    state = trained_parameters * BYTES_PER_TRAINED_PARAMETER
-    left = int(USABLE_SHARE * device_bytes) - weight_bytes - state - FIXED_BYTES
-    whole = tokens * activation_bytes_per_token(shape, element_bytes, recompute=False, fused=fused)
-    if whole <= left:
-        return 0
-    # A layer that is run again keeps its input only.
-    saved = whole // shape.layers - tokens * shape.hidden * element_bytes
-    return min(shape.layers, -(-(whole - left) // max(1, saved)))
+    return shape.layers * kept * element_bytes

@@ -44,7 +44,7 @@ def build(config: Config, world: World, workload: Workload) -> CausalLM:
     if config.lora is not None:
         model = lora.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
     learner = ready(model.train(), config)
-    tune(model, learner.route, config.training, workload, world.device)
+    tune(model, learner.route, config, workload, world.device)
     return learner
 
 

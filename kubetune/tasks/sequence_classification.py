@@ -84,7 +84,7 @@ def build(config: Config, world: World, workload: Workload) -> Classifier:
     training = config.training
     if not pools_last(unwrap(model)) and training.compile == "auto":
         training = training.model_copy(update={"compile": False})  # encoders have none of the parts that gain by it
-    tune(model, learner.route, training, workload, world.device)
+    tune(model, learner.route, config, workload, world.device)
     return learner
 
 

@@ -61,7 +61,7 @@ def build(config: Config, world: World, workload: Workload) -> CausalLM:
     training = config.training
     if training.compile == "auto":
         training = training.model_copy(update={"compile": False})  # what it gains here has not been measured
-    tune(model, learner.route, training, workload, world.device)
+    tune(model, learner.route, config, workload, world.device)
     return learner
 
 

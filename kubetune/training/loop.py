@@ -86,7 +86,7 @@ def _train(
     check_rows(getattr(transformers, task.AUTO_CLASS), config, data)
     heartbeat.beat("loading")
     logs.STEP.info("loading model %s", config.model.path)
-    learner = task.build(config, world, _workload(config, plan, data))
+    learner = task.build(config, world, _workload(plan, data))
     check_positions(learner.model, data.longest)
     optimizer = make_optimizer(learner.model, config.training)
     _log_model(learner, optimizer)
@@ -180,10 +180,9 @@ def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
         run.optimizer.clear_gradient()
 
 
-def _workload(config: Config, plan: Plan, data: Prepared) -> Workload:
-    longest = plan.micro_batch_tokens or plan.per_device_train_batch_size * config.data.max_length
+def _workload(plan: Plan, data: Prepared) -> Workload:
     total = int(data.train.lengths.mean() * plan.global_batch_size * plan.num_steps)
-    return Workload(longest, total, data.labels)
+    return Workload(total, data.labels, plan, data.longest)
 
 
 def loop(run: Run, state: State, run_log: RunLog) -> State:

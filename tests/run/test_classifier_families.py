@@ -194,7 +194,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers(name: str, tmp_path: 
     data = {"train": str(inputs / "train.jsonl"), "eval": None}
     config = reviews.make_config(inputs, {"global_batch_size": 8, "per_device_train_batch_size": 8}, data=data)
     data, world = prepare(config), World()
-    learner = task.build(config, world, Workload(1024, 0, data.labels))
+    learner = task.build(config, world, Workload(0, data.labels))
     padding_free = learner.route.padding_free
     assert padding_free == (name in PADDING_FREE), learner.route.why_not
     plan = make_plan(config, rows_per_epoch(data.train))
@@ -232,4 +232,4 @@ def test_a_model_that_wants_more_than_a_text_is_refused_in_plain_words(tmp_path:
     config = reviews.make_config(inputs, data=data)
     told = r"ReformerForSequenceClassification cannot classify a text of 19 tokens by itself \(.*axial_pos_shape"
     with pytest.raises(ModelError, match=told):
-        task.build(config, World(), Workload(1024, 0, prepare(config).labels))
+        task.build(config, World(), Workload(0, prepare(config).labels))

@@ -68,7 +68,7 @@ def test_loss_and_gradient_equal_the_padded_batch_of_transformers(kind: str, tmp
     inputs = reviews.make_inputs(tmp_path, kind, **NO_DROPOUT[kind])
     config = reviews.make_config(inputs, {"per_device_train_batch_size": 16})
     data, world = prepare(config), World()
-    learner = task.build(config, world, Workload(1024, 0, data.labels))
+    learner = task.build(config, world, Workload(0, data.labels))
     padding_free = learner.route.padding_free
     assert padding_free == (kind not in ONE_BY_ONE), learner.route.why_not
     plan = make_plan(config, rows_per_epoch(data.train))
@@ -267,7 +267,7 @@ def counted_positions(model: Any) -> Iterator[list[int]]:
 def test_nothing_is_padded(inputs: Path) -> None:
     config = reviews.make_config(inputs)
     data, world = prepare(config), World()
-    learner = task.build(config, world, Workload(1024, 0, data.labels))
+    learner = task.build(config, world, Workload(0, data.labels))
     plan = make_plan(config, rows_per_epoch(data.train))
     feed = Feed(data.train, plan, 0, world, padding_free=learner.route.padding_free)
     with counted_positions(learner.model) as found:
@@ -288,7 +288,7 @@ def test_nothing_is_padded_where_lengths_differ_as_those_of_sst2(inputs: Path, t
     config = reviews.make_config(inputs, training, data={"train": str(path), "eval": None})
     data = prepare(config)
     assert data.train.lengths.tolist() == [words + 2 for words in lengths]
-    learner = task.build(config, World(), Workload(4096, 0, data.labels))
+    learner = task.build(config, World(), Workload(0, data.labels))
     learner.model.eval()
     for ranks in (1, 2):
         plan = make_plan(config, rows_per_epoch(data.train), world_size=ranks)

@@ -210,16 +210,16 @@ def test_where_it_cannot_work_it_is_refused_or_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "train.jsonl").touch()
-    training = toy.make_config(tmp_path, {"compile": "layers"}).training
+    config = toy.make_config(tmp_path, {"compile": "layers"})
     with pytest.raises(ValueError, match=r"does not work with training\.compile: layers"):
         toy.make_config(tmp_path, {"compile": "layers", "parallelism": "fsdp"})
-    model, workload, cpu = build_model("llama", SHAPES["llama"]), acceleration.Workload(1, 1), torch.device("cpu")
+    model, workload, cpu = build_model("llama", SHAPES["llama"]), acceleration.Workload(1), torch.device("cpu")
     monkeypatch.setattr(shutil, "which", lambda _: "g++")
-    acceleration.tune(model, Route(False), training, workload, cpu)
+    acceleration.tune(model, Route(False), config, workload, cpu)
     assert "training.compile is layers, but no layer of this model is compiled: it takes one sequence" in caplog.text
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(errors.ConfigError, match=r"training\.compile is layers, but there is no C"):
-        acceleration.tune(model, Route(True), training, workload, cpu)
+        acceleration.tune(model, Route(True), config, workload, cpu)
 
 
 PATIENCE = 900.0

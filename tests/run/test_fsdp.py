@@ -101,7 +101,7 @@ def first_losses(world: World, config: Config) -> list[float]:
     """Losses of three steps on this rank."""
     from kubetune.models.acceleration import Workload
 
-    learner = causal_lm.build(config, world, Workload(128, 0))
+    learner = causal_lm.build(config, world, Workload(0))
     optimizer = make_optimizer(learner.model, config.training)
     rows = prepare(config).train
     feed = Feed(rows, make_plan(config, rows_per_epoch(rows), world_size=world.size), 0, world, even=True)
@@ -128,7 +128,7 @@ def summed_gradients(world: World, config: Config, is_kept: bool) -> tuple[int, 
     """Of one step: its micro-batches, how many collectives had summed gradients after each, and this rank's slices."""
     from kubetune.models.acceleration import Workload
 
-    learner = causal_lm.build(config, world, Workload(128, 0))
+    learner = causal_lm.build(config, world, Workload(0))
     model: Any = learner.model
     assert model.sums_once_per_step  # the toy is small enough for any device
     model.sums_once_per_step = is_kept

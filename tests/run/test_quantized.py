@@ -77,9 +77,9 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
     make, module = TASKS[task]
     config = make(tmp_path, quantization)
     data, world = prepare(config), World()
-    learner = module.build(config, world, Workload(1024, 0, data.labels))
+    learner = module.build(config, world, Workload(0, data.labels))
     assert learner.route.padding_free, learner.route.why_not
-    plain = module.build(make(tmp_path, "none"), world, Workload(1024, 0, data.labels))
+    plain = module.build(make(tmp_path, "none"), world, Workload(0, data.labels))
     parameters = [sum(map(quantizing.count, each.model.parameters())) for each in (learner, plain)]
     assert parameters[0] == parameters[1]
     randomize_lora(learner.model)
@@ -106,7 +106,7 @@ def test_the_log_says_how_8_bits_are_multiplied_in_training_and_in_evaluation(
     config = make_causal_lm(tmp_path, "8bit")
     data, world = prepare(config), World()
     with caplog.at_level("INFO", logger="kubetune"):
-        learner = causal_lm.build(config, world, Workload(1024, 0))
+        learner = causal_lm.build(config, world, Workload(0))
     assert "trains with products in float32, but evaluates with inputs rounded to 8 bits" in caplog.text
     learner.model.eval()
     batch = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches[0]
@@ -119,7 +119,7 @@ def test_the_log_says_how_8_bits_are_multiplied_in_training_and_in_evaluation(
 def test_the_log_says_that_4_bits_are_quantised_doubly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = make_causal_lm(tmp_path, "4bit")
     with caplog.at_level("INFO", logger="kubetune"):
-        learner = causal_lm.build(config, World(), Workload(1024, 0))
+        learner = causal_lm.build(config, World(), Workload(0))
     assert "stored in 4 bits (nf4), its scales in 8 (double quantisation); products in float32" in caplog.text
     layers = [m for m in learner.model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
     assert layers

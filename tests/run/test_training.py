@@ -40,7 +40,7 @@ from tests.architectures import randomize_lora, reference_gradients
 from tests.ranks import run_ranks, started, wait_all
 
 FULL = {"lora": None}
-NO_WORK = Workload(micro_batch_tokens=128, total_tokens=0)
+NO_WORK = Workload(total_tokens=0)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ import pytest
 from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.planning.cost import bill, flops_per_token
-from kubetune.planning.forecast import GIB, MIB, Forecast, adapter_parameters, forecast, remedies
+from kubetune.planning.forecast import GIB, MIB, Forecast, forecast, remedies
+from kubetune.planning.linears import adapter_parameters
 from kubetune.planning.model_shapes import Weights, read_weights, shapes_of
 from kubetune.planning.plan import make_plan
 

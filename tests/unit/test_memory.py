@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from kubetune.planning.memory import Shape, activation_bytes_per_token, layers_to_recompute
+from kubetune.config.load import load_config
+from kubetune.config.schema import Config
+from kubetune.models.acceleration import Workload, recomputed_layers
+from kubetune.planning.activations import expects_compiling
+from kubetune.planning.forecast import forecast
+from kubetune.planning.memory import Shape, activation_bytes_per_token
+from kubetune.planning.model_shapes import read_weights
+from kubetune.planning.plan import Plan, make_plan
 
 QWEN3_8B = {
     "hidden_size": 4096,
@@ -18,20 +28,6 @@ QWEN3_8B = {
     "head_dim": 128,
 }
 GIB = 2**30
-
-
-def decide(tokens: int, device_gib: int, **changes: int) -> int:
-    shape = Shape.of({**QWEN3_8B, **changes})
-    assert shape is not None
-    return layers_to_recompute(
-        shape,
-        weight_bytes=16_400_000_000,
-        trained_parameters=43_600_000,
-        tokens=tokens,
-        element_bytes=2,
-        device_bytes=device_gib * GIB,
-        fused=True,
-    )
 
 
 def test_shape_reads_both_vocabularies():
@@ -45,26 +41,57 @@ def test_a_layer_keeps_what_its_operations_save():
     """4 h + 2 q + 2 kv + 3 f elements of bf16 for each of 36 layers."""
     shape = Shape.of(QWEN3_8B)
     assert shape is not None
-    kept = 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288) * 36
-    assert activation_bytes_per_token(shape, 2, recompute=False, fused=True) == kept
-    assert activation_bytes_per_token(shape, 2, recompute=True, fused=True) == kept // 36 + 36 * 4096 * 2
+    assert activation_bytes_per_token(shape, 2) == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288) * 36
+
+
+def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Config, Plan, int]:
+    """The config, the plan, and the layers that `kubetune plan` says recompute on GPUs of so many GiB."""
+    (folder / "config.json").write_text(json.dumps({**QWEN3_8B, "vocab_size": 151_936, "model_type": "qwen3"}))
+    words = [f"model={folder}", "data.train=x/y", "data.max_length=4096", "quantization=none", *overrides]
+    config = load_config(None, overrides=[*words, f"compute.gpus_per_node={gpus}"])
+    weights, plan = read_weights(str(folder), {}), make_plan(config)
+    assert weights is not None
+    found = forecast(config, plan, weights, gib * GIB)
+    assert found is not None
+    told = [re.search(r"(\d+) of 36 layers recomputed", part) for part in found.parts]
+    assert [int(match[1]) for match in told if match] == ([found.recomputed_layers] if found.recomputed_layers else [])
+    return config, plan, found.recomputed_layers
 
 
 @pytest.mark.parametrize(
-    ("tokens", "device_gib", "expected"), [(8192, 139, 0), (8192, 48, 10), (32768, 139, 9), (32768, 24, 36)]
+    ("overrides", "gpus", "compiled"),
+    [
+        (["lora.r=16"], 1, True),
+        (["lora.r=16", "training.compile=false"], 1, False),
+        (["lora.r=16", "training.parallelism=fsdp"], 4, False),
+        (["training.parallelism=fsdp"], 8, False),
+    ],
+    ids=["compiled", "not compiled", "gathered layers", "sharded, in full"],
 )
-def test_recompute_only_as_many_layers_as_memory_asks_for(tokens, device_gib, expected):
-    assert decide(tokens, device_gib) == expected
+@pytest.mark.parametrize("gib", [24, 32, 48, 80])
+def test_a_run_recomputes_as_many_layers_as_its_plan_says(
+    tmp_path: Path, gib: int, overrides: list[str], gpus: int, compiled: bool
+) -> None:
+    config, plan, said = planned(tmp_path, gib, *overrides, gpus=gpus)
+    assert recomputed_layers(config, Workload(10**9, plan=plan), gib * GIB, compiled=compiled) == said
 
 
-def test_what_is_decided_fits_and_one_layer_less_would_not():
-    layers = decide(32768, 139)
-    shape = Shape.of(QWEN3_8B)
-    assert shape is not None
-    a_layer = activation_bytes_per_token(shape, 2, recompute=False, fused=True) // shape.layers
-    fixed = 16_400_000_000 + 43_600_000 * 16 + 2 * GIB
-    needed = [fixed + 32768 * ((36 - n) * a_layer + n * 4096 * 2) for n in (layers - 1, layers)]
-    assert needed[1] <= 0.92 * 139 * GIB < needed[0]
+def test_more_layers_recompute_on_less_memory_without_a_compiler_and_beside_gathered_layers(tmp_path: Path) -> None:
+    by_memory = [planned(tmp_path, gib, "lora.r=16")[2] for gib in (24, 32, 80)]
+    assert by_memory == sorted(by_memory, reverse=True)
+    assert 0 < by_memory[0] < 36
+    assert by_memory[-1] == 0
+    assert planned(tmp_path, 24, "lora.r=16", "training.compile=false")[2] > by_memory[0]
+
+
+def test_compiling_is_expected_where_it_is_worth_it(tmp_path: Path) -> None:
+    config, plan, _ = planned(tmp_path, 80)
+    weights = read_weights(str(tmp_path), {})
+    assert weights is not None
+    assert expects_compiling(config, plan, weights), "the data are unread"
+    short = make_plan(config, 10, world_size=1, device="cuda", tokens=1000)
+    long = make_plan(config, 10**5, world_size=1, device="cuda", tokens=10**8)
+    assert [expects_compiling(config, each, weights) for each in (short, long)] == [False, True]
 
 
 def test_experts_count_only_as_often_as_a_token_meets_them():

@@ -1,0 +1,142 @@
+"""Memory of activations: what autograd keeps of a micro-batch, and how many layers run again in the backward to fit.
+
+`kubetune plan` and a run that begins ask here, with the same facts, so that a run does what was planned.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kubetune.config.schema import Config
+from kubetune.planning.linears import is_target, linears
+from kubetune.planning.memory import Shape, activation_bytes_per_token
+from kubetune.planning.model_shapes import Weights
+from kubetune.planning.plan import Plan
+
+WORTH_COMPILING = {"cpu": 5e13, "cuda": 5e15}
+"""Floating-point operations from which compiling pays: some minutes of training on two cores, or on a GPU."""
+
+EXACT_ROWS = 256
+LONG_ROW = 1024
+"""Block attention keeps the probabilities of blocks of so many queries; beyond LONG_ROW tokens nothing is kept."""
+
+LAYER_NORM = re.compile(r"(norm|layernorm|ln_\w+)\d?\.bias$", re.IGNORECASE)
+NORM_OF_A_LAYER = re.compile(r"\.0\.(\w*(norm|ln_)\w*)\.weight$", re.IGNORECASE)
+FUSED_ATTENTION = re.compile(r"\.(qkv_proj|query_key_value|c_attn|Wqkv)\.")
+KEPT_OF_WIDE = {"gelu": 2, "relu": 1}
+
+
+def is_worth_compiling(parameters: int, tokens: float, device: str) -> bool:
+    """Decision of `training.compile: auto` for so many parameters and tokens, where a compiler is there."""
+    # Forward and the gradient of the inputs; frozen weights need no gradient of their own.
+    return 4.0 * parameters * tokens >= WORTH_COMPILING[device]
+
+
+def expects_compiling(config: Config, plan: Plan, weights: Weights) -> bool:
+    """Forecast of whether a run compiles its pointwise kernels; on a GPU a compiler is taken to be there."""
+    setting = config.training.compile
+    if plan.device == "cpu":
+        return setting is True
+    if config.training.parallelism == "fsdp":  # slices of weights are not compiled
+        return False
+    if setting != "auto":
+        return bool(setting)
+    tokens = plan.tokens_per_step
+    return tokens is None or is_worth_compiling(weights.parameters, tokens * plan.num_steps, plan.device)
+
+
+def activations(
+    config: Config,
+    plan: Plan,
+    weights: Weights,
+    *,
+    tokens: int,
+    element: int,
+    left: int | None,
+    logits: int,
+    compiled: bool,
+) -> tuple[dict[str, int], int]:
+    """Bytes by part that autograd keeps until the backward, with the gradients of the layer that the backward is in;
+    and the number of layers that recompute: as few as will do in the `left` bytes.
+
+    On a GPU those gradients come when the `logits` are gone, so only what they need beyond that room counts.
+    """
+    shape = Shape.of(weights.text_config)
+    assert shape is not None
+    logits = logits if plan.device == "cuda" else 0
+    if compiled:
+        kept = tokens * activation_bytes_per_token(shape, element)
+    else:
+        kept = tokens * shape.layers * _kept_by_plain_layer(config, weights, shape, element)
+    if any(FUSED_ATTENTION.search(name) for name in weights.shapes):
+        # The values are a part of one product, which stays whole with queries and keys that nothing else needs.
+        kept += tokens * shape.layers * (shape.attention + shape.keys) * element
+    heads = int(weights.text_config.get("num_attention_heads") or weights.text_config.get("n_head") or 1)
+    attention = shape.layers * heads * _pairs(config, tokens) * element if plan.device == "cpu" else 0
+    if weights.text_config.get("attn_logit_softcapping"):
+        attention *= 2  # the scores as they were bent are kept beside the probabilities
+    a_layer = (kept + attention) // shape.layers
+    setting = config.training.gradient_checkpointing
+    recomputed = shape.layers if setting is True else 0
+    if setting == "auto" and plan.device == "cuda" and left is not None and kept + a_layer > left:
+        saved = kept // shape.layers - tokens * shape.hidden * element
+        recomputed = min(shape.layers, -(-(kept + a_layer - left) // max(1, saved)))
+    # Of gate, up, what SiLU and their product gave, and of what a layer is handed on.
+    gradients = tokens * element * (4 * shape.intermediate + 3 * shape.hidden)
+    gradients_beside = {"gradients of one layer's activations": max(0, gradients - logits)}
+    if not recomputed:
+        return {"activations": kept, "attention": attention, **gradients_beside}, 0
+    # What is kept whole, at least the one layer that runs again, and the inputs of the others.
+    whole = max(1, shape.layers - recomputed)
+    if whole == 1:
+        # Running a layer again leaves blocks behind that its gradients do not fit into; as measured on a CPU.
+        gradients_beside = {"gradients of one layer's activations": max(0, 2 * a_layer - logits)}
+    # Those that run again are the first ones: their turn comes when what the others kept is free.
+    return {
+        f"activations, {recomputed} of {shape.layers} layers recomputed": whole * a_layer,
+        "inputs of those layers": recomputed * tokens * shape.hidden * element,
+        **gradients_beside,
+    }, recomputed
+
+
+def _kept_by_plain_layer(config: Config, weights: Weights, shape: Shape, element: int) -> int:
+    """Bytes a token that a layer keeps whose norms and activation are torch's own kernels, one after the other.
+
+    What goes into a norm, in fp32; where its weight is trained, what it made before that; and what the two norms
+    before attention and the wide part give. Queries, keys, values and what attention gives.
+    """
+    names = {found[1] for name in weights.shapes if (found := NORM_OF_A_LAYER.search(name))}
+    is_plain = any(LAYER_NORM.search(name) for name in weights.shapes)  # one kernel, which keeps what it is given
+    trained = config.lora is None
+
+    def norm(width: int) -> int:
+        return width * (element if is_plain else 4 + element * trained)
+
+    norms = max(2, len(names)) * norm(shape.hidden) + 2 * shape.hidden * element
+    if any("q_norm" in name for name in weights.shapes):
+        norms += norm(shape.attention + shape.keys)
+    inner = (2 * shape.attention + 2 * shape.keys + _kept_of_wide(weights) * shape.intermediate) * element
+    low = (
+        config.lora.r * sum(1 for name, *_ in linears(weights) if is_target(name, config.lora.target_modules))
+        if config.lora
+        else 0
+    )
+    return norms + inner + low * element // shape.layers
+
+
+def _kept_of_wide(weights: Weights) -> int:
+    """How often a layer keeps its wide part: gate, activation, up and product; without a gate what GELU is given and
+    gives, or what ReLU gives alone."""
+    names = ("hidden_act", "hidden_activation", "activation", "activation_function")
+    act = next((str(weights.text_config[name]) for name in names if weights.text_config.get(name)), "")
+    return 4 if any("gate" in name for name in weights.shapes) else KEPT_OF_WIDE.get(act, 4)
+
+
+def _pairs(config: Config, tokens: int) -> int:
+    """Probabilities that block attention keeps for each head on CPUs, for rows of the longest kind."""
+    length = min(config.data.max_length, tokens)
+    if length > LONG_ROW:
+        return 0
+    borders = range(0, length, EXACT_ROWS)
+    pairs = sum(min(EXACT_ROWS, length - first) * min(first + EXACT_ROWS, length) for first in borders)
+    return pairs * (tokens // length)
