@@ -19,7 +19,7 @@ from kubetune.inference.result import open_result
 from kubetune.planning.plan import make_plan
 from kubetune.rundir.metrics import EVALUATION, now
 from kubetune.tasks import task_module
-from kubetune.training.evaluation import collect
+from kubetune.training.evaluation import collect, measured
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def evaluate_run(
         write_atomic(predictions, "".join(f"{line}\n" for line in lines))
     matrix = task.confusion(learner, parts) if hasattr(task, "confusion") else None
     names = learner.labels.names if matrix else ()
-    found = Evaluation(task.metrics(learner, parts, world), predictions, matrix, names)
+    found = Evaluation(measured(task, learner, rows, parts, world), predictions, matrix, names)
     facts = {
         **asdict(found),
         "predictions": str(predictions) if predictions else None,

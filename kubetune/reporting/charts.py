@@ -15,6 +15,8 @@ from kubetune.reporting.numbers import SKEW
 from kubetune.reporting.reading import POINTS, Incident, Lines, RunRecord
 from kubetune.reporting.series import Number, Series, merge, shorten, smooth
 
+OF_SOURCE = "eval_loss/"
+"""What the key of the evaluation loss of one source begins with."""
 _TABLE_ROWS = 10
 _LINES = 8
 """As many as one chart of scores can hold and still be read; more are drawn in charts of their own."""
@@ -153,7 +155,10 @@ def charts_of(runs: Sequence[RunRecord]) -> list[Chart]:
         _disk,
     ]
     found = [chart for make in makers if (chart := make(runs)) is not None]
-    return [replace(_naming_those_without(chart, runs), markers=marks) for chart in (*found, *_scores(runs))]
+    return [
+        replace(_naming_those_without(chart, runs), markers=marks)
+        for chart in (*found, *_source_losses(runs), *_scores(runs))
+    ]
 
 
 def _naming_those_without(chart: Chart, runs: Sequence[RunRecord]) -> Chart:
@@ -307,7 +312,7 @@ def _scores(runs: Sequence[RunRecord]) -> list[Chart]:
     found: dict[str, list[tuple[int, Series]]] = {}
     for run, record in enumerate(runs):
         for key in dict.fromkeys(key for line in record.evaluations for key in line if key.startswith("eval_")):
-            if key not in ("eval_loss", "eval_perplexity"):
+            if key not in ("eval_loss", "eval_perplexity") and not key.startswith(OF_SOURCE):
                 numbers = [line for line in record.evaluations if isinstance(line.get(key), (int, float, NoneType))]
                 if (series := column(numbers, key, points_of(len(runs)))) is not None:
                     found.setdefault(key, []).append((run, series))
@@ -316,6 +321,26 @@ def _scores(runs: Sequence[RunRecord]) -> list[Chart]:
         together = []
     groups = [*([together] if together else []), *([key] for key in found if key not in together)]
     return [_scores_chart(runs, keys, found) for keys in groups]
+
+
+def _source_losses(runs: Sequence[RunRecord]) -> list[Chart]:
+    """The evaluation loss of each source, in charts of as many lines as can be read."""
+    found: dict[str, list[tuple[int, Series]]] = {}
+    for run, record in enumerate(runs):
+        for key in dict.fromkeys(key for line in record.evaluations for key in line if key.startswith(OF_SOURCE)):
+            if (series := column(record.evaluations, key, points_of(len(runs)))) is not None:
+                found.setdefault(key, []).append((run, series))
+    names, size = list(found), max(1, _LINES // len(runs))
+    charts = []
+    for number, start in enumerate(range(0, len(names), size), 1):
+        lines = [
+            _line(runs, run, key.removeprefix(OF_SOURCE), series, metric, kind="points")
+            for metric, key in enumerate(names[start : start + size])
+            for run, series in found[key]
+        ]
+        title = "Evaluation loss by source" + (f", part {number}" if len(names) > size else "")
+        charts.append(Chart(f"sources-{number}", title, "fixed", lines, axis="loss a token"))
+    return charts
 
 
 def _is_share(series: Series) -> bool:

@@ -20,7 +20,7 @@ from kubetune.base.logs import scrub
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.naming import prefers_greater
 from kubetune.planning.forecast import quantization_of
-from kubetune.reporting.charts import Chart, charts_of, labels, letter, points_of
+from kubetune.reporting.charts import OF_SOURCE, Chart, charts_of, labels, letter, points_of
 from kubetune.reporting.differences import differences
 from kubetune.reporting.reading import RunRecord, read_run
 from kubetune.rundir import exit_status
@@ -267,10 +267,17 @@ def _evaluations(run: RunRecord) -> dict[str, Any] | None:
         shown = [line for i, line in enumerate(lines) if i % every == 0 or line is best or line is lines[-1]]
         skipped = len(lines) - len(shown)
     return {
-        "names": [key.removeprefix("eval_").replace("_", " ") for key in keys],
+        "names": [_metric_name(key) for key in keys],
         "rows": [(line["step"], line.get("epoch"), [line.get(key) for key in keys]) for line in shown],
         "skipped": skipped,
     }
+
+
+def _metric_name(key: str) -> str:
+    """A metric as the page says it; the loss of one source by the source's name."""
+    if key.startswith(OF_SOURCE):
+        return f"loss of {key.removeprefix(OF_SOURCE)}"
+    return key.removeprefix("eval_").replace("_", " ")
 
 
 def _matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,9 +1,10 @@
 """What can be learnt: one module per task, imported on use.
 
 A task module has `build(config, world)`, `load(config, folder, device)`, `backward(learner, batch, scale)`,
-`evaluate(learner, batch)`, and `metrics(learner, parts, world)` of what that gave for all batches of this rank. A
-learner has `model` and `route`. What is exported is loaded by `AUTO_CLASS` of transformers with
-`load_settings(config, folder)`, and compared by `plain_logits(model, batch)`.
+`evaluate(learner, batch)`, and `metrics(learner, parts, world)` of what that gave for all batches of this rank;
+`sample_losses(learner, parts)` are the ids, summed losses and numbers of labels of its samples. A learner has `model`
+and `route`. What is exported is loaded by `AUTO_CLASS` of transformers with `load_settings(config, folder)`, and
+compared by `plain_logits(model, batch)`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +21,8 @@ from kubetune.models.kernels.cross_entropy import Head, linear_cross_entropy, sc
 from kubetune.models.padding_free import Route, choose_attention, hidden_states, logit_rule, unwrap
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from kubetune.config.schema import Config
 
 
@@ -91,22 +94,46 @@ def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
     return value.detach()
 
 
+class Sums(NamedTuple):
+    """What an evaluation found in one micro-batch; all of it adds up over batches and ranks. `samples` `[sequences]`:
+    ids of the rows, with the summed loss and the number of labels of each."""
+
+    loss: float
+    right: float
+    labels: float
+    samples: NDArray[np.int64]
+    sample_losses: NDArray[np.float64]
+    sample_labels: NDArray[np.float64]
+
+
 @torch.no_grad()
-def evaluate(task: CausalLM, batch: Batch) -> tuple[float, float, float]:
-    """Sums over one micro-batch: loss, labels told rightly, labels. They add up over batches and ranks."""
+def evaluate(task: CausalLM, batch: Batch) -> Sums:
+    """Sums over one micro-batch."""
     with packed(batch.cu_seqlens):
-        total, right = fsdp.inside(unwrap(task.model), _score, task, batch)
-    return float(total), float(right), float(batch.num_labels)
+        total, right, each = fsdp.inside(unwrap(task.model), _score, task, batch)
+    number = len(batch.samples)
+    sequence = np.searchsorted(batch.cu_seqlens, batch.rows.cpu().numpy(), side="right") - 1
+    losses = np.bincount(sequence, each.double().cpu().numpy(), number).astype(np.float64)
+    counts = np.bincount(sequence, minlength=number).astype(np.float64)
+    samples = np.asarray(batch.samples, np.int64)
+    return Sums(float(total), float(right), float(batch.num_labels), samples, losses, counts)
 
 
-def _score(task: CausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+def _score(task: CausalLM, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     hidden = task.hidden(unwrap(task.model), batch)[batch.rows]
     return score(hidden, batch.labels, head_of(task.model))
 
 
-def metrics(_: CausalLM, parts: Sequence[tuple[float, float, float]], world: World) -> dict[str, float]:
+def sample_losses(_: CausalLM, parts: Sequence[Sums]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Ids of this rank's samples, with the summed loss and the number of labels of each."""
+    nothing = (np.empty(0, np.int64), np.empty(0), np.empty(0))
+    ids, losses, counts = (np.concatenate(column) for column in zip(nothing, *(p[3:] for p in parts), strict=True))
+    return ids, losses, counts
+
+
+def metrics(_: CausalLM, parts: Sequence[Sums], world: World) -> dict[str, float]:
     """Evaluation metrics from the sums of all batches of all ranks."""
-    mine = [sum(column) for column in zip((0.0, 0.0, 0.0), *parts, strict=True)]
+    mine = [sum(column) for column in zip((0.0, 0.0, 0.0), *(part[:3] for part in parts), strict=True)]
     total, right, labels = sum_numbers(mine, world)
     mean = total / max(labels, 1.0)
     return {

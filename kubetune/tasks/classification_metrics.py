@@ -31,6 +31,18 @@ def measure(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.flo
     return {f"eval_{name}": float(value) for name, value in values.items()}
 
 
+def losses_of(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The loss of each sample, `[samples]`, whose mean is `eval_loss`."""
+    result: NDArray[np.float64]
+    if labels.problem_type == "regression":
+        result = (logits[:, 0] - targets[:, 0]) ** 2
+    elif labels.problem_type == "multi_label_classification":
+        result = (np.logaddexp(0.0, logits) - (targets > 0.5) * logits).mean(1)
+    else:
+        result = -_log_softmax(logits)[np.arange(len(logits)), targets[:, 0].astype(np.int64)]
+    return result
+
+
 def count_confusions(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> list[list[int]]:
     """How often class i (row) was taken for class j (column); for single labels only."""
     from sklearn import metrics

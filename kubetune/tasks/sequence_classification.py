@@ -32,7 +32,7 @@ from kubetune.models.classifier_pooling import (
     prepare_pooling,
 )
 from kubetune.models.padding_free import Route, unwrap
-from kubetune.tasks.classification_metrics import count_confusions, measure, probabilities
+from kubetune.tasks.classification_metrics import count_confusions, losses_of, measure, probabilities
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -156,6 +156,15 @@ def metrics(task: Classifier, parts: Sequence[Outputs], world: World) -> dict[st
     """Evaluation metrics of all samples of all ranks, each once."""
     everything = join([part for share in gather(list(parts), world) for part in share])
     return measure(task.labels, everything.logits, everything.targets)
+
+
+def sample_losses(task: Classifier, parts: Sequence[Outputs]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Ids of this rank's samples, with the loss of each, which counts as that of one label."""
+    if not parts:
+        return np.empty(0, np.int64), np.empty(0), np.empty(0)
+    mine = join(parts)
+    losses = losses_of(task.labels, mine.logits, mine.targets)
+    return mine.samples, losses, np.ones(len(losses))
 
 
 def join(parts: Sequence[Outputs]) -> Outputs:

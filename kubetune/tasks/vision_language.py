@@ -29,14 +29,24 @@ from kubetune.models.acceleration import Workload, tune
 from kubetune.models.attention.hooks import CannotRunPaddingFree, packed
 from kubetune.models.padding_free import Route, backbone, check_padding_free, choose_attention, logit_rule, unwrap
 from kubetune.planning.model_shapes import TOWERS
-from kubetune.tasks.causal_lm import CausalLM, backward, evaluate, load_settings, metrics
+from kubetune.tasks.causal_lm import CausalLM, backward, evaluate, load_settings, metrics, sample_losses
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kubetune.config.schema import Config, VisionConfig
 
-__all__ = ["AUTO_CLASS", "backward", "build", "evaluate", "load", "load_settings", "metrics", "plain_logits"]
+__all__ = [
+    "AUTO_CLASS",
+    "backward",
+    "build",
+    "evaluate",
+    "load",
+    "load_settings",
+    "metrics",
+    "plain_logits",
+    "sample_losses",
+]
 
 AUTO_CLASS = "AutoModelForImageTextToText"
 

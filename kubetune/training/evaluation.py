@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from kubetune.batching.feed import evaluation_batch, evaluation_batches
 from kubetune.batching.image_batches import picture_reader
 from kubetune.data.prepared.rows import Rows
-from kubetune.distributed.process_group import World, agree
+from kubetune.distributed.process_group import World, agree, sum_numbers
 from kubetune.models import fsdp
 from kubetune.models.padding_free import unwrap
 from kubetune.planning.plan import Plan
@@ -25,15 +27,29 @@ def evaluate(
     parts = collect(task, learner, rows, plan, world, stop)
     if parts is None:
         return None
+    return measured(task, learner, rows, parts, world)
+
+
+def measured(task: ModuleType, learner: Any, rows: Rows, parts: list[Any], world: World) -> dict[str, float]:
+    """The task's metrics from what `collect` found on all ranks, and `eval_loss/SOURCE` of each source, where the
+    evaluated rows are of several."""
     metrics: dict[str, float] = task.metrics(learner, parts, world)
-    return metrics
+    if len(rows.names) < 2:
+        return metrics
+    samples, losses, labels = task.sample_losses(learner, parts)
+    source, number = rows.source[samples], len(rows.names)
+    mine = np.concatenate([np.bincount(source, losses, number), np.bincount(source, labels, number)])
+    sums = sum_numbers(mine.tolist(), world)
+    found = zip(rows.names, sums[:number], sums[number:], strict=True)
+    by_source = {f"eval_loss/{name}": loss / count for name, loss, count in found if count}
+    return metrics | by_source if len(by_source) > 1 else metrics
 
 
 def rehearse(task: ModuleType, learner: Any, rows: Rows, plan: Plan, world: World) -> dict[str, float]:
     """An evaluation of each rank's largest batch alone: what it takes, and whether it works."""
     parts = collect(task, learner, rows, plan, world, only_largest=True)
-    metrics: dict[str, float] = task.metrics(learner, parts, world)
-    return metrics
+    assert parts is not None
+    return measured(task, learner, rows, parts, world)
 
 
 def collect(

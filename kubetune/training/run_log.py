@@ -116,8 +116,11 @@ class RunLog:
             self._tracker.log(step, values)
         # A perplexity of a model that has learnt nothing has hundreds of digits.
         texts = {name: f"{value:.4f}" if value < 1e6 else f"{value:.3g}" for name, value in values.items()}
-        shown = " ".join(f"{name} {text}" for name, text in texts.items())
+        shown = " ".join(f"{name} {text}" for name, text in texts.items() if "/" not in name)
         logs.EVAL.info("step %d %s%s", step, shown, " (best so far)" if best else "")
+        of_sources = [f"{name.partition('/')[2]} {text}" for name, text in texts.items() if "/" in name]
+        if of_sources:
+            logs.EVAL.info("step %d eval_loss by source: %s", step, ", ".join(of_sources))
 
     def sync(self) -> None:
         """Make the numbers durable before a checkpoint that must not be ahead of them."""

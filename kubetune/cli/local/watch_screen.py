@@ -213,7 +213,7 @@ def _numbers(vitals: dict[str, Any], told: dict[str, Any], width: int) -> Table:
         table.add_row("loss", Text(f"{told['loss']:.4f}", "bold"), _spark(losses, width, "{:.4f}"))
     if evaluation := told.get("evaluation"):
         rest = [f"{key.removeprefix('eval_')} {value:.4f}" for key, value in evaluation.items()
-                if key.startswith("eval_") and key != "eval_loss" and isinstance(value, float)]  # fmt: skip
+                if key.startswith("eval_") and "eval_loss" not in key and isinstance(value, float)]  # fmt: skip
         said = f"at step {evaluation['step']:,}  {'  '.join(rest[:3])}"
         table.add_row("evaluation", Text(f"{evaluation['eval_loss']:.4f}", "bold"), Text(said, "dim"))
     if speeds:

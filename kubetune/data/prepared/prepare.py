@@ -31,7 +31,7 @@ from kubetune.data.prepared.pipeline import Tally, Worker, encode_batches
 from kubetune.data.prepared.row_writer import RowWriter
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.sources import input_digests, locate, require_sources
+from kubetune.data.reading.sources import input_digests, locate, names_of, require_sources
 from kubetune.data.reading.splits import plan_batches, require_rows, split_sources, summarise
 from kubetune.data.text.encode_labelled import within_positions
 from kubetune.data.text.labels import Labels, find_labels, label_facts
@@ -93,7 +93,10 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
     manifest = json.loads((folder / "manifest.json").read_text())
     sources = split_sources(config)
     processor = load_image_processor(config, tokenizer)
-    rows = {split: Rows(folder / split, [s.weight for s in given], processor) for split, given in sources.items()}
+    rows = {
+        split: Rows(folder / split, [s.weight for s in given], processor, names_of(given))
+        for split, given in sources.items()
+    }
     return Prepared(
         path=folder,
         fingerprint=manifest["fingerprint"],

@@ -41,11 +41,17 @@ class Rows:
     """The rows of one split. Nothing is read before it is asked for.
 
     `weights[s]` says how often each epoch has the rows of source s; `processor` is for images, where rows may have
-    any.
+    any; `names` are the sources', where they are told apart.
     """
 
-    def __init__(self, folder: Path, weights: Sequence[float], processor: ImageProcessor | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        weights: Sequence[float],
+        processor: ImageProcessor | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        self.folder, self.names = folder, tuple(names)
         self.processor = processor
         self.weights = tuple(weights)
 

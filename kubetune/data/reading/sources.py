@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from kubetune.base.files import sha256_file
@@ -115,6 +115,21 @@ def evaluated_rows(rows: Sequence[int], weights: Sequence[float]) -> list[int]:
     return [
         max(1, round(count * weight / largest)) if count else 0 for count, weight in zip(rows, weights, strict=True)
     ]
+
+
+def names_of(sources: Sequence[SourceConfig]) -> tuple[str, ...]:
+    """A name for each source: as much of the end of its path as tells it from the others, in signs that all trackers
+    take."""
+    paths = [
+        PurePath(re.sub(r"#\d+$", "", source.path), source.subset or "", source.split.replace("train", ""))
+        for source in sources
+    ]
+    names: list[str] = []
+    for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):
+        names = [re.sub(r"[^\w./ -]", "_", PurePath(*path.parts[-depth:]).as_posix().lstrip("/")) for path in paths]
+        if len(set(names)) == len(names):
+            return tuple(names)
+    return tuple(f"{name} {number}" for number, name in enumerate(names, 1))
 
 
 def input_digests(source: SourceConfig) -> list[str]:

@@ -166,9 +166,11 @@ def linear_cross_entropy(hidden: Tensor, labels: Tensor, head: Head, scale: floa
 
 
 @torch.no_grad()
-def score(hidden: Tensor, labels: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-    """Evaluation: (summed cross-entropy, number of labels the model would have said), as fp64 scalars."""
+def score(hidden: Tensor, labels: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor]:
+    """Evaluation: (summed cross-entropy, number of labels the model would have said), as fp64 scalars, and the
+    cross-entropy of each label, fp32 `[labels]`."""
     loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
+    each = torch.empty(len(hidden), device=hidden.device)
     right = torch.zeros((), dtype=torch.float64, device=hidden.device)
     rows = chunk_rows(len(head.weight))
     buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
@@ -176,6 +178,8 @@ def score(hidden: Tensor, labels: Tensor, head: Head) -> tuple[Tensor, Tensor]:
         x = hidden[start : start + rows]
         logits = head.rule.apply(_logits(x, head, buffer).float())
         chunk = labels[start : start + rows]
-        loss += F.cross_entropy(logits, chunk, reduction="sum").double()
+        log_probabilities = F.log_softmax(logits, -1)
+        loss += F.nll_loss(log_probabilities, chunk, reduction="sum").double()
+        torch.neg(log_probabilities.gather(1, chunk[:, None])[:, 0], out=each[start : start + rows])
         right += (logits.argmax(-1) == chunk).sum().double()
-    return loss, right
+    return loss, right, each
