@@ -28,11 +28,10 @@ from kubetune.data.reading.hub import check_model_folder, explained_hub_errors, 
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import fast_import, quantization
 from kubetune.planning import model_shapes
+from kubetune.planning.base_model import Embeddings
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
-    from kubetune.data.prepared.rows import Rows
-    from kubetune.data.text.tokenizer import Tokenizer
 
 # Libraries telling each other about renamed functions is nothing a user of ours can mend.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
@@ -237,21 +236,13 @@ def check_rows(auto_class: Any, config: Config, data: Prepared) -> None:
     known = getattr(facts.get_text_config(), "vocab_size", None)
     for rows in filter(None, (data.train, data.eval)):
         if known and rows.largest_id >= known:
-            raise errors.ConfigError(_of_another_vocabulary(model, data.tokenizer, rows, known))
+            token = data.tokenizer.decode([rows.largest_id], skip_special_tokens=False)
+            holding = f"{rows.count_holding(known):,} of {counted(len(rows), 'row')}"
+            said = Embeddings(known, model.path, model.tokenizer).say(rows.largest_id, token, holding)
+            raise errors.ConfigError(f"{said}. Nothing was trained")
     if _stated_positions(facts) < data.longest:
         with suppress(RuntimeError, ValueError, TypeError, AttributeError), torch.device("meta"):
             check_positions(auto_class.from_config(facts), data.longest, warn=False)
-
-
-def _of_another_vocabulary(model: ModelConfig, tokenizer: Tokenizer, rows: Rows, known: int) -> str:
-    id, holding = rows.largest_id, rows.count_holding(known)
-    given = f"model.tokenizer is {model.tokenizer}" if model.tokenizer else "the tokenizer is the model's own"
-    return (
-        f"model {model.path} has embeddings for {known:,} tokens, but {holding:,} of {counted(len(rows), 'row')} hold "
-        f"ids beyond them, up to {id:,} ({tokenizer.decode([id], skip_special_tokens=False)!r}); {given}. Give a "
-        "tokenizer whose tokens the model knows, or a model whose embeddings were made longer for these. Nothing was "
-        "trained"
-    )
 
 
 def _stated_positions(facts: Any) -> float:

@@ -75,6 +75,33 @@ def positions_of(config: Config, environ: Mapping[str, str]) -> Positions | None
     return Positions(limit, text.get("model_type") in _LEARNED or any(limit <= rows <= limit + 2 for rows in tables))
 
 
+@dataclass(frozen=True)
+class Embeddings:
+    """How many tokens a model has embeddings for, by its config.json; `model` and `tokenizer` as the run names them."""
+
+    known: int
+    model: str
+    tokenizer: str | None
+
+    def say(self, id: int, token: str, holding: str) -> str:
+        """What is wrong with a token of an id that is not `known`, which `holding` rows have, or a later one."""
+        given = f"model.tokenizer is {self.tokenizer}" if self.tokenizer else "the tokenizer is the model's own"
+        return (
+            f"model {self.model} has embeddings for {self.known:,} tokens, but {holding} hold ids beyond them, up to "
+            f"{id:,} ({token!r}); {given}. Give a tokenizer whose tokens the model knows, or a model whose embeddings "
+            "were made longer for these"
+        )
+
+
+def embeddings_of(config: Config, environ: Mapping[str, str]) -> Embeddings | None:
+    """The embeddings of a model that is on this machine; None where it brings its own code, or does not tell."""
+    found = read_config(config.model.path, environ)
+    if found is None or config.model.trust_remote_code:
+        return None
+    known = (found.get("text_config") or found).get("vocab_size")
+    return Embeddings(known, config.model.path, config.model.tokenizer) if isinstance(known, int) and known else None
+
+
 def may_lack_targets(config: Config, weights: Weights) -> bool:
     """Whether LoRA's target modules may not be in the model, or may not be adapted; only building it tells for sure."""
     if config.lora is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from kubetune import cli, errors
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, LoraConfig
+from kubetune.data.reading.splits import require_rows
 from kubetune.errors import ConfigError, ModelError
 from kubetune.models.loading import load_pretrained, skeleton
 from kubetune.models.lora import add_lora
@@ -106,7 +108,9 @@ def test_an_expression_that_may_mean_more_in_the_future_is_what_python_reads_tod
 def test_targets_that_the_model_lacks_do_not_pass_a_plan(
     folder: Path, capsys: pytest.CaptureFixture[str], targets: str, said: str | None
 ) -> None:
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **COMMON)).save_pretrained(folder / "model")
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **COMMON | {"vocab_size": 1000})).save_pretrained(
+        folder / "model"
+    )
     capsys.readouterr()
     code = cli.main(["plan", "run.yaml", f"lora.target_modules={targets}"])
     assert code == (errors.USER if said else errors.OK)
@@ -170,3 +174,37 @@ def test_a_table_of_positions_is_seen_in_the_weights(tmp_path: Path) -> None:
 def test_a_config_nested_too_deeply_is_no_traceback(folder: Path) -> None:
     (folder / "config.json").write_text("[" * 100_000)
     assert read_config(str(folder), {}) is None
+
+
+def test_tokens_that_the_model_has_no_embedding_for_are_told_before_training(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    describe_model(folder, model_type="llama", vocab_size=60)
+    assert cli.main(["plan", "run.yaml"]) == errors.USER
+    told = capsys.readouterr().err
+    assert "has embeddings for 60 tokens, but " in told
+    assert re.search(r"but \d+ of the first \d+ rows hold ids beyond them, up to \d+ \('.*'\); ", told)
+    assert cli.main(["data", "check", "run.yaml", "--json"]) == errors.USER
+    report = json.loads(capsys.readouterr().out)
+    assert not report["ok"]
+    assert re.search(r"for 60 tokens, but \d+ of \d+ rows hold ids beyond them", report["verdict"])
+    describe_model(folder, model_type="llama", vocab_size=100_000)
+    assert [cli.main(["plan", "run.yaml"]), cli.main(["data", "check", "run.yaml"])] == [errors.OK, errors.OK]
+
+
+def test_advice_on_lost_rows_fits_what_they_were_lost_to() -> None:
+    config = Config.model_validate({"model": "x", "data": {"train": "x", "max_length": 64, "max_lost_share": 0.1}})
+
+    def advice(**stats: int) -> str:
+        with pytest.raises(errors.DataError) as caught:
+            require_rows(config, "train", {"records": 10, "rows": 4, "lost_share": 0.6, **stats})
+        return str(caught.value)
+
+    said = advice(overlong=0, no_label=6, longest=40)
+    assert "6 with nothing to learn (no answer). data.max_lost_share allows 10%." in said
+    assert said.endswith("Mend the data, or raise data.max_lost_share. Nothing was written.")
+    assert "max_length" not in said
+    said = advice(overlong=6, no_label=0, longest=90)
+    assert "left out: 6 longer than data.max_length 64 (the longest has 90 tokens). data.max_lost" in said
+    assert "Raise data.max_length, set data.overlong to truncate, mend the data, or raise" in said
+    assert "Raise data.max_length, mend the data, or raise" in advice(overlong=0, no_label=6, longest=90)

@@ -340,3 +340,28 @@ def test_the_problems_kept_are_those_of_the_lowest_lines() -> None:
     assert few.total == len(all_of_them.first) == 59
     assert "59 problems, of which 20 are shown" in str(all_of_them.error())
     assert str(all_of_them.error()) == str(few.error())
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (json.dumps([{"text": "a"}] * 50, indent=2), "a JSON list"),
+        (json.dumps([{"text": "a"}] * 50), "a JSON list"),
+        ("\n".join(json.dumps({"text": "a", "n": n}, indent=1) for n in range(9)), "a JSON object over several lines"),
+    ],
+    ids=["list over lines", "list on a line", "objects over lines"],
+)
+def test_json_in_a_file_of_lines_is_one_problem_that_names_the_remedy(text: str, what: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(text)
+    records, problems = read(file)
+    told = f"{file}:1: begins {what}; expected one JSON object per line. Name the file train.json to have it read so."
+    assert (records, problems.total, problems.first) == ([], 1, [told])
+    records, problems = read(file.rename(tmp_path / "train.json"))
+    assert (problems.total, len(records)) == (0, 50 if "list" in what else 9), "the remedy works"
+
+
+def test_a_list_on_each_line_is_the_mistake_of_each_line(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text('[{"role": "user", "content": "a"}]\n' * 3)
+    assert [line.partition(": ")[2] for line in read(file)[1].first] == ["is a list; expected a JSON object."] * 3

@@ -31,7 +31,7 @@ from kubetune.data.text.labels import Labels, find_labels
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.errors import DataError
-from kubetune.planning.base_model import positions_of
+from kubetune.planning.base_model import embeddings_of, positions_of
 
 Sample = list[tuple[str, bool]]
 """A rendered row in pieces, each with whether it is trained."""
@@ -113,11 +113,15 @@ def check(
     limits = tuple(sorted({*LIMITS, config.data.max_length})) if gallery is not None else ()
     worker = Worker(tokenizer, config.data, sources, report.labels, load_image_processor(config, tokenizer), limits)
     batches = plan_batches(config, report.problems, tallies)
+    embeddings, largest, holding = embeddings_of(config, os.environ), -1, 0
     for result in encode_batches(worker, batches, report.problems, config.data.num_proc):
         tallies[result.split][result.source].add(result.tally)
         report.lengths[result.split].update(result.lengths)
         if result.profile is not None:
             report.profiles.setdefault(result.split, Profile(limits)).add(result.profile)
+        if embeddings is not None:
+            found = [max(ids, default=-1) for ids, _ in _rows(result.chunk)]
+            largest, holding = max(largest, *found, -1), holding + sum(id >= embeddings.known for id in found)
         digests = list(_digests(result.chunk))
         seen[result.split].update(digests)
         said = list(_said(report.labels, result.chunk))
@@ -136,10 +140,14 @@ def check(
         report.evaluated = sum(evaluated_rows([tally.rows for tally in tallies["eval"]], weights))
         report.leaked = sum(number for digest, number in seen["eval"].items() if digest in seen["train"])
     longest = max((max(lengths, default=0) for lengths in report.lengths.values()), default=0)
+    report.verdict = _verdict(config, report)
+    if report.ok and embeddings is not None and largest >= embeddings.known:
+        rows = sum(stats["rows"] for stats in report.stats.values())
+        token = tokenizer.decode([largest], skip_special_tokens=False)
+        report.verdict = embeddings.say(largest, token, f"{holding:,} of {counted(rows, 'row')}")
     positions = positions_of(config, os.environ)
     if positions is not None and longest > positions.limit:
         report.positions = positions.say(longest)
-    report.verdict = _verdict(config, report)
     if report.ok and positions is not None and positions.is_table and report.positions:
         report.verdict = report.positions
     return report

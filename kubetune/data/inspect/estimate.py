@@ -13,10 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kubetune.base.humanize import counted
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.reading.hub import is_local
 from kubetune.data.reading.sources import Located, count_rows, evaluated_rows, locate, read_source
-from kubetune.errors import DataError
+from kubetune.errors import ConfigError, DataError
+from kubetune.planning.base_model import embeddings_of
 
 if TYPE_CHECKING:
     from kubetune.data.text.encode import Encoder
@@ -123,7 +125,7 @@ def _taken(config: Config, source: SourceConfig) -> int | None:
 def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | None:
     """Token counts of the first rows, or None when the tokenizer or the data are not here, or no row can be read.
 
-    Raises ModelError or DataError when they are, but of no use.
+    Raises ModelError or DataError when they are, but of no use, ConfigError for tokens that the model does not know.
     """
     sources = [source for source in config.data.train if (found := _located(config, source)) and found.files]
     if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
@@ -131,7 +133,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     from kubetune.data.prepared.pipeline import located
     from kubetune.data.reading.formats import Labelled, convert
     from kubetune.data.reading.problems import Problems
-    from kubetune.data.text.encode_labelled import count_tokens, within_positions
+    from kubetune.data.text.encode_labelled import framed_ids, within_positions
     from kubetune.data.text.tokenizer import load_tokenizer
 
     config = config.model_copy(update={"model": config.model.model_copy(update={"local_files_only": True})})
@@ -146,12 +148,14 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
                 example = convert(record.value, source.format, source.columns, labelled=labelled)
                 examples.append(located(example, record.file, config.data.cache))
     if labelled:
-        lengths = count_tokens(tokenizer, [example for example in examples if isinstance(example, Labelled)])
+        ids = framed_ids(tokenizer, [example for example in examples if isinstance(example, Labelled)])
     else:
         rows = _encoder(config, tokenizer).encode_batch(examples)
-        lengths = [len(row.ids) for row in rows if not isinstance(row, str)]
-    if not lengths:
+        ids = [row.ids for row in rows if not isinstance(row, str)]
+    if not ids:
         return None
+    _require_embeddings(config, environ, tokenizer, ids)
+    lengths = [len(row) for row in ids]
     limit = (within_positions(config, tokenizer) if labelled else config).data.max_length
     overlong = sum(length > limit for length in lengths)
     truncates = config.data.overlong == "truncate"
@@ -165,6 +169,17 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
         kept_share=len(kept) / sampled,
         longest=max(kept, default=0),
     )
+
+
+def _require_embeddings(
+    config: Config, environ: Mapping[str, str], tokenizer: Tokenizer, rows: Sequence[Sequence[int]]
+) -> None:
+    """Raise ConfigError where one of these rows has a token that the model has no embedding for."""
+    embeddings, largest = embeddings_of(config, environ), [max(row, default=-1) for row in rows]
+    if embeddings is not None and max(largest) >= embeddings.known:
+        holding = f"{sum(id >= embeddings.known for id in largest):,} of the first {counted(len(rows), 'row')}"
+        token = tokenizer.decode([max(largest)], skip_special_tokens=False)
+        raise ConfigError(embeddings.say(max(largest), token, holding))
 
 
 def _encoder(config: Config, tokenizer: Tokenizer) -> Encoder | VisionEncoder:

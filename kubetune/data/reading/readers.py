@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
@@ -56,13 +56,21 @@ def read_file(file: Path, problems: Problems) -> Iterator[Record]:
 
 def read_jsonl(file: Path, problems: Problems) -> Iterator[Record]:
     """One JSON object per line."""
+    unsure = True
     with _opened(file) as stream:
         for number, line in enumerate(_lines(stream), 1):
             try:
                 value = _parse_line(line)
             except ValueError as error:
+                if unsure and line.strip():
+                    unsure = False
+                    if (whole := _value_over_lines(file)) and file.suffix.lower() != ".json":
+                        said = f"begins {whole}; expected one JSON object per line"
+                        problems.add(f"{file}:{number}", f"{said}. Name the file {file.stem}.json to have it read so")
+                        return
                 problems.add(f"{file}:{number}", str(error))
             else:
+                unsure = False
                 yield Record(str(file), number, value)
 
 
@@ -141,6 +149,27 @@ def read_json(file: Path, problems: Problems) -> Iterator[Record]:
             problems.add(f"{file}:{scanner.line}", f"is not UTF-8: byte 0x{error.object[error.start]:02x} after here")
         except ValueError as error:
             problems.add(f"{file}:{scanner.line}", str(error))
+
+
+def _value_over_lines(file: Path) -> str:
+    """What a file is in place of JSON lines: an object printed over several of them, or one list; empty if neither."""
+    with _opened(file) as stream:
+        if stream.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] != b"[":
+            return "a JSON object over several lines" if _has_object_over_lines(file) else ""
+        stream.seek(0)
+        scan, others = _Scan(stream), 0
+        try:
+            for _, value in islice(scan.items(), 2):
+                others += not isinstance(value, dict | Flawed)
+        except (ValueError, RecursionError):
+            return ""
+    if others:
+        return ""
+    with _opened(file) as stream:
+        lines = (line for line in _lines(stream) if line.strip(codecs.BOM_UTF8 + b" \t\r\n"))
+        first, second = next(lines, b""), next(lines, b"")
+    # A list on each line is a mistake of its own, of every line.
+    return "" if second and first.rstrip().endswith(b"]") else "a JSON list"
 
 
 def _has_object_over_lines(file: Path) -> bool:

@@ -109,10 +109,21 @@ def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
         return
     lost = stats["overlong"] + stats["no_label"]
     records = counted(stats["records"], "record")
+    causes, remedies = [], ["mend the data", "raise data.max_lost_share"]
+    if stats["overlong"]:
+        causes.append(
+            f"{stats['overlong']:,} longer than data.max_length {limit:,} (the longest has {stats['longest']:,} tokens)"
+        )
+        remedies.insert(0, "set data.overlong to truncate")
+    if stats["no_label"]:
+        reason = "no answer, or it was truncated" if stats["longest"] > limit else "no answer"
+        causes.append(f"{stats['no_label']:,} with nothing to learn ({reason})")
+    if stats["longest"] > limit:
+        remedies.insert(0, "raise data.max_length")
+    if not lost:
+        causes, remedies = ["none is a record that could be read"], remedies[-2:-1]
+    advice = ", ".join(remedies[:-1]) + f", or {remedies[-1]}" if len(remedies) > 1 else remedies[0]
     raise DataError(
-        f"data.{split}: {lost:,} of {records} ({stats['lost_share']:.1%}) would be left out: "
-        f"{stats['overlong']:,} longer than data.max_length {limit:,} (the longest has {stats['longest']:,} tokens), "
-        f"{stats['no_label']:,} with nothing to learn (no answer, or it was cut off). data.max_lost_share allows "
-        f"{allowed:.0%}. Raise data.max_length, set data.overlong to truncate, mend the data, or raise "
-        "data.max_lost_share. Nothing was written."
+        f"data.{split}: {lost:,} of {records} ({stats['lost_share']:.1%}) would be left out: {', '.join(causes)}. "
+        f"data.max_lost_share allows {allowed:.0%}. {advice[0].upper()}{advice[1:]}. Nothing was written."
     )

@@ -41,9 +41,9 @@ class LabelledEncoder:
         return Encoded(ids, [False] * len(ids), encoded.target, segments)
 
 
-def count_tokens(tokenizer: Tokenizer, examples: Sequence[Labelled]) -> list[int]:
-    """Tokens of each text, or pair, with the special ones that frame it."""
-    return [len(encoding.ids) for encoding in tokenizer.framing_backend.encode_batch([_texts(e) for e in examples])]
+def framed_ids(tokenizer: Tokenizer, examples: Sequence[Labelled]) -> list[list[int]]:
+    """Ids of each text, or pair, with the special ones that frame it."""
+    return [encoding.ids for encoding in tokenizer.framing_backend.encode_batch([_texts(e) for e in examples])]
 
 
 def within_positions(config: Config, tokenizer: Tokenizer) -> Config:
