@@ -1,4 +1,5 @@
-"""Answers of a run's model to rows it was not trained on, before and after training: samples.jsonl, for its report.
+"""Answers of a run's model to rows it was not trained on, before training and at each checkpoint that was kept:
+samples.jsonl, for its report.
 
     python -m kubetune.inference.before_after RUN_DIR [N]
 
@@ -11,19 +12,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from kubetune import errors
 from kubetune.base import files, logs
+from kubetune.base.humanize import counted
 from kubetune.config.load import read_config
+from kubetune.config.schema import Config
 from kubetune.data.prepared.order import hash_ids
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
+from kubetune.data.reading.formats import Chat, convert
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.sources import read_source
+from kubetune.data.reading.splits import split_sources
+from kubetune.data.text.encode import learnt_messages
 from kubetune.inference.generate import Asked, Sampling, Speaker, answers, load_run
 from kubetune.rundir import metrics
+from kubetune.rundir.checkpoints import folder_of, steps, verify
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def record(run_dir: Path, number: int) -> Path:
-    """Let the best checkpoint, and the model before it, answer `number` rows of the evaluation data.
+    """Let every kept checkpoint, and the model before them, answer `number` rows of the evaluation data.
 
     Raises ConfigError where there are none, or the task has no answers.
     """
@@ -58,36 +68,104 @@ def record(run_dir: Path, number: int) -> Path:
     rows = prepare(config).eval
     if rows is None:
         raise errors.ConfigError(f"{run_dir} has no evaluation data to take samples from; set data.eval")
-    speaker, sampling = load_run(run_dir), Sampling(MOST_TOKENS)
-    asked, expected = _questions(speaker, rows, number)
-    after = list(answers(speaker, asked, sampling))
-    with speaker.as_base() as base:
-        before = list(answers(base, asked, sampling))
-    prompts = [speaker.tokenizer.decode(question.ids).strip()[-_MOST_CHARACTERS:] for question in asked]
+    questions, before, best, after = _ask_best(run_dir, rows, number)
+    said = {best: after}
+    for step in steps(run_dir):
+        if step != best and verify(folder_of(run_dir, step), thorough=False) is None:
+            said[step] = _ask(run_dir, step, questions)
+    turns = _turns(config, rows, [question.row for question in questions])
     lines = [
-        json.dumps(dict(zip(("prompt", "expected", "before", "after"), found, strict=True)), ensure_ascii=False)
-        for found in zip(prompts, expected, before, after, strict=True)
+        {
+            "prompt": question.prompt,
+            "expected": question.expected,
+            "before": before[i],
+            "after": after[i],
+            "step": best,
+            "answers": [{"step": step, "answer": said[step][i]} for step in sorted(said)],
+            **turns.get(question.row, {}),
+        }
+        for i, question in enumerate(questions)
     ]
     path = run_dir / metrics.SAMPLES
-    files.write_atomic(path, "".join(f"{line}\n" for line in lines), within=run_dir)
-    logs.RESULT.info("%d samples before and after training: %s", len(lines), path)
+    text = "".join(f"{json.dumps(line, ensure_ascii=False, default=str)}\n" for line in lines)
+    files.write_atomic(path, text, within=run_dir)
+    kept = counted(len(said), "checkpoint")
+    logs.RESULT.info("%s before and after training, at %s: %s", counted(len(lines), "sample"), kept, path)
     return path
 
 
-def _questions(speaker: Speaker, rows: Rows, number: int) -> tuple[list[Asked], list[str]]:
+class _Question(NamedTuple):
+    """A row of the evaluation data without its last answer, which is what is `expected`."""
+
+    row: int
+    asked: Asked
+    prompt: str
+    expected: str
+
+
+def _ask_best(run_dir: Path, rows: Rows, number: int) -> tuple[list[_Question], list[str], int, list[str]]:
+    """Questions, what the model says before training, the step of the best checkpoint, and what that says."""
+    speaker, sampling = load_run(run_dir), Sampling(MOST_TOKENS)
+    questions = _questions(speaker, rows, number)
+    asked = [question.asked for question in questions]
+    after = list(answers(speaker, asked, sampling))
+    with speaker.as_base() as base:
+        before = list(answers(base, asked, sampling))
+    return questions, before, int(speaker.result.checkpoint.resolve().name.removeprefix("step-")), after
+
+
+def _ask(run_dir: Path, step: int, questions: Sequence[_Question]) -> list[str]:
+    """What the checkpoint of a step says; its model is gone again when this returns."""
+    asked = [question.asked for question in questions]
+    return list(answers(load_run(run_dir, str(step)), asked, Sampling(MOST_TOKENS)))
+
+
+def _questions(speaker: Speaker, rows: Rows, number: int) -> list[_Question]:
     """Rows drawn the same way each time: what the model is given, and what is expected of it."""
     ids = np.arange(len(rows), dtype=np.int64)
-    asked: list[Asked] = []
-    expected: list[str] = []
+    found: list[_Question] = []
     for index in ids[np.argsort(hash_ids(ids, "sample"), kind="stable")].tolist():
         row, trained = rows.row(index)
         begin = cut(trained)
-        if begin is None or len(asked) == number:
+        if begin is None or len(found) == number:
             continue
         images = rows.images(index) if rows.processor is not None else ()
-        asked.append(Asked(row[:begin].tolist(), images))
-        expected.append(speaker.tokenizer.decode(row[begin : begin + MOST_TOKENS].tolist()))
-    return asked, expected
+        prompt = speaker.tokenizer.decode(row[:begin].tolist()).strip()[-_MOST_CHARACTERS:]
+        expected = speaker.tokenizer.decode(row[begin : begin + MOST_TOKENS].tolist())
+        found.append(_Question(index, Asked(row[:begin].tolist(), images), prompt, expected))
+    return found
+
+
+def _turns(config: Config, rows: Rows, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """`messages` before the last answer, and the names of `tools`, of the rows that are conversations.
+
+    A row that may have lost its last answer to `data.max_length`, or is learnt whole, is shown as the template has it.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    by_source: dict[int, dict[int, int]] = {}
+    for index in ids if config.data.train_on == "assistant" else ():
+        if config.data.overlong != "truncate" or rows.lengths[index] < config.data.max_length:
+            by_source.setdefault(int(rows.source[index]), {})[int(rows.record[index])] = index
+    for source, wanted in by_source.items():
+        given = split_sources(config)["eval"][source]
+        for number, record in enumerate(islice(read_source(given, Problems()), max(wanted) + 1)):
+            example = convert(record.value, given.format, given.columns) if number in wanted else None
+            if isinstance(example, Chat) and (answered := learnt_messages(example)):
+                found[wanted[number]] = {"messages": [_shortened(turn) for turn in example.messages[: answered[-1]]]}
+                if example.tools:
+                    found[wanted[number]]["tools"] = [_name(tool) for tool in example.tools]
+    return found
+
+
+def _shortened(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    is_long = isinstance(content, str) and len(content) > _MOST_CHARACTERS
+    return {**message, "content": f"{content[:_MOST_CHARACTERS]} …"} if is_long and content else message
+
+
+def _name(tool: Any) -> str:
+    inner = tool.get("function", tool) if isinstance(tool, dict) else tool
+    return str(inner.get("name", "?")) if isinstance(inner, dict) else str(inner)
 
 
 def cut(trained: NDArray[np.bool_]) -> int | None:

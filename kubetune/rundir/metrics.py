@@ -172,7 +172,16 @@ def _is_event(line: Mapping[str, Any]) -> bool:
 
 
 def _is_sample(line: Mapping[str, Any]) -> bool:
-    return all(isinstance(line.get(key), str) for key in ("prompt", "expected", "before", "after"))
+    """Lines of earlier versions have no `answers` by step and no `messages`."""
+    turns, answers = line.get("messages", []), line.get("answers", [])
+    return (
+        all(isinstance(line.get(key), str) for key in ("prompt", "expected", "before", "after"))
+        and isinstance(turns, list)
+        and all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in turns)
+        and isinstance(line.get("tools", []), list)
+        and isinstance(answers, list)
+        and all(isinstance(a, dict) and _is_step(a) and isinstance(a.get("answer"), str) for a in answers)
+    )
 
 
 _IS_GOOD = {METRICS: _is_step, TIMINGS: _is_timing, LOAD: _is_step, EVENTS: _is_event, SAMPLES: _is_sample}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from kubetune import errors
 from kubetune.inference import before_after
+from kubetune.inference.generate import Sampling, answer, load_run
 from kubetune.reporting import write_report
 from kubetune.rundir import metrics
 from tests import toy
@@ -60,6 +63,47 @@ def test_what_has_no_answers_is_explained(inputs: Path, tmp_path: Path) -> None:
     assert before_after.main([str(run_dir), "3"]) == errors.USER
 
 
+def test_each_kept_checkpoint_answers_and_the_page_shows_them_by_step(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(before_after, "MOST_TOKENS", 8)
+    run_dir = toy.finished(
+        tmp_path / "run", toy.make_config(inputs, {"max_steps": 6, "save_steps": 2, "eval_steps": 2})
+    )
+    (sample,) = (json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines())
+    assert [found["step"] for found in sample["answers"]] == [2, 4, 6]
+    by_step = {found["step"]: found["answer"] for found in sample["answers"]}
+    assert by_step[sample["step"]] == sample["after"], "the best one is among them"
+    for step, said in by_step.items():
+        prompts, sampling = [sample["prompt"]], Sampling(8)
+        assert answer(load_run(run_dir, str(step)), prompts, sampling) == [said], "what that checkpoint says when asked"
+    page = write_report([run_dir], tmp_path / "report.html").read_text()
+    labels = re.findall("<dt>([^<]*)</dt>", page[page.index('class="sample"') :])
+    assert labels[:6] == ["request", "expected", "before", "step 2", "step 4", "step 6"]
+    assert page.count('<span class="tag">best</span>', page.index('class="sample"'), page.index("</article>")) == 1
+
+
+def test_a_conversation_is_shown_turn_by_turn(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(before_after, "MOST_TOKENS", 8)
+    talk = [("system", "be brief"), ("user", "what is the fox"), ("assistant", "quick"), ("user", "and the dog <b>")]
+    messages = [{"role": role, "content": content} for role, content in talk]
+    answered = [*messages, {"role": "assistant", "content": "lazy"}]
+    (tmp_path / "talks.jsonl").write_text(f"{json.dumps({'messages': answered})}\n" * 2)
+    data = {"eval": str(tmp_path / "talks.jsonl"), "max_length": 512}
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, {"max_steps": 1}, data=data))
+    (sample,) = (json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines())
+    assert [(turn["role"], turn["content"]) for turn in sample["messages"]] == talk
+    assert sample["expected"].strip() == "lazy"
+    page = write_report([run_dir], tmp_path / "report.html").read_text()
+    turns = re.findall('<span class="who">(.*?)</span><pre class="prompt">(.*?)</pre>', page)
+    assert turns == [(role, html.escape(content)) for role, content in talk]
+    del sample["messages"], sample["answers"], sample["step"]
+    (run_dir / metrics.SAMPLES).write_text(f"{json.dumps(sample)}\n")
+    page = write_report([run_dir], tmp_path / "old.html").read_text()
+    assert html.escape(sample["prompt"]) in page, "a file of an earlier version is shown as it is"
+    assert "<dt>after</dt>" in page
+
+
 @pytest.mark.slow
 def test_a_run_records_them_when_it_has_ended(inputs: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -68,5 +112,5 @@ def test_a_run_records_them_when_it_has_ended(inputs: Path, tmp_path: Path) -> N
     command = [sys.executable, "-m", "kubetune", "train", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 samples before and after training" in done.stdout
+    assert "2 samples before and after training, at 1 checkpoint" in done.stdout
     assert len(metrics.read_lines(run_dir / metrics.SAMPLES)) == 2

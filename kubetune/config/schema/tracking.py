@@ -48,7 +48,7 @@ class LoggingConfig(Section):
         0,
         ge=0,
         le=100,
-        description="After the run, let the model answer so many rows of the evaluation data, before and after "
-        "training: `samples.jsonl`, shown in the report.",
+        description="After the run, let the model answer so many rows of the evaluation data, as it was before "
+        "training and at each checkpoint kept: `samples.jsonl`, shown in the report.",
     )
     report_json: str | None = Field(None, description="Where to copy the report JSON besides the run directory.")

@@ -104,7 +104,7 @@ class Encoder:
         """Conversations as texts with the spans to be learnt; an error where the template refuses one."""
         if not chats:
             return []
-        learnt = [[] if self._all else _learnt(chat) for chat in chats]
+        learnt = [[] if self._all else learnt_messages(chat) for chat in chats]
         template = self.tokenizer.require_chat()
         found = template.render_all(
             [(chat.messages, chat.tools, turns) for chat, turns in zip(chats, learnt, strict=True)]
@@ -197,7 +197,7 @@ class Encoder:
         return ("", 0) if plain else ("\n", len(anchor))
 
 
-def _learnt(chat: Chat) -> list[int]:
+def learnt_messages(chat: Chat) -> list[int]:
     """Which messages are learnt: the assistant's that are not context, but for those that the data leave out."""
     answers = (i for i, message in enumerate(chat.messages) if message["role"] == "assistant")
     return [i for i in answers if i >= chat.context and i not in chat.unlearnt]
