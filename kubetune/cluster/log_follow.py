@@ -31,6 +31,8 @@ from kubetune.manifests.spec import COMPONENT, TRAINER, RunSpec
 _LOOK_SECONDS, _GATHER_SECONDS = 5.0, 0.25
 _PAUSE_SECONDS, _PASSING_SECONDS = 0.5, 0.05
 _SILENT_SECONDS = 1.0
+# How long a log that breaks off is asked for without a new line, once the run is over.
+_PATIENCE_SECONDS = 60.0
 _FRACTION = re.compile(r"(?:\.(\d+))?(Z|[+-]\d\d:\d\d)$")
 
 
@@ -77,6 +79,7 @@ class Position:
 
     def __init__(self) -> None:
         self._stamp, self._count, self._skip = "", 0, 0
+        self.lines = 0
 
     @property
     def since(self) -> str | None:
@@ -92,12 +95,12 @@ class Position:
         if _padded(stamp) < _padded(self._stamp):
             return False
         if stamp != self._stamp:
-            self._stamp, self._count, self._skip = stamp, 1, 0
-            return True
+            self._stamp, self._count, self._skip = stamp, 0, 0
         if self._skip:
             self._skip -= 1
             return False
         self._count += 1
+        self.lines += 1
         return True
 
 
@@ -131,8 +134,8 @@ class Kept:
                     self._size += file.write(f"{line}\n".encode())
 
 
-class Streams:
-    """Follows the containers of a run.
+class LogFollower:
+    """The logs of the containers of a run, as they come.
 
     `wanted` chooses pods among those of `components`, `keep` is a folder for copies of all lines, and `look` is called
     every few seconds and when pods change, with all pods of the run and the namespace's warnings, for whoever wants to
@@ -162,7 +165,9 @@ class Streams:
         self._stop = threading.Event()
         self._errors: list[Exception] = []
         self._pods: Watched | None = None
+        self._seen: dict[str, Object] = {}
         self._stays, self._last_line = False, time.monotonic()
+        self._over_since: float | None = None
 
     def _wanted(self, pod: Object) -> bool:
         return pods.component_of(pod) in self._components and self._chosen(pod)
@@ -195,6 +200,7 @@ class Streams:
                         woken.wait(_LOOK_SECONDS)
                         self._stop.wait(_GATHER_SECONDS)  # what changes together is looked at together
                         woken.clear()
+                self._over_since = time.monotonic()
                 self._read_out()
             finally:
                 self._stop.set()
@@ -204,8 +210,14 @@ class Streams:
         reading = {source.uid for source, thread in list(self._threads.items()) if thread.is_alive()}
         return [pod for pod in there if not (pods.has_ended(pod) and pod["metadata"]["uid"] in reading)]
 
+    def pods_seen(self) -> list[Object]:
+        """The pods that were followed, each as it was last, though it may be gone."""
+        return list(self._seen.values())
+
     def _begin(self, change: str, pod: Object) -> None:
         """Start readers for what has begun in a pod."""
+        if self._wanted(pod):
+            self._seen[str(pod["metadata"]["uid"])] = pod
         if change != "DELETED" and self._wanted(pod):
             for source in sources_of(pod):
                 if source not in self._threads:
@@ -238,20 +250,42 @@ class Streams:
         return state in ("done", "failed") or (state in ("absent", "stopped") and not going)
 
     def _read(self, source: Source, *, follow: bool) -> None:
+        """Emit the log of one start of a container, each line once, until no more can come.
+
+        A log says of itself neither that it is complete nor why it stopped: connections are cut by proxies, by API
+        servers that restart, and by nodes that go, and a cut looks like an end. So each pass over the log ends in one
+        of three ways, and what comes next is decided by the pod's status, which the watch keeps:
+
+        - **read to its end**: over if the container has ended; while it runs, kubelet merely closed the stream (it
+          does when it rotates the file), and the next pass goes on at the time of the last line;
+        - **cut off** (`Unreachable`): once more, from there. Servers know whole seconds only, so a pass begins with
+          lines seen already; `Position` skips as many as were seen of that time. While the run goes on there is no
+          limit to it; once it is over, a log that gives no new line within `_PATIENCE_SECONDS` is an error;
+        - **refused**: with 400 the container is still being created, or its log not open yet, so once more; with 404
+          the pod has gone, and the rest of its log with it.
+
+        A container that was restarted meanwhile has a new start, which `_begin` gives a thread of its own. What this
+        one wrote at its end is then the *previous* log, read once more to its end; a 400 there says it is not kept.
+        """
         position, previous = Position(), False
+        stuck_since: float | None = None
         try:
             kept = None if self._keep is None else Kept(self._keep / source.file_name)
             while True:
                 position.reconnect()
-                is_whole = False
+                is_whole, lines = False, position.lines
                 try:
                     self._pass_on(source, position, kept, follow=follow, previous=previous)
-                    is_whole = True
-                except Unreachable:
+                    is_whole, stuck_since = True, None
+                except Unreachable as error:
+                    if stuck_since is None or position.lines > lines:
+                        stuck_since = time.monotonic()
                     if not follow:
                         raise
+                    if self._is_hopeless(stuck_since):
+                        told = f"the log of {source.pod} cannot be read to its end, though the run is over"
+                        raise Unreachable(f"{told}: {error}") from None
                 except Refused as error:
-                    # 400: it is still being started; 404: the pod has gone, and its log with it.
                     if error.code not in (400, 404):
                         raise
                     if error.code == 404 or previous:
@@ -261,10 +295,13 @@ class Streams:
                 standing = self._standing(source)
                 if standing == "gone" or (standing == "ended" and is_whole):
                     return
-                # What a start wrote at its end is, once the next one has begun, in the previous log.
                 previous = standing == "restarted"
         except (KubetuneError, OSError) as error:  # an OSError: nobody reads what is emitted any more
             self._errors.append(error)
+
+    def _is_hopeless(self, since: float) -> bool:
+        """Whether a log that has given nothing since then is waited for by nobody but us."""
+        return self._over_since is not None and time.monotonic() - max(since, self._over_since) > _PATIENCE_SECONDS
 
     def _standing(self, source: Source) -> Literal["running", "ended", "restarted", "gone"]:
         """Whether more can come from a start of a container; `ended` with its log still there."""
@@ -299,10 +336,8 @@ class Streams:
 
 def wait_for_job(cluster: Cluster, spec: RunSpec, emit: Emit, look: Look | None = None) -> None:
     """Follow the Job that prepares to its end. Raises ConfigError, EnvironmentFault with its cause when it failed."""
-    from kubetune.cluster.log_follow import Streams
-
     name = preprocess_name(spec)
-    Streams(cluster, spec, emit, components=(PREPROCESS,), workload=("Job", name), look=look).follow()
+    LogFollower(cluster, spec, emit, components=(PREPROCESS,), workload=("Job", name), look=look).follow()
     state, reason = pods.state_of(cluster.get("Job", name), [])
     if state == "done":
         return

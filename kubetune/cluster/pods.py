@@ -114,6 +114,11 @@ def is_running(pod: Object) -> bool:
     return "running" in (trainer_status(pod).get("state") or {}) and "deletionTimestamp" not in pod["metadata"]
 
 
+def has_begun(pod: Object) -> bool:
+    """Whether the container of its trainer has a log."""
+    return exit_code(pod) is not None or is_running(pod)
+
+
 def has_ended(pod: Object) -> bool:
     """Whether its containers will write no more."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")

@@ -6,17 +6,13 @@ A JobSet and a TrainJob start the trainer after it by themselves. The Job of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kubetune.cluster import pods
 from kubetune.cluster.pods import State
-from kubetune.kube_api.api_errors import Refused, Unreachable
+from kubetune.kube_api.api_errors import ApiError
 from kubetune.kube_api.client import Cluster, Object
 from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.manifests.spec import RunSpec
-
-if TYPE_CHECKING:
-    pass
 
 TAIL_LINES = 20
 
@@ -66,6 +62,6 @@ def cause_of_failure(cluster: Cluster, pod: Object) -> str:
     try:
         lines = [] if failed is None else cluster.log(pods.name_of(pod), failed, tail=TAIL_LINES)
         said = [text for line in lines if (text := line.partition(" ")[2].strip())]
-    except (Refused, Unreachable):
+    except ApiError:
         said = []
     return said[-1].removeprefix("kubetune: ") if said else pods.why(pod)

@@ -12,8 +12,8 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ruamel.yaml import YAML
@@ -21,11 +21,11 @@ from ruamel.yaml.error import YAMLError
 
 from kubetune.cluster import pods, preparation
 from kubetune.cluster.pods import State
-from kubetune.cluster.termination import Words, read_words
+from kubetune.cluster.termination import left_progress, logged_progress, noted_progress
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
 from kubetune.errors import DIVERGED, OK, PREEMPTED, USER, ConfigError, EnvironmentFault
-from kubetune.kube_api.api_errors import Refused, Unreachable
+from kubetune.kube_api.api_errors import ApiError, Refused
 from kubetune.kube_api.client import Cluster, Object, say
 from kubetune.kube_api.kinds import WORKLOADS
 from kubetune.manifests.pod import container, pod_basics
@@ -41,7 +41,6 @@ FILES = "files"
 S = TypeVar("S")
 T = TypeVar("T")
 
-_LAST_WORDS = "kubetune/last-words"
 # What the controllers of Jobs (with a failure policy) and of PyTorchJobs say of a pod.
 _FAILED = re.compile(
     r"(?:for pod [^/\s]+/(?P<pod>\S+) failed|^Pod: [^.\s]+\.(?P<other>\S+) exited) with (?:exit )?code (?P<code>\d+)"
@@ -49,7 +48,6 @@ _FAILED = re.compile(
 _STATES: dict[int, State] = {OK: "done", PREEMPTED: "stopped"}
 _FINAL = (OK, USER, DIVERGED)
 _POD_SECONDS = 300
-_TAIL_LINES = 100
 _STAMP = len("2026-11-20T10:15:00")
 # A node that is down answers to nothing, and the API server itself waits for it for half a minute.
 _ASK_SECONDS = 15.0
@@ -69,7 +67,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. `pods` are the trainer's, by node and age; `progress` is inside.progress's answer.
+    """A run at one moment. `pods` are the trainer's, by node and age; `progress` is in_pod's answer,
+    or as much of it as is known without one.
 
     `preparing` are the pods that fetch and prepare, while there is no trainer, or where they are why there is none;
     `silence` says why pods that run could not be asked how far they are; `cause` is the pod by which the last start
@@ -83,7 +82,6 @@ class Snapshot:
     state: State
     reason: str
     progress: dict[str, Any] | None
-    words: Words
     preparing: list[Object] = field(default_factory=list)
     silence: str = ""
     cause: dict[str, Any] | None = None
@@ -228,19 +226,12 @@ def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
     events = events_of(cluster, spec)
     if state == "running" and (ending := ending_of(workload, progress)):
         state, reason = _STATES.get(ending["code"], "failed"), ending["reason"]
-    words = Words()
     if progress is None and not silence:
-        progress = _left_progress(found)
+        progress = left_progress(found)
     if progress is None:
-        words = recall_words(cluster, spec) if state == "stopped" else _last_words(cluster, found)
+        progress = noted_progress(cluster, spec) if state == "stopped" else logged_progress(cluster, found)
     last = find_cause(found, events)
-    return Snapshot(spec, workload, found, events, state, reason, progress, words, preparing, silence, last)
-
-
-def _left_progress(found: Sequence[Object]) -> dict[str, Any] | None:
-    """How far the run was when node 0 ended last, as its agent left it with Kubernetes."""
-    told = [message for pod in found if pods.node_number(pod) == 0 and (message := pods.message_of(pod))]
-    return dict(told[-1]["progress"]) if told and isinstance(told[-1].get("progress"), dict) else None
+    return Snapshot(spec, workload, found, events, state, reason, progress, preparing, silence, last)
 
 
 def find_cause(found: Sequence[Object], events: Sequence[Object]) -> dict[str, Any] | None:
@@ -298,42 +289,6 @@ def ask_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> tu
     return None, silence
 
 
-def _last_words(cluster: Cluster, found: Sequence[Object]) -> Words:
-    """What the log of node 0 says at its end; of the last pod where it has had several."""
-    began = [pod for pod in found if pods.node_number(pod) == 0 and _has_log(pod)]
-    if not began:
-        return Words()
-    try:
-        pod = began[-1]
-        lines = cluster.log(pods.name_of(pod), pods.trainer_container(pod), tail=_TAIL_LINES)
-        return read_words([line.partition(" ")[2] for line in lines])
-    except (Refused, Unreachable):
-        return Words()
-
-
-def _has_log(pod: Object) -> bool:
-    return pods.exit_code(pod) is not None or pods.is_running(pod)
-
-
-def keep_words(cluster: Cluster, spec: RunSpec, words: Words) -> None:
-    """Note on the run's ConfigMap how far it is, for while it is stopped: its pods are gone, and their logs with them.
-
-    Empty words remove the note.
-    """
-    note = None if words == Words() else json.dumps(asdict(words))
-    with suppress(Refused):  # whoever may stop a run need not be allowed to write this
-        cluster.merge("ConfigMap", spec.name, {"metadata": {"annotations": {_LAST_WORDS: note}}})
-
-
-def recall_words(cluster: Cluster, spec: RunSpec) -> Words:
-    """What keep_words noted last."""
-    noted = cluster.get("ConfigMap", spec.name) or {"metadata": {}}
-    try:
-        return Words(**json.loads((noted["metadata"].get("annotations") or {}).get(_LAST_WORDS, "{}")))
-    except (TypeError, ValueError, RecursionError):
-        return Words()  # written by another version, or by hand
-
-
 @contextmanager
 def reader(cluster: Cluster, spec: RunSpec) -> Iterator[Target]:
     """A container that sees the outputs volume: of the run where it runs, else of a small pod that is made for it."""
@@ -358,7 +313,7 @@ def _answering(cluster: Cluster, there: Sequence[Target]) -> Target | None:
         try:
             cluster.exec(target.pod, target.container, ["true"], seconds=_ASK_SECONDS)
             return target
-        except (Refused, Unreachable) as error:
+        except ApiError as error:
             if isinstance(error, Refused) and error.code == 403:
                 raise
             say(str(error))

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from kubetune.cluster import kueue, pods, preparation
 from kubetune.cluster.log_follow import wait_for_job
-from kubetune.cluster.runs import FILES, keep_words, read_run, workload_kind
-from kubetune.cluster.termination import Words
+from kubetune.cluster.runs import FILES, read_run, workload_kind
+from kubetune.cluster.termination import note_progress
 from kubetune.config.dates import dated
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import dotted_values, load_resolved, resolved
@@ -250,7 +250,7 @@ def resume(cluster: Cluster, spec: RunSpec) -> None:
     if state != "stopped":
         raise ConfigError(f"{spec.name} is not stopped: {'it is done' if state == 'done' else 'it is running'}")
     _suspend(cluster, spec, workload, suspend=False)
-    keep_words(cluster, spec, Words())
+    note_progress(cluster, spec, None)
 
 
 def _present(cluster: Cluster, spec: RunSpec) -> Object:

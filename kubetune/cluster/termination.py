@@ -1,76 +1,75 @@
-"""What the end of a pod's log says when nobody can be asked any more: the last numbers, and the cause of an end.
+"""How far a run was when its pods ended: as its agent left it with Kubernetes, noted on a stopped run, or in a log.
 
-torchrun and its store print long tracebacks when other nodes go first, at ends that are perfectly normal. They are
-known here, so that they are never shown as the cause.
+Not for runs whose pods answer, which tell it of the run directory (in_pod.py).
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
+from kubetune.cluster import pods
+from kubetune.kube_api.api_errors import ApiError, Refused
+from kubetune.kube_api.client import Cluster, Object
+from kubetune.manifests.spec import RunSpec
+
+Progress = dict[str, Any]
+"""Some keys of rundir.status.progress."""
+
+_NOTE = "kubetune/progress"
+_NOTED = ("step", "steps", "loss", "tokens_per_second", "saved_step", "evaluation")
+_TAIL_LINES = 100
 _STEP = re.compile(r"\[TRAIN\] step (?P<step>\d+)/(?P<steps>\d+) .*loss (?P<loss>\S+) .*tokens/s (?P<speed>[\d.]+)")
-_STOPPED = re.compile(r"stopped after step (?P<step>\d+);")
-_VERDICT = re.compile(r"^kubetune: (?P<reason>.*?);? ?ended with exit code \d+, logs in ")
-_ERROR = re.compile(r"\[ERROR\] (?P<reason>.+)")
-_TRACEBACK = "Traceback (most recent call last):"
-_NORMAL_ENDS = re.compile(
-    r"(DistNetworkError|DistStoreError|SignalException|ChildFailedError|RendezvousConnectionError"
-    r"|RendezvousClosedError|RendezvousTimeoutError)\b"
-)
-# `[rank1]:[W1120 10:15:00.1 TCPStore.cpp:106] [c10d] …` and the frames of C++ that follow it.
-_STORE = re.compile(
-    r"^(\[rank\d+\]:)?\[[WEI]\d{3,4} .*\b(TCPStore|TCPStoreLibUvBackend|socket|ProcessGroup\w+)\.cpp"
-    r"|^frame #\d+: |^Exception raised from "
-)
 
 
-@dataclass(frozen=True)
-class Words:
-    """What a log told at its end."""
-
-    reason: str = ""
-    step: int | None = None
-    steps: int | None = None
-    loss: float | None = None
-    tokens_per_second: float | None = None
-    saved_step: int | None = None
+def left_progress(found: Sequence[Object]) -> Progress | None:
+    """Progress when node 0 ended last, as its agent left it with Kubernetes; None where it could not, or has not."""
+    younger_last = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    left = [message for pod in younger_last if pods.node_number(pod) == 0 and (message := pods.message_of(pod))]
+    return dict(left[-1]["progress"]) if left and isinstance(left[-1].get("progress"), dict) else None
 
 
-def read_words(lines: Sequence[str]) -> Words:
-    """The last numbers and the cause of the end in the last lines of a log."""
-    reason, step, saved = "", None, None
-    for line in meaningful(lines):
-        if found := _STEP.search(line):
-            step, saved = found, None
-        elif found := _STOPPED.search(line):
-            saved = int(found["step"])
-        elif found := _VERDICT.match(line):
-            reason = found["reason"] or reason
-        elif found := _ERROR.search(line):
-            reason = found["reason"]
-    if step is None:
-        return Words(reason, step=saved, saved_step=saved)
-    loss, speed = float(step["loss"]), float(step["speed"])
-    # not every step has a line
-    return Words(reason, saved or int(step["step"]), int(step["steps"]), loss, speed, saved)
+def note_progress(cluster: Cluster, spec: RunSpec, progress: Mapping[str, Any] | None) -> None:
+    """Write it on the run's ConfigMap, for while a run is stopped: its pods are gone. None removes the note."""
+    told = {name: (progress or {}).get(name) for name in _NOTED}
+    note = None if all(value is None for value in told.values()) else json.dumps(told)
+    with suppress(Refused):  # whoever may stop a run need not be allowed to write this
+        cluster.merge("ConfigMap", spec.name, {"metadata": {"annotations": {_NOTE: note}}})
 
 
-def meaningful(lines: Sequence[str]) -> Iterator[str]:
-    """The lines without the tracebacks and store messages of normal ends."""
-    traceback: list[str] = []
-    for line in lines:
-        if line.startswith(_TRACEBACK):
-            yield from traceback
-            traceback = [line]
-        elif traceback and (not line or line.startswith((" ", "\t"))):
-            traceback.append(line)
-        elif traceback:
-            # The exception itself: the first line after the frames.
-            if not _NORMAL_ENDS.search(line):
-                yield from [*traceback, line]
-            traceback = []
-        elif not _STORE.search(line):
-            yield line
-    yield from traceback
+def noted_progress(cluster: Cluster, spec: RunSpec) -> Progress | None:
+    """Progress that note_progress has written last."""
+    marker = cluster.get("ConfigMap", spec.name) or {"metadata": {}}
+    try:
+        noted = json.loads((marker["metadata"].get("annotations") or {}).get(_NOTE, "null"))
+    except (ValueError, RecursionError):
+        return None  # written by hand
+    return {name: noted.get(name) for name in _NOTED} if isinstance(noted, dict) else None
+
+
+def logged_progress(cluster: Cluster, found: Sequence[Object]) -> Progress | None:
+    """Progress by the last lines of the log of node 0: for pods that may not be asked, or died with their agent."""
+    began = [pod for pod in found if pods.node_number(pod) == 0 and pods.has_begun(pod)]
+    if not began:
+        return None
+    try:
+        lines = cluster.log(pods.name_of(began[-1]), pods.trainer_container(began[-1]), tail=_TAIL_LINES)
+        return last_step([*lines])
+    except ApiError:
+        return None
+
+
+def last_step(lines: Sequence[str]) -> Progress | None:
+    """The numbers of the last step that the lines of a log tell of."""
+    found = next((found for line in reversed(lines) if (found := _STEP.search(line))), None)
+    if found is None:
+        return None
+    return {
+        "step": int(found["step"]),
+        "steps": int(found["steps"]),
+        "loss": float(found["loss"]),
+        "tokens_per_second": float(found["speed"]),
+    }

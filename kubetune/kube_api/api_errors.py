@@ -20,7 +20,11 @@ _NAMESPACE = re.compile(r'namespaces "([^"]+)" not found')
 _QUOTA = re.compile(r"exceeded quota: (?P<quota>[^,]+), (?P<amounts>.*)")
 
 
-class Refused(EnvironmentFault):
+class ApiError(EnvironmentFault):
+    """A request to the API server had no good end: it was refused, or nobody answered."""
+
+
+class Refused(ApiError):
     """The API server said no. `code` is the HTTP status."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -32,7 +36,7 @@ class NoNamespace(Refused):
     """There is no namespace of that name, and so nothing else to be said."""
 
 
-class Unreachable(EnvironmentFault):
+class Unreachable(ApiError):
     """The API server does not answer, or a connection to it broke."""
 
 

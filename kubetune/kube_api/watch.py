@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
-from kubetune.kube_api.api_errors import Refused, Unreachable
+from kubetune.kube_api.api_errors import ApiError, Refused
 from kubetune.kube_api.client import Cluster, Object
 
 # A watch begins again where it ended, at the price of a request; bookmarks see to it that it can.
@@ -45,7 +45,7 @@ class Watched:
         self._error: Exception | None = None
 
     def __enter__(self) -> Self:
-        """Begin with what there is. Raises Refused, Unreachable as a list does."""
+        """Begin with what there is. Raises ApiError as a list does."""
         self._take_all()
         threading.Thread(target=self._keep_up, daemon=True).start()
         return self
@@ -75,7 +75,7 @@ class Watched:
                         self._watch()
                     else:
                         self._take_all()
-                except (Refused, Unreachable) as error:
+                except ApiError as error:
                     if isinstance(error, Refused):
                         if error.code != _GONE and error.code < 500:
                             raise

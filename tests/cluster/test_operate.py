@@ -193,13 +193,14 @@ def test_status_says_why_an_image_is_not_there(desk: Desk) -> None:
 
 
 def test_status_names_the_cause_of_a_failure(desk: Desk) -> None:
-    script = "echo 'kubetune: train.jsonl:3: not JSON; ended with exit code 2, logs in /outputs/fit/logs'; exit 2"
+    left = json.dumps({"code": 2, "reason": "train.jsonl:3: not JSON"})
+    script = f"echo '{left}' > /dev/termination-log; exit 2"
     desk.submit_script(script, compute__nodes=1)
     desk.cluster.wait_condition("Job", "fit", "Failed")
     shown = desk.quick("status", "fit").stdout
     assert "fit: Job" in shown
     assert "failed, train.jsonl:3: not JSON" in shown
-    assert "exit code 2: a mistake in the config or the data" in shown
+    assert "exit code 2: train.jsonl:3: not JSON" in shown
 
 
 def test_an_unknown_run_is_named_with_those_there_are(desk: Desk) -> None:

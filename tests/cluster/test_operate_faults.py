@@ -68,6 +68,7 @@ def desk(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> D
         ("kube_api.client.PATIENCE_SECONDS", 0.3), ("kube_api.watch._PAUSE_SECONDS", 0.02),
         ("cluster.download._PATIENCE_SECONDS", 0.1), ("cluster.download._PAUSE_SECONDS", 0.02),
         ("cluster.runs._POD_SECONDS", 2), ("cluster.runs._ASK_SECONDS", 2.0),
+        ("cluster.log_follow._PATIENCE_SECONDS", 0.5),
     ):  # fmt: skip
         monkeypatch.setattr(f"kubetune.{name}", seconds)
     return Desk(cluster, tmp_path)

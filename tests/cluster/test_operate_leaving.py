@@ -15,10 +15,16 @@ from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
-TRAINING = """
-step() { echo "2026-11-20 10:15:00 [TRAIN] step $1/20 epoch 0.4 loss 2.5000 lr 0.0001 grad_norm 0.800 tokens/s 1234"; }
-trap 'echo "[STEP] stopped after step 7; run the same command again to continue from there"; exit 143' TERM
-step 5; while :; do sleep 0.02; done
+LEFT = json.dumps(
+    {
+        "code": 143,
+        "reason": "stopped after step 7",
+        "progress": {"step": 7, "steps": 20, "loss": 2.5, "tokens_per_second": 1234, "saved_step": 7},
+    }
+)
+TRAINING = f"""
+trap 'echo '"'"'{LEFT}'"'"' > /dev/termination-log; exit 143' TERM
+echo step 5/20; while :; do sleep 0.02; done
 """
 
 
@@ -104,7 +110,7 @@ def test_a_stopped_run_tells_how_far_it_was(desk: Desk) -> None:
     assert "step 7/20" in desk.quick("status", "fit").stdout
     desk.quick("resume", "fit")
     noted = desk.cluster.get("ConfigMap", "fit")["metadata"].get("annotations") or {}
-    assert "kubetune/last-words" not in noted
+    assert "kubetune/progress" not in noted
 
 
 def test_an_end_that_another_start_follows_is_none(desk: Desk) -> None:

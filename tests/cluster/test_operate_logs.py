@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.cluster.log_follow import Source, Streams
+from kubetune.cluster.log_follow import LogFollower, Source
 from kubetune.cluster.runs import find_run
 from kubetune.kube_api.client import Cluster as Client
 from standin.state.objects import name_of
@@ -101,11 +101,27 @@ def test_followed_logs_go_on_in_the_pods_of_the_next_start(desk: Desk, kind: str
 
     with desk.at():
         client = Client()
-        streams = Streams(client, find_run(client, "fit"), note)
+        follower = LogFollower(client, find_run(client, "fit"), note)
         with pytest.raises(BrokenPipeError) if kind == "statefulset" else contextlib.nullcontext():
-            streams.follow()
+            follower.follow()
     assert [text for node, text in seen if node == 0] == ["first", "second"]
     assert [text for node, text in seen if node == 1] == ["first", "second"]
+
+
+def test_a_log_that_always_breaks_off_is_an_error_once_the_run_is_over(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubetune.cluster.log_follow._PATIENCE_SECONDS", 0.5)
+    desk.submit_script("echo done", compute__nodes=1)
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    desk.cluster.trouble("get pods/log", cut="within")
+    told = desk.quick("logs", "-f", "fit", code=3)
+    assert told.stdout == ""
+    assert "kubetune: the log of fit-0-" in told.stderr
+    assert "cannot be read to its end, though the run is over" in told.stderr
+    desk.cluster.clear_faults()
+    desk.cluster.trouble("get pods/log", cut="within", times=1)
+    assert "done" in desk.quick("logs", "-f", "fit").stdout
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from kubetune.cluster import log_follow
-from kubetune.cluster.log_follow import Source, Streams
+from kubetune.cluster.log_follow import LogFollower, Source
 from kubetune.cluster.runs import find_run
 from kubetune.kube_api import watch
 from kubetune.kube_api.client import Cluster as Client
@@ -48,7 +48,7 @@ def test_all_of_many_pods_are_followed_to_their_end(desk: Desk, nodes: int, monk
         spec = find_run(client, "fit")
     answers: list[httpx2.Response] = []
     client._http.event_hooks = {"response": [*client._http.event_hooks["response"], answers.append]}
-    logs = Streams(client, spec, note, look=lambda there, warnings: looked.set())
+    logs = LogFollower(client, spec, note, look=lambda there, warnings: looked.set())
     following = threading.Thread(target=logs.follow, daemon=True)
     following.start()
     assert all_seen.wait(120), f"{len(seen)} of {nodes} pods were shown"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kubetune.base.gpus import parse_gpus
 from kubetune.cluster import pods
 from kubetune.cluster.log_follow import Kept, Position
-from kubetune.cluster.termination import meaningful, read_words
+from kubetune.cluster.termination import last_step
 from kubetune.config.load import load_resolved
 from kubetune.errors import ConfigError
 from kubetune.kube_api.api_errors import Question, refusal
@@ -66,39 +66,11 @@ def test_a_missing_right_is_granted_by_the_role_shown() -> None:
     assert "  - apiGroups: [batch]\n    resources: [jobs]\n    verbs: [patch]" in told
 
 
-STORE = "[rank1]:[W1120 10:15:00.1 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl"
-NORMAL = [
-    "Traceback (most recent call last):",
-    '  File "run.py", line 1',
-    "    run()",
-    "torch.distributed.DistNetworkError: x",
-]
-
-
-def test_tracebacks_of_normal_ends_are_no_cause() -> None:
-    ours = ["Traceback (most recent call last):", '  File "mine.py", line 3', "ValueError: mine"]
-    assert list(meaningful([STORE, "frame #0: c10::Error", *NORMAL, "between", *ours])) == ["between", *ours]
-
-
-def test_the_end_of_a_log_tells_numbers_and_cause() -> None:
-    words = read_words(
-        [
-            "2026-11-20 10:15:00 [TRAIN] step 12/300 epoch 0.4 loss 1.9312 lr 0.00019 grad_norm 0.800 tokens/s 5200",
-            "kubetune: rank 1 was killed by SIGKILL; ended with exit code 145, logs in /outputs/fit/logs",
-            *NORMAL,
-        ]
-    )
-    assert (words.step, words.steps, words.loss, words.tokens_per_second) == (12, 300, 1.9312, 5200)
-    assert words.reason == "rank 1 was killed by SIGKILL"
-
-
-def test_a_log_of_a_stop_tells_which_step_was_saved() -> None:
+def test_the_end_of_a_log_tells_the_numbers_of_the_last_step() -> None:
     step = "2026-11-20 10:15:00 [TRAIN] step {}/300 epoch 0.4 loss 1.9312 lr 0.00019 grad_norm 0.800 tokens/s 5200"
-    stopped = "2026-11-20 10:15:01 [STEP] stopped after step 17; run the same command again to continue from there"
-    words = read_words([step.format(10), stopped])
-    assert (words.step, words.steps, words.saved_step, words.loss) == (17, 300, 17, 1.9312)
-    assert read_words([step.format(10), stopped, step.format(20)]).saved_step is None  # it went on
-    assert (read_words([stopped]).step, read_words([stopped]).steps) == (17, None)
+    told = {"step": 12, "steps": 300, "loss": 1.9312, "tokens_per_second": 5200}
+    assert last_step([step.format(11), step.format(12), "kubetune: ended with exit code 145"]) == told
+    assert last_step(["no step yet"]) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=40), st.lists(st.integers(0, 40), max_size=4))

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rank is not None:
         print_rank_log(cluster, spec, args.rank, follow=args.follow)
         return OK
-    from kubetune.cluster.log_follow import Streams
+    from kubetune.cluster.log_follow import LogFollower
     from kubetune.cluster.pods import node_number
     from kubetune.cluster.preparation import find_pods
     from kubetune.cluster.runs import trainer_pods
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         is_silent = False
         show(source, text)
 
-    streams = Streams(
+    follower = LogFollower(
         cluster,
         spec,
         emit,
@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
         look=tell,
     )
     if args.follow:
-        streams.follow()
+        follower.follow()
     else:
-        streams.read()
+        follower.read()
         if is_silent:
             _say_nothing_yet(spec)
             warnings, _ = cluster.list_with_revision("Event", fields={"type": "Warning"})

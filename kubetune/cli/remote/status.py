@@ -105,7 +105,7 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
     """What `--json` prints: everything, with None for what is not known."""
     from kubetune.cluster import pods
 
-    progress, words = snapshot.progress or {}, snapshot.words
+    progress = snapshot.progress or {}
     restarts = progress.get("restarts")
     if restarts is None:
         restarts = ((snapshot.workload or {}).get("status") or {}).get("restarts")
@@ -118,13 +118,13 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
         "nodes": snapshot.spec.nodes,
         "restarts": restarts,
         "phase": progress.get("phase"),
-        "step": progress.get("step", words.step),
-        "steps": progress.get("steps", words.steps),
-        "loss": progress.get("loss", words.loss),
-        "tokens_per_second": progress.get("tokens_per_second", words.tokens_per_second),
+        "step": progress.get("step"),
+        "steps": progress.get("steps"),
+        "loss": progress.get("loss"),
+        "tokens_per_second": progress.get("tokens_per_second"),
         "seconds_left": progress.get("seconds_left"),
         "evaluation": progress.get("evaluation"),
-        "saved_step": progress.get("saved_step", words.saved_step),
+        "saved_step": progress.get("saved_step"),
         "last_exit": progress.get("last_exit"),
         "cause": snapshot.cause,
         "not_asked": snapshot.silence or None,
@@ -162,7 +162,7 @@ def why(snapshot: Snapshot) -> str:
             return str(told["reason"])
         if guilty and pods.node_number(guilty) and pods.exit_code(guilty) not in pods.VICTIMS:
             return f"{pods.name_of(guilty)}: {pods.why(guilty)}"
-        return snapshot.words.reason or next(iter(reasons), snapshot.reason)
+        return next(iter(reasons), snapshot.reason)
     # Pods of earlier starts are there still; why the next do not come is asked here.
     coming = [pod for pod in snapshot.pods if not pods.has_ended(pod)]
     reasons = [reason for pod in coming if (reason := pods.why(pod, _events_of(snapshot, pod)))] or reasons

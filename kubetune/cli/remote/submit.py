@@ -133,13 +133,13 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
     """Follow a run to its end, telling what it waits for; returns its exit code. Ctrl-C leaves it running."""
     from kubetune.cli.remote.logs import printer, teller
     from kubetune.cli.remote.status import headline
-    from kubetune.cluster.log_follow import Streams
+    from kubetune.cluster.log_follow import LogFollower
     from kubetune.cluster.runs import take_snapshot
 
     keep = local_folder(spec) / "logs" / "pods"
     emit = printer(spec) if show_logs else lambda source, text: None
     with told_on_interrupt(f"{spec.name} goes on; kubetune stop {spec.typed} would stop it"):
-        Streams(cluster, spec, emit, keep=keep, look=teller(cluster, spec)).follow()
+        LogFollower(cluster, spec, emit, keep=keep, look=teller(cluster, spec)).follow()
     snapshot = take_snapshot(cluster, spec)
     for line in headline(snapshot):
         print(line)
