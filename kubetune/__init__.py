@@ -1,7 +1,7 @@
 """Fine-tune language models from one YAML file: on a laptop, on one GPU, and on a Kubernetes cluster.
 
-The functions below are the Python interface; each is imported when it is first used, so that `import kubetune` stays
-light.
+The names of `__all__` are the Python interface (docs/python.md); each is imported when it is first used, so that
+`import kubetune` stays light.
 """
 
 import sys
@@ -16,13 +16,20 @@ from importlib import import_module  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
-    from kubetune.config.load import load_config
-    from kubetune.data.prepared.prepare import prepare
-    from kubetune.inference.generate import answer, load_run
-    from kubetune.manifests import render
-    from kubetune.planning.plan import make_plan
-    from kubetune.publishing.export import export_run
-    from kubetune.supervisor.local import launch_run
+    from kubetune import errors as errors
+    from kubetune.config.schema import Config as Config
+    from kubetune.library.clusters import render as render
+    from kubetune.library.clusters import submit as submit
+    from kubetune.library.configs import load_config as load_config
+    from kubetune.library.plans import make_plan as make_plan
+    from kubetune.library.plans import prepare as prepare
+    from kubetune.library.results import classify as classify
+    from kubetune.library.results import evaluate as evaluate
+    from kubetune.library.results import export as export
+    from kubetune.library.results import generate as generate
+    from kubetune.library.results import report as report
+    from kubetune.library.runs import Run as Run
+    from kubetune.library.training import train as train
 
 __version__ = "0.1.0"
 
@@ -46,6 +53,7 @@ ROOMS = (
     ("publishing", "the result of a run, exported, proved the same, uploaded"),
     ("diagnostics", "runs that test: machines (smoke), and exact resume"),
     ("plugins", "clusters on Nebius, other tools' configs, data sets' recipes, serving, dev pods"),
+    ("library", "what `import kubetune` gives: the verbs as functions, which cli shares"),
     ("cli", "the verbs, a file each"),
 )
 """The rooms from the ground up, with what each is for: a room imports only itself and rooms above it in this list.
@@ -56,32 +64,49 @@ NUMPY_BEGINS, TORCH_BEGINS = "data", "distributed"
 """Rooms above the first import no numpy, tokenizers or torch, so that their verbs start at once and pods stay small;
 those above the second import torch only inside functions."""
 
+_HOMES = {
+    "Config": "config.schema",
+    "Run": "library.runs",
+    "classify": "library.results",
+    "errors": "errors",
+    "evaluate": "library.results",
+    "export": "library.results",
+    "generate": "library.results",
+    "load_config": "library.configs",
+    "make_plan": "library.plans",
+    "prepare": "library.plans",
+    "render": "library.clusters",
+    "report": "library.results",
+    "submit": "library.clusters",
+    "train": "library.training",
+}
+
 __all__ = [
+    "Config",
+    "Run",
     "__version__",
-    "answer",
-    "export_run",
-    "launch_run",
+    "classify",
+    "errors",
+    "evaluate",
+    "export",
+    "generate",
     "load_config",
-    "load_run",
     "make_plan",
     "prepare",
     "render",
+    "report",
+    "submit",
+    "train",
 ]
-
-_HOMES = {
-    "answer": "kubetune.inference.generate",
-    "export_run": "kubetune.publishing.export",
-    "launch_run": "kubetune.supervisor.local",
-    "load_config": "kubetune.config.load",
-    "load_run": "kubetune.inference.generate",
-    "make_plan": "kubetune.planning.plan",
-    "prepare": "kubetune.data.prepared.prepare",
-    "render": "kubetune.manifests",
-}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'kubetune' has no attribute {name!r}")
-    # No name here is that of a module of ours: importing that module would put it in the function's place.
-    return getattr(import_module(_HOMES[name]), name)
+    home = import_module(f"kubetune.{_HOMES[name]}")
+    # Of these names `errors` alone is a module: importing another would put it in the function's place.
+    return home if name == "errors" else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -28,15 +28,15 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends, however that ends.
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel kill this process, or signal it, when the one that started it ends, however that ends.
 
     Called by every rank first thing, and between fork and exec by those who start processes. The setting survives
     exec but not fork. When the agent named in the environment has died already, this process ends here.
     """
     if _libc is None:
         return
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     agent = os.environ.get(AGENT_PID)
     if agent and not is_alive(int(agent)):
         os.kill(os.getpid(), signal.SIGKILL)

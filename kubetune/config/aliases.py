@@ -194,7 +194,7 @@ def canonical_file(entries: Iterable[Entry]) -> tuple[list[Entry], list[Problem]
             continue
         twin = _same_setting(ours, seen)
         if twin is not None and twin.path != entry.path:
-            other = f"{dotted(twin.path)} (line {twin.origin.line})"
+            other = dotted(twin.path) + (f" (line {twin.origin.line})" if twin.origin.line else "")
             problems.append(Problem(entry.origin, f"{dotted(entry.path)}: the same setting as {other}; keep one"))
             continue
         if ours.value != {}:  # a section's beginning cannot contradict what stands in it

@@ -33,6 +33,7 @@ from kubetune.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _SHOWN_PROBLEMS = 3
+_MAPPING = Origin("config")
 
 LOCAL_PATHS: tuple[KeyPath, ...] = (
     ("model", "path"),
@@ -45,13 +46,13 @@ LOCAL_PATHS: tuple[KeyPath, ...] = (
 
 
 def load_config(
-    path: StrPath | None,
+    path: StrPath | Mapping[str, Any] | None,
     *,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Config:
-    """The config of one run.
+    """The config of one run: of a run file, or of a mapping with the keys of one.
 
     `overrides` are `key=value` texts, `flags` values by dotted path (`{"training.seed": 1}`); `environ` is read only
     when given (see environment.VARIABLES). A relative path in the file means a file beside it if there is one, else
@@ -69,7 +70,7 @@ def load_config(
 
 
 def read_layers(
-    path: StrPath | None,
+    path: StrPath | Mapping[str, Any] | None,
     *,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
@@ -77,19 +78,25 @@ def read_layers(
 ) -> tuple[Tree, list[Problem]]:
     """Settings laid over one another with their origins, of which `load_config` makes a config, and what is wrong."""
     problems: list[Problem] = []
-    tree = Tree(Origin(str(path) if path else "command line"))
     here = Path.cwd()
-    path = Path(path) if path is not None else None
     written: list[Entry] = []
-    if path is not None:
-        written, broken = read_entries(path)
-        written, doubled = canonical_file(written)
-        problems += broken + doubled
+    folders = [here]
+    if isinstance(path, Mapping):
+        tree = Tree(_MAPPING)
+        written, doubled = canonical_file(_from_mapping(path, (), problems))
+        problems += doubled
+    else:
+        tree = Tree(Origin(str(path) if path else "command line"))
+        if path is not None:
+            path = Path(path)
+            written, broken = read_entries(path)
+            written, doubled = canonical_file(written)
+            problems += broken + doubled
+            folders = [path.absolute().parent, here]
     typed = [*_from_environment(environ or {}, problems), *_from_flags(flags or {}), *_split(overrides, problems)]
     ours = [step for entry in typed if (known := canonical(entry)) is not None for step in _steps(entry, known)]
     _put_defaults(tree, {str(entry.path[0]) for entry in (*written, *ours)}, problems)
-    if path is not None:
-        tree.put(_safe(_absolute(written, [path.absolute().parent, here]), problems))
+    tree.put(_safe(_absolute(written, folders), problems))
     _displace_global_batch(tree, {entry.path for entry in ours})
     tree.put(_safe(_absolute(ours, [here]), problems))
     _sample_sources(tree, environ or {}, problems)
@@ -213,6 +220,35 @@ def _steps(typed: Entry, ours: Entry) -> Iterator[Entry]:
 def _from_environment(environ: Mapping[str, str], problems: list[Problem]) -> Iterator[Entry]:
     for key, text, origin in read_variables(environ):
         yield from _parsed(key, text, origin, problems)
+
+
+def _from_mapping(values: Mapping[Any, Any], path: KeyPath, problems: list[Problem]) -> Iterator[Entry]:
+    """The settings of a mapping; what no run file could say is a problem."""
+    for key, value in values.items():
+        here = (*path, key)
+        if not isinstance(key, str):
+            problems.append(Problem(_MAPPING, f"{dotted(path) or 'the top'}: found the key {key!r}; expected a text"))
+        elif isinstance(value, Mapping):
+            yield Entry(here, {}, _MAPPING)
+            yield from _from_mapping(value, here, problems)
+        else:
+            try:
+                yield Entry(here, _plain(value), _MAPPING)
+            except TypeError as error:
+                problems.append(Problem(_MAPPING, f"{dotted(here)}: {error}"))
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: paths as text, tuples as lists. Raises TypeError for what has no such form."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    raise TypeError(f"found a value of type {type(value).__name__}; expected text, a number, a list or a mapping")
 
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[Entry]:

@@ -10,7 +10,7 @@ import json
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,15 @@ _STOPPED_EARLY = "stopped before the first step of this start"
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """An exit code of errors.py, its reason in words, and the last completed step where known."""
+    """An exit code of errors.py, its reason in words, and the last completed step where known.
+
+    `error`: the class in errors.py of what ended it, where one was raised.
+    """
 
     code: int
     reason: str
     step: int | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,7 @@ def _named(causes: Mapping[int, ExitStatus], ranks: int) -> ExitStatus:
     rank, cause = min(causes.items(), key=lambda item: (not item[1].reason.startswith("rank "), item[0]))
     if ranks == 1 or len(causes) > 1 or cause.reason.startswith("rank "):
         return cause
-    return ExitStatus(cause.code, f"rank {rank}: {cause.reason}", cause.step)
+    return replace(cause, reason=f"rank {rank}: {cause.reason}")
 
 
 def _rank_path(run_dir: Path, rank: int) -> Path:
@@ -185,8 +189,9 @@ def _read(path: Path) -> ExitStatus | None:
     try:
         values = read_object(path)
         code, reason, step = (values[key] for key in ("code", "reason", "step"))
+        error = values.get("error")  # which earlier versions did not write
         if isinstance(code, int) and isinstance(reason, str) and isinstance(step, int | None):
-            return ExitStatus(code, reason, step)
+            return ExitStatus(code, reason, step, error if isinstance(error, str) else None)
         warn(f"{path} is damaged: it says nothing of how the run ended")
     except FileNotFoundError:
         pass

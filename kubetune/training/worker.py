@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     processes.die_with_parent()
     stop = StopRequest().install()
     rank = int(os.environ.get("RANK", "0"))
-    code, reason, step, run_dir = errors.OK, exit_status.DONE, None, None
+    code, reason, step, run_dir, kind = errors.OK, exit_status.DONE, None, None, None
     try:
         config, found = open_run(sys.argv[1:] if argv is None else list(argv), rank)
         with hold(found, rank):
@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logs.STEP.info("%s", reason)
     except errors.KubetuneError as error:
         code, reason = error.exit_code, str(error) if run_dir is None else exit_status.reason_of(error)
+        kind = type(error).__name__
         logs.ERROR.error("%s", reason)
     except Exception as error:
         if fault := files.fault_of(error):
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             logs.family_logger("ERROR").critical("this is a bug in kubetune", exc_info=error)
     if run_dir is not None:
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
-            exit_status.write_rank_exit_status(run_dir, rank, exit_status.ExitStatus(code, reason, step))
+            exit_status.write_rank_exit_status(run_dir, rank, exit_status.ExitStatus(code, reason, step, kind))
     return code
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +25,32 @@ def test_every_promised_name_exists(name):
 def test_no_name_is_that_of_a_module() -> None:
     """Importing the module would put it in the function's place."""
     modules = {module.name for module in pkgutil.iter_modules(kubetune.__path__)}
-    assert modules.isdisjoint(kubetune.__all__)
+    assert modules & set(kubetune.__all__) == {"errors"}
+
+
+def test_readers_of_types_are_told_of_every_name_and_of_no_other() -> None:
+    """`import x as x` is what makes a name public to mypy and to editors, which do not run `__getattr__`."""
+    tree = ast.parse(Path(kubetune.__file__).read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    told = {alias.asname: f"{node.module}.{alias.name}" for node in block.body for alias in node.names}
+    assert set(told) | {"__version__"} == set(kubetune.__all__)
+    homes = {name: f"kubetune.{home}" for name, home in kubetune._HOMES.items()}
+    assert told == {name: home if name == "errors" else f"{home}.{name}" for name, home in homes.items()}
+
+
+@pytest.mark.parametrize("name", sorted(set(kubetune.__all__) - {"__version__", "errors", "Config"}))
+def test_every_function_says_what_it_raises(name: str) -> None:
+    found = getattr(kubetune, name)
+    for function in [found.open, found.series] if name == "Run" else [found]:
+        raised = inspect.getdoc(function).partition("Raises:\n")[2]
+        named = re.findall(r"^    (\w+):", raised, re.M)
+        assert named
+        assert all(issubclass(getattr(errors, error), errors.KubetuneError) for error in named)
+
+
+def test_dir_shows_the_names_before_they_are_used() -> None:
+    code = "import kubetune; print(set(kubetune.__all__) <= set(dir(kubetune)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
 
 
 def test_paths_may_be_text(tmp_path: Path) -> None:
@@ -29,11 +58,128 @@ def test_paths_may_be_text(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("model: some/model\ndata: {train: train.jsonl}\n")
     config = kubetune.load_config(str(tmp_path / "run.yaml"))
     assert config.data.train[0].path == str(tmp_path / "train.jsonl")
-    for call in (kubetune.load_run, kubetune.export_run):
-        with pytest.raises(errors.ConfigError, match="no such folder"):
-            call(str(tmp_path / "none"))
+    for call in (kubetune.Run.open, kubetune.evaluate, kubetune.export, kubetune.report):
+        for path in (str(tmp_path / "none"), tmp_path / "none"):
+            with pytest.raises(errors.ConfigError, match="no such folder"):
+                call(path)
+    with pytest.raises(errors.ConfigError, match="no such folder"):
+        kubetune.generate(tmp_path / "none", ["Hello."])
+    taken = config.model_copy(update={"output": str(tmp_path)})
     with pytest.raises(errors.ConfigError, match=r"holds run.yaml|holds train.jsonl"):
-        kubetune.launch_run(config, kubetune.make_plan(config, 1), str(tmp_path))
+        kubetune.train(taken)
+
+
+def test_a_mapping_is_a_run_file(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 8)
+    (tmp_path / "run.yaml").write_text(
+        "model: some/model\ndata: {train: [train.jsonl], eval: 0.25}\nlora: {}\noutput: out\nlearning_rate: 1e-3\n"
+    )
+    mapping = {
+        "model": "some/model",
+        "data": {"train": (tmp_path / "train.jsonl",), "eval": 0.25},
+        "lora": {},
+        "output": Path("out"),
+        "learning_rate": 1e-3,  # other tools' names, as in a file
+    }
+    config = kubetune.load_config(mapping)
+    assert config == kubetune.load_config(tmp_path / "run.yaml")
+    plans = [kubetune.make_plan(given, gpus=0) for given in (mapping, config, tmp_path / "run.yaml")]
+    assert plans[0] == plans[1] == plans[2]
+    assert (plans[0].rows, plans[0].eval_rows) == (6, 2)
+    assert kubetune.load_config(mapping, overrides=["data.eval=0.5"]).data.eval == 0.5
+
+
+def test_everything_wrong_in_a_mapping_is_told_with_its_key() -> None:
+    wrong = {
+        "model": "some/model",
+        "data": {"train": {"a.jsonl"}, 1: 2},
+        "lora": {"r": -1},
+        "lr": 1e-3,
+        "training": {"learning_rate": 1e-3},
+        "tracking": {"mlflow": {"uri": "https://user:hunter22hunter@host"}},
+    }
+    with pytest.raises(errors.ConfigError) as caught:
+        kubetune.load_config(wrong)
+    told = "\n".join(caught.value.problems)
+    assert all(problem.startswith("config: ") for problem in caught.value.problems)
+    for part in (
+        "data.train: found a value of type set; expected text",
+        "data: found the key 1; expected a text",
+        "lora.r",
+        "training.learning_rate: the same setting as lr; keep one",
+    ):
+        assert part in told
+    assert "hunter22" not in told
+
+
+def test_manifests_come_with_advice_as_warnings_and_errors_raised(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    config = {
+        "name": "fit",
+        "model": "org/model",
+        "data": {"train": tmp_path / "train.jsonl"},
+        "compute": {"gpus_per_node": 1, "cpu": 8, "memory": "32Gi"},
+    }
+    with pytest.raises(errors.ConfigError, match="kubernetes"):
+        kubetune.render(config)
+    storage = {"cache": {"size": "5Gi"}, "outputs": {"size": "5Gi"}}
+    config["kubernetes"] = {"image": "registry.example/kubetune:1.0", "storage": storage}
+    objects = kubetune.render(config)
+    assert "Job" in [found["kind"] for found in objects]
+    assert "fit-data" in [found["metadata"]["name"] for found in objects]
+    config["kubernetes"]["image"] = "registry.example/kubetune:latest"
+    with pytest.warns(UserWarning, match=r"^kubernetes.image: "):
+        kubetune.render(config)
+
+
+SCRIPT = """
+from pathlib import Path
+import kubetune
+from kubetune import Config, Run, errors
+
+def sweep(rates: list[float]) -> Run:
+    runs: list[Run] = []
+    for rate in rates:
+        config: Config = kubetune.load_config("run.yaml", overrides=[f"training.learning_rate={rate}"])
+        steps: int = kubetune.make_plan(config).num_steps
+        try:
+            runs.append(kubetune.train(config, quiet=steps > 10))
+        except errors.Preempted as stopped:
+            print(stopped.step)
+    best = min(runs, key=lambda run: kubetune.evaluate(run).metrics["eval_loss"])
+    answers: list[str] = kubetune.generate(best, ["a", [{"role": "user", "content": "b"}]])
+    path: Path = kubetune.export(best, merged=True).path
+    page: Path = kubetune.report(runs, path / answers[0])
+    kinds = [found["kind"] for found in kubetune.render({"model": "m"})]
+    print(kinds, page, kubetune.submit("run.yaml").outcome, best.exit_status and best.exit_status.code)
+    reveal_type(kubetune.train)
+    reveal_type(best.series("loss"))
+    return best
+
+kubetune.train(1)
+kubetune.generate("run", 5)
+kubetune.evaluate("run").nonsense
+"""
+
+
+@pytest.mark.slow
+def test_a_program_of_somebody_else_is_checked_with_all_types(tmp_path: Path) -> None:
+    """mypy --strict, outside the checkout and without its settings."""
+    pytest.importorskip("mypy")
+    (tmp_path / "sweep.py").write_text(SCRIPT)
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nstrict = true\n[mypy-kubetune.*]\nignore_errors = true\n[mypy-torch.*]\nfollow_imports = skip\n"
+    )
+    # As it is installed here, by a hook, mypy finds no package; a wheel has the same files.
+    environ = {**os.environ, "MYPYPATH": str(Path(kubetune.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "sweep.py"], cwd=tmp_path, env=environ, capture_output=True, text=True
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[1] for line in lines if ": error: " in line] == ["27", "28", "29"], done.stdout
+    notes = "\n".join(line for line in lines if ": note: Revealed" in line)
+    assert "Any" not in notes.replace("Mapping[str, Any]", "")
+    assert "-> kubetune.library.runs.Run" in notes
 
 
 def test_the_package_says_that_it_is_typed() -> None:

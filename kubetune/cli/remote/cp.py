@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import counted, size
-from kubetune.cli.remote.run_on_cluster import add_run, find, is_file, local_folder, open_cluster, told_on_interrupt
+from kubetune.cli.remote.run_on_cluster import add_run, find, is_file, local_folder, told_on_interrupt
 from kubetune.errors import OK, ConfigError
+from kubetune.library.connection import open_cluster
 
 if TYPE_CHECKING:
     from kubetune.kube_api.client import Cluster

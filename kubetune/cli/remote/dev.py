@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.cli.remote.exec import Marked
-from kubetune.cli.remote.run_on_cluster import asker, open_cluster, prefix, told_on_interrupt
+from kubetune.cli.remote.run_on_cluster import asker, prefix, told_on_interrupt
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.errors import OK, USER, ConfigError
+from kubetune.library.connection import open_cluster
 
 if TYPE_CHECKING:
     from kubetune.kube_api.client import Cluster

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.errors import OK, ConfigError, EnvironmentFault
+from kubetune.library.connection import open_cluster
 
 if TYPE_CHECKING:
     from kubetune.cluster.runs import Target
@@ -51,20 +52,6 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
         name = run_name(config)
         namespace = namespace or (config.kubernetes.namespace if config.kubernetes else None)
     return open_cluster(namespace), name
-
-
-def open_cluster(namespace: str | None, **settings: Any) -> Cluster:
-    """The cluster of the kubeconfig. Raises EnvironmentFault, also where lightkube is not installed.
-
-    `settings` are those of `client.Cluster`.
-    """
-    try:
-        from kubetune.kube_api.client import Cluster
-    except ModuleNotFoundError as error:
-        raise EnvironmentFault(
-            f"{error.name} is not installed; to work with a cluster: pip install 'kubetune[k8s]'"
-        ) from None
-    return Cluster(namespace, **settings)
 
 
 def find(args: argparse.Namespace) -> tuple[Cluster, RunSpec]:

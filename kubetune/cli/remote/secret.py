@@ -10,8 +10,9 @@ import re
 import sys
 from pathlib import Path
 
-from kubetune.cli.remote.run_on_cluster import add_namespace, open_cluster
+from kubetune.cli.remote.run_on_cluster import add_namespace
 from kubetune.errors import OK, ConfigError
+from kubetune.library.connection import open_cluster
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.cli.remote.render import SMOKE_HELP, report
-from kubetune.cli.remote.run_on_cluster import asker, local_folder, open_cluster, told_on_interrupt
+from kubetune.cli.remote.run_on_cluster import asker, local_folder, told_on_interrupt
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
-from kubetune.errors import DataError
+from kubetune.library.clusters import check_data
+from kubetune.library.connection import open_cluster
 from kubetune.manifests import KINDS, dump, local_files, render
 from kubetune.manifests.checks.lint import lint
 from kubetune.manifests.smoke import smoke_config, testing
@@ -60,28 +61,10 @@ def run(args: argparse.Namespace) -> int:
         print(dump(objects), end="")
         return errors.OK
     if not (args.no_check or args.smoke):
-        check_data(config, files)
+        check_data(config, files, spared_by="--no-check")
     assert config.kubernetes is not None
     cluster = open_cluster(config.kubernetes.namespace)
     return submit_config(cluster, config, files, args)
-
-
-def check_data(config: Config, files: Mapping[str, str]) -> None:
-    """Read all records of the data files that travel along. Raises DataError with the bad ones, as the pods would.
-
-    What needs a tokenizer, as lengths and empty rows do, shows there only.
-    """
-    from kubetune.data.inspect.check import check_shapes
-
-    data = config.data
-    for source in (*data.train, *(data.eval if isinstance(data.eval, tuple) else ())):
-        if source.path.partition("#")[0] not in files:
-            continue
-        problems, kinds, _ = check_shapes(source)
-        if problems.total or not kinds:
-            said = str(problems.error()) if problems.total else f"{source.path} holds no records."
-            found = said.removesuffix(" Nothing was written.")
-            raise DataError(f"{found}\nNothing was changed. --no-check submits it all the same.")
 
 
 def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args: argparse.Namespace) -> int:

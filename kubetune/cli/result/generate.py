@@ -60,15 +60,9 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
     """The sampling that the options ask for. Raises ConfigError for numbers that make no sense."""
-    problems = []
-    if args.max_new_tokens < 1:
-        problems.append(f"--max-new-tokens is {args.max_new_tokens}; expected at least 1")
-    if args.temperature < 0:
-        problems.append(f"--temperature is {args.temperature:g}; expected 0 or more")
-    if not 0 < args.top_p <= 1:
-        problems.append(f"--top-p is {args.top_p:g}; expected more than 0 and at most 1")
-    if problems:
-        raise errors.ConfigError(problems)
+    from kubetune.library.results import require_sampling
+
+    require_sampling(args.max_new_tokens, args.temperature, args.top_p, lambda name: f"--{name.replace('_', '-')}")
     from kubetune.models import fast_import
 
     with fast_import.sparingly():

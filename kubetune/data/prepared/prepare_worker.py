@@ -38,7 +38,9 @@ def main(argv: Sequence[str]) -> int:
         reason = exit_status.reason_of(known)
         logs.ERROR.error("%s", reason)
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
-            exit_status.write_rank_exit_status(run_dir, rank, exit_status.ExitStatus(known.exit_code, reason))
+            exit_status.write_rank_exit_status(
+                run_dir, rank, exit_status.ExitStatus(known.exit_code, reason, error=type(known).__name__)
+            )
         return known.exit_code
     return errors.OK
 

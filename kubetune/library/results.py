@@ -1,0 +1,191 @@
+"""The result of a run: evaluated, asked, exported, reported. Models are loaded in this process, anew by each call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubetune.base.files import StrPath
+from kubetune.config.load import read_config
+from kubetune.errors import ConfigError
+from kubetune.library.runs import RunLike, folder_of, folders_of
+
+if TYPE_CHECKING:
+    from kubetune.inference.evaluate import Evaluation
+    from kubetune.publishing.export import Export
+
+CLASSIFIER = "sequence_classification"
+
+Messages = Sequence[dict[str, Any]]
+
+
+def evaluate(
+    run: RunLike,
+    *,
+    checkpoint: str | int = "best",
+    data: StrPath | None = None,
+    predictions: StrPath | None = None,
+    model: StrPath | None = None,
+) -> Evaluation:
+    """Every metric of the task, on the run's evaluation data or on `data`; also written to evaluation.json.
+
+    `checkpoint`: best, last or a step. `data`: a path, or as text what a run file may have as `data.train`.
+    `predictions`: where to write what a classifier says of each row; left out, predictions.jsonl of the run.
+    `model`: the base, where that lies elsewhere here.
+
+    Raises:
+        ConfigError: no such run or checkpoint, another base than in training, or no evaluation data.
+        DataError: bad records, or data that are nowhere.
+        ModelError: the base cannot be had.
+        EnvironmentFault: the disk is full.
+    """
+    from kubetune.inference.evaluate import evaluate_run
+
+    return evaluate_run(
+        folder_of(run), str(checkpoint), _text(data), Path(predictions) if predictions else None, model=_text(model)
+    )
+
+
+def generate(
+    run: RunLike,
+    prompts: Sequence[str | Messages],
+    *,
+    images: Sequence[Sequence[StrPath]] | None = None,
+    checkpoint: str | int = "best",
+    max_new_tokens: int = 256,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    batch_size: int = 32,
+    model: StrPath | None = None,
+) -> list[str]:
+    """One answer for each prompt, in order: a text, which is the user's turn for a chat model, or a list of messages.
+
+    `images`: for each prompt, the paths of those that it is about. Answers are greedy at temperature 0, else drawn from
+    the `top_p` likeliest share. `checkpoint` and `model` are those of `evaluate`. The model is loaded once a call:
+    better one call with many prompts than many calls.
+
+    Raises:
+        ConfigError: no such run or checkpoint, another base than in training, a classifier, or numbers without sense.
+        DataError: prompts that cannot be asked, each with its number. Nothing is answered then.
+        ModelError: the base cannot be had.
+    """
+    if isinstance(prompts, str):
+        raise ConfigError("prompts: found one text; expected a list of them, such as [text]")
+    if images is not None and len(images) != len(prompts):
+        raise ConfigError(f"images: found {len(images)} lists for {len(prompts)} prompts; expected one for each")
+    require_sampling(max_new_tokens, temperature, top_p)
+    folder = folder_of(run)
+    if read_config(folder).task == CLASSIFIER:
+        raise ConfigError(f"{folder} is a classifier, which writes no answers; kubetune.classify asks it")
+    from kubetune.inference.generate import Sampling, answer, load_run
+
+    speaker = load_run(folder, str(checkpoint), model=_text(model))
+    paths = [[str(path) for path in own] for own in images] if images is not None else None
+    answers = answer(
+        speaker, prompts, Sampling(max_new_tokens, temperature, top_p, seed), images=paths, batch_size=batch_size
+    )
+    for number, prompt in enumerate(prompts, 1):
+        for unseen in speaker.left_out(prompt)[:1]:
+            warnings.warn(f"prompt:{number}: {unseen}, which the model does not see", stacklevel=2)
+    return answers
+
+
+def require_sampling(
+    max_new_tokens: int, temperature: float, top_p: float, written: Callable[[str], str] = lambda name: name
+) -> None:
+    """Raise ConfigError for numbers that make no sense. `written`: the name of an argument as the user knows it."""
+    problems = []
+    if max_new_tokens < 1:
+        problems.append(f"{written('max_new_tokens')} is {max_new_tokens}; expected at least 1")
+    if temperature < 0:
+        problems.append(f"{written('temperature')} is {temperature:g}; expected 0 or more")
+    if not 0 < top_p <= 1:
+        problems.append(f"{written('top_p')} is {top_p:g}; expected more than 0 and at most 1")
+    if problems:
+        raise ConfigError(problems)
+
+
+def classify(
+    run: RunLike,
+    texts: Sequence[str | tuple[str, str]],
+    *,
+    checkpoint: str | int = "best",
+    model: StrPath | None = None,
+) -> list[dict[str, Any]]:
+    """What a classifier takes each text, or pair of texts, for: `predicted`, and `probabilities` by label.
+
+    `checkpoint` and `model` are those of `evaluate`.
+
+    Raises:
+        ConfigError: no such run or checkpoint, another base than in training, or a run that is no classifier.
+        ModelError: the base cannot be had.
+    """
+    if isinstance(texts, str):
+        raise ConfigError("texts: found one text; expected a list of them, such as [text]")
+    folder = folder_of(run)
+    if (task := read_config(folder).task) != CLASSIFIER:
+        raise ConfigError(f"{folder} is a run of task {task}, no classifier; kubetune.generate asks it")
+    from kubetune.inference.classify import classify_texts
+
+    pairs = [(text, None) if isinstance(text, str) else (text[0], text[1]) for text in texts]
+    return classify_texts(folder, str(checkpoint), pairs, _text(model))
+
+
+def export(
+    run: RunLike,
+    *,
+    checkpoint: str | int = "best",
+    merged: bool = False,
+    dtype: str | None = None,
+    out: StrPath | None = None,
+    device: str | None = None,
+    max_shard_size: str = "5GB",
+    model: StrPath | None = None,
+    quiet: bool = False,
+) -> Export:
+    """Write the result as a folder that transformers, PEFT and vLLM load, and prove that it is the same model.
+
+    `merged` puts an adapter into the base's weights. `dtype` is that of the weights; left out, the base's own.
+    `out`: left out, a folder below `exports` of the run. `quiet`: what goes on is not printed. `checkpoint` and
+    `model` are those of `evaluate`.
+
+    Raises:
+        ConfigError: no such run or checkpoint, another base than in training, or what makes no sense.
+        ModelError: the proof failed, or the base cannot be had. Nothing is written then.
+        EnvironmentFault: the disk is full, or another export of the run goes on.
+    """
+    from kubetune.publishing.export import export_run
+
+    return export_run(
+        folder_of(run), str(checkpoint), merged=merged, dtype=dtype, out=out, device=device,
+        max_shard_size=max_shard_size, model=_text(model), tell=(lambda _: None) if quiet else _tell,
+    )  # fmt: skip
+
+
+def report(runs: RunLike | Sequence[RunLike], out: StrPath | None = None) -> Path:
+    """Write one HTML file on a run, or on several side by side, that needs no network; returns where it is.
+
+    `out`: left out, report.html in the run directory, or comparison.html in the current folder.
+
+    Raises:
+        ConfigError: no run, or a folder that is none.
+        EnvironmentFault: the page cannot be written.
+    """
+    from kubetune.reporting import write_report
+
+    folders = folders_of(runs)
+    if not folders:
+        raise ConfigError("report of which run? Nothing was written.")
+    default = Path("comparison.html") if len(folders) > 1 else folders[0] / "report.html"
+    return write_report(folders, Path(out) if out is not None else default)
+
+
+def _text(path: StrPath | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _tell(text: str) -> None:
+    print(f"… {text}", flush=True)

@@ -1,0 +1,154 @@
+"""Training as a function: a run in a process of its own, whose lines come here, and whose end is raised here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from kubetune import errors
+from kubetune.base import processes
+from kubetune.config.load import resolved
+from kubetune.config.schema import Config
+from kubetune.library.configs import ConfigLike, config_of
+from kubetune.library.plans import plan_here
+from kubetune.library.runs import Run
+from kubetune.rundir import exit_status
+from kubetune.rundir.exit_status import ExitStatus
+from kubetune.supervisor.local import check_run_dir
+
+CHILD = "kubetune.library.child"
+
+_BY_CODE = {
+    errors.USER: "ConfigError",
+    errors.ENVIRONMENT: "EnvironmentFault",
+    errors.DIVERGED: "Diverged",
+    errors.LOST_PEER: "LostPeer",
+}
+
+
+def train(config: ConfigLike, *, quiet: bool = False) -> Run:
+    """Fine-tune on this machine to the end; as `kubetune train`, with a checkpoint to go on from after every stop.
+
+    The run has a process of its own, so this may be called any number of times, from any thread, and from a notebook.
+    Its log lines go to `sys.stdout`; with `quiet` only what `kubetune` has to warn of, to `sys.stderr`. The same config
+    with the same `output` goes on with a run that was stopped, and finds one that is done as it is.
+
+    Ctrl-C, in the main thread, has the run save a checkpoint and end; then KeyboardInterrupt is raised. A second one
+    ends it at once. Where this process ends, the run is stopped with a checkpoint too.
+
+    Raises:
+        ConfigError: the config is wrong, or the run directory belongs to another run.
+        DataError: bad records, or data that are nowhere.
+        ModelError: the model cannot be had, or does not fit the task.
+        EnvironmentFault: disk, device or network; also where the run goes on in another process.
+        Diverged: the loss stopped being finite, or stayed too high.
+        Preempted: somebody else stopped the run; its `step` has a checkpoint.
+        LostPeer: a rank was killed or hung; to train again goes on.
+        KubetuneError: a bug in kubetune; the log in the run directory has the traceback.
+    """
+    source = None if isinstance(config, (Config, Mapping)) else str(Path(config).absolute())
+    settled, plan = plan_here(config_of(config))
+    run_dir = Path(str(settled.output)).expanduser().absolute()
+    check_run_dir(settled, run_dir, plan)
+    request = {"config": resolved(settled), "plan": plan.to_json(), "run_dir": str(run_dir), "source": source}
+    try:
+        answer = _in_child(request, sys.stdout, sys.stderr, quiet=quiet)
+    except KeyboardInterrupt as interrupt:
+        status = exit_status.read_exit_status(run_dir) if run_dir.is_dir() else None
+        interrupt.add_note(f"{run_dir}: {status.reason if status else 'nothing was begun'}")
+        raise
+    if answer["code"] != errors.OK:
+        raise _error(answer, run_dir)
+    return Run.open(run_dir)
+
+
+def _in_child(request: Mapping[str, Any], out: IO[str], err: IO[str], *, quiet: bool) -> dict[str, Any]:
+    """What the process of the run answers. Whatever ends the waiting for it, Ctrl-C above all, stops it first."""
+    reading, writing = os.pipe()
+    with open(reading, encoding="utf-8") as told:
+        try:
+            child = subprocess.Popen(
+                processes.module(CHILD, writing),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
+                stderr=subprocess.PIPE if quiet else subprocess.STDOUT,
+                env={**os.environ, processes.AGENT_PID: str(os.getpid())},
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                pass_fds=[writing],
+                start_new_session=True,  # Ctrl-C in a terminal, or in a notebook, must reach this process only
+            )
+        finally:
+            os.close(writing)
+        lines = child.stderr if quiet else child.stdout
+        assert child.stdin is not None
+        assert lines is not None
+        with child.stdin, lines:
+            try:
+                with contextlib.suppress(BrokenPipeError), child.stdin:
+                    json.dump(request, child.stdin)
+                _pass_on(lines, err if quiet else out)
+                child.wait()
+            except BaseException:
+                _stop(child, lines, err if quiet else out)
+                raise
+        answer = told.read()
+    return json.loads(answer) if answer else _died(child.returncode)
+
+
+def _pass_on(lines: IO[str], to: IO[str]) -> None:
+    for line in lines:
+        to.write(line)
+        to.flush()
+
+
+def _stop(child: subprocess.Popen[str], lines: IO[str], to: IO[str]) -> None:
+    """Have the run save and end, and see it end; a second Ctrl-C kills it, and all its processes with it."""
+    try:
+        child.send_signal(signal.SIGTERM)
+        try:
+            _pass_on(lines, to)
+        except Exception:  # nobody reads any more, which must not keep the run from saving
+            for _ in lines:
+                pass
+        child.wait()
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+
+
+def _died(status: int) -> dict[str, Any]:
+    """The answer of a process that gave none."""
+    if status >= 0:
+        reason = "the process of the run failed by itself; what it printed says why"
+        return {"code": errors.BUG, "error": "KubetuneError", "reason": reason}
+    name = signal.Signals(-status).name
+    reason = f"the process of the run was killed by {name}; to train again goes on from the newest checkpoint"
+    return {"code": errors.LOST_PEER, "error": "LostPeer", "reason": reason}
+
+
+def _error(answer: Mapping[str, Any], run_dir: Path) -> errors.KubetuneError:
+    """What to raise for a run that did not end well: by what it says of itself, where it came so far."""
+    if "error" in answer:
+        return _made(answer["error"], ExitStatus(answer["code"], answer["reason"]), "")
+    status = exit_status.read_exit_status(run_dir)
+    if status is None or status.code != answer["code"]:  # that of an earlier start
+        status = ExitStatus(answer["code"], f"{run_dir} ended with exit code {answer['code']}")
+    return _made(status.error or _BY_CODE.get(status.code, "KubetuneError"), status, f"; logs in {run_dir / 'logs'}")
+
+
+def _made(name: str, status: ExitStatus, more: str) -> errors.KubetuneError:
+    if status.code == errors.PREEMPTED:
+        return errors.Preempted(status.step or 0)
+    kind = getattr(errors, name, None)
+    fits = isinstance(kind, type) and issubclass(kind, errors.KubetuneError) and kind is not errors.Preempted
+    return (kind if fits and kind is not None else errors.KubetuneError)(f"{status.reason}{more}")
