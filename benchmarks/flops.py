@@ -1,16 +1,4 @@
-"""FLOPs that training needs, aware of LoRA. Arithmetic only.
-
-Per token, with N parameters in the layers' linear modules and P in the adapters on them:
-
-    forward 2N + 2P · gradient of the inputs 2N + 2P · gradient of the weights 2P (LoRA) or 2N (full)
-
-so LoRA needs 4N + 6P where full fine-tuning needs 6N. Attention: a token attends to itself and all before it in its
-sequence; each such pair costs 4·heads·head_dim forward and twice that backward, in every layer. The head, hidden ×
-vocabulary, is needed for labels only: 4 FLOPs per weight and label with LoRA, 6 with full fine-tuning. Recomputed
-activations, padding, masked attention and logits of unlabelled tokens are a trainer's own affair and not counted, nor
-are norms, activations and the optimizer. The gradient of the inputs of the first layer is counted, though LoRA needs
-only a part of it.
-"""
+"""FLOPs of a benchmark's case, counted as kubetune counts them (kubetune/planning/flops.py). Arithmetic only."""
 
 from __future__ import annotations
 
@@ -18,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kubetune.planning.flops import Linear, causal_pairs, cost
+from kubetune.planning.gpu_specs import stated_tflops
+
 Adapt = Literal["attention", "all-linear", "full"]
 
 LORA_RANK = 16
-PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
-"""Dense bf16 FLOP/s that the vendor states, by a part of the device's name."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +54,17 @@ def lora_parameters(shape: Shape, adapt: Adapt, rank: int = LORA_RANK) -> int:
 
 def training_flops(shape: Shape, adapt: Adapt, lengths: Sequence[int], labels: int) -> float:
     """FLOPs of forward and backward over sequences of these lengths with `labels` labels in all."""
-    tokens, pairs = sum(lengths), sum(length * (length + 1) // 2 for length in lengths)
-    passes = 6 if adapt == "full" else 4
-    linear = passes * linear_parameters(shape) + 6 * lora_parameters(shape, adapt)
-    attention = 12 * shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers
-    head = passes * shape.hidden_size * shape.vocab_size
-    return float(linear * tokens + attention * pairs + head * labels)
+    is_full = adapt == "full"
+    found = cost(
+        [Linear("base", linear_parameters(shape), is_full), Linear("adapters", lora_parameters(shape, adapt), True)],
+        Linear("head", shape.hidden_size * shape.vocab_size, is_full),
+        attention=shape.num_attention_heads * shape.head_dim,
+        layers=shape.num_hidden_layers,
+    )
+    return found.of(sum(lengths), sum(map(causal_pairs, lengths)), labels)
 
 
 def peak_flops(device: str) -> float | None:
     """What the vendor states for a device of this name, if known."""
-    return next((peak for name, peak in PEAKS.items() if name in device), None)
+    tflops = stated_tflops(device)
+    return None if tflops is None else tflops * 1e12

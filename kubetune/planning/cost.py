@@ -9,9 +9,10 @@ from kubetune.base.humanize import duration
 from kubetune.config.schema import Config
 from kubetune.planning import earlier_runs
 from kubetune.planning.earlier_runs import Kind, Speed
+from kubetune.planning.flops import causal_pairs, planned_cost
 from kubetune.planning.forecast import classifies, element_bytes, micro_batch_tokens, quantization_of
 from kubetune.planning.gpu_specs import stated_tflops
-from kubetune.planning.linears import NOT_TEXT, adapter_parameters, linears, shape_of
+from kubetune.planning.linears import shape_of
 from kubetune.planning.model_shapes import Weights
 from kubetune.planning.plan import Plan
 
@@ -124,18 +125,10 @@ def kind_of(config: Config, plan: Plan, weights: Weights | None, gpu: str | None
 
 
 def flops_per_token(config: Config, weights: Weights, length: float | None = None) -> float | None:
-    """Forward and backward of one token in a row of `length`, or of the longest kind; flops.py says how they are
-    counted."""
-    shape = shape_of(weights)
-    if shape is None:
-        return None
-    inside = sum(a * b for name, a, b in linears(weights) if not NOT_TEXT.search(name))
-    head = 0 if classifies(config) else int(weights.text_config.get("vocab_size") or 0) * shape.hidden
-    if config.lora is None:
-        linear = 6.0 * (inside + head)
-    else:
-        linear = 4.0 * (inside + head) + 6.0 * adapter_parameters(config, weights)
-    return linear + 12.0 * shape.attention * shape.layers * (length or config.data.max_length) / 2
+    """Forward and backward of one token, a label, in a row of `length`, or of the longest kind."""
+    found = planned_cost(config, weights, has_vocabulary=not classifies(config))
+    length = length or config.data.max_length
+    return None if found is None else found.of(1, causal_pairs(length) / length, 1)
 
 
 def time_line(found: Bill) -> str:

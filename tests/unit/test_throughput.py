@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import flops
+from benchmarks.models import SHAPES
+from kubetune.config.load import load_config
+from kubetune.config.schema import LoraConfig
+from kubetune.planning.flops import planned_cost
 from kubetune.planning.gpu_specs import stated_tflops
+from kubetune.planning.model_shapes import Weights, shapes_of
 from kubetune.rundir import metrics
 from kubetune.training import flops as throughput
 from tests.architectures import MIXTURE, PROMISED, build_model
@@ -22,7 +28,7 @@ def counted(model: Any) -> dict[str, int]:
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()
     found = counter.get_flop_counts()["Global"]
-    return {str(name): flops for name, flops in found.items()}
+    return {str(name): count for name, count in found.items()}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -30,7 +36,7 @@ def counted(model: Any) -> dict[str, int]:
 def test_linear_flops_equal_what_pytorch_counts(kind: str, lora: bool) -> None:
     model = build_model(kind, PROMISED[kind], lora=lora)
     cost = throughput.cost_of(model, has_vocabulary=True)
-    products = sum(flops for name, flops in counted(model).items() if "mm" in name and "bmm" not in name)
+    products = sum(count for name, count in counted(model).items() if "mm" in name and "bmm" not in name)
     # Every token has a logit in this plain forward. With LoRA nobody computes the gradient of the first layer's
     # inputs, which are frozen embeddings; the count keeps it.
     expected = LENGTH * (cost.token + cost.label)
@@ -54,6 +60,30 @@ def test_of_experts_only_those_visited_count() -> None:
     ]  # fmt: skip
     expert = 3 * MIXTURE["hidden_size"] * MIXTURE["intermediate_size"]
     assert costs[1] - costs[0] == pytest.approx(6 * expert * MIXTURE["num_hidden_layers"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "lora"), [("llama", False), ("llama", True), ("gpt2", False), ("gpt2", True), ("mixtral", False)]
+)
+def test_a_plan_counts_what_a_run_counts(kind: str, lora: bool) -> None:
+    shape = MIXTURE if kind == "mixtral" else PROMISED[kind]
+    plain, model = (build_model(kind, shape, lora=adapted) for adapted in (False, lora))
+    weights = Weights({name: tuple(p.shape) for name, p in plain.named_parameters()}, plain.config.to_dict(), True)
+    config = load_config(None, overrides=["model=m/m", "data.train=x/y"])
+    if lora:
+        found = next(iter(model.peft_config.values()))
+        targets = tuple(sorted(found.target_modules))
+        config = config.model_copy(update={"lora": LoraConfig(r=found.r, target_modules=targets)})
+    assert planned_cost(config, weights, has_vocabulary=True) == throughput.cost_of(model, has_vocabulary=True)
+
+
+def test_benchmarks_count_what_a_plan_counts() -> None:
+    shape = SHAPES["qwen3-8b"]
+    sizes = {**vars(shape), "model_type": "qwen3"}
+    config = load_config(None, overrides=["model=m/m", "data.train=x/y", "lora.r=16"])
+    found = planned_cost(config, Weights(shapes_of(sizes), sizes, False), has_vocabulary=True)
+    assert found is not None
+    assert flops.training_flops(shape, "all-linear", [3, 3], 4) == found.of(6, 12, 4)
 
 
 def test_the_peak_is_stated_or_measured() -> None:
