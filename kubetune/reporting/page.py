@@ -24,7 +24,7 @@ from kubetune.reporting.charts import OF_SOURCE, Chart, charts_of, labels, lette
 from kubetune.reporting.differences import differences
 from kubetune.reporting.reading import RunRecord, read_run
 from kubetune.rundir import exit_status
-from kubetune.rundir.metrics import METRICS, now, versions
+from kubetune.rundir.metrics import METRICS, mfu_sentence, now, versions
 
 HERE = Path(__file__).parent
 AXES = {"tokens": "tokens", "epoch": "epochs", "hours": "hours in steps"}
@@ -65,7 +65,9 @@ def render(template: str, **facts: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {function.__name__: function for function in (counted, duration, number, place, share, size)}
+    environment.filters |= {
+        function.__name__: function for function in (counted, duration, mfu_sentence, number, place, share, size)
+    }
     parts = {
         "style": Markup((HERE / "templates" / "style.css").read_text("utf-8")),
         "chart_style": Markup((HERE / "vendor" / "uPlot.min.css").read_text("utf-8")),

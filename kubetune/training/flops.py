@@ -96,7 +96,7 @@ def measured(device: torch.device, dtype: torch.dtype, size: int | None = None) 
         _wait(device)
         best = min(best, time.perf_counter() - began)
     kind = str(dtype).removeprefix("torch.")
-    return 2 * size**3 / best / 1e12, f"measured: a product of {size} × {size} in {kind}"
+    return 2 * size**3 / best / 1e12, f"measured: a {size} × {size} {kind} product"
 
 
 def _wait(device: torch.device) -> None:

@@ -296,11 +296,11 @@ def test_a_view_stays_where_it_was_scrolled_to() -> None:
 
 
 def test_curves() -> None:
-    assert curve([0, 1], 10, 1) == ["⡸"]
-    assert curve([1, 1], 10, 1) == ["⠤"]
-    assert curve([0, None, 1], 10, 2) == ["⠀⠁", "⡀⠀"]
+    assert curve([0, 1], 10, 1) == ["⣀⣀⠤⠤⠤⠒⠒⠒⠉⠉"], "few values reach both sides too"
+    assert curve([1, 1], 10, 1) == ["⠤" * 10]
+    assert curve([0, None, 1], 5, 2) == ["⠀⠀⠀⠀⠈", "⡀⠀⠀⠀⠀"]
     assert curve([None], 10, 1) == []
-    assert [len(line) for line in curve(range(1000), 40, 3)] == [40] * 3
+    assert [len(line) for count in (2, 3, 67, 79, 80, 1000) for line in curve(range(count), 40, 3)] == [40] * 18
 
 
 def test_gpus_are_shown() -> None:

@@ -90,6 +90,19 @@ def test_the_curl_asks_for_the_adapter(capsys: pytest.CaptureFixture[str]) -> No
     assert "port-forward service/a 8000:80" in said
 
 
+def test_a_folder_that_is_no_run_is_not_taken_for_a_model_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "half").mkdir(parents=True)
+    for target, found in (("outputs/gone", "no such folder"), ("outputs/half", "a folder, but no run directory")):
+        assert cli.main(["serve", "--render", target]) == 2
+        printed = capsys.readouterr()
+        assert f"{target}: {found}" in printed.err
+        assert "`kubetune runs` lists them" in printed.err
+        assert printed.out == ""
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -91,7 +91,7 @@ def test_the_peak_is_stated_or_measured() -> None:
     assert throughput.peak_of(device, torch.float32, 989.0) == (989.0, "compute.peak_tflops")
     peak, source = throughput.peak_of(device, torch.float32, None)
     assert 1e-4 < peak < 1e3
-    assert source.startswith("measured: a product of 512 × 512 in float32")
+    assert source.startswith("measured: a 512 × 512 float32 product")
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,7 @@ def test_mfu_is_the_share_of_the_peak_of_all_devices() -> None:
     assert (found["tokens_per_second"], found["trained_tokens_per_second"]) == (2000, 1000)
     assert found["tflops_per_device"] == pytest.approx(1.0)
     assert found["mfu"] == pytest.approx(0.5)
-    line = (
-        "2,000 tokens/s without padding, 1,000 trained; 1 TFLOP/s on each device, MFU 50.0% of 2 (compute.peak_tflops)"
-    )
+    line = "2,000 tokens/s without padding, 1,000 trained; MFU 50 %: 1 of the 2 TFLOP/s that compute.peak_tflops says"
     assert metrics.throughput_line(found) == line
     bare = metrics.throughput([{"event": "launch"}], 6000, 3000, 3.0, world_size=2)
     assert bare is not None

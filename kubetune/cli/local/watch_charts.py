@@ -37,8 +37,8 @@ def bar(percent: int, width: int = 10) -> str:
 
 
 def curve(values: Values, width: int, height: int) -> list[str]:
-    """Values as a line of dots, in `height` lines of at most `width` characters; a gap where none is known."""
-    cells = _thinned(values, 2 * width)
+    """Values as a line of dots, in `height` lines of `width` characters; a gap where none is known."""
+    cells = _stretched(_thinned(values, 2 * width), 2 * width)
     limits, rows = limits_of(cells), 4 * height
     if limits is None or height < 1:
         return []
@@ -56,6 +56,19 @@ def curve(values: Values, width: int, height: int) -> list[str]:
             codes[dot // 4][column // 2] |= _DOTS[column % 2][dot % 4]
         last = row
     return ["".join(chr(_BRAILLE + code) for code in line) for line in codes]
+
+
+def _stretched(values: Values, width: int) -> list[float | None]:
+    """Two or more values, spread over `width` of them in straight lines; none between what is not known."""
+    if not 1 < len(values) < width:
+        return list(values)
+    cells: list[float | None] = []
+    for column in range(width):
+        at, rest = divmod(column * (len(values) - 1), width - 1)
+        left, right = values[at], values[min(at + 1, len(values) - 1)]
+        between = None if left is None or right is None else left + (right - left) * rest / (width - 1)
+        cells.append(between if rest else left)
+    return cells
 
 
 def _thinned(values: Values, width: int) -> list[float | None]:

@@ -29,7 +29,7 @@ MOST_PIECES = 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="find every bad record and say what would be learnt; writes nothing")
+    check = actions.add_parser("check", help="find every bad record and say what would be trained; writes nothing")
     check.add_argument("target", help="run file, or a data file, folder or hub data set")
     check.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the run file")
     check.add_argument("--model", help="model whose tokenizer is used; needed for tokens when TARGET is data")

@@ -101,6 +101,13 @@ def _target(word: str, args: argparse.Namespace) -> Target:
         return _of_run(name, Path(path), merged=args.merged)
     if args.merged:
         raise ConfigError(f"{path} is no run directory, so --merged says nothing about it; leave it out")
+    folder = Path(path)
+    if not path.startswith("/") and (folder.is_dir() or (folder.parent.is_dir() and len(folder.parts) > 1)):
+        found = "a folder, but no run directory: it has no resolved.json" if folder.is_dir() else "no such folder"
+        raise ConfigError(
+            f"{path}: {found}; expected a run directory (`kubetune runs` lists them). A model of the hub is taken by "
+            f"its name, ORG/NAME, where no folder {folder.parts[0]} is in the way. Nothing was written."
+        )
     if not (path.startswith("/") or on_hub(path)):
         raise ConfigError(
             f"{path}: expected a run directory (`kubetune runs` lists them), a model of the hub (ORG/NAME) or an "

@@ -88,7 +88,7 @@ class Gallery:
         if self._longest is not None:
             picked.append(("the longest row that is kept", self._longest))
         if self._least is not None and self._least.trained and any(self._least.trained):
-            picked.append(("the row with the smallest share that is learnt", self._least))
+            picked.append(("the row with the smallest share that is trained", self._least))
         picked += [(f"appears {self._times[digest] + 1:,} times", row) for digest, row in self._repeats.items()]
         return [_shown(why, row, tokenizer, sources[row.split][row.source].path) for why, row in picked]
 
