@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 class Trouble:
     """What becomes of a user's requests, `get pods/exec` say, that match a regular expression.
 
+    `about`: only of those about objects in whose names this regular expression is found.
+
     `code`: refused with it, and `message`, as a Status (`html`: as a page of some proxy). `cut`: the connection is
     closed, `before` the answer or `within` it. `seconds`: it takes so long first. `times`: of so many.
     """
 
     request: str
+    about: str = ""
     code: int = 0
     message: str = "internal error"
     html: bool = False
@@ -76,11 +79,11 @@ class Faults:
         """Users' requests of a kind fail: see Trouble."""
         self._troubles.append(Trouble(**facts))  # type: ignore[arg-type]
 
-    async def meet(self, request: web.Request, asked: str) -> web.StreamResponse | None:
+    async def meet(self, request: web.Request, asked: str, name: str) -> web.StreamResponse | None:
         """What a user's request meets before it is served: ApiError, or an answer in the place of the true one."""
         self.asked.append(asked)
         for trouble in self._troubles:
-            if trouble.times and re.fullmatch(trouble.request, asked):
+            if trouble.times and re.fullmatch(trouble.request, asked) and re.search(trouble.about, name):
                 trouble.times -= 1
                 await asyncio.sleep(trouble.seconds)
                 if trouble.cut:

@@ -8,11 +8,9 @@ from __future__ import annotations
 import io
 import json
 import re
-import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,12 +23,10 @@ from kubetune.cluster.termination import left_progress, logged_progress, noted_p
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
 from kubetune.errors import DIVERGED, OK, PREEMPTED, USER, ConfigError, EnvironmentFault
-from kubetune.kube_api.api_errors import ApiError, Refused
-from kubetune.kube_api.client import Cluster, Object, say
+from kubetune.kube_api.api_errors import Refused
+from kubetune.kube_api.client import Cluster, Object
 from kubetune.kube_api.kinds import WORKLOADS
-from kubetune.manifests.pod import container, pod_basics
-from kubetune.manifests.spec import COMPONENT, MANAGED_BY, OUTPUTS, TRAINER, RunSpec
-from kubetune.manifests.storage import outputs_volume
+from kubetune.manifests.spec import COMPONENT, MANAGED_BY, TRAINER, RunSpec
 from kubetune.planning.plan import make_plan
 
 CONFIG_KEY = "run.yaml"
@@ -47,13 +43,10 @@ _FAILED = re.compile(
 )
 _STATES: dict[int, State] = {OK: "done", PREEMPTED: "stopped"}
 _FINAL = (OK, USER, DIVERGED)
-_POD_SECONDS = 300
 _STAMP = len("2026-11-20T10:15:00")
 # A node that is down answers to nothing, and the API server itself waits for it for half a minute.
-_ASK_SECONDS = 15.0
-_ASKED_PODS = 2
-# A pod that reads the outputs volume ends by itself, should whoever started it lose the connection.
-_READER_SECONDS = 6 * 3600
+ASK_SECONDS = 15.0
+ASKED_PODS = 2
 
 
 @dataclass(frozen=True)
@@ -276,10 +269,10 @@ def read_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> d
 def ask_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> tuple[dict[str, Any] | None, str]:
     """What the run directory says, and why the pods that run did not tell where they did not."""
     silence = ""
-    for pod in [pod for pod in found if pods.is_running(pod)][:_ASKED_PODS]:
+    for pod in [pod for pod in found if pods.is_running(pod)][:ASKED_PODS]:
         target = Target(pods.name_of(pod), pods.trainer_container(pod))
         try:
-            (answer,) = ask(cluster, target, "progress", spec.run_dir, seconds=_ASK_SECONDS)
+            (answer,) = ask(cluster, target, "progress", spec.run_dir, seconds=ASK_SECONDS)
             return dict(answer), ""
         except (EnvironmentFault, ValueError) as error:
             # It has ended meanwhile, its node is down, or exec is not allowed: what is known without it is shown.
@@ -287,73 +280,3 @@ def ask_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> tu
             if isinstance(error, Refused) and error.code == 403:
                 break
     return None, silence
-
-
-@contextmanager
-def reader(cluster: Cluster, spec: RunSpec) -> Iterator[Target]:
-    """A container that sees the outputs volume: of the run where it runs, else of a small pod that is made for it."""
-    there = running(cluster, spec)
-    if answering := _answering(cluster, there):
-        yield answering
-        return
-    pod = reader_pod(spec)
-    none = "no pod that runs answers" if there else f"no pod of {spec.name} runs"
-    say(f"{none}; {pods.name_of(pod)} reads its volume meanwhile")
-    cluster.apply(pod)
-    try:
-        wait_until_running(cluster, pods.name_of(pod), spec)
-        yield Target(pods.name_of(pod), FILES)
-    finally:
-        cluster.delete("Pod", pods.name_of(pod), grace_seconds=1)
-
-
-def _answering(cluster: Cluster, there: Sequence[Target]) -> Target | None:
-    """The first of these that commands can be run in; None where none is. Refused where exec is not permitted."""
-    for target in there[:_ASKED_PODS]:
-        try:
-            cluster.exec(target.pod, target.container, ["true"], seconds=_ASK_SECONDS)
-            return target
-        except ApiError as error:
-            if isinstance(error, Refused) and error.code == 403:
-                raise
-            say(str(error))
-    return None
-
-
-def reader_pod(spec: RunSpec) -> Object:
-    """A small pod that sees the outputs volume, for whoever reads it."""
-    server = container(
-        spec,
-        FILES,
-        ["python", "-P", "-m", "kubetune.cluster.in_pod", "idle"],
-        resources={"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
-        volumeMounts=[{"name": "outputs", "mountPath": OUTPUTS, "readOnly": True}],
-    )
-    body = {
-        "restartPolicy": "Never",
-        "activeDeadlineSeconds": _READER_SECONDS,
-        **pod_basics(spec),
-        # The run's own account may be gone already.
-        "serviceAccountName": spec.kubernetes.service_account or "default",
-        "containers": [server],
-        "volumes": [outputs_volume(spec)],
-    }
-    name = f"{spec.name}-{FILES}-{secrets.token_hex(2)}"
-    return spec.manifest("v1", "Pod", name, FILES, spec=body)
-
-
-def wait_until_running(cluster: Cluster, name: str, spec: RunSpec, seconds: int = _POD_SECONDS) -> None:
-    """Wait for a pod of a component of its own. Raises EnvironmentFault saying what it waits for when time is up."""
-    last: Object = {}
-    for _, pod in cluster.watch("Pod", spec.selector(FILES), seconds=seconds):
-        if pods.name_of(pod) == name:
-            last = pod
-            if pods.is_running(pod):
-                return
-            if pods.has_ended(pod):
-                break
-    events = [event for event in events_of(cluster, spec) if event["involvedObject"].get("name") == name]
-    reason = pods.why(last, events) if last else ""
-    raise EnvironmentFault(
-        f"pod {name}, which reads the outputs volume, does not run: {reason or 'no reason is known'}"
-    )

@@ -107,7 +107,8 @@ class Api:
         verb = _verb(request, target)
         # only users bring a token: what the tests themselves ask is asked of a healthy server
         plural = f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
-        if _token(request) and (met := await self._faults.meet(request, f"{verb} {plural}")) is not None:
+        asked = f"{verb} {plural}"
+        if _token(request) and (met := await self._faults.meet(request, asked, target.name or "")) is not None:
             return met
         access.check(store, _token(request), verb, target)
         if target.subresource not in (None, "status"):

@@ -67,7 +67,8 @@ def desk(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> D
     for name, seconds in (
         ("kube_api.client.PATIENCE_SECONDS", 0.3), ("kube_api.watch._PAUSE_SECONDS", 0.02),
         ("cluster.download._PATIENCE_SECONDS", 0.1), ("cluster.download._PAUSE_SECONDS", 0.02),
-        ("cluster.runs._POD_SECONDS", 2), ("cluster.runs._ASK_SECONDS", 2.0),
+        ("cluster.volume_reader._POD_SECONDS", 2), ("cluster.runs.ASK_SECONDS", 2.0),
+        ("cluster.volume_reader.ASK_SECONDS", 2.0),
         ("cluster.log_follow._PATIENCE_SECONDS", 0.5),
     ):  # fmt: skip
         monkeypatch.setattr(f"kubetune.{name}", seconds)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
 
 EXEC = ".* pods/exec"
+READ, MADE = "get pods/exec", "patch pods"
+STOP = {"spec": {"suspend": True}}
 TRAINING = """
 echo "2026-11-20 10:15:00 [TRAIN] step 5/20 epoch 0.4 loss 2.5000 lr 0.0001 grad_norm 0.800 tokens/s 1234"
 trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done
@@ -73,8 +77,48 @@ def test_results_come_home_past_a_pod_whose_node_is_down(desk: Desk) -> None:
     assert (desk.folder / "outputs" / "fit" / "logs" / "rank-0.log").read_text() == "one\ntwo\n"
 
 
+def test_a_log_is_followed_through_one_pod_while_none_of_the_run_answers(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubetune.cli.remote.logs._POLL_SECONDS", 0.02)
+    desk.cluster.trouble(EXEC, code=500, message=DIAL, about="^fit-0-")
+    log = desk.run_folder() / "logs" / "rank-0.log"
+
+    def go_on() -> None:
+        for line in ("three", "four"):
+            before = desk.cluster.asked().count(READ)
+            while desk.cluster.asked().count(READ) < before + 6:
+                time.sleep(0.02)
+            with log.open("a") as file:
+                file.write(f"{line}\n")
+        desk.cluster.request("PATCH", desk.cluster._path("Job", "fit"), STOP, "application/merge-patch+json")
+
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(go_on)
+        told = desk.quick("logs", "-f", "fit", "--rank", "0")
+        going.result()
+    assert told.stdout == "one\ntwo\nthree\nfour\n"
+    assert desk.cluster.asked().count(MADE) == 1
+    desk.cluster.wait_pods("app.kubernetes.io/component=files", 0)
+
+
+@pytest.mark.parametrize("state", ["running", slow("stopped")])
+def test_where_nothing_answers_only_so_many_pods_are_made(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    if state == "stopped":
+        desk.quick("stop", "fit")
+    monkeypatch.setattr("kubetune.cli.remote.logs._POLL_SECONDS", 0.02)
+    desk.cluster.trouble(EXEC, cut="within")
+    told = desk.quick("logs", "fit", "--rank", "0", code=3)
+    why = "no pod that runs answers" if state == "running" else "no pod of fit runs"
+    assert f"{why}, and none of the 3 that were made to read its volume answers" in told.stderr
+    assert desk.cluster.asked().count(MADE) == 3
+    desk.cluster.wait_pods("app.kubernetes.io/component=files", 0)
+
+
 def test_a_pod_that_does_not_answer_is_not_waited_for_for_ever(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr(runs, "ASK_SECONDS", 0.2)
     desk.cluster.trouble(EXEC, seconds=5.0)
     shown = desk.quick("status", "fit").stdout
     assert "running, 1 of 1 pods running" in shown

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from kubetune.cli import main
-from kubetune.cluster.runs import reader_pod
 from kubetune.cluster.submit import spec_of
+from kubetune.cluster.volume_reader import reader_pod
 from kubetune.config.load import load_config
 from kubetune.manifests import KINDS, render, secret_templates
 from kubetune.manifests.checks.consistency import check_objects, pod_templates

@@ -32,15 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Copy. Raises ConfigError when there is no such run or file, EnvironmentFault when one cannot be copied."""
     from kubetune.cluster.download import copy_home
-    from kubetune.cluster.runs import reader
+    from kubetune.cluster.volume_reader import VolumeReader
     from kubetune.kube_api.client import say
 
     cluster, spec = _deleted(args) or find(args)
     to = args.output or local_folder(spec)
     globs = [glob.rstrip("/") for glob in args.globs]
     leaving = f"what is in {to} stays, and the same command goes on where it was"
-    with told_on_interrupt(leaving), reader(cluster, spec) as target:
-        copied = copy_home(cluster, target, spec.run_dir, to, globs, tell=say)
+    with told_on_interrupt(leaving), VolumeReader(cluster, spec) as volume:
+        copied = copy_home(cluster, volume.target(), spec.run_dir, to, globs, tell=say)
     if not copied.files + copied.unchanged:
         what = f"nothing in {spec.run_dir} matches {' or '.join(globs)}" if globs else f"{spec.run_dir} is empty so far"
         raise ConfigError(f"{what}. Nothing was copied.")

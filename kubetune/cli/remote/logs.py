@@ -16,6 +16,7 @@ from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
     from kubetune.cluster.log_follow import Look, Source
+    from kubetune.cluster.pods import State
     from kubetune.kube_api.client import Cluster, Object
     from kubetune.manifests.spec import RunSpec
 
@@ -133,35 +134,42 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
 
     It is read by byte offset, so neither a new pod nor an absence of the API server loses or doubles a line.
     """
-    from kubetune.cluster.pods import state_of
-    from kubetune.cluster.runs import ending_of, read_progress, reader, trainer_pods, workload_kind
+    from kubetune.cluster.volume_reader import VolumeReader
     from kubetune.kube_api.api_errors import Unreachable
 
     path, shown = f"{spec.run_dir}/logs/rank-{rank}.log", _Counter()
     answered, pause = time.monotonic(), _POLL_SECONDS
-    while True:
-        found = trainer_pods(cluster, spec)
-        workload = cluster.get(workload_kind(spec), spec.name)
-        state, _ = state_of(workload, found)
-        if follow and state == "running" and spec.kubernetes.kind == "statefulset":  # whose pods stay after the end
-            state = "done" if ending_of(workload, read_progress(cluster, spec, found)) else state
-        goes_on = follow and state in ("waiting", "running")
-        try:
-            if state != "waiting" or not follow:
-                with reader(cluster, spec) as target:
+    with VolumeReader(cluster, spec) as volume:
+        while True:
+            state = _state(cluster, spec, follow=follow)
+            goes_on = follow and state in ("waiting", "running")
+            try:
+                if state != "waiting" or not follow:
+                    target = volume.target()
                     argv = ["sh", "-c", 'test ! -e "$2" || tail -c "+$1" -- "$2"', "sh", str(shown.bytes + 1), path]
                     cluster.exec(target.pod, target.container, argv, stdout=shown)
-            answered, pause = time.monotonic(), _POLL_SECONDS
-        except Unreachable:
-            if time.monotonic() - answered > (_FOLLOW_PATIENCE_SECONDS if follow else _PATIENCE_SECONDS):
-                raise
-            # Each try may need a pod to read with: ever fewer of them where nothing answers.
-            goes_on, pause = True, min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        if not goes_on:
-            if not shown.bytes:
-                _say_nothing_yet(spec, f"no start of rank {rank}")
-            return
-        time.sleep(pause)
+                answered, pause = time.monotonic(), _POLL_SECONDS
+            except Unreachable:
+                if time.monotonic() - answered > (_FOLLOW_PATIENCE_SECONDS if follow else _PATIENCE_SECONDS):
+                    raise
+                goes_on, pause = True, min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            if not goes_on:
+                if not shown.bytes:
+                    _say_nothing_yet(spec, f"no start of rank {rank}")
+                return
+            time.sleep(pause)
+
+
+def _state(cluster: Cluster, spec: RunSpec, *, follow: bool) -> State:
+    """How the run stands; a StatefulSet that is followed, whose pods stay after the end, is done then."""
+    from kubetune.cluster.pods import state_of
+    from kubetune.cluster.runs import ending_of, read_progress, trainer_pods, workload_kind
+
+    found = trainer_pods(cluster, spec)
+    workload = cluster.get(workload_kind(spec), spec.name)
+    state, _ = state_of(workload, found)
+    stays = follow and state == "running" and spec.kubernetes.kind == "statefulset"
+    return "done" if stays and ending_of(workload, read_progress(cluster, spec, found)) else state
 
 
 class _Counter:
