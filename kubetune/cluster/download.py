@@ -27,8 +27,8 @@ _READ = 'tail -c "+$1" -- "$2" | head -c "$3"'
 
 
 @dataclass
-class Copied:
-    """What a copy came to. `bytes` are those that went over the network now."""
+class Downloaded:
+    """Sum of a download. `bytes` are those that went over the network now."""
 
     files: int = 0
     bytes: int = 0
@@ -42,45 +42,45 @@ class _File:
     sha256: str
 
 
-def copy_home(
+def download(
     cluster: Cluster,
     target: Target,
     folder: str,
     to: Path,
     globs: Sequence[str] = (),
     tell: Callable[[str], None] = lambda text: None,
-) -> Copied:
+) -> Downloaded:
     """Copy the files of `folder`, as `target` sees it, into `to`; what is there and equal stays.
 
     Without `globs`: all but the checkpoints that are neither `best` nor `last`. `tell` gets the path of each file
     copied. Raises EnvironmentFault when the disk here is full, a path would lead outside, or the connection stays away.
     """
-    copied = Copied()
+    done = Downloaded()
     for _ in range(_ROUNDS):
         listed = ask(cluster, target, "list", folder, *globs)
         changed = [
             entry["path"]
             for entry in listed
-            if "link" not in entry and not _fetch(cluster, target, folder, to, _File(**entry), copied, tell)
+            if "link" not in entry and not _fetch(cluster, target, folder, to, _File(**entry), done, tell)
         ]
         for entry in listed:
             if "link" in entry:
                 _link(to, entry)
         if not changed:
-            return copied
+            return done
     raise EnvironmentFault(
         f"{', '.join(changed)} changed while being copied, {_ROUNDS} times; run the same command again"
     )
 
 
 def _fetch(
-    cluster: Cluster, target: Target, folder: str, to: Path, file: _File, copied: Copied, tell: Callable[[str], None]
+    cluster: Cluster, target: Target, folder: str, to: Path, file: _File, done: Downloaded, tell: Callable[[str], None]
 ) -> bool:
     """Have one file; False when it is no longer what was listed."""
     final = _inside(to, file.path)
     with explained_writes(final):
         if final.is_file() and final.stat().st_size == file.size and sha256_file(final) == file.sha256:
-            copied.unchanged += 1
+            done.unchanged += 1
             return True
         final.parent.mkdir(parents=True, exist_ok=True)
         # Named after its contents, so that only a part of the same contents is gone on with.
@@ -95,8 +95,8 @@ def _fetch(
             part.unlink()
             return False
         os.replace(part, final)
-    copied.files += 1
-    copied.bytes += file.size - began
+    done.files += 1
+    done.bytes += file.size - began
     return True
 
 

@@ -1,7 +1,7 @@
-"""What kubetune asks of a pod: run there by exec, with the pod's own Python, answering in JSON on standard output.
+"""Questions that kubetune puts to a pod: run there by exec, with the pod's Python, answered in JSON on standard output.
 
     python -m kubetune.cluster.in_pod progress RUN_DIR       step, loss, speed, time left, how it ended
-    python -m kubetune.cluster.in_pod vitals RUN_DIR [RANK]  what `kubetune watch` shows, with the log of a rank
+    python -m kubetune.cluster.in_pod status RUN_DIR [RANK]  what `kubetune watch` shows, with the log of a rank
     python -m kubetune.cluster.in_pod list RUN_DIR [GLOB …]  each file with its size and SHA-256, each link
     python -m kubetune.cluster.in_pod usage                  CPU, memory, /dev/shm and the volumes of this pod
     python -m kubetune.cluster.in_pod unpack FOLDER          a tar archive from standard input
@@ -34,7 +34,7 @@ from kubetune.base import files
 from kubetune.base.processes import is_alive
 from kubetune.base.signals import STAY, Relay
 from kubetune.errors import ENVIRONMENT, OK
-from kubetune.rundir.status import progress
+from kubetune.rundir.status import progress, read_status
 
 _CHUNK_BYTES = 1024 * 1024
 _FOLLOW_SECONDS = 0.2
@@ -201,7 +201,8 @@ def _print_lines(lines: Iterator[dict[str, Any]]) -> None:
 
 _ANSWERS: dict[str, Callable[..., int | None]] = {
     "progress": lambda run_dir: print(json.dumps(progress(Path(run_dir)))),
-    "vitals": lambda run_dir, log_rank="0": print(json.dumps(_vitals(Path(run_dir), int(log_rank)))),
+    "status": lambda run_dir, log_rank="0": print(json.dumps(read_status(Path(run_dir), int(log_rank)))),
+    "vitals": lambda run_dir, log_rank="0": _ANSWERS["status"](run_dir, log_rank),  # an earlier kubetune asks so
     "list": lambda run_dir, *globs: _print_lines(listing(Path(run_dir), globs)),
     "usage": lambda: print(json.dumps(usage())),
     "unpack": lambda folder: unpack(Path(folder)),
@@ -210,12 +211,6 @@ _ANSWERS: dict[str, Callable[..., int | None]] = {
     "follow": lambda folder, offset: follow(Path(folder), int(offset)),
     "stop": lambda folder: stop(Path(folder)),
 }
-
-
-def _vitals(run_dir: Path, log_rank: int) -> dict[str, Any]:
-    from kubetune.rundir.status import take_vitals  # which itself needs `progress`
-
-    return take_vitals(run_dir, log_rank)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from kubetune.kube_api.kinds import WORKLOADS_OF_KUEUE
 
 
 def is_installed(cluster: Cluster) -> bool:
-    """Whether there is a Kueue; without one the label of a queue means nothing, and who is suspended stays so."""
+    """There is a Kueue; without one the label of a queue means nothing, and who is suspended stays so."""
     return any(cluster.serves(kind) for kind in WORKLOADS_OF_KUEUE)
 
 

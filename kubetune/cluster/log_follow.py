@@ -24,7 +24,7 @@ from kubetune.cluster.runs import ending_of, read_progress, workload_kind
 from kubetune.errors import USER, ConfigError, EnvironmentFault, KubetuneError
 from kubetune.kube_api.api_errors import Refused, Unreachable
 from kubetune.kube_api.client import Cluster, Object
-from kubetune.kube_api.watch import Watched
+from kubetune.kube_api.informer import Informer
 from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.manifests.spec import COMPONENT, TRAINER, RunSpec
 
@@ -46,11 +46,11 @@ class Source:
     attempt: int
     node: int
     is_trainer: bool
-    """Whether it is the main container of a trainer's pod, which needs no other mark than its node."""
+    """The main container of a trainer's pod, which needs no other mark than its node."""
 
     @property
     def file_name(self) -> str:
-        """Where its lines are kept."""
+        """Name of the file that keeps its lines."""
         return f"{self.pod}.{self.uid[:8]}.{self.container}.{self.attempt}.log"
 
 
@@ -69,13 +69,13 @@ def sources_of(pod: Object) -> Iterator[Source]:
 
 
 def _place(pod: Object) -> tuple[bool, int, str]:
-    """What prepares comes first; then by node, older ones first."""
+    """Order of pods: those that prepare first; then by node, older ones first."""
     stamp = str(pod["metadata"].get("creationTimestamp", ""))
     return pods.component_of(pod) == TRAINER, pods.node_number(pod), stamp
 
 
 class Position:
-    """How far a log was read, by the times of its lines, of which several may share one."""
+    """Point up to which a log was read, by the times of its lines, of which several may share one."""
 
     def __init__(self) -> None:
         self._stamp, self._count, self._skip = "", 0, 0
@@ -83,7 +83,7 @@ class Position:
 
     @property
     def since(self) -> str | None:
-        """Where to go on reading; servers know whole seconds only."""
+        """Time to go on reading from; servers know whole seconds only."""
         return _FRACTION.sub(r"\2", self._stamp) or None
 
     def reconnect(self) -> None:
@@ -91,7 +91,7 @@ class Position:
         self._skip = self._count
 
     def is_new(self, stamp: str) -> bool:
-        """Whether the next line, of this time, was not seen before the connection broke."""
+        """Count the next line, of this time; false where it was seen before the connection broke."""
         if _padded(stamp) < _padded(self._stamp):
             return False
         if stamp != self._stamp:
@@ -164,7 +164,7 @@ class LogFollower:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._errors: list[Exception] = []
-        self._pods: Watched | None = None
+        self._pods: Informer | None = None
         self._seen: dict[str, Object] = {}
         self._stays, self._last_line = False, time.monotonic()
         self._over_since: float | None = None
@@ -183,9 +183,9 @@ class LogFollower:
     def follow(self) -> None:
         """Emit everything from the start until the run has ended, was stopped or deleted, and all logs are read."""
         woken, is_over = threading.Event(), False
-        self._pods = Watched(self._cluster, "Pod", self._labels, on_change=self._begin, changed=woken)
+        self._pods = Informer(self._cluster, "Pod", self._labels, on_change=self._begin, changed=woken)
         looking = self._look_around is not None
-        warnings = Watched(self._cluster, "Event", fields={"type": "Warning"}) if looking else nullcontext()
+        warnings = Informer(self._cluster, "Event", fields={"type": "Warning"}) if looking else nullcontext()
         with self._pods as there, warnings as told:
             try:
                 while not is_over:
@@ -300,11 +300,11 @@ class LogFollower:
             self._errors.append(error)
 
     def _is_hopeless(self, since: float) -> bool:
-        """Whether a log that has given nothing since then is waited for by nobody but us."""
+        """The run is over, and a log has given nothing since then for longer than is waited."""
         return self._over_since is not None and time.monotonic() - max(since, self._over_since) > _PATIENCE_SECONDS
 
     def _standing(self, source: Source) -> Literal["running", "ended", "restarted", "gone"]:
-        """Whether more can come from a start of a container; `ended` with its log still there."""
+        """Standing of a start of a container, of which more can come or not; `ended` with its log still there."""
         assert self._pods is not None
         pod = self._pods.get(source.pod)
         if pod is None or pod["metadata"]["uid"] != source.uid:

@@ -1,4 +1,4 @@
-"""What the status of pods and workloads means: which node a pod is, what it waits for, how a run stands.
+"""Meaning of the status of pods and workloads: a pod's node, what it waits for, the state of a run.
 
 Pure questions to plain dicts as the API server gives them. Asking the server is client.py's.
 """
@@ -20,7 +20,7 @@ TRAINER_NAMES = ("trainer", "pytorch", "node")
 """Names of the trainer's container; operators look for some of them."""
 
 IDLE = "idle"
-"""What the trainers of `kubetune dev` do, as the last word of their command."""
+"""Occupation of the trainers of `kubetune dev`, as the last word of their command."""
 
 VICTIMS = (errors.LOST_PEER, errors.PREEMPTED)
 """Exit codes of pods that only followed another."""
@@ -64,12 +64,12 @@ def labels_of(obj: Object) -> Mapping[str, str]:
 
 
 def component_of(pod: Object) -> str:
-    """What the pod is for: `trainer`, `preprocess`, `tensorboard`, `jupyter` or `files`."""
+    """Purpose of the pod: `trainer`, `preprocess`, `tensorboard`, `jupyter` or `files`."""
     return labels_of(pod).get(COMPONENT, "")
 
 
 def node_number(pod: Object) -> int:
-    """Which node of the run a trainer pod is, from 0; a pod of another component is 0."""
+    """Node of the run that a trainer pod is, from 0; a pod of another component is 0."""
     labels = labels_of(pod)
     for label in _INDEX_LABELS:
         if label in labels:
@@ -110,17 +110,17 @@ def phase_of(pod: Object) -> str:
 
 
 def is_running(pod: Object) -> bool:
-    """Whether commands can be run in its trainer's container."""
+    """Commands can be run in its trainer's container."""
     return "running" in (trainer_status(pod).get("state") or {}) and "deletionTimestamp" not in pod["metadata"]
 
 
 def has_begun(pod: Object) -> bool:
-    """Whether the container of its trainer has a log."""
+    """The container of its trainer has a log."""
     return exit_code(pod) is not None or is_running(pod)
 
 
 def has_ended(pod: Object) -> bool:
-    """Whether its containers will write no more."""
+    """Its containers will write no more."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
@@ -135,13 +135,13 @@ def exit_code(pod: Object) -> int | None:
 
 
 def began(pod: Object) -> str | None:
-    """When the trainer's container started last; None while it has not."""
+    """Time the trainer's container started last; None while it has not."""
     state: Object = trainer_status(pod).get("state") or {}
     return next((state[name].get("startedAt") for name in ("running", "terminated") if name in state), None)
 
 
 def message_of(pod: Object) -> Object | None:
-    """What the trainer's agent left at its last end: `code`, `reason`, `step`, on node 0 `progress`; None without."""
+    """The trainer's agent's message at its last end: `code`, `reason`, `step`, on node 0 `progress`; None without."""
     status = trainer_status(pod)
     for state in (status.get("state") or {}, status.get("lastState") or {}):
         if "terminated" in state:
@@ -187,7 +187,7 @@ def age_seconds(stamp: str | None) -> float | None:
 
 
 def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> str:
-    """Why a pod does not run, or how it ended; empty while all is well. `events` are those of the pod.
+    """Reason why a pod does not run, or of its end; empty while all is well. `events` are those of the pod.
 
     `advise`: with what to do about it, where that is known.
     """
@@ -230,7 +230,7 @@ def condition(obj: Object, kind: str, value: str = "True") -> Object | None:
 
 
 def is_suspended(workload: Object) -> bool:
-    """Whether a workload is asked to have no pods."""
+    """A workload is asked to have no pods."""
     spec = workload["spec"]
     if workload["kind"] == "StatefulSet":
         return bool(spec.get("replicas") == 0)
@@ -240,14 +240,14 @@ def is_suspended(workload: Object) -> bool:
 
 
 def is_held_back(workload: Object) -> bool:
-    """Whether a suspended workload waits for Kueue, which suspends what it holds back, rather than for `resume`."""
+    """A suspended workload waits for Kueue, which suspends what it holds back, rather than for `resume`."""
     if QUEUE_NAME not in labels_of(workload) or workload["kind"] == "StatefulSet":
         return False
     return STOPPED not in (workload["metadata"].get("annotations") or {})
 
 
 def is_idling(workload: Object) -> bool:
-    """Whether its pods do nothing until `kubetune dev run` starts something in them."""
+    """Its pods do nothing until `kubetune dev run` starts something in them."""
     containers = workload["spec"].get("template", {}).get("spec", {}).get("containers") or [{}]
     return bool((containers[0].get("command") or [""])[-1] == IDLE)
 
@@ -262,7 +262,7 @@ def suspension(kind: str, nodes: int, *, suspend: bool) -> dict[str, Any]:
 
 
 def state_of(workload: Object | None, pods: Sequence[Object]) -> tuple[State, str]:
-    """How a run stands, and what its workload says about that. A StatefulSet never ends of its own accord."""
+    """State of a run, and what its workload says about that. A StatefulSet never ends of its own accord."""
     if workload is None:
         return "absent", ""
     for kind in _ENDED_WELL:

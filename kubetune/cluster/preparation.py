@@ -1,4 +1,4 @@
-"""What fetches and prepares before training: how it stands, and waiting for it where the kind of a run cannot.
+"""The pods that fetch and prepare before training: how they stand, and waiting for it where the kind of a run cannot.
 
 A JobSet and a TrainJob start the trainer after it by themselves. The Job of the other kinds is waited for by `submit`.
 """
@@ -18,7 +18,7 @@ TAIL_LINES = 20
 
 
 def has_own_job(spec: RunSpec) -> bool:
-    """Whether a Job of its own prepares this run."""
+    """A Job of its own prepares this run."""
     return spec.prepares and not spec.starts_in_order
 
 
@@ -34,7 +34,7 @@ def find_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
 
 
 def standing(cluster: Cluster, spec: RunSpec, state: State, found: Sequence[Object]) -> tuple[State, str]:
-    """How a run stands without a pod of the trainer, and why.
+    """State of a run without a pod of the trainer, and why.
 
     `state` is what its workload says, `absent`, `waiting` or `failed`; `found` are the pods that prepare. A JobSet and
     a TrainJob that failed say how often they began again, not what for.

@@ -169,7 +169,7 @@ def _seconds(stamp: str) -> str:
 
 
 def event_time(event: Object) -> str:
-    """When an event was last seen."""
+    """Time an event was last seen."""
     return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
 
 
@@ -252,7 +252,7 @@ def find_cause(found: Sequence[Object], events: Sequence[Object]) -> dict[str, A
 
 
 def ending_of(workload: Object | None, progress: dict[str, Any] | None) -> dict[str, Any] | None:
-    """How a run has ended whose pods go on: those of a StatefulSet, for a moment all, and those of `dev`, which idle.
+    """Ending of a run whose pods go on: those of a StatefulSet, for a moment all, and those of `dev`, which idle.
 
     None also after an end that another start follows.
     """
@@ -262,12 +262,12 @@ def ending_of(workload: Object | None, progress: dict[str, Any] | None) -> dict[
 
 
 def read_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> dict[str, Any] | None:
-    """What the run directory says, through a pod that runs; None when none does, or none can be asked."""
+    """Progress by the run directory, through a pod that runs; None when none does, or none can be asked."""
     return ask_progress(cluster, spec, found)[0]
 
 
 def ask_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> tuple[dict[str, Any] | None, str]:
-    """What the run directory says, and why the pods that run did not tell where they did not."""
+    """Progress by the run directory, and why the pods that run did not tell where they did not."""
     silence = ""
     for pod in [pod for pod in found if pods.is_running(pod)][:ASKED_PODS]:
         target = Target(pods.name_of(pod), pods.trainer_container(pod))

@@ -24,8 +24,8 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.kube_api.api_errors import NoNamespace, Refused
 from kubetune.kube_api.client import Cluster, Object
+from kubetune.kube_api.informer import Informer
 from kubetune.kube_api.kinds import KINDS, key
-from kubetune.kube_api.watch import Watched
 from kubetune.manifests import render
 from kubetune.manifests.configmap import pod_config
 from kubetune.manifests.extras import jupyter_secret
@@ -52,7 +52,7 @@ class JobRef:
 
 
 def spec_of(config: Config, files: Mapping[str, str] | None = None) -> RunSpec:
-    """What the manifests of a config are made from. `files`: those that travel along, by their path here."""
+    """Everything that the manifests of a config are made from. `files`: those that travel along, by their path here."""
     return RunSpec.of(config, make_plan(config, gpus=config.compute.gpus_per_node or 0), files)
 
 
@@ -220,7 +220,7 @@ def wait_gone(
     """Wait until no pod of a component is left (nor, with `kind`, the workload). EnvironmentFault when they stay."""
     name, labels = name or spec.name, spec.selector(component)
     patience = spec.kubernetes.grace_seconds + 2 * MARGIN_SECONDS
-    with Watched(cluster, "Pod", labels) as left:
+    with Informer(cluster, "Pod", labels) as left:
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             if not left.objects() and (kind is None or cluster.get(kind, name) is None):

@@ -1,4 +1,4 @@
-"""How far a run was when its pods ended: as its agent left it with Kubernetes, noted on a stopped run, or in a log.
+"""Progress of a run when its pods ended: as its agent left it with Kubernetes, noted on a stopped run, or in a log.
 
 Not for runs whose pods answer, which tell it of the run directory (in_pod.py).
 """

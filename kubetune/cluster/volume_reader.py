@@ -70,7 +70,7 @@ class VolumeReader:
         return None
 
     def _is_of_no_use(self, own: Object) -> bool:
-        """Whether our pod, which does not answer, will not begin to: it runs, or has ended, or is gone."""
+        """Our pod, which does not answer, will not begin to: it runs, or has ended, or is gone."""
         found = self._cluster.get("Pod", pods.name_of(own))
         return found is None or pods.is_running(found) or pods.has_ended(found)
 

@@ -42,7 +42,7 @@ class Unreachable(ApiError):
 
 @dataclass(frozen=True)
 class Question:
-    """What the API server was asked to do."""
+    """Request to the API server, as it is named to people."""
 
     verb: str
     kind: Kind

@@ -1,7 +1,7 @@
 """The only file that talks to an API server: plain dicts in and out, over lightkube's connection.
 
 lightkube speaks exec's protocol. Its typed models are not used, because they drop the fields they do not know, nor its
-kubeconfig, which knows only a part of kubectl's (credentials.py). Every error leaves here as a sentence (refusals.py).
+kubeconfig, which knows only a part of kubectl's (credentials.py). Errors leave here as sentences (api_errors.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MANAGER = "kubetune"
 """Field manager of everything we apply."""
 
 PATIENCE_SECONDS = 60.0
-"""How long requests are repeated while nothing answers."""
+"""Time for which requests are repeated while nothing answers."""
 
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
@@ -162,12 +162,12 @@ class Cluster:
         return self._send("DELETE", question, body=options, missing_ok=True) is not None
 
     def serves(self, kind: str) -> bool:
-        """Whether the API server knows this kind."""
+        """The API server knows this kind."""
         question = Question("list", KINDS[kind], self.namespace)
         return self._send("GET", question, {"limit": "1"}, missing_ok=True) is not None
 
     def may(self, verb: str, kind: str, subresource: str = "") -> bool:
-        """Whether we have the right to do this in the namespace, as the API server sees it."""
+        """We have the right to do this in the namespace, as the API server sees it."""
         found = KINDS[kind]
         attributes = {
             "namespace": self.namespace, "verb": verb, "group": found.group, "resource": found.plural,
@@ -187,7 +187,7 @@ class Cluster:
         fields: Mapping[str, str] | None = None,
         since: str | None = None,
     ) -> Iterator[tuple[str, Object]]:
-        """What there is, as `("ADDED", object)`, and then each change, for so long. Unreachable when it breaks off.
+        """All there is, as `("ADDED", object)`, and then each change, for so long. Unreachable when it breaks off.
 
         With a revision in `since` only what has changed after it, and now and then `("BOOKMARK", object)`, of which
         only the revision counts; Refused with code 410 where the server has forgotten it.

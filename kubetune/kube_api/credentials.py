@@ -1,4 +1,4 @@
-"""Who we are to which cluster: what kubectl would read from its kubeconfig files, and the programs that log people in.
+"""Cluster and identity: what kubectl would read from its kubeconfig files, and the programs that log people in.
 
 Not for asking an API server anything: that is client.py's.
 """
@@ -114,7 +114,7 @@ def _login(config: Section) -> Login:
 
 
 def _account() -> Login:
-    """What a pod has: the token of its service account, which changes now and then."""
+    """A pod's own credentials: the token of its service account, which changes now and then."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     namespace = _text({"file": _IN_CLUSTER}, "namespace", _IN_CLUSTER / "namespace")
@@ -147,7 +147,7 @@ def _text(section: Section, key: str, path: Path) -> str:
 
 
 def _bytes(section: Section, key: str) -> bytes | None:
-    """What `key-data` holds, or the file that `key` names."""
+    """Content of `key-data`, or of the file that `key` names."""
     if data := section.get(f"{key}-data"):
         try:
             return base64.b64decode(data, validate=True)
@@ -162,7 +162,7 @@ def _bytes(section: Section, key: str) -> bytes | None:
 
 
 def _trusted(cluster: Section) -> ssl.SSLContext:
-    """What proves that the server is the one that is meant."""
+    """Proof that the server is the one that is meant."""
     if authority := _bytes(cluster, "certificate-authority"):
         try:
             return ssl.create_default_context(cadata=authority.decode())
@@ -318,7 +318,7 @@ class _ExecLogin(httpx2.Auth):
         return status
 
     def _info(self, is_interactive: bool) -> Section:
-        """What the program is told of us, as KUBERNETES_EXEC_INFO."""
+        """Facts that the program is told of us, as KUBERNETES_EXEC_INFO."""
         spec: Section = {"interactive": is_interactive}
         if self._program.get("provideClusterInfo"):
             kept = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")

@@ -1,4 +1,4 @@
-"""Where the API server keeps each kind of object that a run is made of, and what to install where one is missing."""
+"""Path at the API server of each kind of object that a run is made of, and what to install where one is missing."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ KINDS.update(WORKLOADS_OF_KUEUE)
 
 
 def key(obj: Mapping[str, Any]) -> str:
-    """What KINDS calls an object's kind."""
+    """Name of an object's kind in KINDS."""
     return obj["kind"] if obj["kind"] in KINDS else f"{obj['kind']}.{obj['apiVersion'].rpartition('/')[0]}"
 
 
 WORKLOADS: dict[str, Kind] = {
     name.lower(): KINDS[name] for name in ("Job", "StatefulSet", "JobSet", "PyTorchJob", "TrainJob")
 }
-"""What runs the pods, by the `kind` of the config."""
+"""Kinds that run the pods, by the `kind` of the config."""

@@ -23,7 +23,7 @@ _LOG_BYTES = 32 * 1024
 _POINTS = 320
 
 
-def take_vitals(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
+def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
     """`progress` with recent losses and speeds, ranks, GPUs of this node and the last lines of one rank's log.
 
     `ranks` tell how many seconds ago each said where it is, by the clock of this machine.

@@ -13,9 +13,9 @@ import pytest
 from kubetune.cluster import log_follow
 from kubetune.cluster.log_follow import LogFollower, Source
 from kubetune.cluster.runs import find_run
-from kubetune.kube_api import watch
+from kubetune.kube_api import informer
 from kubetune.kube_api.client import Cluster as Client
-from kubetune.kube_api.watch import Watched
+from kubetune.kube_api.informer import Informer
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow
 
@@ -68,15 +68,15 @@ def test_all_of_many_pods_are_followed_to_their_end(desk: Desk, nodes: int, monk
     assert time.monotonic() - over < 2
 
 
-def claims(there: Watched) -> list[str]:
+def claims(there: Informer) -> list[str]:
     return sorted(claim["metadata"]["name"] for claim in there.objects())
 
 
 def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "_WATCH_SECONDS", 1)
-    monkeypatch.setattr(watch, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(informer, "_WATCH_SECONDS", 1)
+    monkeypatch.setattr(informer, "_PAUSE_SECONDS", 0.05)
     changes: list[tuple[str, str]] = []
 
     def until(names: list[str]) -> None:
@@ -93,7 +93,7 @@ def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
     with desk.at():
         client = Client()
     kind = "PersistentVolumeClaim"
-    with Watched(client, kind, on_change=lambda how, obj: changes.append((how, obj["metadata"]["name"]))) as there:
+    with Informer(client, kind, on_change=lambda how, obj: changes.append((how, obj["metadata"]["name"]))) as there:
         until(["models"])
         desk.cluster.trouble("watch .*", cut="within", times=2)
         make("a")
@@ -114,11 +114,11 @@ def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
 
 
 def test_what_is_refused_meanwhile_is_raised_where_it_is_asked_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_WATCH_SECONDS", 1)
+    monkeypatch.setattr(informer, "_WATCH_SECONDS", 1)
     with desk.at():
         client = Client()
     desk.cluster.trouble("watch .*", code=401, message="Unauthorized")
-    with Watched(client, "PersistentVolumeClaim") as there:
+    with Informer(client, "PersistentVolumeClaim") as there:
         assert there.changed.wait(20)
         there.changed.clear()
         there.changed.wait(20)

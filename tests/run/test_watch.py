@@ -23,7 +23,7 @@ from kubetune import cli
 from kubetune.cli.local import watch
 from kubetune.cli.local.watch_charts import curve, sparkline
 from kubetune.cli.local.watch_keys import View
-from kubetune.cli.local.watch_screen import Sight, draw
+from kubetune.cli.local.watch_screen import RunView, draw
 from kubetune.rundir import exit_status, heartbeat
 from kubetune.training import worker
 from tests import toy
@@ -39,9 +39,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def shown(sight: Sight, width: int = 100) -> str:
+def shown(run_view: RunView, width: int = 100) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(draw(sight, width))
+    console.print(draw(run_view, width))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -196,11 +196,11 @@ def test_ranks_say_where_they_are_while_they_run(run_dir: Path, tmp_path: Path) 
         toy.wait_until_stopped(processes[1])
         # Rank 0 has nothing else to do from here on, so what it said last stays so.
         wait_until(lambda: [b["waiting"] and b["step"] == 5 for b in heartbeat.read_beats(going)][:1] == [True])
-        sight = watch.look_here(going)
-        assert sight.state == "running"
-        first, second = sight.vitals["ranks"]
+        run_view = watch.look_here(going)
+        assert run_view.state == "running"
+        first, second = run_view.status["ranks"]
         assert (first["rank"], first["waiting"], second["rank"]) == (0, True, 1)
-        assert "waits in" in shown(sight)
+        assert "waits in" in shown(run_view)
         toy.go_on(processes[1])
         assert wait_all(processes) == [0, 0]
     assert heartbeat.read_beats(going) == []
@@ -209,14 +209,14 @@ def test_ranks_say_where_they_are_while_they_run(run_dir: Path, tmp_path: Path) 
 def test_what_cannot_be_reached_is_waited_for(run_dir: Path) -> None:
     away, looks = run_dir.with_name("away"), iter(range(4))
 
-    def look(rank: int) -> Sight:
+    def look(rank: int) -> RunView:
         number = next(looks)
         if number == 1:
             run_dir.rename(away)
         elif number == 2:
             away.rename(run_dir)
-        sight = watch.look_here(run_dir)
-        return sight if number == 3 else Sight(sight.name, "running", "", sight.vitals)
+        run_view = watch.look_here(run_dir)
+        return run_view if number == 3 else RunView(run_view.name, "running", "", run_view.status)
 
     console = Console(width=300, file=io.StringIO(), force_terminal=True)
     watch._follow(look, 0.0, console)
@@ -240,7 +240,7 @@ def test_a_late_rank_stands_out_and_many_ranks_are_sorted_by_lag() -> None:
         for n in range(40)
     ]
     seconds = [1.0] * 39 + [1.5]
-    text = shown(Sight("many", "running", "", {"ranks": ranks, "rank_seconds": seconds}))
+    text = shown(RunView("many", "running", "", {"ranks": ranks, "rank_seconds": seconds}))
     rows = [line.split() for line in text.splitlines() if " step " in line][1:]
     assert (rows[0][0], rows[0][4]) == ("39", "+50%")
     assert "24 more, which lag less" in text
@@ -259,7 +259,7 @@ def test_the_screen_is_filled_and_its_log_tells_loss_and_gradient(width: int, he
         {"rank": n, "phase": "step", "waiting": False, "step": 7, "phase_seconds": 1.0, "silent_seconds": 1.0}
         for n in range(ranks)
     ]
-    vitals = {
+    status = {
         "progress": {"step": 59, "steps": 12_000, "loss": 2.2},
         "losses": [3.0 - n / 100 for n in range(60)],
         "loss_steps": [0, 59],
@@ -267,7 +267,7 @@ def test_the_screen_is_filled_and_its_log_tells_loss_and_gradient(width: int, he
         "log": LOG,
     }
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(draw(Sight("full", "running", "", vitals), width, height, hint="q leaves"))
+    console.print(draw(RunView("full", "running", "", status), width, height, hint="q leaves"))
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert len(lines) == height
@@ -306,7 +306,7 @@ def test_curves() -> None:
 def test_gpus_are_shown() -> None:
     gpu = {"index": 0, "name": "NVIDIA H200", "utilization_percent": 73, "memory_used_mib": 1000,
            "memory_total_mib": 143771, "temperature_celsius": 41, "power_watts": None}  # fmt: skip
-    text = shown(Sight("gpu", "running", "", {"gpus": [gpu]}))
+    text = shown(RunView("gpu", "running", "", {"gpus": [gpu]}))
     assert "NVIDIA H200" in text
     assert "███████░░░ 73%" in text
     assert "1,000/143,771 MiB" in text

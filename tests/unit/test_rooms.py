@@ -28,6 +28,8 @@ MOST_FILES = 20
 RETIRED = {
     "Snapshots": "Checkpointer", "Piece": "OptimizerShard", "Journal": "RunLog", "Room": "MemoryBudget",
     "Ending": "ExitStatus", "Title": "Lease", "Meeting": "Rendezvous",
+    "Streams": "LogFollower", "Watched": "Informer", "Sight": "RunView", "Copied": "Downloaded",
+    "last_words": "termination", "inside": "in_pod", "copies": "download", "vitals": "status",
     "snapshot": "checkpointer", "pieces": "optimizer_shards", "journal": "run_log", "endings": "exit_status",
     "meeting": "rendezvous", "hindsight": "actuals", "foreseen": "forecast", "probe": "preflight",
     "health": "stop or finite", "train_worker": "worker", "optim": "adamw", "trace": "step_digest",

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from kubetune.base import logs
-from kubetune.cli.local.watch_screen import Sight, draw
+from kubetune.cli.local.watch_screen import RunView, draw
 from kubetune.cli.remote.logs import _Counter, printer
 
 EVIL = "\x1b]0;mine\x07\x1b[2Jx\x9b31m[red]"
@@ -31,9 +31,9 @@ def test_watch_shows_them_without_obeying() -> None:
     rank = {"rank": 0, "step": 1, "phase": EVIL, "waiting": False, "phase_seconds": 1, "silent_seconds": 1}
     gpu = {"index": 0, "name": EVIL, "utilization_percent": 1, "memory_used_mib": 1, "memory_total_mib": 2,
            "temperature_celsius": 1, "power_watts": 1}  # fmt: skip
-    vitals: dict[str, Any] = {"log": [EVIL], "ranks": [rank], "gpus": [gpu]}
+    status: dict[str, Any] = {"log": [EVIL], "ranks": [rank], "gpus": [gpu]}
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
-    console.print(draw(Sight(EVIL, "failed", EVIL, vitals, where=EVIL, lost=EVIL), 200))
+    console.print(draw(RunView(EVIL, "failed", EVIL, status, where=EVIL, lost=EVIL), 200))
     said = cast(io.StringIO, console.file).getvalue()
     for char in ("\x1b", "\x07", "\x9b"):
         assert char not in said

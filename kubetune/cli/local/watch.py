@@ -20,17 +20,17 @@ from kubetune.errors import OK, ConfigError, EnvironmentFault, KubetuneError
 
 if TYPE_CHECKING:
     from kubetune.cli.local.watch_keys import View
-    from kubetune.cli.local.watch_screen import Sight
+    from kubetune.cli.local.watch_screen import RunView
 
 _LOCAL_SECONDS, _CLUSTER_SECONDS = 1.0, 3.0
 _REDRAW_SECONDS, _QUIET_SECONDS = 1.0, 5.0
 _LEFT = "The run goes on. The same command shows it again."
 
-Look = Callable[[int], "Sight"]
+Look = Callable[[int], "RunView"]
 """Sees how the run is now, with the log of this rank."""
 
-News = Union["Sight", Exception, str]
-"""A sight, why there is none, or a key that was pressed."""
+News = Union["RunView", Exception, str]
+"""A view of the run, why there is none, or a key that was pressed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,36 +55,37 @@ def run(args: argparse.Namespace) -> int:
         _wait_for(place)
     look, seconds = _looker(args, place)
     if args.json:
-        sight = look(0)
-        print(json.dumps({"name": sight.name, "state": sight.state, "why": sight.why, **sight.vitals}, indent=2))
+        run_view = look(0)
+        facts = {"name": run_view.name, "state": run_view.state, "why": run_view.why, **run_view.status}
+        print(json.dumps(facts, indent=2))
         return OK
     from rich.console import Console
 
     console = Console(highlight=False)
     if not is_live:
-        sight = look(0)
-        console.print(draw(sight, console.width))
+        run_view = look(0)
+        console.print(draw(run_view, console.width))
     else:
         try:
-            sight = _follow(look, seconds, console)
+            run_view = _follow(look, seconds, console)
         except KeyboardInterrupt:
             print(_LEFT)
             return OK
-    if told := _next(sight, place) if sight.is_over else _LEFT if is_live else "":
+    if told := _next(run_view, place) if run_view.is_over else _LEFT if is_live else "":
         print(visible(told))
     return OK
 
 
-def _next(sight: Sight, place: Path | None) -> str:
+def _next(run_view: RunView, place: Path | None) -> str:
     """What there is to do when a run has ended."""
     if place is not None:
-        if sight.state == "done":
+        if run_view.state == "done":
             from kubetune.config.load import read_config
 
             return next_steps(place, read_config(place).task)
         return f"Next: the command that started it goes on from the newest checkpoint · kubetune report {place}"
-    then = {"done": ("cp", "delete"), "stopped": ("resume", "cp"), "failed": ("logs", "resume")}.get(sight.state)
-    return _listed(then, sight.name) if then else ""
+    then = {"done": ("cp", "delete"), "stopped": ("resume", "cp"), "failed": ("logs", "resume")}.get(run_view.state)
+    return _listed(then, run_view.name) if then else ""
 
 
 def next_steps(run_dir: Path, task: str) -> str:
@@ -133,7 +134,7 @@ class _Wish:
             self.is_new.set()
 
 
-def _follow(look: Look, seconds: float, console: Any) -> Sight:
+def _follow(look: Look, seconds: float, console: Any) -> RunView:
     """Draw again and again, on a screen of its own, until the run ends or the reader leaves; what was seen last.
 
     That stays on the terminal. What cannot be reached is waited for, with what was last seen still on the screen.
@@ -141,36 +142,36 @@ def _follow(look: Look, seconds: float, console: Any) -> Sight:
     from kubetune.cli.local.watch_keys import View, keys
     from kubetune.cli.local.watch_screen import draw
 
-    sight, view = look(0), View()  # a mistake in the command ends it here; what goes wrong later does not
-    if not sight.is_over:
+    run_view, view = look(0), View()  # a mistake in the command ends it here; what goes wrong later does not
+    if not run_view.is_over:
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
         wish = _Wish()
         # In the background: a cluster that has gone quiet is asked for minutes, and the reader should know meanwhile.
         threading.Thread(target=_keep_looking, args=(look, seconds, news, wish), daemon=True).start()
         with _ended_tidily(), keys(news.put) as has_keys:
-            sight, view = _show(sight, news, wish, seconds + _QUIET_SECONDS, console, has_keys=has_keys)
-    console.print(draw(sight, *console.size, view=view))
-    return sight
+            run_view, view = _show(run_view, news, wish, seconds + _QUIET_SECONDS, console, has_keys=has_keys)
+    console.print(draw(run_view, *console.size, view=view))
+    return run_view
 
 
 def _show(
-    sight: Sight, news: queue.SimpleQueue[News], wish: _Wish, patience: float, console: Any, *, has_keys: bool
-) -> tuple[Sight, View]:
+    run_view: RunView, news: queue.SimpleQueue[News], wish: _Wish, patience: float, console: Any, *, has_keys: bool
+) -> tuple[RunView, View]:
     """The screen while it is live: news and keys change what is seen; a pause keeps the news back."""
     from rich.live import Live
 
     from kubetune.cli.local.watch_keys import HELP, PAUSED, View
     from kubetune.cli.local.watch_screen import draw
 
-    view, latest = View(), sight
+    view, latest = View(), run_view
     is_screen = console.is_terminal and not console.is_dumb_terminal
     with (
         Live(console=console, auto_refresh=False, screen=is_screen, transient=True) as live,
         suppress(KeyboardInterrupt),
     ):
-        while not (sight.is_over or view.is_left):
+        while not (run_view.is_over or view.is_left):
             hint = (PAUSED if view.is_paused else HELP) if has_keys else "Ctrl-C leaves; the run goes on"
-            screen = draw(sight, *console.size, view=view, hint=hint)
+            screen = draw(run_view, *console.size, view=view, hint=hint)
             live.update(screen, refresh=True)
             try:
                 new = news.get(timeout=_REDRAW_SECONDS)
@@ -179,8 +180,8 @@ def _show(
                     latest = latest.without_answer("it takes long")
             else:
                 if isinstance(new, str):
-                    ranks = sight.vitals.get("log_ranks") or []
-                    view = view.after(new, ranks=ranks, lines=len(sight.log), page=screen.page)
+                    ranks = run_view.status.get("log_ranks") or []
+                    view = view.after(new, ranks=ranks, lines=len(run_view.log), page=screen.page)
                     wish.choose(view.rank)
                 elif isinstance(new, KubetuneError):
                     latest = latest.without_answer(str(new))
@@ -189,8 +190,8 @@ def _show(
                 else:
                     latest = new
             if not view.is_paused:
-                sight, view = latest, view.following(sight.log, latest.log)
-    return sight, view
+                run_view, view = latest, view.following(run_view.log, latest.log)
+    return run_view, view
 
 
 @contextmanager
@@ -217,9 +218,9 @@ def _keep_looking(look: Look, seconds: float, news: queue.SimpleQueue[News], wis
         wish.is_new.wait(seconds)
         wish.is_new.clear()
         try:
-            sight = look(wish.rank)
-            is_over = sight.is_over
-            news.put(sight)
+            run_view = look(wish.rank)
+            is_over = run_view.is_over
+            news.put(run_view)
         except KubetuneError as error:
             news.put(error)
         except Exception as error:
@@ -243,28 +244,28 @@ def _looker(args: argparse.Namespace, place: Path | None) -> tuple[Look, float]:
     return lambda rank: look_here(place, rank), _LOCAL_SECONDS
 
 
-def look_here(run_dir: Path, log_rank: int = 0) -> Sight:
+def look_here(run_dir: Path, log_rank: int = 0) -> RunView:
     """A run of this machine. Raises ConfigError where the folder is none."""
-    from kubetune.cli.local.watch_screen import Sight
+    from kubetune.cli.local.watch_screen import RunView
     from kubetune.config.load import read_config
     from kubetune.rundir import exit_status
-    from kubetune.rundir.status import take_vitals
+    from kubetune.rundir.status import read_status
 
     name = read_config(run_dir).name or run_dir.absolute().name
-    vitals = take_vitals(run_dir, log_rank)
-    ending = vitals["progress"]["ending"]
+    status = read_status(run_dir, log_rank)
+    ending = status["progress"]["ending"]
     if ending is None:
-        silent = min((rank["silent_seconds"] for rank in vitals["ranks"]), default=None)
+        silent = min((rank["silent_seconds"] for rank in status["ranks"]), default=None)
         state = "running" if silent is not None and silent < 30 else "waiting"
         why = "" if state == "running" else "no rank has said where it is: it starts, has just ended, or was cut off"
-        return Sight(name, state, why, vitals)
+        return RunView(name, state, why, status)
     state = {0: "done", 143: "stopped"}.get(ending["code"], "failed")
-    return Sight(name, state, "" if ending["reason"] == exit_status.DONE else ending["reason"], vitals, is_over=True)
+    return RunView(name, state, "" if ending["reason"] == exit_status.DONE else ending["reason"], status, is_over=True)
 
 
-def look_there(cluster: Any, spec: Any, log_rank: int = 0) -> Sight:
+def look_there(cluster: Any, spec: Any, log_rank: int = 0) -> RunView:
     """A run on a cluster: how its pods stand, and what the first one that runs says of the run directory."""
-    from kubetune.cli.local.watch_screen import Sight
+    from kubetune.cli.local.watch_screen import RunView
     from kubetune.cli.remote.status import facts
     from kubetune.cluster.gpus import query_gpus
     from kubetune.cluster.runs import ask, running, take_snapshot
@@ -272,15 +273,15 @@ def look_there(cluster: Any, spec: Any, log_rank: int = 0) -> Sight:
     snapshot = take_snapshot(cluster, spec)
     told, targets = facts(snapshot), running(cluster, spec)
     # without a pod to ask, what is known from logs and notes
-    vitals: dict[str, Any] = {"progress": told}
+    status: dict[str, Any] = {"progress": told}
     if targets and not snapshot.silence:
         with suppress(EnvironmentFault):  # it has gone since it was asked for progress
             # An image of an earlier version knows the log of rank 0 only.
-            (vitals,) = ask(cluster, targets[0], "vitals", spec.run_dir, *([str(log_rank)] if log_rank else []))
-        if len(targets) > 1 and vitals.get("gpus"):
+            (status,) = ask(cluster, targets[0], "status", spec.run_dir, *([str(log_rank)] if log_rank else []))
+        if len(targets) > 1 and status.get("gpus"):
             found = query_gpus(cluster, targets)
-            vitals["gpus"] = [{"node": node.node, **gpu} for node in found for gpu in node.rows]
+            status["gpus"] = [{"node": node.node, **gpu} for node in found for gpu in node.rows]
     why = told["why"] or (snapshot.silence and f"its pods cannot be asked: {snapshot.silence.splitlines()[0]}")
     pods = f"{sum(pod['phase'] == 'Running' for pod in told['pods'])} of {told['nodes']} pods running"
     is_over = snapshot.state in ("done", "failed", "stopped", "absent")
-    return Sight(spec.name, snapshot.state, why, vitals, is_over=is_over, where=f"{told['namespace']}, {pods}")
+    return RunView(spec.name, snapshot.state, why, status, is_over=is_over, where=f"{told['namespace']}, {pods}")

@@ -39,8 +39,8 @@ _LEAST_LOG, _LEAST_CURVE, _MOST_CURVE = 7, 6, 18
 
 
 @dataclass(frozen=True)
-class Sight:
-    """A run as it was last seen. `vitals` are vitals.take_vitals's, empty where nobody could be asked.
+class RunView:
+    """A run as it was last seen. `status` are status.read_status's, empty where nobody could be asked.
 
     `lost`: why there is no answer now; `seen`: when the last one came, on the monotonic clock.
     """
@@ -48,7 +48,7 @@ class Sight:
     name: str
     state: str
     why: str
-    vitals: dict[str, Any]
+    status: dict[str, Any]
     is_over: bool = False
     where: str = ""
     lost: str = ""
@@ -57,9 +57,9 @@ class Sight:
     @property
     def log(self) -> list[str]:
         """The last lines of a rank's log, as far as they are known."""
-        return list(self.vitals.get("log") or ())
+        return list(self.status.get("log") or ())
 
-    def without_answer(self, reason: str) -> Sight:
+    def without_answer(self, reason: str) -> RunView:
         """The same, as last seen, with why nothing newer is known."""
         return replace(self, lost=reason.splitlines()[0])
 
@@ -75,32 +75,34 @@ class Screen:
         return self.content
 
 
-def draw(sight: Sight, width: int, height: int | None = None, *, view: View | None = None, hint: str = "") -> Screen:
+def draw(
+    run_view: RunView, width: int, height: int | None = None, *, view: View | None = None, hint: str = ""
+) -> Screen:
     """The whole screen. What runs and models say of themselves is shown, and never obeyed.
 
     With `height` the curve of the loss and the log fill what the rest leaves of it. `hint`: the last line.
     """
-    sight = _harmless(sight)
-    vitals, told = sight.vitals, sight.vitals.get("progress") or {}
-    head, foot = _head(sight, told, width), _foot(sight, hint)
+    run_view = _harmless(run_view)
+    status, told = run_view.status, run_view.status.get("progress") or {}
+    head, foot = _head(run_view, told, width), _foot(run_view, hint)
     room, most_ranks = None, _MOST_RANKS
     if height is not None:
         room = height - _lines(head, width) - (1 if foot else 0)
-        most_ranks = room - _LEAST_LOG - 2 - (len(vitals["gpus"]) + 1 if vitals.get("gpus") else 0)
+        most_ranks = room - _LEAST_LOG - 2 - (len(status["gpus"]) + 1 if status.get("gpus") else 0)
     parts: list[RenderableType] = [head]
-    if vitals.get("ranks"):
-        parts.append(_ranks(vitals, max(1, min(_MOST_RANKS, most_ranks))))
-    if vitals.get("gpus"):
-        parts.append(_gpus(vitals["gpus"]))
+    if status.get("ranks"):
+        parts.append(_ranks(status, max(1, min(_MOST_RANKS, most_ranks))))
+    if status.get("gpus"):
+        parts.append(_gpus(status["gpus"]))
     if room is not None:
         room -= sum(_lines(part, width) for part in parts[1:])
-        if len(vitals.get("losses") or ()) > 1 and room // 3 >= _LEAST_CURVE:
+        if len(status.get("losses") or ()) > 1 and room // 3 >= _LEAST_CURVE:
             lines = min(_MOST_CURVE, room // 3)
             room -= lines
-            parts.insert(1, _curve(vitals, width, lines - 2))
+            parts.insert(1, _curve(status, width, lines - 2))
     page = _FEW_LOG_LINES if room is None else max(0, room - 2)
-    if (log := vitals.get("log")) and page:
-        parts.append(_log(log, vitals.get("log_rank", 0), width, page, view.above_end if view else 0))
+    if (log := status.get("log")) and page:
+        parts.append(_log(log, status.get("log_rank", 0), width, page, view.above_end if view else 0))
     return Screen(Group(*parts, *([foot] if foot else [])), page)
 
 
@@ -108,21 +110,21 @@ def _lines(part: RenderableType, width: int) -> int:
     return len(Console(width=width, file=io.StringIO()).render_lines(part))
 
 
-def _head(sight: Sight, told: dict[str, Any], width: int) -> Panel:
-    parts: list[RenderableType] = [_headline(sight, told)]
+def _head(run_view: RunView, told: dict[str, Any], width: int) -> Panel:
+    parts: list[RenderableType] = [_headline(run_view, told)]
     if told.get("steps") and told.get("step") is not None:
         grid = Table.grid(expand=True)  # a bar alone does not end its line
         grid.add_row(ProgressBar(total=told["steps"], completed=told["step"]))
         parts.append(grid)
-    parts.append(_numbers(sight.vitals, told, width))
-    return Panel(Group(*parts), title=Text(sight.name), title_align="left", border_style="dim")
+    parts.append(_numbers(run_view.status, told, width))
+    return Panel(Group(*parts), title=Text(run_view.name), title_align="left", border_style="dim")
 
 
-def _foot(sight: Sight, hint: str) -> Text | None:
-    if sight.lost:
-        ago = brief(time.monotonic() - sight.seen)
-        line = Text(f"no answer for {ago or '0s'}, trying again: {sight.lost}", style="bold yellow")
-    elif hint and not sight.is_over:
+def _foot(run_view: RunView, hint: str) -> Text | None:
+    if run_view.lost:
+        ago = brief(time.monotonic() - run_view.seen)
+        line = Text(f"no answer for {ago or '0s'}, trying again: {run_view.lost}", style="bold yellow")
+    elif hint and not run_view.is_over:
         line = Text(hint, style="dim")
     else:
         return None
@@ -130,9 +132,9 @@ def _foot(sight: Sight, hint: str) -> Text | None:
     return line
 
 
-def _curve(vitals: dict[str, Any], width: int, height: int) -> Panel:
+def _curve(status: dict[str, Any], width: int, height: int) -> Panel:
     """The loss of the last steps, with its range at the left."""
-    losses = vitals["losses"]
+    losses = status["losses"]
     low, high = limits_of(losses) or (0.0, 0.0)
     marks = [f"{high:.4f}", *[""] * (height - 2), f"{low:.4f}"]
     room = max(map(len, marks))
@@ -141,7 +143,7 @@ def _curve(vitals: dict[str, Any], width: int, height: int) -> Panel:
     for mark, row in zip(marks, rows, strict=False):
         text.append(f"{mark:>{room}} ", "dim").append(f"{row}\n", "cyan")
     text.rstrip()
-    steps = vitals.get("loss_steps")
+    steps = status.get("loss_steps")
     title = f"loss of steps {steps[0]:,} to {steps[1]:,}" if steps else "loss"
     return Panel(text, title=title, title_align="left", border_style="dim")
 
@@ -174,7 +176,7 @@ def _log_line(line: str, width: int) -> Text:
     return Text.assemble((f"{clock} ", "dim"), told)
 
 
-def _harmless(sight: Sight) -> Sight:
+def _harmless(run_view: RunView) -> RunView:
     def cleaned(value: Any) -> Any:
         if isinstance(value, str):
             return visible(value)
@@ -182,33 +184,35 @@ def _harmless(sight: Sight) -> Sight:
             return {key: cleaned(one) for key, one in value.items()}
         return [cleaned(one) for one in value] if isinstance(value, list) else value
 
-    texts: dict[str, Any] = {name: visible(getattr(sight, name)) for name in ("name", "state", "why", "where", "lost")}
-    return replace(sight, vitals=cleaned(sight.vitals), **texts)
+    texts: dict[str, Any] = {
+        name: visible(getattr(run_view, name)) for name in ("name", "state", "why", "where", "lost")
+    }
+    return replace(run_view, status=cleaned(run_view.status), **texts)
 
 
-def _headline(sight: Sight, told: dict[str, Any]) -> Text:
+def _headline(run_view: RunView, told: dict[str, Any]) -> Text:
     line = Text()
-    line.append(sight.state, style=f"bold {_COLOURS.get(sight.state, 'white')}")
+    line.append(run_view.state, style=f"bold {_COLOURS.get(run_view.state, 'white')}")
     if told.get("step") is not None:
         steps = told.get("steps")
         done = f" ({told['step'] / steps:.0%})" if steps else ""
         line.append(f"  step {told['step']:,}/{f'{steps:,}' if steps else '?'}{done}")
-    if sight.state == "running" and told.get("seconds_left") is not None:
+    if run_view.state == "running" and told.get("seconds_left") is not None:
         line.append(f"  ETA {brief(told['seconds_left'])}", style="bold")
     if told.get("saved_step") is not None:
         line.append(f"  saved step {told['saved_step']:,}", style="dim")
     if told.get("restarts"):
         line.append(f"  {told['restarts']} {'restart' if told['restarts'] == 1 else 'restarts'}", style="yellow")
-    if sight.where:
-        line.append(f"  {sight.where}", style="dim")
-    if sight.why:
-        line.append(f"\n{sight.why}", style="yellow")
+    if run_view.where:
+        line.append(f"  {run_view.where}", style="dim")
+    if run_view.why:
+        line.append(f"\n{run_view.why}", style="yellow")
     return line
 
 
-def _numbers(vitals: dict[str, Any], told: dict[str, Any], width: int) -> Table:
+def _numbers(status: dict[str, Any], told: dict[str, Any], width: int) -> Table:
     table = Table.grid(padding=(0, 2))
-    losses, speeds = vitals.get("losses") or [], vitals.get("speeds") or []
+    losses, speeds = status.get("losses") or [], status.get("speeds") or []
     if told.get("loss") is not None:
         table.add_row("loss", Text(f"{told['loss']:.4f}", "bold"), _spark(losses, width, "{:.4f}"))
     if evaluation := told.get("evaluation"):
@@ -218,14 +222,14 @@ def _numbers(vitals: dict[str, Any], told: dict[str, Any], width: int) -> Table:
         table.add_row("evaluation", Text(f"{evaluation['eval_loss']:.4f}", "bold"), Text(said, "dim"))
     if speeds:
         table.add_row("tokens/s", Text(f"{speeds[-1]:,.0f}", "bold"), _spark(speeds, width, "{:,.0f}"))
-    flops, peak = vitals.get("flops_per_token"), vitals.get("peak_tflops")
+    flops, peak = status.get("flops_per_token"), status.get("peak_tflops")
     if speeds and flops and peak:
-        world = max(1, len(vitals.get("rank_seconds") or [0]))
+        world = max(1, len(status.get("rank_seconds") or [0]))
         share = sum(speeds[-20:]) / len(speeds[-20:]) * flops / world / 1e12 / peak
         table.add_row("MFU", Text(f"{share:.1%}", "bold"), Text(f"of {peak:,.4g} TFLOP/s, over the last steps", "dim"))
-    if vitals.get("peak_memory_bytes"):
+    if status.get("peak_memory_bytes"):
         table.add_row(
-            "memory", Text(size(vitals["peak_memory_bytes"]), "bold"), Text("highest so far on rank 0", "dim")
+            "memory", Text(size(status["peak_memory_bytes"]), "bold"), Text("highest so far on rank 0", "dim")
         )
     return table
 
@@ -239,13 +243,13 @@ def _spark(values: Sequence[float | None], width: int, form: str) -> Text:
     return line.append(between, "dim")
 
 
-def _ranks(vitals: dict[str, Any], most: int) -> Table:
+def _ranks(status: dict[str, Any], most: int) -> Table:
     """Where each rank is. The lag: how much longer than the fastest it computed in the last step."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for name in ("rank", "step", "phase", "for", "lag", "heard of"):
         table.add_column(name, justify="right" if name in ("rank", "step", "for", "lag") else "left")
-    seconds = vitals.get("rank_seconds") or []
-    ranks = vitals["ranks"]
+    seconds = status.get("rank_seconds") or []
+    ranks = status["ranks"]
     slow_first = sorted(ranks, key=lambda rank: -_lag(seconds, rank["rank"])) if len(ranks) > most else ranks
     for rank in slow_first[:most]:
         is_late = rank["silent_seconds"] > _LATE_SECONDS

@@ -201,7 +201,7 @@ def _show(doomed: Sequence[tuple[str, Record, str]]) -> None:
 
 
 def _bill(config: NebiusCluster, there: Collection[str] | None = None) -> Iterator[str]:
-    """What the cluster costs by the prices that the file states, and what has no price there.
+    """Cost of the cluster by the prices that the file states, and what has no price there.
 
     `there`: only of the parts with these keys.
     """

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Copy. Raises ConfigError when there is no such run or file, EnvironmentFault when one cannot be copied."""
-    from kubetune.cluster.download import copy_home
+    from kubetune.cluster.download import download
     from kubetune.cluster.volume_reader import VolumeReader
     from kubetune.kube_api.client import say
 
@@ -40,12 +40,12 @@ def run(args: argparse.Namespace) -> int:
     globs = [glob.rstrip("/") for glob in args.globs]
     leaving = f"what is in {to} stays, and the same command goes on where it was"
     with told_on_interrupt(leaving), VolumeReader(cluster, spec) as volume:
-        copied = copy_home(cluster, volume.target(), spec.run_dir, to, globs, tell=say)
-    if not copied.files + copied.unchanged:
+        done = download(cluster, volume.target(), spec.run_dir, to, globs, tell=say)
+    if not done.files + done.unchanged:
         what = f"nothing in {spec.run_dir} matches {' or '.join(globs)}" if globs else f"{spec.run_dir} is empty so far"
         raise ConfigError(f"{what}. Nothing was copied.")
-    there = f"; {counted(copied.unchanged, 'file')} there already" if copied.unchanged else ""
-    print(f"kubetune: {counted(copied.files, 'file')} ({size(copied.bytes)}) in {to}, all verified{there}")
+    there = f"; {counted(done.unchanged, 'file')} there already" if done.unchanged else ""
+    print(f"kubetune: {counted(done.files, 'file')} ({size(done.bytes)}) in {to}, all verified{there}")
     return OK
 
 

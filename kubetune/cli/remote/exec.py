@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kubetune.cluster.runs import Target
 
 COMMAND = "--"
-"""What stands between our arguments and the command, which becomes `args.command`."""
+"""Separator between our arguments and the command, which becomes `args.command`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -161,7 +161,7 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
 
 
 def _state(cluster: Cluster, spec: RunSpec, *, follow: bool) -> State:
-    """How the run stands; a StatefulSet that is followed, whose pods stay after the end, is done then."""
+    """State of the run; a StatefulSet that is followed, whose pods stay after the end, is done then."""
     from kubetune.cluster.pods import state_of
     from kubetune.cluster.runs import ending_of, read_progress, trainer_pods, workload_kind
 

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def origins(path: Path | None) -> Tree:
-    """Where each key of the run file, or of the organisation's defaults, stands, for messages."""
+    """Place of each key of the run file, or of the organisation's defaults, for messages."""
     return read_layers(path)[0]
 
 

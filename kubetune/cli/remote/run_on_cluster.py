@@ -1,4 +1,4 @@
-"""What all verbs about a run on a cluster share: how it is named, how a person is asked, how tables are printed."""
+"""Common parts of the verbs about a run on a cluster: its name, questions to a person, tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_namespace(parser: argparse.ArgumentParser) -> None:
 
 
 def is_file(run: str) -> bool:
-    """Whether what names a run on a command line is its file."""
+    """The name of a run on a command line is its file."""
     return run.endswith((".yaml", ".yml")) or os.sep in run
 
 
@@ -84,7 +84,7 @@ def show(facts: Sequence[Any], head: Sequence[str], rows: Sequence[Sequence[obje
 
 
 def local_folder(spec: RunSpec) -> Path:
-    """Where logs and results of a run are kept on this machine."""
+    """Folder of the logs and results of a run on this machine."""
     return Path("outputs") / spec.name
 
 
@@ -123,7 +123,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def prefix(node: int, nodes: int, more: str = "") -> str:
-    """What marks the lines of one node, coloured on a terminal; empty for the only node."""
+    """Mark of the lines of one node, coloured on a terminal; empty for the only node."""
     if nodes == 1 and not more:
         return ""
     text = f"[node {node}{f' {more}' if more else ''}] "

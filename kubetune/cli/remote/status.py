@@ -102,7 +102,7 @@ def _print_runs(cluster: Cluster, snapshots: Sequence[Snapshot | Unread], *, as_
 
 
 def facts(snapshot: Snapshot) -> dict[str, Any]:
-    """What `--json` prints: everything, with None for what is not known."""
+    """Facts that `--json` prints: everything, with None for what is not known."""
     from kubetune.cluster import pods
 
     progress = snapshot.progress or {}
@@ -145,7 +145,7 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def why(snapshot: Snapshot) -> str:
-    """Why a run is not running: the cause of its end, or what it waits for."""
+    """Reason why a run is not running: the cause of its end, or what it waits for."""
     from kubetune.cluster import pods
 
     if snapshot.state == "done":
@@ -174,7 +174,7 @@ def why(snapshot: Snapshot) -> str:
 
 
 def _reservation(snapshot: Snapshot) -> str:
-    """What a run that ended well says against its result, such as a loss that ran away."""
+    """Reservation of a run that ended well against its result, such as a loss that ran away."""
     from kubetune.cluster import pods
     from kubetune.rundir.exit_status import DONE
 
@@ -214,7 +214,7 @@ def headline(snapshot: Snapshot) -> Iterator[str]:
 
 
 def last_stop(told: dict[str, Any]) -> str:
-    """Why the last start ended: what its ranks left behind, or Kubernetes where those only followed a pod's death."""
+    """Cause of the last start's end: by its ranks, or by Kubernetes where those only followed a pod's death."""
     from kubetune.cluster import pods
 
     last, cause = told["last_exit"], told["cause"]
@@ -225,7 +225,7 @@ def last_stop(told: dict[str, Any]) -> str:
 
 
 def _is_of_one_end(last: dict[str, Any] | None, cause: dict[str, Any]) -> bool:
-    """Whether what followed a death may have followed this one."""
+    """The exits that followed a death may have followed this one."""
     from kubetune.cluster.pods import age_seconds
 
     if last is None:

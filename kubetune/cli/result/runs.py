@@ -61,21 +61,21 @@ def facts(run_dir: Path) -> dict[str, Any]:
 
     unknown = dict.fromkeys(("name", "step", "steps", "loss", "evaluation", "saved_step", "model", "method", "started"))
     try:
-        config, sight = read_config(run_dir), look_here(run_dir)
+        config, run_view = read_config(run_dir), look_here(run_dir)
         events = metrics.read_events(run_dir)
     except KubetuneError as error:
         return {"path": str(run_dir), **unknown, "state": "damaged", "why": str(error).splitlines()[0]}
-    progress = sight.vitals["progress"]
+    progress = run_view.status["progress"]
     known = {key: progress[key] for key in ("step", "steps", "loss", "evaluation", "saved_step")}
     return {
         "path": str(run_dir),
-        "name": sight.name,
+        "name": run_view.name,
         **known,
         "model": model_short_name(config.model.path),
         "method": method_label(config),
         "started": events[0]["time"] if events else None,
-        "state": sight.state,
-        "why": sight.why,
+        "state": run_view.state,
+        "why": run_view.why,
     }
 
 

@@ -67,7 +67,7 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
 
 
 def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
-    """What becomes of each setting. Raises ConfigError for a kind of learning that kubetune does not do."""
+    """Fate of each setting. Raises ConfigError for a kind of learning that kubetune does not do."""
     _require_supervised(path, foreign)
     draft = Draft(peer, foreign.settings, foreign.lines, str(path))
     try:

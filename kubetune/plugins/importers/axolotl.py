@@ -203,7 +203,7 @@ _NOT_OF_SOURCES = {
 
 
 def _messages(draft: Draft, key: str, item: dict[str, Any], source: dict[str, Any]) -> None:
-    """Which column holds the messages, and under which names role and content stand in each."""
+    """The column of the messages, and the names of role and content in each."""
     mapped = dict(item.get("message_property_mappings") or {})
     told = f"{key}.message_property_mappings"
     for ours, old in (("role", "message_field_role"), ("content", "message_field_content")):

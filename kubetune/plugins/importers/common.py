@@ -1,4 +1,4 @@
-"""What several tools share: Hugging Face's TrainingArguments, schedules, optimizers, attention and the like."""
+"""Keys that several tools share: Hugging Face's TrainingArguments, schedules, optimizers, attention and the like."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def resumption(draft: Draft, key: str, value: Any) -> None:
 
 
 def push(draft: Draft, key: str, value: Any) -> None:
-    """Whether the result is uploaded; where to, another key says."""
+    """Upload of the result; where to, another key says."""
     if not as_flag(value):
         draft.unneeded(key, "off, as here")
     elif draft.given.get("hub_model_id"):
@@ -120,7 +120,7 @@ def push(draft: Draft, key: str, value: Any) -> None:
 
 
 def hub_model(draft: Draft, key: str, value: Any) -> None:
-    """Where the result is uploaded; only named, nothing is uploaded unless it is switched on there."""
+    """Address for the result; only named, nothing is uploaded unless it is switched on there."""
     if draft.peer != "axolotl" and not as_flag(draft.given.get("push_to_hub")):
         draft.unneeded(key, "push_to_hub is off")
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", str(value)):
@@ -277,7 +277,7 @@ def packing(draft: Draft, key: str, value: Any) -> None:
 
 
 def share(draft: Draft, key: str, value: Any) -> None:
-    """What is held out for evaluation: a share, or a number of rows, which depends on how many there are."""
+    """Part held out for evaluation: a share, or a number of rows, which depends on how many there are."""
     if isinstance(value, (int, float)) and 0 <= value < 1:
         if value:
             draft.carry(key, "data.eval", float(value))
@@ -404,7 +404,7 @@ def _settle_packing(draft: Draft) -> None:
 
 
 def _settle_sharding(draft: Draft) -> None:
-    """What FSDP2 cannot be combined with here."""
+    """Settings that FSDP2 cannot be combined with here."""
     task = draft.settings.get(("task",), "causal_lm")
     full = ("lora",) not in draft.settings
     refused = {

@@ -18,13 +18,13 @@ from kubetune.plugins.importers.writing import inline
 
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(")
 WRONG_KINDS = (TypeError, ValueError, AttributeError, LookupError, OverflowError)
-"""What reading a value raises where it is of another kind than expected: a text for a number, a list for a name."""
+"""Errors of reading a value where it is of another kind than expected: a text for a number, a list for a name."""
 Kind = Literal["carried", "assumed", "approximated", "dropped", "unneeded"]
 
 
 @dataclass(frozen=True)
 class Note:
-    """What became of one key: `text` is our setting where it was carried over, else why it was not."""
+    """Fate of one key: `text` is our setting where it was carried over, else why it was not."""
 
     kind: Kind
     key: str
@@ -57,7 +57,7 @@ class Draft:
         return None if is_empty(value) else value
 
     def has(self, path: str) -> bool:
-        """Whether our setting at a dotted path is filled in."""
+        """Our setting at a dotted path is filled in."""
         return _parts(path) in self.settings
 
     def carry(self, key: str, path: str, value: Any, text: str = "") -> None:
@@ -84,7 +84,7 @@ class Draft:
             )
 
     def drop(self, key: str, why: str) -> None:
-        """What the key does is not done here."""
+        """Note that what the key does is not done here."""
         self._note("dropped", key, why)
 
     def unneeded(self, key: str, why: str) -> None:
@@ -96,7 +96,7 @@ class Draft:
         raise ConfigError(f"{self.path}:{self.lines.get(key, 1)}: {key}: {why}. Nothing was written.")
 
     def refuse_value(self, key: str) -> NoReturn:
-        """What stands at a key is of another kind than its tool takes there. Raises ConfigError at its line."""
+        """Raise ConfigError at a key's line: its value is of another kind than its tool takes there."""
         self.refuse(key, f"found {inline(self.given.get(key))}, which is no value that {self.peer} takes there")
 
     def withdraw(self, path: str, why: str) -> None:
@@ -205,7 +205,7 @@ def near(path: str, value: Any, why: str) -> Rule:
 
 
 def always(why: str, otherwise: str) -> Rule:
-    """What is always done here: nothing is lost by asking for it, and it cannot be switched off."""
+    """Rule for what is always done here: nothing is lost by asking for it, and it cannot be switched off."""
 
     def rule(draft: Draft, key: str, value: Any) -> None:
         if as_flag(value) is False:

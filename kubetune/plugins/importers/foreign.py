@@ -95,7 +95,7 @@ def _read_script(path: Path) -> Foreign:
 
 
 def _known(found: re.Match[str], known: Mapping[str, str]) -> str:
-    """What a variable stands for: what was set above, or its own default, or itself."""
+    """Value of a variable: the one set above, or its own default, or itself."""
     return known.get(found[1] or found[3], found[0] if found[2] is None else found[2])
 
 
@@ -140,7 +140,7 @@ def _variables(text: str) -> dict[str, Any]:
 
 
 def _from_file(text: str, path: Path) -> dict[str, Any]:
-    """What a command is given in a file, as in `swift sft config.yaml` and `trl sft --config config.yaml`."""
+    """Settings that a command is given in a file, as in `swift sft config.yaml` and `trl sft --config config.yaml`."""
     found = _CONFIG.match(text)
     if found is None:
         return {}

@@ -107,7 +107,7 @@ def _gigabytes(path: str) -> Rule:
 
 
 def _accelerator(draft: Draft, key: str, value: Any) -> None:
-    """Which GPU it is decides over memory; how nodes that have it are labelled differs from cluster to cluster."""
+    """The kind of GPU decides over memory; how nodes that have it are labelled differs from cluster to cluster."""
     memory = next((size for name, size in _GPU_MEMORY.items() if name in str(value).upper()), None)
     why = "nodes are chosen by kubernetes.node_selector, such as {nvidia.com/gpu.product: …}"
     if memory is None:

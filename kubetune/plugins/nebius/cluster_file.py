@@ -110,7 +110,7 @@ class NodeGroupConfig(Section):
 
     @property
     def most(self) -> int:
-        """How many nodes there are at most."""
+        """Largest number of nodes."""
         return self.autoscaling.max if self.autoscaling else self.nodes or 0
 
 
@@ -199,7 +199,7 @@ class NebiusCluster(Section):
 
 
 def costs(config: NebiusCluster, there: Collection[str] | None = None) -> Iterator[tuple[str, float | None]]:
-    """What each part costs an hour; None where the file states no price. `there`: only of the steps with these keys."""
+    """Price of each part an hour; None where the file states no price. `there`: only of the steps with these keys."""
     for key, what, price in _costs(config):
         if there is None or key in there:
             yield what, price

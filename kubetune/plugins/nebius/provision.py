@@ -35,7 +35,7 @@ POLL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of one step. `id` is None from the moment it is about to be made until it is known to be made.
+    """Knowledge of one step. `id` is None from the moment it is about to be made until it is known to be made.
 
     `created`: it was made here, and may be deleted here. `made`: the options it was made with.
     """
@@ -103,7 +103,7 @@ class State:
 
 @dataclass(frozen=True)
 class Finished:
-    """How a command ended."""
+    """End of a command."""
 
     code: int
     out: str
@@ -221,7 +221,7 @@ class Provisioner:
                 yield key, record, "is deleted" if KINDS[record.kind].remove else "stays: others may use it"
 
     def look(self, record: Record) -> Finished | None:
-        """What there is now of a record, by its id where it has one; None where there is nothing.
+        """Resource there is now of a record, by its id where it has one; None where there is nothing.
 
         Raises EnvironmentFault when that cannot be known.
         """
@@ -361,7 +361,7 @@ def _now() -> str:
 
 
 def _is_since(out: str, moment: str) -> bool:
-    """Whether a resource says that it was created after a moment; without a word of it, it counts as older."""
+    """A resource says that it was created after a moment; without a word of it, it counts as older."""
     try:
         created = datetime.fromisoformat(json.loads(out)["metadata"]["created_at"])
     except (ValueError, KeyError, TypeError):

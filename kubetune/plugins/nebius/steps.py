@@ -1,4 +1,4 @@
-"""What a cluster on Nebius is made of, as steps for their command-line program, Helm and kubectl.
+"""Parts of a cluster on Nebius, as steps for their command-line program, Helm and kubectl.
 
 Pure: a step says how a thing is looked for, made, waited for and removed; provision.py does it. Commands that need the
 id of something made before name it `@{key}`. Flags are those of `nebius … --help` and of Nebius's own guides.
@@ -352,7 +352,7 @@ ABSENT = r"code *[=:] *\"?(NotFound|NOT_FOUND)"
 
 
 def is_absent(command: Command, stderr: str, parent: str = "") -> bool:
-    """Whether a command failed because there is no such thing, as opposed to no network, permission, or project.
+    """A command failed because there is no such thing, as opposed to no network, permission, or project.
 
     Anything else must not be taken for that: what is there already would be made again, and later be deleted as ours.
     kubectl and `helm list` end well where there is nothing.

@@ -55,7 +55,7 @@ set are fetched."""
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be converted, and how. `max_samples` counts records of each split, from the first."""
+    """Conversion to be done, and how. `max_samples` counts records of each split, from the first."""
 
     recipe: Recipe
     origins: tuple[Origin, ...]

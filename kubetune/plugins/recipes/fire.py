@@ -157,7 +157,7 @@ def _conversation(name: str, question: str, rounds: list[Round], image: str, tal
 
 
 def answer_of(attempt: str) -> str:
-    """What follows `Answer:` in an attempt; the whole of it where there is no such mark, or nothing after it."""
+    """Text after `Answer:` in an attempt; the whole of it where there is no such mark, or nothing after it."""
     mark = _ANSWER.search(attempt)
     return (trimmed(attempt[mark.end() :]) if mark else "") or attempt
 

@@ -69,7 +69,7 @@ def _fetch(
 
 
 def _key(name: str) -> str:
-    """What a path of a record and a row of the hub agree on: the file's name, or COCO's number without its zeros."""
+    """Key that a record's path and a row of the hub agree on: the file's name, or COCO's number without its zeros."""
     stem = Path(name).stem
     return str(int(stem)) if stem.isdecimal() else Path(name).name
 

@@ -1,4 +1,4 @@
-"""Where the images of a conversion come from, as `--images` says: folders here, data sets of the hub, or nowhere."""
+"""Sources of the images of a conversion, as `--images` says: folders here, data sets of the hub, or nowhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubetune.errors import ConfigError, DataError
 from kubetune.plugins.recipes.origin import HUB, NOTHING
 
 COCO: Final = "detection-datasets/coco"
-"""What a bare `hub` means: COCO 2017 on the hub, whose rows have an `image_id`, the number in COCO's file names."""
+"""Meaning of a bare `hub`: COCO 2017 on the hub, whose rows have an `image_id`, the number in COCO's file names."""
 
 FETCHED: Final = "images"
 """Folder of the output that images of the hub are saved in, under the paths that the records give them."""
@@ -61,7 +61,7 @@ class ImageSources:
         return None if prefix in self.folders.prefixes else self.hub.get(prefix, self.hub.get(""))
 
     def facts(self) -> dict[str, Any]:
-        """What decides the paths in the rows."""
+        """Settings that decide the paths in the rows."""
         prefixes = {prefix: str(folder) for prefix, folder in self.folders.prefixes.items()}
         return {"root": str(self.folders.root), "prefixes": prefixes, "hub": dict(self.hub), "skip": self.skip}
 

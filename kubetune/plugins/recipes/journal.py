@@ -1,4 +1,4 @@
-"""How far a conversion has come: a file that is only ever whole, so that a killed conversion goes on from there."""
+"""State of a conversion: a file that is only ever whole, so that a killed conversion goes on from there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the records of a data set come from: which files hold each of its splits, here or on the hub.
+"""Origin of the records of a data set: which files hold each of its splits, here or on the hub.
 
 What the hub is asked for is fetched whole into its cache, once, and read from there: the JSON lists of these data sets
 cannot be streamed by their library without holding all of them.
@@ -31,7 +31,7 @@ class Origin:
     files: tuple[Path, ...]
 
     def facts(self) -> list[dict[str, Any]]:
-        """What tells these files from others: a conversion goes on only from the files it began with."""
+        """Identity of these files: a conversion goes on only from the files it began with."""
         stats = [(file, file.stat()) for file in self.files]
         return [{"file": str(f.resolve()), "bytes": s.st_size, "modified_ns": s.st_mtime_ns} for f, s in stats]
 
@@ -110,7 +110,7 @@ def locate_splits(source: str, splits: Sequence[str], *, given: bool) -> list[Or
 
 
 def _names(split: str, name: str) -> bool:
-    """Whether a file's name says that it holds a split: train.json, FIRE-train.json, train-00000-of-00005.parquet."""
+    """A file's name says that it holds a split: train.json, FIRE-train.json, train-00000-of-00005.parquet."""
     return re.search(rf"(^|[^a-z]){re.escape(split.lower())}([^a-z]|$)", Path(name).name.lower()) is not None
 
 

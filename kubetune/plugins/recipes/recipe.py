@@ -1,4 +1,4 @@
-"""What a recipe is, and the few steps that recipes share when they turn a record into rows."""
+"""Recipes as a class, and the few steps that recipes share when they turn a record into rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ImageOf = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user chose. `sources` are the source sets to keep; empty for all."""
+    """The user's choice. `sources` are the source sets to keep; empty for all."""
 
     style: str
     max_history_rounds: int

@@ -1,4 +1,4 @@
-"""What became of records: counted, with the reason of each that was skipped, and summed over processes and restarts."""
+"""Fates of records: counted, with the reason of each that was skipped, and summed over processes and restarts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tally:
         self.errors = [*self.errors, *other.errors][:MOST_ERRORS]
 
     def to_json(self) -> dict[str, Any]:
-        """What the journal keeps, to be read by `from_json`."""
+        """Form that the journal keeps, to be read by `from_json`."""
         return dict(vars(self))
 
     @classmethod
@@ -61,7 +61,7 @@ class Tally:
         return cls(**{**value, **counters})
 
     def summary(self) -> dict[str, Any]:
-        """What stats.json holds for a split; the same for the same input and settings, so no times."""
+        """Content of stats.json for a split; the same for the same input and settings, so no times."""
         return {
             "samples_processed": self.read,
             "samples_used": self.read - self.skipped.total(),

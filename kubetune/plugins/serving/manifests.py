@@ -36,7 +36,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Serving:
-    """What is served: one model, under the names of `names`, and adapters on top of it. Sizes are those of one pod."""
+    """Model to serve: under the names of `names`, and adapters on top of it. Sizes are those of one pod."""
 
     model: str
     names: tuple[str, ...]
@@ -63,7 +63,7 @@ class Serving:
 
     @property
     def uses_outputs(self) -> bool:
-        """Whether anything that is served lies on the volume with the run directories."""
+        """Anything that is served lies on the volume with the run directories."""
         return any(path.startswith(f"{OUTPUTS}/") for path in (self.model, *(each.path for each in self.adapters)))
 
 

@@ -20,7 +20,7 @@ _TRIES = 3
 _GONE = 410
 
 
-class Watched:
+class Informer:
     """The objects of a kind with these labels and fields, from `with` on to its end.
 
     `on_change` is told of each `ADDED`, `MODIFIED` and `DELETED` by a thread of its own; `changed` is set after it.
@@ -56,7 +56,7 @@ class Watched:
         self._over.set()  # the thread ends with the watch that is open now
 
     def objects(self) -> list[Object]:
-        """What there is now. Raises the error that ended the watch."""
+        """The objects that there are now. Raises the error that ended the watch."""
         if self._error is not None:
             raise self._error
         with self._lock:
