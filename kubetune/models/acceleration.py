@@ -7,7 +7,7 @@ alike.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +17,12 @@ from kubetune import errors
 from kubetune.base import logs, processes
 from kubetune.config.schema import Config
 from kubetune.data.text.labels import Labels
-from kubetune.models import compiled_layers, fsdp, fused_forwards
+from kubetune.models import fused_forwards
+from kubetune.models.compiled_layers import CompiledLayers, compile_layers
 from kubetune.models.fsdp import is_sharded
 from kubetune.models.kernels import pointwise
-from kubetune.models.padding_free import Route, language_model, unwrap
+from kubetune.models.learner import Learner
+from kubetune.models.padding_free import language_model, unwrap
 from kubetune.planning.activations import is_worth_compiling
 from kubetune.planning.forecast import forecast
 from kubetune.planning.model_shapes import read_weights
@@ -43,14 +45,14 @@ class Workload:
     longest: int | None = None
 
 
-def tune(model: nn.Module, route: Route, config: Config, workload: Workload, device: torch.device) -> None:
-    """Set up a model for training as `config.training` asks; raises ConfigError for what cannot work here."""
-    training = config.training
+def tune(learner: Learner, config: Config, workload: Workload, device: torch.device) -> Learner:
+    """The learner set up for training as `config.training` asks; raises ConfigError for what cannot work here."""
+    model, route, training = learner.model, learner.route, config.training
     # Compiled forwards are proved on the modules at hand, whose weights are only slices when they are sharded.
     fused = not is_sharded(model) and wants_compile(training.compile, model, workload, device) and route.padding_free
     if sums_once_per_step(model, device):
         logs.MODEL.info("gradients are kept whole and summed over the ranks once per step")
-        fsdp.sum_once_per_step(model)
+        learner = replace(learner, sums_once_per_step=True)
     layers = recomputed_layers(config, workload, device_bytes(device), compiled=fused)
     if layers != 0:
         some = "all" if layers is None else f"the first {layers}"
@@ -58,22 +60,31 @@ def tune(model: nn.Module, route: Route, config: Config, workload: Workload, dev
         recompute_activations(model, layers)
     if training.lean and route.padding_free:
         pointwise.plan_compile(fused)
-        swapped = fused_forwards.make_lean(model, fused=fused)
+        swapped = fused_forwards.make_lean(model, fused=fused, undo=learner.undo)
         logs.MODEL.debug(
             "cheaper forwards: %s", ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none"
         )
         if fused:
             logs.MODEL.info("pointwise kernels are compiled after the first step, which waits for none")
     if training.compile == "layers":
-        _compile_layers(model, route, fused=fused)
+        learner = replace(learner, compiled_layers=_compile_layers(model, fused=fused))
+    return learner
 
 
-def _compile_layers(model: nn.Module, route: Route, *, fused: bool) -> None:
+def _compile_layers(model: nn.Module, *, fused: bool) -> CompiledLayers | None:
     if not fused:
         why_not = "it is sharded" if is_sharded(model) else "it takes one sequence at a time"
         logs.MODEL.warning("training.compile is layers, but no layer of this model is compiled: %s", why_not)
-    elif not compiled_layers.compile_layers(model):
+        return None
+    compiled = compile_layers(model)
+    if compiled is None:
         logs.MODEL.warning("training.compile is layers, but the decoder layers of this model are not known")
+    return compiled
+
+
+def without_compiler(config: Config) -> Config:
+    """The config with `training.compile: false`."""
+    return config.model_copy(update={"training": config.training.model_copy(update={"compile": False})})
 
 
 def wants_compile(setting: bool | str, model: nn.Module, workload: Workload, device: torch.device) -> bool:

@@ -27,11 +27,11 @@ from kubetune.models.padding_free import TOLERANCE, language_model, unwrap
 class CompiledLayers:
     """The layers of a model that are compiled, from `warm_up` on and until something stands in the way."""
 
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
         from transformers import AttentionInterface
 
         AttentionInterface.register("padding_free", torch.compiler.disable(packed_attention))
-        self.layers = layers
+        self.layers, self.dtype = layers, dtype
         self.is_planned, self.is_on = True, False
         compiled: dict[type, Callable[..., Any]] = {}
         for layer in layers:
@@ -68,29 +68,24 @@ class CompiledLayers:
         self.is_on = False
 
 
-def compile_layers(model: nn.Module) -> int:
-    """Have every decoder layer's forward in training compiled from `warm_up` on; returns how many."""
+def compile_layers(model: nn.Module) -> CompiledLayers | None:
+    """Have every decoder layer's forward in training compiled from `warm_up` on; None where none can be."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     lm = unwrap(model)
     found = (module for module in language_model(lm).modules() if isinstance(module, GradientCheckpointingLayer))
     layers = [layer for layer in found if not _changes_itself(layer)]
-    if layers:
-        lm.compiled_layers = CompiledLayers(layers)
-        # Packed batches of one sequence would lack some arguments of the layers, which makes another kind of them.
-        lm.always_packed = True
-    return len(layers)
+    return CompiledLayers(layers, next(model.parameters()).dtype) if layers else None
 
 
-def warm_up(model: nn.Module, learn: Callable[[], tuple[float, float]]) -> None:
+def warm_up(compiled: CompiledLayers, learn: Callable[[], tuple[float, float]]) -> None:
     """Have the layers compiled, once, by `learn`: loss and norm of the gradient of one micro-batch, and nothing left.
 
     Kernels are laid out for the sizes they first meet. A resumed run gives bit for bit what the uninterrupted one does
     only where these are the same, so `learn` must not depend on the step. What it gives must be as without compiling,
     where it is at all the same from one seed to the next.
     """
-    compiled: CompiledLayers | None = getattr(unwrap(model), "compiled_layers", None)
-    if compiled is None or not compiled.is_planned:
+    if not compiled.is_planned:
         return
     plain = _with_seed(0, learn)
     is_random = not _agree(_with_seed(1, learn), plain, 1e-6)
@@ -104,7 +99,7 @@ def warm_up(model: nn.Module, learn: Callable[[], tuple[float, float]]) -> None:
         compiled.give_up(error)
     else:
         # What is computed with, where the first weights are integers or 8-bit floats.
-        tolerance = TOLERANCE.get(next(model.parameters()).dtype, TOLERANCE[torch.bfloat16])
+        tolerance = TOLERANCE.get(compiled.dtype, TOLERANCE[torch.bfloat16])
         if not (is_random or _agree(found, plain, tolerance)):
             compiled.give_up(ValueError(f"(loss, norm of the gradient) became {found}, without it {plain}"))
     if compiled.is_on:

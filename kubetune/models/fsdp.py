@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from kubetune import errors
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
-from kubetune.models import loading
+from kubetune.models import loading, patches
 from kubetune.planning.model_shapes import TOWERS
 
 Result = TypeVar("Result")
@@ -56,25 +56,20 @@ def cutting(compute_dtype: torch.dtype, world_size: int, *, trained: bool) -> It
     own plans know some architectures only, and give the output head, which our loss uses, a group of its own.
     `trained`: slices are fp32 masters, cast to `compute_dtype` when they are borrowed; else they have that dtype.
     """
-    try:
-        from transformers.distributed.configuration_utils import DistributedConfig
-        from transformers.distributed.mixin import DistributedMixin
-    except ImportError:
-        raise errors.EnvironmentFault("training.parallelism: fsdp needs transformers 5.23 or newer") from None
-
-    mixin: Any = DistributedMixin
-    theirs = vars(mixin)["maybe_distribute_model"]
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if trained and compute_dtype != torch.float32:
         policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    mixin.maybe_distribute_model = staticmethod(lambda model, *_: cut(model, policy))
     try:
+        from transformers.distributed.configuration_utils import DistributedConfig
+
+        cutting_by = patches.cutting_by(lambda model, *_: cut(model, policy))
+    except ImportError:
+        raise errors.EnvironmentFault("training.parallelism: fsdp needs transformers 5.23 or newer") from None
+    with cutting_by:
         yield {
             "dtype": torch.float32 if trained else compute_dtype,
             "distributed_config": DistributedConfig(fsdp_size=world_size),
         }
-    finally:
-        mixin.maybe_distribute_model = theirs
 
 
 def cut(lm: Any, policy: MixedPrecisionPolicy) -> Any:
@@ -95,6 +90,7 @@ def cut(lm: Any, policy: MixedPrecisionPolicy) -> Any:
             # The loss is divided once for the whole global batch, so gradients are summed, not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    # FSDP wants a method to wrap, by name; it is the one thing that is hung on a model here.
     lm.call_inside = MethodType(_call, lm)
     register_fsdp_forward_method(lm, "call_inside")
     return lm
@@ -102,17 +98,6 @@ def cut(lm: Any, policy: MixedPrecisionPolicy) -> Any:
 
 def _call(_: nn.Module, function: Callable[..., Result], *args: Any) -> Result:
     return function(*args)
-
-
-def sum_once_per_step(lm: Any) -> None:
-    """Keep whole gradients, in fp32, until the last micro-batch of a step, instead of summing slices after each."""
-    lm.sums_once_per_step = True
-
-
-def expect_backward(model: Any, *, is_last: bool) -> None:
-    """Say before each micro-batch of a step whether it is the last one."""
-    if getattr(model, "sums_once_per_step", False):
-        model.set_requires_gradient_sync(is_last)
 
 
 def saved_buffers(lm: nn.Module) -> dict[str, Tensor]:
@@ -127,7 +112,7 @@ def saved_buffers(lm: nn.Module) -> dict[str, Tensor]:
 
 def inside(lm: Any, function: Callable[..., Result], *args: Any) -> Result:
     """`function(*args)` as if it were the model's forward: with embeddings and head whole. Plain where not sharded."""
-    result: Result = lm.call_inside(function, *args) if hasattr(lm, "call_inside") else function(*args)
+    result: Result = cast(Any, lm).call_inside(function, *args) if isinstance(lm, FSDPModule) else function(*args)
     return result
 
 

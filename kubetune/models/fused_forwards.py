@@ -11,12 +11,14 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import MethodType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from kubetune.models import patches
 from kubetune.models.attention.hooks import CURRENT
 from kubetune.models.kernels import pointwise
 from kubetune.models.kernels.dropout import dropout
@@ -25,8 +27,11 @@ from kubetune.models.padding_free import language_model, unwrap
 Forward = Callable[..., Tensor]
 
 
-def make_lean(model: nn.Module, *, fused: bool) -> Counter[str]:
-    """Swap what can be swapped; with `fused` also what pays only when compiled. Returns how many of each kind."""
+def make_lean(model: nn.Module, *, fused: bool, undo: ExitStack) -> Counter[str]:
+    """Swap what can be swapped; with `fused` also what pays only when compiled. Returns how many of each kind.
+
+    `undo` takes back what was swapped for all models of an architecture.
+    """
     done: Counter[str] = Counter()
     norms: dict[type, Forward | None] = {}
     for module in model.modules():
@@ -34,7 +39,7 @@ def make_lean(model: nn.Module, *, fused: bool) -> Counter[str]:
             module.forward = MethodType(forward, module)
             done[kind] += 1
     if fused:
-        done["rotary"] += _swap_rotary(unwrap(model))
+        done["rotary"] += _swap_rotary(unwrap(model), undo)
     done["rows"] += _skip_unlabelled_rows(model)
     done["words"] += _leave_out_absent_words(model)
     return +done
@@ -139,11 +144,11 @@ def _is_same(module: Any, forward: Forward, features: int) -> bool:
     return bool((theirs - ours).norm() <= tolerance * theirs.norm())
 
 
-def _swap_rotary(lm: Any) -> int:
+def _swap_rotary(lm: Any, undo: ExitStack) -> int:
     """Rotary embedding is a function of the model's source file, so one swap serves all its layers."""
     source = sys.modules[type(lm).__module__]
     stock = getattr(source, "apply_rotary_pos_emb", None)
-    if stock is None or hasattr(stock, "lean"):
+    if stock is None or stock.__module__ == __name__:
         return 0
 
     def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -159,13 +164,12 @@ def _swap_rotary(lm: Any) -> int:
     except (TypeError, ValueError, RuntimeError, IndexError):
         return 0  # another signature or layout than the common one: leave it alone
     if equal:
-        apply.lean = True  # type: ignore[attr-defined]
-        source.apply_rotary_pos_emb = apply  # type: ignore[attr-defined]
+        undo.enter_context(patches.rotary_by(source, apply))
     return int(equal)
 
 
 def _leave_out_absent_words(model: nn.Module) -> int:
-    """Give tables of words a gradient of the words that occur alone, where FlatAdamW collects it (optim.Collected)."""
+    """Give tables of words a gradient of the words that occur alone, where FlatAdamW collects it (adamw.Collected)."""
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
     # Not on a GPU, where adding up rows takes them in no fixed order; nor in fp32, which is not collected.
     found = [m for m in tables if m.weight.requires_grad and m.weight.element_size() < 4 and _is_on_cpu(m.weight)]

@@ -26,7 +26,7 @@ from kubetune.base.humanize import counted
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.reading.hub import check_model_folder, explained_hub_errors, find_files, hub_token
 from kubetune.data.text.tokenizer_files import read_json
-from kubetune.models import fast_import, quantization
+from kubetune.models import fast_import, patches, quantization
 from kubetune.planning import model_shapes
 from kubetune.planning.base_model import Embeddings
 
@@ -72,7 +72,7 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
     settings = {"dtype": arithmetic, **settings, "ignore_mismatched_sizes": True}
     transformers_logging.disable_progress_bar()
     asleep = fast_import.compiler_asleep(unless=config.training.compile == "layers")
-    with explain(model), _without_table(), asleep:
+    with explain(model), patches.without_load_report(), asleep:
         loaded, found = auto_class.from_pretrained(
             model.path,
             revision=model.revision,
@@ -137,21 +137,6 @@ def _implementations(facts: Any) -> Iterator[tuple[str, str]]:
 
 def _chooses(key: str) -> bool:
     return key.removesuffix("_internal").endswith("_implementation")
-
-
-@contextmanager
-def _without_table() -> Iterator[None]:
-    """Within, transformers does not print its table of weights that a checkpoint lacks; `_tell_new` says it shorter."""
-
-    def keep(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    logger = logging.getLogger("transformers.modeling_utils")
-    logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        logger.removeFilter(keep)
 
 
 def _require_shapes(model: ModelConfig, mismatched: Iterable[tuple[str, Any, Any]], prefix: str) -> None:

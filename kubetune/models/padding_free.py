@@ -76,11 +76,13 @@ def logit_rule(lm: Any) -> LogitRule:
     return LogitRule(scale / divisor, float(cap))
 
 
-def hidden_states(lm: Any, batch: Batch) -> Tensor:
-    """Final hidden states `[tokens, hidden]` of one packed batch. Call inside `attention.packed(...)`."""
+def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tensor:
+    """Final hidden states `[tokens, hidden]` of one packed batch. Call inside `attention.packed(...)`.
+
+    A lone sequence is packed only where it is `always_packed`: models with linear attention refuse packed input.
+    """
     kwargs: dict[str, Any] = {}
-    if len(batch.cu_seqlens) > 2 or getattr(lm, "always_packed", False):
-        # A lone sequence passes none of these: models with linear attention refuse packed input.
+    if len(batch.cu_seqlens) > 2 or always_packed:
         cu = torch.tensor(batch.cu_seqlens, dtype=torch.int32, device=batch.input_ids.device)
         length = longest(batch.cu_seqlens)
         kwargs = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": length, "max_length_k": length}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -18,7 +17,8 @@ from kubetune.models import fsdp, loading, lora, quantization
 from kubetune.models.acceleration import Workload, tune
 from kubetune.models.attention.hooks import packed
 from kubetune.models.kernels.cross_entropy import Head, linear_cross_entropy, score
-from kubetune.models.padding_free import Route, choose_attention, hidden_states, logit_rule, unwrap
+from kubetune.models.learner import Learner
+from kubetune.models.padding_free import choose_attention, logit_rule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,16 +29,7 @@ if TYPE_CHECKING:
 AUTO_CLASS = "AutoModelForCausalLM"
 
 
-@dataclass(frozen=True)
-class CausalLM:
-    """A model ready to train, how sequences go through it, and what gives the final hidden states of a packed batch."""
-
-    model: nn.Module
-    route: Route
-    hidden: Callable[[Any, Batch], Tensor] = hidden_states
-
-
-def build(config: Config, world: World, workload: Workload) -> CausalLM:
+def build(config: Config, world: World, workload: Workload) -> Learner:
     """Load the model, add adapters, choose the attention, and tune it for the work planned."""
     from transformers import AutoModelForCausalLM
 
@@ -46,12 +37,10 @@ def build(config: Config, world: World, workload: Workload) -> CausalLM:
     model = fsdp.load(AutoModelForCausalLM, config, world)
     if config.lora is not None:
         model = lora.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
-    learner = ready(model.train(), config)
-    tune(model, learner.route, config, workload, world.device)
-    return learner
+    return tune(ready(model.train(), config), config, workload, world.device)
 
 
-def load(config: Config, folder: Path, device: torch.device) -> CausalLM:
+def load(config: Config, folder: Path, device: torch.device) -> Learner:
     """The trained model of a checkpoint folder, to be evaluated."""
     from transformers import AutoModelForCausalLM
 
@@ -59,9 +48,9 @@ def load(config: Config, folder: Path, device: torch.device) -> CausalLM:
     return ready(loading.load_trained(AutoModelForCausalLM, config, folder, device), config)
 
 
-def ready(model: nn.Module, config: Config) -> CausalLM:
+def ready(model: nn.Module, config: Config) -> Learner:
     """Choose how sequences go through a loaded model."""
-    return CausalLM(model, choose_attention(model, config.model.attention))
+    return Learner(model, choose_attention(model, config.model.attention))
 
 
 def load_settings(config: Config, folder: Path) -> dict[str, Any]:
@@ -74,22 +63,25 @@ def plain_logits(model: Any, batch: Batch) -> Tensor:
     return cast(Tensor, model(input_ids=batch.input_ids[None], use_cache=False).logits[0])
 
 
-def head_of(model: nn.Module) -> Head:
-    lm = unwrap(model)
-    layer = lm.get_output_embeddings()
-    return Head(layer.weight, getattr(layer, "bias", None), logit_rule(lm))
+def head_of(learner: Learner) -> Head:
+    """The output head, and where the optimizer adds up its gradient."""
+    layer, sums = learner.lm.get_output_embeddings(), learner.gradient_sums
+    bias = getattr(layer, "bias", None)
+    return Head(
+        layer.weight, bias, logit_rule(learner.lm), sums.get(layer.weight), None if bias is None else sums.get(bias)
+    )
 
 
-def loss(task: CausalLM, batch: Batch, scale: float) -> Tensor:
+def loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """`scale × Σ cross-entropy` over the labels of one micro-batch. Call it, and `.backward()`, inside `packed`."""
-    hidden = task.hidden(unwrap(task.model), batch)[batch.rows]
-    return linear_cross_entropy(hidden, batch.labels, head_of(task.model), scale)
+    hidden = learner.hidden(learner, batch)[batch.rows]
+    return linear_cross_entropy(hidden, batch.labels, head_of(learner), scale)
 
 
-def backward(task: CausalLM, batch: Batch, scale: float) -> Tensor:
+def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
     with packed(batch.cu_seqlens, batch.rows):
-        value = fsdp.inside(unwrap(task.model), loss, task, batch, scale)
+        value = fsdp.inside(learner.lm, loss, learner, batch, scale)
         value.backward()
     return value.detach()
 
@@ -107,10 +99,10 @@ class Sums(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(task: CausalLM, batch: Batch) -> Sums:
+def evaluate(learner: Learner, batch: Batch) -> Sums:
     """Sums over one micro-batch."""
     with packed(batch.cu_seqlens):
-        total, right, each = fsdp.inside(unwrap(task.model), _score, task, batch)
+        total, right, each = fsdp.inside(learner.lm, _score, learner, batch)
     number = len(batch.samples)
     sequence = np.searchsorted(batch.cu_seqlens, batch.rows.cpu().numpy(), side="right") - 1
     losses = np.bincount(sequence, each.double().cpu().numpy(), number).astype(np.float64)
@@ -119,19 +111,19 @@ def evaluate(task: CausalLM, batch: Batch) -> Sums:
     return Sums(float(total), float(right), float(batch.num_labels), samples, losses, counts)
 
 
-def _score(task: CausalLM, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    hidden = task.hidden(unwrap(task.model), batch)[batch.rows]
-    return score(hidden, batch.labels, head_of(task.model))
+def _score(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    hidden = learner.hidden(learner, batch)[batch.rows]
+    return score(hidden, batch.labels, head_of(learner))
 
 
-def sample_losses(_: CausalLM, parts: Sequence[Sums]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def sample_losses(_: Learner, parts: Sequence[Sums]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Ids of this rank's samples, with the summed loss and the number of labels of each."""
     nothing = (np.empty(0, np.int64), np.empty(0), np.empty(0))
     ids, losses, counts = (np.concatenate(column) for column in zip(nothing, *(p[3:] for p in parts), strict=True))
     return ids, losses, counts
 
 
-def metrics(_: CausalLM, parts: Sequence[Sums], world: World) -> dict[str, float]:
+def metrics(_: Learner, parts: Sequence[Sums], world: World) -> dict[str, float]:
     """Evaluation metrics from the sums of all batches of all ranks."""
     mine = [sum(column) for column in zip((0.0, 0.0, 0.0), *(part[:3] for part in parts), strict=True)]
     total, right, labels = sum_numbers(mine, world)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from kubetune import errors
@@ -21,7 +20,7 @@ from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World, gather
 from kubetune.models import loading, lora, quantization
-from kubetune.models.acceleration import Workload, tune
+from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.classifier_pooling import (
     flow,
     heads,
@@ -31,7 +30,8 @@ from kubetune.models.classifier_pooling import (
     pools_last,
     prepare_pooling,
 )
-from kubetune.models.padding_free import Route, unwrap
+from kubetune.models.learner import Learner
+from kubetune.models.padding_free import unwrap
 from kubetune.tasks.classification_metrics import count_confusions, losses_of, measure, probabilities
 
 if TYPE_CHECKING:
@@ -44,15 +44,6 @@ if TYPE_CHECKING:
 AUTO_CLASS = "AutoModelForSequenceClassification"
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """A model ready to train, how sequences go through it, and what it tells apart."""
-
-    model: nn.Module
-    route: Route
-    labels: Labels
-
-
 class Outputs(NamedTuple):
     """What the model said of some samples: `samples` `[n]`, `logits` `[n, outputs]`, `targets` `[n, width]`."""
 
@@ -61,7 +52,7 @@ class Outputs(NamedTuple):
     targets: NDArray[np.float64]
 
 
-def build(config: Config, world: World, workload: Workload) -> Classifier:
+def build(config: Config, world: World, workload: Workload) -> Learner:
     """Load the model with a head for the labels, add adapters, choose the attention, and tune it for the work."""
     labels = workload.labels
     assert labels is not None, "prepared data of this task have labels"
@@ -80,20 +71,18 @@ def build(config: Config, world: World, workload: Workload) -> Classifier:
     if config.lora is not None:
         seed = config.training.seed
         model = lora.add_lora(model, config.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model))
-    learner = Classifier(model.train(), prepare_pooling(model, config.model.attention), labels)
-    training = config.training
-    if not pools_last(unwrap(model)) and training.compile == "auto":
-        training = training.model_copy(update={"compile": False})  # encoders have none of the parts that gain by it
-    tune(model, learner.route, config, workload, world.device)
-    return learner
+    learner = Learner(model.train(), prepare_pooling(model, config.model.attention), labels)
+    if not pools_last(unwrap(model)) and config.training.compile == "auto":
+        config = without_compiler(config)  # encoders have none of the parts that gain by it
+    return tune(learner, config, workload, world.device)
 
 
-def load(config: Config, folder: Path, device: torch.device) -> Classifier:
+def load(config: Config, folder: Path, device: torch.device) -> Learner:
     """The trained model of a checkpoint folder, to be evaluated."""
     config = quantization.decide(config, World(device=device))
     settings = load_settings(config, folder)
     model = loading.load_trained(AutoModelForSequenceClassification, config, folder, device, **settings)
-    return Classifier(model.eval(), prepare_pooling(model, config.model.attention), labels_of(folder))
+    return Learner(model.eval(), prepare_pooling(model, config.model.attention), labels_of(folder))
 
 
 def load_settings(config: Config, folder: Path) -> dict[str, Any]:
@@ -115,55 +104,60 @@ def labels_of(folder: Path) -> Labels:
     return Labels(cast(ProblemType, facts.problem_type), tuple(facts.id2label[i] for i in range(facts.num_labels)))
 
 
-def running(task: Classifier, batch: Batch) -> AbstractContextManager[None]:
+def _labels(learner: Learner) -> Labels:
+    assert learner.labels is not None, "a classifier has them"
+    return learner.labels
+
+
+def running(learner: Learner, batch: Batch) -> AbstractContextManager[None]:
     """Context of forward and backward: the packed batch, or nothing where the model's own code runs."""
-    return flow(unwrap(task.model), batch) if task.route.padding_free else nullcontext()
+    return flow(learner.lm, batch) if learner.route.padding_free else nullcontext()
 
 
-def logits(task: Classifier, batch: Batch) -> Tensor:
+def logits(learner: Learner, batch: Batch) -> Tensor:
     """fp32 logits `[sequences, outputs]`. Call it, and `.backward()`, inside `running`."""
-    lm = unwrap(task.model)
-    return (packed_logits if task.route.padding_free else lone_logits)(lm, batch).float()
+    lm = learner.lm
+    return (packed_logits if learner.route.padding_free else lone_logits)(lm, batch).float()
 
 
-def loss(task: Classifier, batch: Batch, scale: float) -> Tensor:
+def loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """`scale × Σ loss` over the sequences of one micro-batch: cross-entropy, mean binary one, or squared error."""
-    said = logits(task, batch)
-    if task.labels.problem_type == "single_label_classification":
+    said = logits(learner, batch)
+    if _labels(learner).problem_type == "single_label_classification":
         return scale * F.cross_entropy(said, batch.labels[:, 0].long(), reduction="sum")
-    if task.labels.problem_type == "multi_label_classification":
+    if _labels(learner).problem_type == "multi_label_classification":
         return scale * F.binary_cross_entropy_with_logits(said, batch.labels, reduction="none").mean(1).sum()
     return scale * F.mse_loss(said, batch.labels, reduction="sum")
 
 
-def backward(task: Classifier, batch: Batch, scale: float) -> Tensor:
+def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
-    with running(task, batch):
-        value = loss(task, batch, scale)
+    with running(learner, batch):
+        value = loss(learner, batch, scale)
         value.backward()
     return value.detach()
 
 
 @torch.no_grad()
-def evaluate(task: Classifier, batch: Batch) -> Outputs:
+def evaluate(learner: Learner, batch: Batch) -> Outputs:
     """What the model says of one micro-batch."""
-    with running(task, batch):
-        said = logits(task, batch).double().cpu().numpy()
+    with running(learner, batch):
+        said = logits(learner, batch).double().cpu().numpy()
     return Outputs(np.asarray(batch.samples, np.int64), said, batch.labels.double().cpu().numpy())
 
 
-def metrics(task: Classifier, parts: Sequence[Outputs], world: World) -> dict[str, float]:
+def metrics(learner: Learner, parts: Sequence[Outputs], world: World) -> dict[str, float]:
     """Evaluation metrics of all samples of all ranks, each once."""
     everything = join([part for share in gather(list(parts), world) for part in share])
-    return measure(task.labels, everything.logits, everything.targets)
+    return measure(_labels(learner), everything.logits, everything.targets)
 
 
-def sample_losses(task: Classifier, parts: Sequence[Outputs]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def sample_losses(learner: Learner, parts: Sequence[Outputs]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Ids of this rank's samples, with the loss of each, which counts as that of one label."""
     if not parts:
         return np.empty(0, np.int64), np.empty(0), np.empty(0)
     mine = join(parts)
-    losses = losses_of(task.labels, mine.logits, mine.targets)
+    losses = losses_of(_labels(learner), mine.logits, mine.targets)
     return mine.samples, losses, np.ones(len(losses))
 
 
@@ -174,26 +168,26 @@ def join(parts: Sequence[Outputs]) -> Outputs:
     return Outputs(samples[order], said[order], targets[order])
 
 
-def predictions(task: Classifier, parts: Sequence[Outputs], rows: Rows) -> Iterator[dict[str, Any]]:
+def predictions(learner: Learner, parts: Sequence[Outputs], rows: Rows) -> Iterator[dict[str, Any]]:
     """What the model said of each row, in order: `source`, `record` (from 0), `label`, and what `verdicts` gives."""
     everything = join(parts)
-    said = verdicts(task.labels, everything.logits)
+    said = verdicts(_labels(learner), everything.logits)
     for sample, target, verdict in zip(everything.samples, everything.targets, said, strict=True):
         place = {"source": int(rows.source[sample]), "record": int(rows.record[sample])}
-        yield {**place, "label": task.labels.name(target), **verdict}
+        yield {**place, "label": _labels(learner).name(target), **verdict}
 
 
-def confusion(task: Classifier, parts: Sequence[Outputs]) -> list[list[int]] | None:
+def confusion(learner: Learner, parts: Sequence[Outputs]) -> list[list[int]] | None:
     """How often class i (row) was taken for class j (column); None where there is more or less than one class."""
-    if task.labels.problem_type != "single_label_classification":
+    if _labels(learner).problem_type != "single_label_classification":
         return None
     everything = join(parts)
-    return count_confusions(task.labels, everything.logits, everything.targets)
+    return count_confusions(_labels(learner), everything.logits, everything.targets)
 
 
-def classify(task: Classifier, batches: Sequence[Batch]) -> list[dict[str, Any]]:
+def classify(learner: Learner, batches: Sequence[Batch]) -> list[dict[str, Any]]:
     """Verdicts on the texts of some batches, in the order of their samples."""
-    return verdicts(task.labels, join([evaluate(task, batch) for batch in batches]).logits)
+    return verdicts(_labels(learner), join([evaluate(learner, batch) for batch in batches]).logits)
 
 
 def verdicts(labels: Labels, logits: NDArray[np.float64]) -> list[dict[str, Any]]:

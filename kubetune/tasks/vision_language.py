@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -25,11 +24,12 @@ from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.image_processor import ImageProcessor, Picture, Upright, load_image_processor
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp, loading, lora, quantization
-from kubetune.models.acceleration import Workload, tune
+from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.attention.hooks import CannotRunPaddingFree, packed
+from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, backbone, check_padding_free, choose_attention, logit_rule, unwrap
 from kubetune.planning.model_shapes import TOWERS
-from kubetune.tasks.causal_lm import CausalLM, backward, evaluate, load_settings, metrics, sample_losses
+from kubetune.tasks.causal_lm import backward, evaluate, load_settings, metrics, sample_losses
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +54,7 @@ PROJECTORS: Final = ("merger", "deepstack_merger_list", "multi_modal_projector",
 """What models call the part that turns what is seen into tokens."""
 
 
-def build(config: Config, world: World, workload: Workload) -> CausalLM:
+def build(config: Config, world: World, workload: Workload) -> Learner:
     """Load the model, freeze what is not to learn, add adapters, and choose and prove the attention."""
     from transformers import AutoModelForImageTextToText
 
@@ -68,14 +68,12 @@ def build(config: Config, world: World, workload: Workload) -> CausalLM:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(re.fullmatch(frozen, name) is None)
     learner = ready(model.train(), config)
-    training = config.training
-    if training.compile == "auto":
-        training = training.model_copy(update={"compile": False})  # what it gains here has not been measured
-    tune(model, learner.route, config, workload, world.device)
-    return learner
+    if config.training.compile == "auto":
+        config = without_compiler(config)  # what it gains here has not been measured
+    return tune(learner, config, workload, world.device)
 
 
-def load(config: Config, folder: Path, device: torch.device) -> CausalLM:
+def load(config: Config, folder: Path, device: torch.device) -> Learner:
     """The trained model of a checkpoint folder, to be evaluated."""
     from transformers import AutoModelForImageTextToText
 
@@ -83,7 +81,7 @@ def load(config: Config, folder: Path, device: torch.device) -> CausalLM:
     return ready(loading.load_trained(AutoModelForImageTextToText, config, folder, device), config)
 
 
-def ready(model: nn.Module, config: Config) -> CausalLM:
+def ready(model: nn.Module, config: Config) -> Learner:
     """Choose how sequences go through a loaded model."""
     processor = load_image_processor(config, load_tokenizer(config.model))
     assert processor is not None, "this task has one"
@@ -92,9 +90,13 @@ def ready(model: nn.Module, config: Config) -> CausalLM:
     return seeing(model, choose_attention(model, config.model.attention, lambda m: self_check(m, processor)))
 
 
-def seeing(model: nn.Module, route: Route) -> CausalLM:
+def seeing(model: nn.Module, route: Route) -> Learner:
     """A causal language model whose hidden states are of images too."""
-    return CausalLM(model, route, partial(hidden_states, padding_free=route.padding_free))
+    return Learner(model, route, hidden=_hidden)
+
+
+def _hidden(learner: Learner, batch: Batch) -> Tensor:
+    return hidden_states(learner.lm, batch, padding_free=learner.route.padding_free)
 
 
 def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:

@@ -91,7 +91,7 @@ class FlatAdamW:
         self.master, self.gradient, self.exp_avg, self.exp_avg_sq = (torch.zeros(size, device=device) for _ in range(4))
         self.step_count = torch.zeros((), device=device)
         self._mirrors: list[tuple[nn.Parameter, Tensor]] = []
-        self._collected: list[Collected] = []
+        self.collected: dict[nn.Parameter, Collected] = {}  # cross_entropy.py adds to the head's directly
         self._decayed = sum(part.numel() for (name, p), part in zip(named, held, strict=True) if decays(name, p))
         start = 0
         for (_, parameter), part in zip(named, held, strict=True):
@@ -102,8 +102,7 @@ class FlatAdamW:
     def _adopt(self, parameter: nn.Parameter, value: Tensor, gradient: Tensor) -> None:
         value.copy_(parameter.data)
         collected = Collected(gradient)
-        parameter.collected = collected  # type: ignore[attr-defined]  # cross_entropy.py adds to it directly
-        self._collected.append(collected)
+        self.collected[parameter] = collected
         if parameter.dtype == torch.float32:
             parameter.data, parameter.grad = value, gradient
             return
@@ -169,7 +168,7 @@ class FlatAdamW:
     def clear_gradient(self) -> None:
         """Forget what was added up, so that the next gradient is the first."""
         self.gradient.zero_()
-        for collected in self._collected:
+        for collected in self.collected.values():
             collected.is_zero = True
 
     def _refresh(self) -> None:

@@ -89,6 +89,7 @@ def _train(
     learner = task.build(config, world, _workload(plan, data))
     check_positions(learner.model, data.longest)
     optimizer = make_optimizer(learner.model, config.training)
+    learner = replace(learner, gradient_sums=optimizer.collected)
     _log_model(learner, optimizer)
     _log_padding(data.tokenizer, world)
     run = Run(
@@ -137,7 +138,7 @@ def _train(
     if config.training.probe:
         preflight.rehearse(run, state)
     stop.defer()
-    with open_run_log(config, plan, run_dir, world, state) as run_log, run.checkpointer:
+    with open_run_log(config, plan, run_dir, world, state) as run_log, run.checkpointer, learner.undo:
         state = loop(run, state, run_log)
     return state
 
@@ -166,7 +167,8 @@ def _compile_planned(run: Run, state: State) -> None:
     learn = partial(_learn_ahead, run, state)
     if pointwise.compile_planned():
         learn()
-    compiled_layers.warm_up(run.learner.model, learn)
+    if run.learner.compiled_layers is not None:
+        compiled_layers.warm_up(run.learner.compiled_layers, learn)
 
 
 def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
@@ -237,7 +239,7 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
 def _backward(run: Run, state: State, micro: int, batch: Batch, work: Work) -> torch.Tensor:
     """Gradient of one micro-batch, divided by the labels of the whole global batch, whatever the split."""
     heartbeat.beat("micro-batch")
-    fsdp.expect_backward(run.learner.model, is_last=micro == len(work.batches) - 1)
+    run.learner.expect_backward(is_last=micro == len(work.batches) - 1)
     began = time.perf_counter()
     batch = batch.to(run.world.device)
     # Dropout depends on where we are, not on what ran before: a resumed run draws the same masks.

@@ -124,7 +124,7 @@ def _learn(run: Run, state: State, batch: Any) -> None:
     batch = batch.to(run.world.device)
     times = 2 if run.plan.may_accumulate else 1
     for micro in range(times):
-        fsdp.expect_backward(run.learner.model, is_last=micro == times - 1)
+        run.learner.expect_backward(is_last=micro == times - 1)
         run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))
 
 

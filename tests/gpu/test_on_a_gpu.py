@@ -9,6 +9,7 @@ GPU has.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from kubetune.models.attention import hooks
 from kubetune.models.attention.blockwise import Rule, block_attention
 from kubetune.models.fused_forwards import make_lean
 from kubetune.models.kernels import fp8, pointwise
+from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention
-from kubetune.tasks.causal_lm import CausalLM, backward
+from kubetune.tasks.causal_lm import backward
 from tests import toy
 from tests.architectures import (
     PROMISED,
@@ -61,7 +63,7 @@ def gradients_on_gpu(model: Any, rows: list[tuple[Any, Any]]) -> dict[str, Tenso
     assert route.padding_free, route.why_not
     lengths = np.array([len(ids) for ids, _ in rows])
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
-    task = CausalLM(model, route)
+    task = Learner(model, route)
     for group in pack(np.arange(len(rows)), lengths, 350):
         backward(task, collate([rows[i] for i in group]).to(DEVICE), 1.0 / labels)
     return {name: gradient.float().cpu() for name, gradient in take_gradients(model).items()}
@@ -82,7 +84,7 @@ def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(name: 
     _, exact = reference_gradients(model, rows)
     model = model.to(DEVICE, torch.bfloat16)
     recompute_activations(model, 1)
-    make_lean(model, fused=True)
+    make_lean(model, fused=True, undo=ExitStack())
     assert relative_error(gradients_on_gpu(model, rows), exact) <= HALF
 
 
@@ -94,7 +96,7 @@ def test_compiled_layers_are_exact_and_need_no_graph_for_other_borders(name: str
     model, batches = build_model(name, PROMISED[name]), [random_rows(), random_rows((50, 90, 7), seed=1)]
     exact = [reference_gradients(model, rows)[1] for rows in batches]
     model = model.to(DEVICE)
-    make_lean(model, fused=True)
+    make_lean(model, fused=True, undo=ExitStack())
     if recompute:
         recompute_activations(model)
 
@@ -102,9 +104,10 @@ def test_compiled_layers_are_exact_and_need_no_graph_for_other_borders(name: str
         norm = float(torch.cat([g.flatten() for g in gradients_on_gpu(model, batches[0]).values()]).norm())
         return norm, norm
 
-    assert compiled_layers.compile_layers(model)
-    compiled_layers.warm_up(model, learn)
-    assert model.get_base_model().compiled_layers.is_on
+    layers = compiled_layers.compile_layers(model)
+    assert layers is not None
+    compiled_layers.warm_up(layers, learn)
+    assert layers.is_on
     learn()  # pointwise functions around the layers are tried once before they are compiled
     graphs = compiled_layers.graphs()
     found = [gradients_on_gpu(model, rows) for rows in batches]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ from kubetune.models import acceleration, compiled_layers
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.fused_forwards import make_lean
 from kubetune.models.kernels import fp8, pointwise
+from kubetune.models.learner import Learner
 from kubetune.models.lora import add_lora
-from kubetune.models.padding_free import Route, choose_attention, unwrap
-from kubetune.tasks.causal_lm import CausalLM, backward
+from kubetune.models.padding_free import Route, choose_attention
+from kubetune.tasks.causal_lm import backward
 from tests import toy
 from tests.architectures import (
     PADDING_FREE,
@@ -64,7 +67,7 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
-def learn(task: CausalLM, number: int, seed: int | None = 0) -> tuple[float, dict[str, Tensor]]:
+def learn(task: Learner, number: int, seed: int | None = 0) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of a packed batch."""
     if seed is not None:
         torch.manual_seed(seed)
@@ -73,17 +76,18 @@ def learn(task: CausalLM, number: int, seed: int | None = 0) -> tuple[float, dic
     return loss, take_gradients(task.model)
 
 
-def facts(task: CausalLM) -> tuple[float, float]:
+def facts(task: Learner) -> tuple[float, float]:
     loss, gradients = learn(task, 0, seed=None)
     return loss, float(torch.cat([g.flatten().float() for g in gradients.values()]).norm())
 
 
-def compiled(task: CausalLM) -> compiled_layers.CompiledLayers:
+def compiled(task: Learner) -> tuple[Learner, compiled_layers.CompiledLayers]:
     """Have the layers of a model compiled, by its first packed batch."""
-    assert compiled_layers.compile_layers(task.model)
-    compiled_layers.warm_up(task.model, lambda: facts(task))
-    found: compiled_layers.CompiledLayers = unwrap(task.model).compiled_layers
-    return found
+    found = compiled_layers.compile_layers(task.model)
+    assert found is not None
+    task = replace(task, compiled_layers=found)
+    compiled_layers.warm_up(found, lambda: facts(task))
+    return task, found
 
 
 def compare(model: Any, tolerance: float = EXACT, *, fused: bool | None = True, recompute: int | None = 0) -> None:
@@ -91,16 +95,17 @@ def compare(model: Any, tolerance: float = EXACT, *, fused: bool | None = True, 
 
     `fused`: what `make_lean` is told; None where it has been called.
     """
-    task = CausalLM(model, choose_attention(model))
+    task = Learner(model, choose_attention(model))
     assert task.route.padding_free
     expected = [learn(task, number) for number in range(len(PACKED_BATCHES))]
     if fused:
         pointwise.compile_pointwise()
     if fused is not None:
-        make_lean(model, fused=fused)
+        make_lean(model, fused=fused, undo=ExitStack())
     if recompute != 0:
         recompute_activations(model, recompute)
-    assert compiled(task).is_on
+    task, layers = compiled(task)
+    assert layers.is_on
     learn(task, 1)  # pointwise functions around the layers are tried once before they are compiled
     graphs = compiled_layers.graphs()
     found = [learn(task, number) for number in range(len(PACKED_BATCHES))]
@@ -111,7 +116,7 @@ def compare(model: Any, tolerance: float = EXACT, *, fused: bool | None = True, 
 
 
 @pytest.mark.usefixtures("without_inductor")
-def test_other_borders_need_no_other_graph() -> None:
+def test_other_sequences_need_no_other_graph() -> None:
     compare(build_model("llama", {**PROMISED["llama"], "num_hidden_layers": 2}, lora=False), fused=False)
 
 
@@ -144,7 +149,7 @@ def test_dora_stays_exact() -> None:
 @compiles
 def test_layers_in_8_bit_floats_give_what_they_give_without_compiling() -> None:
     model = build_model("llama", SHAPES["llama"], dtype=torch.bfloat16)
-    make_lean(model, fused=False)
+    make_lean(model, fused=False, undo=ExitStack())
     assert fp8.round_layers(model)
     compare(model, 0.1, fused=None)  # other roundings of bf16 flip some of 8 bits
 
@@ -158,11 +163,12 @@ def test_dropout_draws_by_the_seed_alike_in_layers_that_recompute() -> None:
         base = build_model("llama", SHAPES["llama"], lora=False)
         model = add_lora(base, settings, task_type="CAUSAL_LM", seed=0)
         randomize_lora(model)
-        task = CausalLM(model, choose_attention(model))
-        make_lean(model, fused=False)
+        task = Learner(model, choose_attention(model))
+        make_lean(model, fused=False, undo=ExitStack())
         if recompute is None:
             recompute_activations(model, None)
-        assert compiled(task).is_on
+        task, layers = compiled(task)
+        assert layers.is_on
         found.append(learn(task, 1))
         assert learn(task, 1)[0] == found[-1][0]
         assert learn(task, 1, seed=1)[0] != found[-1][0]
@@ -191,14 +197,15 @@ def test_layers_run_as_they_are_where_compiling_them_fails(
 ) -> None:
     """The last layer leaves out rows, which makes it another graph than the first: one too many for a limit of one."""
     model = build_model("llama", {**PROMISED["llama"], "num_hidden_layers": 2})
-    task = CausalLM(model, choose_attention(model))
-    make_lean(model, fused=False)
+    task = Learner(model, choose_attention(model))
+    make_lean(model, fused=False, undo=ExitStack())
     expected = learn(task, 1)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     from torch._dynamo import config
 
     with config.patch(recompile_limit=limit):
-        assert not compiled(task).is_on
+        task, layers = compiled(task)
+        assert not layers.is_on
         found = learn(task, 1)
     assert found[0] == expected[0]
     assert relative_error(found[1], expected[1]) == 0.0
@@ -215,11 +222,11 @@ def test_where_it_cannot_work_it_is_refused_or_said(
         toy.make_config(tmp_path, {"compile": "layers", "parallelism": "fsdp"})
     model, workload, cpu = build_model("llama", SHAPES["llama"]), acceleration.Workload(1), torch.device("cpu")
     monkeypatch.setattr(shutil, "which", lambda _: "g++")
-    acceleration.tune(model, Route(False), config, workload, cpu)
+    acceleration.tune(Learner(model, Route(False)), config, workload, cpu)
     assert "training.compile is layers, but no layer of this model is compiled: it takes one sequence" in caplog.text
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(errors.ConfigError, match=r"training\.compile is layers, but there is no C"):
-        acceleration.tune(model, Route(True), config, workload, cpu)
+        acceleration.tune(Learner(model, Route(True)), config, workload, cpu)
 
 
 PATIENCE = 900.0

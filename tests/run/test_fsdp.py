@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,8 @@ def summed_gradients(world: World, config: Config, is_kept: bool) -> tuple[int, 
 
     learner = causal_lm.build(config, world, Workload(0))
     model: Any = learner.model
-    assert model.sums_once_per_step  # the toy is small enough for any device
-    model.sums_once_per_step = is_kept
+    assert learner.sums_once_per_step  # the toy is small enough for any device
+    learner = replace(learner, sums_once_per_step=is_kept)
     optimizer = make_optimizer(model, config.training)
     rows = prepare(config).train
     work = Feed(
@@ -145,7 +146,7 @@ def summed_gradients(world: World, config: Config, is_kept: bool) -> tuple[int, 
 
     torch.distributed.reduce_scatter_tensor = counting
     for micro, batch in enumerate(work.batches):
-        fsdp.expect_backward(model, is_last=micro == len(work.batches) - 1)
+        learner.expect_backward(is_last=micro == len(work.batches) - 1)
         causal_lm.backward(learner, batch, 1.0 / work.labels)
         counts.append(counts[-1])
     return len(work.batches), counts[:-1], optimizer.gradient.clone()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kubetune.models.kernels import cross_entropy, pointwise
 from kubetune.models.kernels.cross_entropy import Head, linear_cross_entropy
 from kubetune.models.padding_free import LogitRule
-from kubetune.training.adamw import AdamSettings, FlatAdamW
+from kubetune.training.adamw import AdamSettings, Collected, FlatAdamW
 
 LABELS, HIDDEN, VOCABULARY, SCALE = 37, 16, 53, 0.25
 
@@ -24,10 +24,12 @@ class Toy(nn.Module):
         self.hidden = nn.Parameter(torch.randn(LABELS, HIDDEN, generator=generator))
         self.weight = nn.Parameter(torch.randn(VOCABULARY, HIDDEN, generator=generator))
         self.bias = nn.Parameter(torch.randn(VOCABULARY, generator=generator))
+        self.sums: dict[nn.Parameter, Collected] = {}
         self.labels = torch.randint(VOCABULARY, (LABELS,), generator=generator)
 
     def fused(self, rule: LogitRule) -> Tensor:
-        return linear_cross_entropy(self.hidden, self.labels, Head(self.weight, self.bias, rule), SCALE)
+        head = Head(self.weight, self.bias, rule, self.sums.get(self.weight), self.sums.get(self.bias))
+        return linear_cross_entropy(self.hidden, self.labels, head, SCALE)
 
     def plain(self, rule: LogitRule) -> Tensor:
         logits = F.linear(self.hidden.float(), self.weight.float(), self.bias.float()) * rule.multiplier
@@ -45,6 +47,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_equal_to_plain_cross_entropy(rule: LogitRule, collecting: bool) -> None:
     expected, toy = Toy(), Toy()
     optimizer = FlatAdamW(toy.named_parameters(), AdamSettings()) if collecting else None
+    toy.sums = optimizer.collected if optimizer else {}
     for _ in range(2):  # gradients of several micro-batches add up
         plain, fused = expected.plain(rule), toy.fused(rule)
         plain.backward()
@@ -59,11 +62,12 @@ def test_equal_to_plain_cross_entropy(rule: LogitRule, collecting: bool) -> None
 def test_a_trained_head_in_bf16_collects_its_gradient_in_fp32() -> None:
     expected, toy = Toy().bfloat16(), Toy().bfloat16()
     optimizer = FlatAdamW(toy.named_parameters(), AdamSettings())
+    toy.sums = optimizer.collected
     steps = 64
     for _ in range(steps):
         toy.fused(LogitRule()).backward()
     expected.plain(LogitRule()).backward()
-    collected = toy.weight.collected.gradient  # type: ignore[attr-defined]
+    collected = toy.sums[toy.weight].gradient
     assert toy.weight.grad is None
     assert collected.dtype == torch.float32
     assert collected.untyped_storage().data_ptr() == optimizer.gradient.untyped_storage().data_ptr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from itertools import pairwise
 
 import numpy as np
@@ -18,9 +19,10 @@ from kubetune.models.attention import hooks
 from kubetune.models.attention.blockwise import Rule, block_attention
 from kubetune.models.attention.hooks import CannotRunPaddingFree, MaskRule, attend, packed
 from kubetune.models.fused_forwards import make_lean
+from kubetune.models.learner import Learner
 from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route, choose_attention, self_check
-from kubetune.tasks.causal_lm import CausalLM, backward
+from kubetune.tasks.causal_lm import backward
 from tests.architectures import (
     ONE_BY_ONE,
     PADDING_FREE,
@@ -43,7 +45,7 @@ def padding_free_gradients(model, rows, *, budget: int = 350):
     ids = np.arange(len(rows))
     groups = pack(ids, lengths, budget) if route.padding_free else [ids[i : i + 1] for i in ids]
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
-    task = CausalLM(model, route)
+    task = Learner(model, route)
     loss = sum(float(backward(task, collate([rows[i] for i in group]), 1.0 / labels)) for group in groups)
     return loss, take_gradients(model), route
 
@@ -112,7 +114,7 @@ def test_leaking_across_sequences_gives_other_gradients(monkeypatch):
     model, rows = build_model("llama", PROMISED["llama"]), random_rows()
     _, gradients = reference_gradients(model, rows)
     monkeypatch.setattr(hooks, "attend", _attend_to_everything)
-    task = CausalLM(model, Route(True))
+    task = Learner(model, Route(True))
     model.get_base_model().set_attn_implementation("padding_free")
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     backward(task, collate(rows), 1.0 / labels)
@@ -143,7 +145,7 @@ def test_mask_probe_refuses_borders_that_disagree_with_positions():
     batch = collate(random_rows())
     wrong = Batch(batch.input_ids, batch.position_ids, (0, batch.num_tokens), batch.rows, batch.labels, ())
     with pytest.raises(CannotRunPaddingFree, match="neither a causal nor"):
-        backward(CausalLM(model, Route(True)), wrong, 1.0)
+        backward(Learner(model, Route(True)), wrong, 1.0)
 
 
 def test_attention_outside_a_packed_batch_is_refused():
@@ -207,7 +209,7 @@ def test_lean_forwards_change_nothing(name, fused):
     model, rows = build_model(name, PROMISED[name]), random_rows()
     loss, gradients = reference_gradients(model, rows)
     names = [n for n, _ in model.named_parameters()]
-    swapped = make_lean(model, fused=fused)
+    swapped = make_lean(model, fused=fused, undo=ExitStack())
     packed_loss, ours, _ = padding_free_gradients(model, rows)
     assert swapped["lora"]
     assert swapped["rows"]
@@ -220,7 +222,7 @@ def test_lean_forwards_change_nothing(name, fused):
 def test_dora_keeps_pefts_own_forward():
     base = build_model("llama", PROMISED["llama"], lora=False)
     model = add_lora(base, LoraConfig(r=4, use_dora=True), task_type="CAUSAL_LM", seed=0)
-    assert not make_lean(model, fused=False)["lora"]
+    assert not make_lean(model, fused=False, undo=ExitStack())["lora"]
 
 
 class RoundingLinear(nn.Linear):
@@ -235,4 +237,4 @@ def test_a_frozen_layer_with_a_forward_of_its_own_keeps_it():
     for layer in base.model.layers:
         layer.mlp.up_proj.__class__ = RoundingLinear
     model = add_lora(base, LoraConfig(r=4, target_modules=["up_proj", "down_proj"]), task_type="CAUSAL_LM", seed=0)
-    assert make_lean(model, fused=False)["lora"] == len(base.model.layers)  # down_proj alone
+    assert make_lean(model, fused=False, undo=ExitStack())["lora"] == len(base.model.layers)  # down_proj alone

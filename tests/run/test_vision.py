@@ -25,12 +25,12 @@ from kubetune.data.vision.image_processor import ImageProcessor, load_image_proc
 from kubetune.inference.generate import Sampling, Speaker, answer, load_run
 from kubetune.models import padding_free
 from kubetune.models.attention.hooks import CannotRunPaddingFree
+from kubetune.models.learner import Learner
 from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route
 from kubetune.publishing.export import export_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import vision_language
-from kubetune.tasks.causal_lm import CausalLM
 from tests import toy
 from tests.architectures import randomize_lora, take_gradients
 from tests.pictures import ARCHITECTURES, QUESTION, save_seeing_model, write_questions
@@ -231,7 +231,7 @@ def test_a_merged_model_is_one_that_transformers_loads_and_that_sees(
     assert right / len(rows) >= 0.9
 
 
-def build(folder: Path, name: str, vision: VisionConfig | None = None) -> tuple[CausalLM, ImageProcessor]:
+def build(folder: Path, name: str, vision: VisionConfig | None = None) -> tuple[Learner, ImageProcessor]:
     """A model with random adapters everywhere that may learn, and its image processor."""
     save_seeing_model(folder, name, sharpen=3.0)
     settings = {"model": str(folder), "task": "vision_language", "data": {"train": "none"}}

@@ -8,7 +8,7 @@ vocabulary is made in place, in rooms that every chunk of a run uses again.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,12 +23,24 @@ STRIPE = 2**22
 """Numbers of a head's gradient that are made before they are added to it: so few that they stay in the cache."""
 
 
+class GradientSum(Protocol):
+    """Where an optimizer adds up the gradient of one parameter in fp32 (adamw.Collected)."""
+
+    def opened(self) -> Tensor:
+        """The sum, of the parameter's shape, to be added to."""
+
+
 class Head(NamedTuple):
-    """An output head: `weight` `[vocabulary, hidden]`, `bias` `[vocabulary]` or None, and what follows the product."""
+    """An output head: `weight` `[vocabulary, hidden]`, `bias` `[vocabulary]` or None, and what follows the product.
+
+    `weight_sum` and `bias_sum`: where their gradients are added up, if the optimizer does so.
+    """
 
     weight: Tensor
     bias: Tensor | None
     rule: LogitRule
+    weight_sum: GradientSum | None = None
+    bias_sum: GradientSum | None = None
 
 
 def chunk_rows(vocabulary: int) -> int:
@@ -92,9 +104,9 @@ def _add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
         total[start : start + rows] += d_logits[:, start : start + rows].t() @ x
 
 
-def _collected(parameter: Tensor | None) -> Any:
-    """What the optimizer collects the gradient of a parameter in, where it does (optim.Collected)."""
-    return getattr(parameter, "collected", None)
+def _opened(parameter: Tensor, collected: GradientSum | None) -> Tensor:
+    # In fp32: hundreds of chunks would be rounded away in bf16.
+    return torch.zeros(parameter.shape, device=parameter.device) if collected is None else collected.opened()
 
 
 class FusedLinearCrossEntropy(Function):
@@ -113,16 +125,12 @@ class FusedLinearCrossEntropy(Function):
         labels: Tensor,
         scale: float,
         rule: LogitRule,
+        weight_sum: GradientSum | None,
+        bias_sum: GradientSum | None,
     ) -> Tensor:
         d_hidden = torch.empty_like(hidden)
-        # A trained head collects its gradient in fp32: hundreds of chunks would be rounded away in bf16.
-        d_weight = d_bias = None
-        if ctx.needs_input_grad[1]:
-            collected = _collected(weight)
-            d_weight = torch.zeros(weight.shape, device=weight.device) if collected is None else collected.opened()
-        if bias is not None and ctx.needs_input_grad[2]:
-            collected = _collected(bias)
-            d_bias = torch.zeros(bias.shape, device=bias.device) if collected is None else collected.opened()
+        d_weight = _opened(weight, weight_sum) if ctx.needs_input_grad[1] else None
+        d_bias = _opened(bias, bias_sum) if bias is not None and ctx.needs_input_grad[2] else None
         loss = torch.zeros((), device=hidden.device)
         rows = chunk_rows(len(weight))
         buffer = _room(0, hidden, min(rows, len(hidden)), len(weight), hidden.dtype)
@@ -138,8 +146,8 @@ class FusedLinearCrossEntropy(Function):
                 d_bias += d_logits.float().sum(0)
         ctx.save_for_backward(
             d_hidden,
-            d_weight if _collected(weight) is None else None,
-            d_bias if _collected(bias) is None else None,
+            d_weight if weight_sum is None else None,
+            d_bias if bias_sum is None else None,
         )
         ctx.dtype = weight.dtype
         return loss * scale
@@ -151,16 +159,14 @@ class FusedLinearCrossEntropy(Function):
             d_hidden * grad.to(d_hidden.dtype),
             None if d_weight is None else (d_weight * grad).to(ctx.dtype),
             None if d_bias is None else (d_bias * grad).to(ctx.dtype),
-            None,
-            None,
-            None,
+            *(None,) * 5,
         )
 
 
 def linear_cross_entropy(hidden: Tensor, labels: Tensor, head: Head, scale: float = 1.0) -> Tensor:
     """Training loss: `scale × Σ cross-entropy` of rows `[labels, hidden]` against `labels` `[labels]`, fp32 scalar."""
     loss = FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, labels, scale, head.rule
+        hidden, head.weight, head.bias, labels, scale, head.rule, head.weight_sum, head.bias_sum
     )
     return cast(Tensor, loss)
 

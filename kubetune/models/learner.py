@@ -1,0 +1,54 @@
+"""A model ready to train, and all that is known of it: what tasks build, and the rest of a run is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor, nn
+
+from kubetune.models.padding_free import Route, hidden_states, unwrap
+
+if TYPE_CHECKING:
+    from kubetune.batching.batch import Batch
+    from kubetune.data.text.labels import Labels
+    from kubetune.models.compiled_layers import CompiledLayers
+    from kubetune.models.kernels.cross_entropy import GradientSum
+
+
+def _hidden(learner: Learner, batch: Batch) -> Tensor:
+    # Packed batches of one sequence would lack some arguments of the layers, which makes another kind of them.
+    return hidden_states(learner.lm, batch, always_packed=learner.compiled_layers is not None)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A model, with what is known of it written here and not on its modules, which are others'.
+
+    `route`: how sequences go through it. `labels`: what a classifier tells apart. `hidden`: the final hidden states
+    `[tokens, hidden]` of a packed batch. `sums_once_per_step`: a sharded model keeps whole gradients until the last
+    micro-batch of a step. `compiled_layers`: decoder layers that are compiled once the first step is done.
+    `gradient_sums`: where the optimizer adds up the gradients of parameters. `undo`: takes back what was changed in
+    transformers for this model.
+    """
+
+    model: nn.Module
+    route: Route
+    labels: Labels | None = None
+    hidden: Callable[[Learner, Batch], Tensor] = _hidden
+    sums_once_per_step: bool = False
+    compiled_layers: CompiledLayers | None = None
+    gradient_sums: Mapping[nn.Parameter, GradientSum] = field(default_factory=dict)
+    undo: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def lm(self) -> Any:
+        """The transformers model inside a PEFT model, or the model itself."""
+        return unwrap(self.model)
+
+    def expect_backward(self, *, is_last: bool) -> None:
+        """Say before each micro-batch of a step whether it is the last one, after which whole gradients are summed."""
+        if self.sums_once_per_step:
+            cast(Any, self.model).set_requires_gradient_sync(is_last)

@@ -1,0 +1,81 @@
+"""Every change to transformers and torch that holds for a whole process: what, checked with which versions, and undone.
+
+Each is a context manager; leaving it undoes the change. Tests look for the names in the versions that are installed.
+Documented hooks (attention functions registered by name) and forwards set on modules of one model are no patches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from types import TracebackType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A name that is replaced: `place` (a module, or `module:class`), `name` in it, and the versions checked with."""
+
+    place: str
+    name: str
+    checked: str
+
+    def owner(self) -> Any:
+        """The module or class that holds the name; ImportError or AttributeError where this version has none."""
+        module, _, inner = self.place.partition(":")
+        found = import_module(module)
+        return getattr(found, inner) if inner else found
+
+
+CUTTING = Patch("transformers.distributed.mixin:DistributedMixin", "maybe_distribute_model", "transformers>=5.23,<5.24")
+"""Where `from_pretrained` shards a model: transformers' own plans know some architectures only (fsdp.py)."""
+
+ROTARY = Patch("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", "transformers>=5.0,<5.24")
+"""Rotary embedding: a function of the file of each architecture, of which Llama's is named for all."""
+
+LOAD_REPORT = Patch("transformers.modeling_utils", "logger", "transformers>=5.0,<5.24")
+"""The table of weights that a checkpoint lacks, which `loading` says in one line."""
+
+PATCHES = (CUTTING, ROTARY, LOAD_REPORT)
+
+
+class Replaced(AbstractContextManager[None]):
+    """`owner.name` is `new`, until the end. No generator: one that is thrown away would undo itself."""
+
+    def __init__(self, owner: Any, name: str, new: Any) -> None:
+        self.owner, self.name, self.new = owner, name, new
+
+    def __enter__(self) -> None:
+        self.theirs = vars(self.owner)[self.name]
+        setattr(self.owner, self.name, self.new)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        setattr(self.owner, self.name, self.theirs)
+
+
+def cutting_by(cut: Any) -> Replaced:
+    """`from_pretrained` shards by `cut(model, …)`. Raises ImportError where transformers is too old to shard."""
+    return Replaced(CUTTING.owner(), CUTTING.name, staticmethod(cut))
+
+
+def rotary_by(source: Any, apply: Any) -> Replaced:
+    """The models of transformers' file `source` turn queries and keys by `apply`."""
+    return Replaced(source, ROTARY.name, apply)
+
+
+@contextmanager
+def without_load_report() -> Iterator[None]:
+    """transformers does not print its table of weights that a checkpoint lacks."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    logger = logging.getLogger(LOAD_REPORT.place)
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
