@@ -39,6 +39,7 @@ OPTIMIZERS = {
     "adamw_8bit": "adamw_8bit",
     "adamw_torch_8bit": "adamw_8bit",
 }
+_ALL_LINEAR = ("all", "all-linear", "ALL")
 _PAGED = {"paged_adamw_8bit": "adamw_8bit", "paged_adamw_32bit": "adamw", "paged_adamw": "adamw"}
 FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check proves exact"
 
@@ -54,9 +55,8 @@ def optimizer(draft: Draft, key: str, value: Any) -> None:
     elif value in _PAGED:
         draft.approximate(key, "training.optim", _PAGED[value], "the optimizer's state is not paged to the host")
     else:
-        draft.approximate(
-            key, "training.optim", "adamw", f"{value} is not there; choose the learning rate anew for AdamW"
-        )
+        why = f"{value} is not there; choose the learning rate anew for AdamW"
+        draft.approximate(key, "training.optim", "adamw", why)
 
 
 def steps(path: str) -> Rule:
@@ -104,9 +104,8 @@ def resumption(draft: Draft, key: str, value: Any) -> None:
     if as_flag(value) in (True, False):
         draft.unneeded(key, "a run goes on from its newest good checkpoint by itself; see training.resume")
     else:
-        draft.drop(
-            key, "a run goes on from its own newest checkpoint only; merge another's result into the model first"
-        )
+        own = "a run goes on from its own newest checkpoint only"
+        draft.drop(key, f"{own}; merge another's result into the model first")
 
 
 def push(draft: Draft, key: str, value: Any) -> None:
@@ -225,16 +224,14 @@ def remote_code(draft: Draft, key: str, value: Any) -> None:
 def modules(draft: Draft, key: str, value: Any) -> None:
     """Target modules of LoRA: all linear layers, names, or one regular expression."""
     names = as_list(value) if not isinstance(value, str) or re.fullmatch(r"[\w.,\s-]+", value) else value
-    if isinstance(names, str):
+    others = names if isinstance(names, str) else [name for name in names if name not in _ALL_LINEAR]
+    if others == names:
         draft.carry(key, "lora.target_modules", names)
-    elif any(name in ("all", "all-linear", "ALL") for name in names):
-        if len(names) == 1:
-            draft.carry(key, "lora.target_modules", "all-linear")
-        else:
-            others = ", ".join(str(name) for name in names if name not in ("all", "all-linear", "ALL"))
-            draft.approximate(key, "lora.target_modules", "all-linear", f"adapters on {others} are left out")
+    elif len(names) == 1:
+        draft.carry(key, "lora.target_modules", "all-linear")
     else:
-        draft.carry(key, "lora.target_modules", names)
+        left = ", ".join(map(str, others))
+        draft.approximate(key, "lora.target_modules", "all-linear", f"adapters on {left} are left out")
 
 
 def names(path: str) -> Rule:
@@ -278,11 +275,10 @@ def packing(draft: Draft, key: str, value: Any) -> None:
 
 def share(draft: Draft, key: str, value: Any) -> None:
     """Part held out for evaluation: a share, or a number of rows, which depends on how many there are."""
-    if isinstance(value, (int, float)) and 0 <= value < 1:
-        if value:
-            draft.carry(key, "data.eval", float(value))
-        else:
-            draft.unneeded(key, "off, as here")
+    if value == 0:
+        draft.unneeded(key, "off, as here")
+    elif isinstance(value, (int, float)) and 0 < value < 1:
+        draft.carry(key, "data.eval", float(value))
     else:
         draft.approximate(key, "data.eval", 0.05, "a share is held out here, not a number of rows; adjust it")
 
@@ -426,10 +422,9 @@ def complete(draft: Draft) -> None:
     """One note for each key, and none without: a key whose setting was taken out again counts as dropped."""
     told = {note.key for note in draft.notes}
     for key, value in draft.given.items():
-        if key not in told:
-            if is_empty(value):
-                draft.unneeded(key, "left empty")
-            else:
-                draft.drop(key, "read, but nothing here follows from it")
+        if key not in told and is_empty(value):
+            draft.unneeded(key, "left empty")
+        elif key not in told:
+            draft.drop(key, "read, but nothing here follows from it")
     last = {(note.key, note.kind == "assumed"): note for note in draft.notes}
     draft.notes[:] = [note for note in draft.notes if last[(note.key, note.kind == "assumed")] is note]

@@ -225,10 +225,8 @@ def _around(config: NebiusCluster) -> Iterator[Step]:
 
 
 def _cluster(config: NebiusCluster) -> Iterator[Step]:
-    options = [
-        *("--control-plane-version", config.kubernetes_version),
-        *("--control-plane-subnet-id", _subnet(config.subnet)),
-    ]
+    options = ["--control-plane-version", config.kubernetes_version]
+    options += ["--control-plane-subnet-id", _subnet(config.subnet)]
     if config.public_endpoint:
         options.append("--control-plane-endpoints-public-endpoint=true")
     yield _create(config, "cluster", "cluster", config.name, tuple(options))
@@ -266,25 +264,19 @@ def _node_options(config: NebiusCluster, group: NodeGroupConfig) -> Iterator[str
     if group.labels:
         yield from ("--template-metadata-labels", ",".join(f"{key}={value}" for key, value in group.labels.items()))
     if shared := config.filesystem:
-        attached = {
-            "attach_mode": "READ_WRITE",
-            "mount_tag": shared.mount_tag,
-            "existing_filesystem": {"id": "@{filesystem}"},
-        }
+        disk_of_all = {"existing_filesystem": {"id": "@{filesystem}"}}
+        attached = {"attach_mode": "READ_WRITE", "mount_tag": shared.mount_tag, **disk_of_all}
         yield from ("--template-filesystems", json.dumps([attached], separators=(",", ":")))
         yield from ("--template-cloud-init-user-data", cloud_init(shared.mount_tag, shared.mount_point))
 
 
 def cloud_init(mount_tag: str, mount_point: str) -> str:
     """User data that mounts the shared filesystem on a node, now and after each of its restarts."""
-    return "\n".join(
-        (
-            "runcmd:",
-            f"  - sudo mkdir -p {mount_point}",
-            f"  - sudo mount -t virtiofs {mount_tag} {mount_point}",
-            f'  - echo {mount_tag} {mount_point} "virtiofs" "defaults,nofail" "0" "2" | sudo tee -a /etc/fstab',
-            "",
-        )
+    return (
+        "runcmd:\n"
+        f"  - sudo mkdir -p {mount_point}\n"
+        f"  - sudo mount -t virtiofs {mount_tag} {mount_point}\n"
+        f'  - echo {mount_tag} {mount_point} "virtiofs" "defaults,nofail" "0" "2" | sudo tee -a /etc/fstab\n'
     )
 
 
@@ -335,16 +327,10 @@ def _claims(config: NebiusCluster) -> Iterator[Step]:
 
 
 def _claim(name: str, namespace: str, size: str, storage_class: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            "storageClassName": storage_class,
-            "resources": {"requests": {"storage": size}},
-        },
-    }
+    wanted = {"resources": {"requests": {"storage": size}}}
+    spec = {"accessModes": ["ReadWriteMany"], "storageClassName": storage_class, **wanted}
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
 
 
 # The code of gRPC, as the CLI prints it; a word such as "profile not found" is none.
