@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Trouble:
-    """What becomes of a user's requests, `get pods/exec` say, that match a regular expression.
+    """Fate of a user's requests, `get pods/exec` say, that match a regular expression.
 
     `about`: only of those about objects in whose names this regular expression is found.
 
@@ -80,7 +80,7 @@ class Faults:
         self._troubles.append(Trouble(**facts))  # type: ignore[arg-type]
 
     async def meet(self, request: web.Request, asked: str, name: str) -> web.StreamResponse | None:
-        """What a user's request meets before it is served: ApiError, or an answer in the place of the true one."""
+        """Fate of a user's request before it is served: ApiError, or an answer in the place of the true one."""
         self.asked.append(asked)
         for trouble in self._troubles:
             if trouble.times and re.fullmatch(trouble.request, asked) and re.search(trouble.about, name):

@@ -1,4 +1,4 @@
-"""What one run of the server is told, and what an image name stands for."""
+"""Settings of one run of the server, and the meaning of image names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what. No token or `admin` may do everything; `sa:NAMESPACE:NAME` what RoleBindings grant that account."""
+"""Rights of users. No token or `admin` may do everything; `sa:NAMESPACE:NAME` what RoleBindings grant that account."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _denied(token: str, verb: str, target: Target, plural: str) -> ApiError:
 
 
 def allowed(store: Store, token: str, verb: str, group: str, plural: str, namespace: str, name: str | None) -> bool:
-    """Whether some RoleBinding in the namespace grants the verb; `plural` may end in `/subresource`."""
+    """Some RoleBinding in the namespace grants the verb; `plural` may end in `/subresource`."""
     if token in ("", ADMIN):
         return True
     account = tuple(token.removeprefix("sa:").split(":"))

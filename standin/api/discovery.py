@@ -1,4 +1,4 @@
-"""What clients ask before anything else: which groups, versions, kinds and verbs there are, and a little OpenAPI."""
+"""Discovery, which clients ask before anything else: groups, versions, kinds and verbs, and a little OpenAPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How answers leave the server."""
+"""Answers, as they leave the server."""
 
 from __future__ import annotations
 

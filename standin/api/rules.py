@@ -187,7 +187,7 @@ _KIND_RULES = {
 
 # -- Pod Security
 def pod_security_violations(pod: Object) -> list[str]:
-    """What the standard "restricted" forbids in a pod spec, in the wording of the admission controller."""
+    """Violations of the standard "restricted" in a pod spec, in the wording of the admission controller."""
     context = pod.get("securityContext") or {}
     out = []
     for container in containers_of(pod):
@@ -215,7 +215,7 @@ def pod_security_violations(pod: Object) -> list[str]:
 
 
 def restricted(store: Store, namespace: str) -> bool:
-    """Whether a namespace enforces the Pod Security standard "restricted"."""
+    """A namespace enforces the Pod Security standard "restricted"."""
     found = store.get("Namespace", "", namespace)
     return bool(found) and labels_of(found or {}).get("pod-security.kubernetes.io/enforce") == "restricted"
 

@@ -70,7 +70,7 @@ class _Stream:
         self._from_state = flag(request, "sendInitialEvents")
 
     def start(self, since: str) -> list[Change]:
-        """What to send before the first new change."""
+        """Events to send before the first new change."""
         store = self._store
         if since in ("", "0") or self._from_state:
             objects = store.list(self._resource.kind, self._namespace or None)

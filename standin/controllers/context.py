@@ -1,4 +1,4 @@
-"""What every controller has at hand, and how they create the objects they own."""
+"""Things that every controller has at hand, and the making of the objects they own."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _create_jobs(context: Context, jobset: Object, current: list[Object]) -> Non
 
 
 def _may_begin(replicated: Object, current: list[Object]) -> bool:
-    """Whether all that it depends on has completed, or is ready where that is enough."""
+    """All that it depends on has completed, or is ready where that is enough."""
     for wanted in replicated.get("dependsOn", []):
         before = [job for job in current if labels_of(job)[_REPLICATED_JOB] == wanted["name"]]
         test = _is_ready if wanted["status"] == "Ready" else _is_complete

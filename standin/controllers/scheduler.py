@@ -88,7 +88,7 @@ def _group(pod: Object) -> Gang | None:
 
 
 def _lacking(context: Context, gang: Gang, pods: list[Object], refusals: dict[str, str]) -> str | None:
-    """What keeps a gang from starting, with its pods placed as far as they fit; None where all is well."""
+    """Reason that keeps a gang from starting, with its pods placed as far as they fit; None where all is well."""
     version, namespace, name = gang
     groups = context.store.list("PodGroup", namespace)
     found = [group for group in groups if (group["apiVersion"], name_of(group)) == (version, name)]
@@ -110,7 +110,7 @@ def _claims(pod: Object) -> list[str]:
 
 
 def _misfit(pod: Object, node: Object, pods: list[Object]) -> str | None:
-    """Why a pod cannot run on a node, in the scheduler's words; None when it can."""
+    """Reason why a pod cannot run on a node, in the scheduler's words; None when it can."""
     if node["spec"].get("unschedulable"):
         return "node(s) were unschedulable"
     wanted = pod["spec"].get("nodeSelector") or {}
@@ -134,7 +134,7 @@ def _misfit(pod: Object, node: Object, pods: list[Object]) -> str | None:
 
 
 def _request(pod: Object, resource: str) -> float:
-    """What a pod reserves; a limit counts where no request is given."""
+    """Resources that a pod reserves; a limit counts where no request is given."""
     total = 0.0
     for container in pod["spec"]["containers"]:
         resources = container.get("resources", {})

@@ -1,1 +1,1 @@
-"""What a node does: kubelet, container runtime, volumes, environment, addresses and names."""
+"""A node: kubelet, container runtime, volumes, environment, addresses and names."""

@@ -82,7 +82,7 @@ class Container:
 
     # -- starting
     def _prepare(self) -> Object:
-        """What runtime.py needs to start the container; Waiting when something is missing."""
+        """Specification that runtime.py needs to start the container; Waiting when something is missing."""
         worker, context = self.worker, self._context
         image = worker.kubelet.pull(self.spec["image"], self.spec.get("imagePullPolicy"))
         if self._uid == 0 and context.get("runAsNonRoot"):
@@ -112,14 +112,14 @@ class Container:
         }
 
     def _message_file(self) -> Path:
-        """Where the container may leave its last word, empty at each start."""
+        """File for the container's last word, empty at each start."""
         path = self.worker.folder / f"{self.name}.message"
         path.write_text("")
         path.chmod(0o666)
         return path
 
     def folders(self) -> dict[str, str]:
-        """Where volumes would be mounted, and the folders that they are."""
+        """Folders of volumes, by the path that each would be mounted at."""
         return {os.path.normpath(target): source for source, target, _ in self._mounts()}
 
     def _prepare_loopback(self, argv: list[str]) -> Object:

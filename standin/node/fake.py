@@ -9,7 +9,7 @@ LABELS = {"type": "kwok"}
 
 
 def is_fake(store: Store, pod: Object) -> bool:
-    """Whether a pod was put onto a fake node."""
+    """A pod was put onto a fake node."""
     node = store.get("Node", "", pod["spec"].get("nodeName") or "")
     return node is not None and LABELS.items() <= labels_of(node).items()
 

@@ -49,7 +49,7 @@ class Kubelet:
         return next(address for address in self._addresses if address not in taken)
 
     def pull(self, image: str, policy: str | None = None) -> Image:
-        """What an image name stands for; Waiting when it cannot be pulled, or has to be there and is not any more."""
+        """Image of that name; Waiting when it cannot be pulled, or has to be there and is not any more."""
         found = self.settings.image(image)
         if found is None or self._faults.image_is_broken(image):
             if policy == "Never":

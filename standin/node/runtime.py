@@ -57,7 +57,7 @@ def die_with_parent() -> None:
 
 
 def single_user() -> bool:
-    """Whether this user namespace maps one id only, so that nothing can run as another user."""
+    """This user namespace maps one id only, so that nothing can run as another user."""
     with open("/proc/self/uid_map") as file:
         return sum(int(line.split()[2]) for line in file) == 1
 

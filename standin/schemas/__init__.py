@@ -35,7 +35,7 @@ def validator(api_version: str, kind: str, version: str = NEWEST) -> Draft202012
 
 
 def problems(obj: dict[str, Any], version: str = NEWEST) -> list[str]:
-    """What a strict server would refuse in one object, each as `path: message`."""
+    """Problems for which a strict server would refuse one object, each as `path: message`."""
     found = validator(obj["apiVersion"], obj["kind"], version)
     if found is None:
         return [f"{obj['apiVersion']}/{obj['kind']}: no schema is kept for this kind"]

@@ -1,4 +1,4 @@
-"""What the API server answers when it refuses: a Kubernetes `Status` with the wording kubectl users know."""
+"""Refusals as the API server answers them: a Kubernetes `Status` with the wording kubectl users know."""
 
 from __future__ import annotations
 

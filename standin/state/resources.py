@@ -31,7 +31,7 @@ class Resource:
 
     @property
     def categories(self) -> list[str]:
-        """What else names it: `kubectl get all` asks for those of this category."""
+        """Other names for it: `kubectl get all` asks for those of this category."""
         return ["all"] if self.kind in ("Pod", "Service", "Job", "StatefulSet", "Deployment") else []
 
     @property
@@ -87,7 +87,7 @@ def resource_of(obj: Object) -> Resource:
 
 @dataclass(frozen=True)
 class Target:
-    """What a request's URL names. An empty namespace means all of them, or a cluster-wide kind."""
+    """Object or objects that a request's URL names. An empty namespace means all of them, or a cluster-wide kind."""
 
     resource: Resource
     namespace: str
