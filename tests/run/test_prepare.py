@@ -96,6 +96,15 @@ def test_a_second_start_reads_nothing_but_bytes(model: Path, tmp_path: Path) -> 
     assert again.train.weights == (2.0,)
 
 
+def test_rows_prepared_from_another_place_are_told_by_the_path_of_this_run(model: Path, tmp_path: Path) -> None:
+    first, second = (write(tmp_path / name, [record(n) for n in range(4)]) for name in ("a.jsonl", "b.jsonl"))
+    cache = tmp_path / "cache"
+    prepared = [prepare(config(model, cache, str(file))) for file in (first, second, first)]
+    assert len({found.path for found in prepared}) == 1, "they are the same rows"
+    paths = [[source["path"] for source in found.stats["train"]["sources"]] for found in prepared]
+    assert paths == [[str(first)], [str(second)], [str(first)]]
+
+
 def test_every_change_that_matters_changes_the_fingerprint(model: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [record(n) for n in range(60)])
     name = str(file)

@@ -95,7 +95,7 @@ def test_a_conversation_is_shown_turn_by_turn(inputs: Path, tmp_path: Path, monk
     assert [(turn["role"], turn["content"]) for turn in sample["messages"]] == talk
     assert sample["expected"].strip() == "lazy"
     page = write_report([run_dir], tmp_path / "report.html").read_text()
-    turns = re.findall('<span class="who">(.*?)</span><pre class="prompt">(.*?)</pre>', page)
+    turns = re.findall('<span class="who">(.*?)</span><div><pre class="prompt">(.*?)</pre>', page)
     assert turns == [(role, html.escape(content)) for role, content in talk]
     del sample["messages"], sample["answers"], sample["step"]
     (run_dir / metrics.SAMPLES).write_text(f"{json.dumps(sample)}\n")

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,9 +103,20 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
         tokenizer=tokenizer,
         train=rows["train"],
         eval=rows.get("eval"),
-        stats={split: json.loads((folder / split / "stats.json").read_text()) for split in sources},
+        stats={split: _stats(folder / split, given) for split, given in sources.items()},
         labels=Labels.read(folder / LABELS) if (folder / LABELS).is_file() else None,
     )
+
+
+def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:
+    """What became of a split's records, of each source by the path that this run names it by.
+
+    Rows are found by what is in their files, which may have lain elsewhere when they were prepared.
+    """
+    stats: dict[str, Any] = json.loads((folder / "stats.json").read_text())
+    for found, source in zip(stats["sources"], sources, strict=True):
+        found["path"] = source.path
+    return stats
 
 
 def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
