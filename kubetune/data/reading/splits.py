@@ -117,7 +117,7 @@ def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
         remedies.insert(0, "set data.overlong to truncate")
     if stats["no_label"]:
         reason = "no answer, or it was truncated" if stats["longest"] > limit else "no answer"
-        causes.append(f"{stats['no_label']:,} with nothing to learn ({reason})")
+        causes.append(f"{stats['no_label']:,} with nothing to train on ({reason})")
     if stats["longest"] > limit:
         remedies.insert(0, "raise data.max_length")
     if not lost:
