@@ -241,7 +241,13 @@ def _loss(runs: Sequence[RunRecord]) -> Chart | None:
         if evaluated is not None:
             lines.append(_line(runs, run, "evaluation loss", evaluated, 1, kind="points"))
     about = "Training loss smoothed." if len(runs) > 1 and lines else ""
-    return Chart("loss", "Loss", "fixed", lines, about, "loss a token") if lines else None
+    return Chart("loss", "Loss", "fixed", lines, about, _loss_axis(runs)) if lines else None
+
+
+def _loss_axis(runs: Sequence[RunRecord]) -> str:
+    """What one loss is of: a token of a text that is written, or a whole sample that is told apart."""
+    found = {"sample" if run.config.task == "sequence_classification" else "token" for run in runs}
+    return f"loss a {found.pop()}" if len(found) == 1 else "loss"
 
 
 def _of_steps(
@@ -339,7 +345,7 @@ def _source_losses(runs: Sequence[RunRecord]) -> list[Chart]:
             for run, series in found[key]
         ]
         title = "Evaluation loss by source" + (f", part {number}" if len(names) > size else "")
-        charts.append(Chart(f"sources-{number}", title, "fixed", lines, axis="loss a token"))
+        charts.append(Chart(f"sources-{number}", title, "fixed", lines, axis=_loss_axis(runs)))
     return charts
 
 

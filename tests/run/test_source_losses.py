@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.planning.plan import make_plan
 from kubetune.reporting import write_report
+from kubetune.reporting.charts import charts_of
+from kubetune.reporting.reading import read_run
 from kubetune.rundir import metrics
 from kubetune.tasks import task_module
 from kubetune.training.evaluation import evaluate
@@ -83,6 +86,12 @@ def test_a_run_records_and_shows_the_loss_of_each_source(inputs: Path, tmp_path:
     page = write_report([run_dir], tmp_path / "report.html").read_text()
     assert "Evaluation loss by source" in page
     assert "loss of first/held-out.jsonl" in page
+    record = read_run(run_dir)
+    classifier = replace(record, config=record.config.model_copy(update={"task": "sequence_classification"}))
+    for run, axis in ((record, "loss a token"), (classifier, "loss a sample")):
+        charts = {chart.name: chart for chart in charts_of([run])}
+        assert {charts[name].axis for name in ("loss", "sources-1")} == {axis}
+        assert [line.label for line in charts["sources-1"].lines] == ["first/held-out.jsonl", "second/held-out.jsonl"]
 
 
 def test_a_run_of_one_source_says_nothing_of_sources(inputs: Path) -> None:
