@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -24,7 +25,8 @@ HEAVY = TORCH | {"numpy", "tokenizers", "pyarrow", "datasets"}
 LATE = {"rundir.trackers", "rundir.mlflow_tracker"}
 """Light, and yet they may import what is heavy inside functions: training alone calls those."""
 
-MOST_FILES = 20
+MOST_FILES, MOST_LINES_OF_A_FILE = 20, 500
+SPINE, MOST_LINES_OF_THE_SPINE = 15, 3200
 RETIRED = {
     "Snapshots": "Checkpointer", "Piece": "OptimizerShard", "Journal": "RunLog", "Room": "MemoryBudget",
     "Ending": "ExitStatus", "Title": "Lease", "Meeting": "Rendezvous",
@@ -149,6 +151,24 @@ def test_training_knows_no_cluster() -> None:
 def test_folders_stay_small_enough_to_be_read() -> None:
     counts = Counter(path.parent for path in MODULES.values())
     assert not {str(folder.relative_to(PACKAGE)): count for folder, count in counts.items() if count > MOST_FILES}
+
+
+def test_files_stay_short_enough_to_be_read() -> None:
+    lines = {module: len(path.read_text("utf-8").splitlines()) for module, path in MODULES.items()}
+    assert not {module: count for module, count in lines.items() if count > MOST_LINES_OF_A_FILE}
+
+
+def test_the_spine_is_there_and_can_be_read_in_an_hour() -> None:
+    page = (PACKAGE.parent / "docs" / "design.md").read_text("utf-8")
+    spine = re.findall(r"^\| \d+ \| \[(.+?)\]\(../kubetune/\1\.py\) \|", page, re.MULTILINE)
+    assert len(spine) == SPINE
+    lines = sum(len((PACKAGE / f"{name}.py").read_text("utf-8").splitlines()) for name in spine)
+    assert lines <= MOST_LINES_OF_THE_SPINE
+
+
+def test_the_page_on_design_lists_the_rooms_as_the_package_does() -> None:
+    page = (PACKAGE.parent / "docs" / "design.md").read_text("utf-8")
+    assert [name for name in re.findall(r"^(\w+)  +\S", page, re.MULTILINE) if name in ORDER] == ORDER
 
 
 def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
