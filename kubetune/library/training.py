@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -139,16 +140,18 @@ def _died(status: int) -> dict[str, Any]:
 def _error(answer: Mapping[str, Any], run_dir: Path) -> errors.KubetuneError:
     """What to raise for a run that did not end well: by what it says of itself, where it came so far."""
     if "error" in answer:
-        return _made(answer["error"], ExitStatus(answer["code"], answer["reason"]), "")
+        return _made(answer["error"], ExitStatus(answer["code"], answer["reason"]))
     status = exit_status.read_exit_status(run_dir)
     if status is None or status.code != answer["code"]:  # that of an earlier start
         status = ExitStatus(answer["code"], f"{run_dir} ended with exit code {answer['code']}")
-    return _made(status.error or _BY_CODE.get(status.code, "KubetuneError"), status, f"; logs in {run_dir / 'logs'}")
+    told = f"{status.reason.rstrip('.')}. Logs are in {run_dir / 'logs'}"
+    return _made(status.error or _BY_CODE.get(status.code, ""), replace(status, reason=told))
 
 
-def _made(name: str, status: ExitStatus, more: str) -> errors.KubetuneError:
+def _made(name: str, status: ExitStatus) -> errors.KubetuneError:
     if status.code == errors.PREEMPTED:
         return errors.Preempted(status.step or 0)
     kind = getattr(errors, name, None)
-    fits = isinstance(kind, type) and issubclass(kind, errors.KubetuneError) and kind is not errors.Preempted
-    return (kind if fits and kind is not None else errors.KubetuneError)(f"{status.reason}{more}")
+    if not (isinstance(kind, type) and issubclass(kind, errors.KubetuneError)) or kind is errors.Preempted:
+        kind = errors.KubetuneError
+    return kind(status.reason)

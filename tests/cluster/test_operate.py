@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+import kubetune
+from kubetune.errors import ConfigError, DataError
 from standin.state.objects import find_condition, name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
@@ -403,3 +406,23 @@ def test_condition_of_a_pod_is_asked_of_the_right_pod(desk: Desk) -> None:
     (never,) = desk.cluster.find("Pod", "batch.kubernetes.io/job-completion-index=0")
     assert find_condition(never, "PodScheduled")["reason"] == "Unschedulable"
     assert "no pod of node 0 is running" in desk.quick("exec", "fit", "--", "true", code=2).stderr
+
+
+# -- from Python
+def test_the_example_of_submitting_from_python_does_what_the_verb_does(desk: Desk) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    [block] = re.findall(r"^```python submit\n(.*?)^```$", page, re.M | re.S)
+    desk.cluster.break_image(".")
+    desk.write({"compute.nodes": 1})  # of two, advice would be a warning
+    names: dict[str, Any] = {"kubetune": kubetune}
+    with desk.at():
+        assert kubetune.submit("run.yaml", dry_run=True).outcome == "checked"
+        exec(block, names)
+        assert (names["job"].outcome, names["job"].name) == ("submitted", "fit")
+        assert kubetune.submit("run.yaml").outcome == "unchanged"
+        desk.write({"compute.nodes": 1, "logging.level": "DEBUG"})
+        with pytest.raises(ConfigError, match=r"Job fit .*\. Replace it\? Call with replace=True for that\. Nothing"):
+            kubetune.submit("run.yaml")
+        (desk.folder / "train.jsonl").write_text("not JSON\n")
+        with pytest.raises(DataError, match=r"train\.jsonl:1: is not JSON(.|\n)*check=False submits it all the same"):
+            kubetune.submit("run.yaml")

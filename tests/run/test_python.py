@@ -121,7 +121,7 @@ def test_what_ends_a_run_in_its_own_process_is_raised_here_as_what_it_is(
     wrong = config(tmp_path)
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 3 + '{"messages": 1}\n')
     wrong["data"] = {"train": str(tmp_path / "bad.jsonl")}
-    with pytest.raises(errors.DataError, match=r"bad\.jsonl:4[^;]*; logs in"):
+    with pytest.raises(errors.DataError, match=r"bad\.jsonl:4.*config and logs\. Logs are in "):
         kubetune.train(wrong, quiet=True)
     assert capsys.readouterr().out == ""
     status = kubetune.Run.open(tmp_path / "run").exit_status
