@@ -31,7 +31,7 @@ from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.reading.splits import split_sources
 from kubetune.data.text.encode import learnt_messages
-from kubetune.inference.generate import Asked, Sampling, Speaker, answers, load_run
+from kubetune.inference.generate import EncodedPrompt, LoadedModel, Sampling, answers, load_run
 from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import folder_of, steps, verify
 
@@ -98,29 +98,29 @@ class _Question(NamedTuple):
     """A row of the evaluation data without its last answer, which is what is `expected`."""
 
     row: int
-    asked: Asked
+    encoded: EncodedPrompt
     prompt: str
     expected: str
 
 
 def _ask_best(run_dir: Path, rows: Rows, number: int) -> tuple[list[_Question], list[str], int, list[str]]:
     """Questions, what the model says before training, the step of the best checkpoint, and what that says."""
-    speaker, sampling = load_run(run_dir), Sampling(MOST_TOKENS)
-    questions = _questions(speaker, rows, number)
-    asked = [question.asked for question in questions]
-    after = list(answers(speaker, asked, sampling))
-    with speaker.as_base() as base:
-        before = list(answers(base, asked, sampling))
-    return questions, before, int(speaker.result.checkpoint.resolve().name.removeprefix("step-")), after
+    loaded, sampling = load_run(run_dir), Sampling(MOST_TOKENS)
+    questions = _questions(loaded, rows, number)
+    prompts = [question.encoded for question in questions]
+    after = list(answers(loaded, prompts, sampling))
+    with loaded.as_base() as base:
+        before = list(answers(base, prompts, sampling))
+    return questions, before, int(loaded.result.checkpoint.resolve().name.removeprefix("step-")), after
 
 
 def _ask(run_dir: Path, step: int, questions: Sequence[_Question]) -> list[str]:
     """What the checkpoint of a step says; its model is gone again when this returns."""
-    asked = [question.asked for question in questions]
-    return list(answers(load_run(run_dir, str(step)), asked, Sampling(MOST_TOKENS)))
+    prompts = [question.encoded for question in questions]
+    return list(answers(load_run(run_dir, str(step)), prompts, Sampling(MOST_TOKENS)))
 
 
-def _questions(speaker: Speaker, rows: Rows, number: int) -> list[_Question]:
+def _questions(loaded: LoadedModel, rows: Rows, number: int) -> list[_Question]:
     """Rows drawn the same way each time: what the model is given, and what is expected of it."""
     ids = np.arange(len(rows), dtype=np.int64)
     found: list[_Question] = []
@@ -130,9 +130,9 @@ def _questions(speaker: Speaker, rows: Rows, number: int) -> list[_Question]:
         if begin is None or len(found) == number:
             continue
         images = rows.images(index) if rows.processor is not None else ()
-        prompt = speaker.tokenizer.decode(row[:begin].tolist()).strip()[-_MOST_CHARACTERS:]
-        expected = speaker.tokenizer.decode(row[begin : begin + MOST_TOKENS].tolist())
-        found.append(_Question(index, Asked(row[:begin].tolist(), images), prompt, expected))
+        prompt = loaded.tokenizer.decode(row[:begin].tolist()).strip()[-_MOST_CHARACTERS:]
+        expected = loaded.tokenizer.decode(row[begin : begin + MOST_TOKENS].tolist())
+        found.append(_Question(index, EncodedPrompt(row[:begin].tolist(), images), prompt, expected))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Asking a trained classifier about texts: what `kubetune generate` does for one."""
+"""Verdicts of a trained classifier on texts: what `kubetune generate` does for one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from kubetune.batching.batch import Batch, collate_labelled
 from kubetune.data.prepared.order import pack
 from kubetune.data.text.encode_labelled import frame, within_positions
-from kubetune.data.text.tokenizer import load_tokenizer
-from kubetune.inference.result import open_result
+from kubetune.inference.result import default_device, open_result
 from kubetune.tasks import sequence_classification as task
 
 TOKENS_AT_ONCE = 8192
@@ -22,17 +20,16 @@ TOKENS_AT_ONCE = 8192
 def classify_texts(
     run_dir: Path, which: str, texts: Sequence[tuple[str, str | None]], model: str | None = None
 ) -> list[dict[str, Any]]:
-    """What the classifier of a run takes each text, or pair of texts, for; overlong ones are cut as in training.
+    """Verdict of a run's classifier on each text, or pair of texts; overlong ones are cut as in training.
 
     `model`: its base, where that lies elsewhere here.
     """
     result = open_result(run_dir, which, model)
-    config = result.config
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     with result.checked():
-        learner = task.load(config, result.checkpoint, device)
-        tokenizer = load_tokenizer(config.model)
-    limit = within_positions(config, tokenizer).data.max_length
+        learner = task.load(result.config, result.checkpoint, device)
+        tokenizer = result.tokenizer
+    limit = within_positions(result.config, tokenizer).data.max_length
     framed = [frame(tokenizer, text, second, limit) for text, second in texts]
     if not framed:
         return []

@@ -6,8 +6,6 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
 from kubetune import errors
 from kubetune.base.files import write_atomic
 from kubetune.config.load import load_config
@@ -15,16 +13,15 @@ from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World
-from kubetune.inference.result import open_result
+from kubetune.inference.result import default_device, open_result
 from kubetune.planning.plan import make_plan
 from kubetune.rundir.metrics import EVALUATION, now
-from kubetune.tasks import task_module
 from kubetune.training.evaluation import collect, measured
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What evaluating a run found. `confusion[i][j]`: rows of class i taken for class j, of those in `names`.
+    """Findings of an evaluation. `confusion[i][j]`: rows of class i taken for class j, of those in `names`.
 
     `predictions`: the file that holds what a classifier said of each row.
     """
@@ -76,8 +73,7 @@ def evaluate_run(
     """
     result = open_result(run_dir, which, model)
     config, folder = result.config, result.checkpoint
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    task = task_module(config)
+    device, task = default_device(), result.task
     if predictions is not None and not hasattr(task, "predictions"):
         raise errors.ConfigError(f"predictions are a classifier's; {run_dir} is a run of task {config.task}")
     if data is not None:

@@ -1,4 +1,4 @@
-"""Asking a trained model: what `kubetune generate`, `kubetune chat` and the demo share.
+"""Answers of a trained model: what `kubetune generate`, `kubetune chat` and the demo share.
 
 Prompts become ids by the very function that made them in training, so that a model is asked the way it was taught.
 """
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 from transformers.generation.streamers import BaseStreamer
 
 from kubetune import errors
@@ -24,21 +23,19 @@ from kubetune.batching.image_batches import PictureReader, collate_pictured
 from kubetune.config.schema import Config
 from kubetune.data.reading.formats import Chat, convert
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.sources import read_source
 from kubetune.data.text.encode import Encoder
-from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
+from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.encode import VisionEncoder
-from kubetune.data.vision.image_processor import ImageRef, load_image_processor
-from kubetune.inference.result import Result, open_result
+from kubetune.data.vision.image_processor import ImageRef
+from kubetune.inference.result import Result, default_device, open_result
 from kubetune.models import loading
-from kubetune.tasks import task_module
 
 Prompt = str | Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen: greedily at temperature 0, else from the `top_p` likeliest share."""
+    """Choice of tokens: greedily at temperature 0, else from the `top_p` likeliest share."""
 
     max_new_tokens: int = 256
     temperature: float = 0.0
@@ -62,7 +59,7 @@ WINDOW = 256
 """Prompts among which those of equal length go together; what comes after waits."""
 
 
-class Asked(NamedTuple):
+class EncodedPrompt(NamedTuple):
     """A prompt as a model takes it; its `images` are read when it is its turn."""
 
     ids: list[int]
@@ -70,7 +67,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Speaker:
+class LoadedModel:
     """A model that answers. `is_chat`: it was taught conversations. `result` is what it was loaded from.
 
     `reader` reads images for a model with a vision tower.
@@ -90,7 +87,7 @@ class Speaker:
         return self.result.config
 
     @contextmanager
-    def as_base(self) -> Iterator[Speaker]:
+    def as_base(self) -> Iterator[LoadedModel]:
         """The model before fine-tuning: the same one with its adapters off, else loaded beside it, once.
 
         Raises EnvironmentFault where the memory does not hold both.
@@ -102,28 +99,28 @@ class Speaker:
         if not self._base:
             _require_room(self.model)
             with self.result.checked(base=True):
-                loaded: Any = loading.load_pretrained(_auto_class(self.config), self.config, _device())
-            self._base.append(loaded.eval())
+                base: Any = loading.load_pretrained(self.result.auto_class, self.config, default_device())
+            self._base.append(base.eval())
         yield replace(self, model=self._base[0])
 
-    def encode(self, prompt: Prompt, images: Sequence[str] = (), tools: Sequence[Any] = ()) -> Asked:
+    def encode(self, prompt: Prompt, images: Sequence[str] = (), tools: Sequence[Any] = ()) -> EncodedPrompt:
         """Ids of a prompt; plain text becomes the user's turn where the model was taught conversations.
 
         `images` go where the prompt has `<image>`, or before it. Raises ValueError for what cannot be asked.
         """
         if isinstance(prompt, str):
             if not self.is_chat and not images:
-                return Asked(self.tokenizer.encode_prompt(prompt))
+                return EncodedPrompt(self.tokenizer.encode_prompt(prompt))
             prompt = [{"role": "user", "content": prompt}]
         seen = {"images": [os.path.abspath(image) for image in images]} if images else {}
         chat = convert({"messages": list(prompt), "tools": list(tools), **seen})
         assert isinstance(chat, Chat)
         if not images:
-            return Asked(self.tokenizer.encode_prompt(chat.messages, chat.tools))
+            return EncodedPrompt(self.tokenizer.encode_prompt(chat.messages, chat.tools))
         if self.reader is None:
             raise ValueError(f"has images, which need a model that sees; this run has `task: {self.config.task}`")
         row = VisionEncoder(Encoder(self.tokenizer), self.reader.processor).encode_prompt(chat)
-        return Asked(row.ids, row.images)
+        return EncodedPrompt(row.ids, row.images)
 
     def left_out(self, prompt: Prompt, tools: Sequence[Any] = ()) -> list[str]:
         """What the chat template does not show to the model of what it is asked, in words.
@@ -137,20 +134,20 @@ class Speaker:
         assert isinstance(chat, Chat)
         return self.tokenizer.require_chat().left_out(chat.messages, chat.tools)
 
-    def look(self, asked: Asked) -> dict[str, Any]:
+    def look(self, prompt: EncodedPrompt) -> dict[str, Any]:
         """The images of a prompt as the model's code takes them; nothing where there are none."""
-        if not asked.images or self.reader is None:
+        if not prompt.images or self.reader is None:
             return {}
-        ids, device = np.asarray(asked.ids, np.uint32), next(self.model.parameters()).device
+        ids, device = np.asarray(prompt.ids, np.uint32), next(self.model.parameters()).device
         row = (ids, np.zeros(len(ids), bool))
-        batch = collate_pictured([row], [self.reader.read(asked.images)], self.reader.processor)
+        batch = collate_pictured([row], [self.reader.read(prompt.images)], self.reader.processor)
         return image_inputs(batch.to(device))
 
 
 def _require_room(model: Any) -> None:
     """Raise EnvironmentFault where a second model of this size does not fit."""
     needed = sum(p.numel() * p.element_size() for p in model.parameters())
-    free = torch.cuda.mem_get_info()[0] if _device().type == "cuda" else processes.free_memory_bytes()
+    free = torch.cuda.mem_get_info()[0] if default_device().type == "cuda" else processes.free_memory_bytes()
     if free < needed:
         raise errors.EnvironmentFault(
             f"the model before fine-tuning takes {needed / 1e9:.1f} GB beside the one that was trained whole, and "
@@ -158,41 +155,27 @@ def _require_room(model: Any) -> None:
         )
 
 
-def load_run(run_dir: StrPath, which: str = "best", *, model: str | None = None) -> Speaker:
+def load_run(run_dir: StrPath, which: str = "best", *, model: str | None = None) -> LoadedModel:
     """Load the result of a run, ready to answer. `model`: its base, where that lies elsewhere here.
 
     Raises ConfigError where the base, or its tokenizer, is another than the run was trained with.
     """
-    result = open_result(run_dir, which, model)
+    return load_result(open_result(run_dir, which, model))
+
+
+def load_result(result: Result) -> LoadedModel:
+    """Load an open result, ready to answer."""
     config = result.config
     with result.checked():
-        tokenizer = load_tokenizer(config.model)
-        processor = load_image_processor(config, tokenizer)
-        loaded = loading.load_trained(_auto_class(config), config, result.checkpoint, _device()).eval()
-    is_chat = tokenizer.chat is not None and _learnt_conversations(config)
-    return Speaker(loaded, tokenizer, is_chat, result, PictureReader(processor) if processor else None)
-
-
-def _auto_class(config: Config) -> Any:
-    return getattr(transformers, task_module(config).AUTO_CLASS)
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _learnt_conversations(config: Config) -> bool:
-    """Whether the first training record is a conversation; without the data at hand it is taken for one."""
-    source = config.data.train[0]
-    try:
-        record = next(read_source(source, Problems()))
-        return isinstance(convert(record.value, source.format, source.columns), Chat)
-    except (errors.KubetuneError, ValueError, StopIteration, OSError):
-        return True
+        tokenizer, processor = result.tokenizer, result.image_processor
+        model = loading.load_trained(result.auto_class, config, result.checkpoint, default_device()).eval()
+    # Where nobody knows what it was taught, a model that can chat is taken for one that was taught to.
+    is_chat = tokenizer.chat is not None and result.facts.is_chat is not False
+    return LoadedModel(model, tokenizer, is_chat, result, PictureReader(processor) if processor else None)
 
 
 def answer(
-    speaker: Speaker,
+    loaded: LoadedModel,
     prompts: Sequence[Prompt],
     sampling: Sampling,
     *,
@@ -203,68 +186,72 @@ def answer(
 
     Raises DataError naming each prompt that cannot be asked; nothing is answered then.
     """
-    problems, asked = Problems(), []
+    problems, encoded = Problems(), []
     for number, (prompt, own) in enumerate(zip(prompts, images or [()] * len(prompts), strict=True), 1):
         try:
-            asked.append(speaker.encode(prompt, own))
+            encoded.append(loaded.encode(prompt, own))
         except ValueError as error:
             problems.add(f"prompt:{number}", str(error))
     problems.raise_if_any()
-    return list(answers(speaker, asked, sampling, batch_size=batch_size))
+    return list(answers(loaded, encoded, sampling, batch_size=batch_size))
 
 
-def answers(speaker: Speaker, asked: Sequence[Asked], sampling: Sampling, *, batch_size: int = 32) -> Iterator[str]:
+def answers(
+    loaded: LoadedModel, prompts: Sequence[EncodedPrompt], sampling: Sampling, *, batch_size: int = 32
+) -> Iterator[str]:
     """One answer for each prompt, in order, each as soon as it is known.
 
     Prompts of equal length go together, so nothing is padded; one with images goes alone.
     """
-    for start in range(0, len(asked), WINDOW):
+    for start in range(0, len(prompts), WINDOW):
         torch.manual_seed(sampling.seed + start)
-        yield from _in_order(speaker, asked[start : start + WINDOW], sampling, batch_size)
+        yield from _in_order(loaded, prompts[start : start + WINDOW], sampling, batch_size)
 
 
-def _in_order(speaker: Speaker, asked: Sequence[Asked], sampling: Sampling, batch_size: int) -> Iterator[str]:
+def _in_order(
+    loaded: LoadedModel, prompts: Sequence[EncodedPrompt], sampling: Sampling, batch_size: int
+) -> Iterator[str]:
     by_length: dict[tuple[int, int], list[int]] = {}
-    for index, (ids, images) in enumerate(asked):
+    for index, (ids, images) in enumerate(prompts):
         by_length.setdefault((len(ids), index if images else -1), []).append(index)
     known: dict[int, str] = {}
     told = 0
     for group in by_length.values():
         for start in range(0, len(group), batch_size):
             part = group[start : start + batch_size]
-            new = _generate(speaker, [asked[i] for i in part], sampling)
-            known |= {index: speaker.tokenizer.decode(ids) for index, ids in zip(part, new, strict=True)}
+            new = _generate(loaded, [prompts[i] for i in part], sampling)
+            known |= {index: loaded.tokenizer.decode(ids) for index, ids in zip(part, new, strict=True)}
             while told in known:
                 yield known.pop(told)
                 told += 1
 
 
 def stream_answer(
-    speaker: Speaker, prompt: Prompt, sampling: Sampling, show: Callable[[str], None], images: Sequence[str] = ()
+    loaded: LoadedModel, prompt: Prompt, sampling: Sampling, show: Callable[[str], None], images: Sequence[str] = ()
 ) -> str:
     """Answer one prompt, handing each new piece of text to `show`; returns the whole answer."""
     torch.manual_seed(sampling.seed)
-    printer = _Printer(speaker.tokenizer, show)
-    [ids] = _generate(speaker, [speaker.encode(prompt, images)], sampling, printer)
+    printer = _Printer(loaded.tokenizer, show)
+    [ids] = _generate(loaded, [loaded.encode(prompt, images)], sampling, printer)
     printer.flush(final=True)
-    return speaker.tokenizer.decode(ids)
+    return loaded.tokenizer.decode(ids)
 
 
 @torch.inference_mode()
 def _generate(
-    speaker: Speaker, prompts: list[Asked], sampling: Sampling, streamer: BaseStreamer | None = None
+    loaded: LoadedModel, prompts: list[EncodedPrompt], sampling: Sampling, streamer: BaseStreamer | None = None
 ) -> list[list[int]]:
     """New ids for prompts of one length, or a single one with images, without what follows the first end token."""
-    device = next(speaker.model.parameters()).device
-    ids = torch.tensor([asked.ids for asked in prompts], device=device)
-    ends = speaker.tokenizer.eos_ids
-    out = speaker.model.generate(
+    device = next(loaded.model.parameters()).device
+    ids = torch.tensor([prompt.ids for prompt in prompts], device=device)
+    ends = loaded.tokenizer.eos_ids
+    out = loaded.model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         eos_token_id=list(ends),
-        pad_token_id=speaker.tokenizer.pad_id,
+        pad_token_id=loaded.tokenizer.pad_id,
         streamer=streamer,
-        **speaker.look(prompts[0]),
+        **loaded.look(prompts[0]),
         **sampling.settings(),
     )
     return [_until_end(row, ends) for row in out[:, ids.shape[1] :].tolist()]

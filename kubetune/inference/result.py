@@ -1,7 +1,8 @@
-"""The result of a run, found: its config as trained, its checkpoint, and where its base and tokenizer lie here.
+"""The result of a run, opened: its checkpoint, its config as trained, and base, tokenizer and facts as found here.
 
-What a run from elsewhere names by a path of that place is looked for where `--model` says. What is found is compared
-with what the run was trained on (identity.py) while it is loaded. Loading itself is loading.py's.
+Every verb that asks, measures or publishes a model opens it by `open_result`; nothing else looks for checkpoints, bases
+or tokenizers. What a run from elsewhere names by a path of that place is looked for where `--model` says. What is found
+is compared with what the run was trained on (identity.py) while it is loaded.
 """
 
 from __future__ import annotations
@@ -9,27 +10,80 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import transformers
 
 from kubetune import errors
 from kubetune.base.files import StrPath
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config, ModelConfig
-from kubetune.data.prepared import identity
+from kubetune.data.prepared import data_facts, identity
+from kubetune.data.prepared.data_facts import DataFacts
 from kubetune.data.reading.hub import is_local
+from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
+from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
 from kubetune.models import quantization
-from kubetune.rundir import checkpoints as checkpoint
+from kubetune.rundir import checkpoints
+from kubetune.tasks import task_module
 from kubetune.training import cpu_dtype
 
 
 @dataclass(frozen=True)
 class Result:
-    """One checkpoint of a run. `config.model` names base and tokenizer as found here; `given`: by `--model`."""
+    """One checkpoint of a run. `trained`: the config as trained; `given`: the base by `--model`.
+
+    What depends on the base is found when it is first asked for.
+    """
 
     run_dir: Path
-    config: Config
+    trained: Config
     checkpoint: Path
     given: str | None = None
+
+    @cached_property
+    def config(self) -> Config:
+        """The config whose `model` names base and tokenizer as found here.
+
+        Raises ModelError where an adapter's base is not here.
+        """
+        settings = self.trained.model
+        if self.given is not None:
+            place = str(Path(self.given).expanduser().absolute()) if is_local(self.given) else self.given
+            settings = settings.model_copy(update={"path": place, "revision": _commit(self.run_dir, place)})
+        if not is_here(settings) and self.trained.lora is None:
+            settings = settings.model_copy(update={"path": str(self.checkpoint), "revision": None})
+        if not is_here(settings):
+            raise _not_here(self.run_dir, settings.path)
+        settings = _with_tokenizer(settings, self.checkpoint)
+        return identity.pinned(self.trained.model_copy(update={"model": settings}), self.run_dir)
+
+    @cached_property
+    def task(self) -> ModuleType:
+        return task_module(self.trained)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.config.model)
+
+    @cached_property
+    def image_processor(self) -> ImageProcessor | None:
+        """The image processor of a model that sees."""
+        return load_image_processor(self.config, self.tokenizer)
+
+    @cached_property
+    def facts(self) -> DataFacts:
+        """The facts about its data that the run keeps, or those of the data themselves."""
+        return data_facts.known(self.run_dir, self.config)
+
+    @property
+    def auto_class(self) -> Any:
+        """The class of transformers that loads models of the run's task."""
+        return getattr(transformers, self.task.AUTO_CLASS)
 
     @contextmanager
     def checked(self, *, base: bool | None = None) -> Iterator[None]:
@@ -38,8 +92,8 @@ class Result:
         `base`: whether the base is loaded; left out, whether the checkpoint is an adapter. Raises ConfigError.
         """
         if base and self.config.model.path == str(self.checkpoint):
-            raise _not_here(self.run_dir, read_config(self.run_dir).model.path)
-        needs_base = self.config.lora is not None if base is None else base
+            raise _not_here(self.run_dir, self.trained.model.path)
+        needs_base = self.trained.lora is not None if base is None else base
         parts = [*(["model"] if needs_base else []), *(["tokenizer"] if not self._has_own_tokenizer else [])]
         said = f"--model {self.given}" if self.given else "its config"
         with identity.checked(identity.Check(self.config, self.run_dir, said, tuple(parts))):
@@ -47,7 +101,7 @@ class Result:
 
     @property
     def _has_own_tokenizer(self) -> bool:
-        """Whether the tokenizer is the checkpoint's own copy, which has checksums of its own."""
+        """Tokenizer from the checkpoint's own copy, which has checksums of its own."""
         model = self.config.model
         return str(self.checkpoint) in (model.tokenizer, model.path)
 
@@ -55,21 +109,16 @@ class Result:
 def open_result(run_dir: StrPath, which: str = "best", model: str | None = None) -> Result:
     """The result of a run: `best`, `last` or a step. `model`: folder or hub id of its base, if elsewhere here.
 
-    Raises ConfigError where there is no such run or checkpoint, ModelError where an adapter's base is not here.
+    Raises ConfigError where there is no such run or checkpoint.
     """
     run_dir = Path(run_dir)
-    config = cpu_dtype.as_trained(run_dir, quantization.as_trained(run_dir, read_config(run_dir)))
-    folder = checkpoint.choose(run_dir, which)
-    settings = config.model
-    if model is not None:
-        place = str(Path(model).expanduser().absolute()) if is_local(model) else model
-        settings = settings.model_copy(update={"path": place, "revision": _commit(run_dir, place)})
-    if not is_here(settings) and config.lora is None:
-        settings = settings.model_copy(update={"path": str(folder), "revision": None})
-    if not is_here(settings):
-        raise _not_here(run_dir, settings.path)
-    settings = _with_tokenizer(settings, folder)
-    return Result(run_dir, identity.pinned(config.model_copy(update={"model": settings}), run_dir), folder, model)
+    trained = cpu_dtype.as_trained(run_dir, quantization.as_trained(run_dir, read_config(run_dir)))
+    return Result(run_dir, trained, checkpoints.choose(run_dir, which), model)
+
+
+def default_device() -> torch.device:
+    """The GPU, where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _not_here(run_dir: Path, path: str) -> errors.ModelError:
@@ -80,7 +129,7 @@ def _not_here(run_dir: Path, path: str) -> errors.ModelError:
 
 
 def is_here(model: ModelConfig) -> bool:
-    """Whether a model can be looked for: on the hub, or in a folder that exists."""
+    """True of a model that can be looked for: on the hub, or in a folder that exists."""
     return not is_local(model.path) or Path(model.path).expanduser().is_dir()
 
 

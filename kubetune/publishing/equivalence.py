@@ -1,11 +1,11 @@
-"""Whether an exported model says what the trained one said: logits of both on held-out rows, by transformers' own code.
+"""Proof that an exported model says what the trained one said: logits of both on held-out rows, by transformers.
 
 Models are run one after the other, never two at a time. Nothing here loads or writes a model (export.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,18 +18,16 @@ from torch import Tensor, nn
 from kubetune import errors
 from kubetune.base import files
 from kubetune.batching.batch import Batch, collate, collate_labelled
-from kubetune.batching.feed import evaluation_batch
-from kubetune.batching.image_batches import picture_reader
+from kubetune.batching.image_batches import collate_pictured
 from kubetune.config.schema import Config
-from kubetune.data.prepared.order import hash_ids
+from kubetune.data.prepared import kept_rows
+from kubetune.data.prepared.kept_rows import PROOF_ROWS, KeptRow
 from kubetune.data.prepared.prepare import prepare
-from kubetune.data.prepared.rows import Rows
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.text.tokenizer_files import MODEL_FILES
+from kubetune.data.vision.image_processor import ImageProcessor
+from kubetune.inference.result import Result
 
-ROWS = 8
-LONGEST = 256
-"""Tokens of a row that are run."""
 POSITIONS = 32
 """Positions of a row whose logits are kept: 150,000 words times every token would not be a small thing to hold."""
 
@@ -65,32 +63,35 @@ class Sample:
         return sum(batch.num_tokens for batch in self.batches)
 
 
-def choose_sample(config: Config, vocabulary: int) -> Sample:
-    """Rows held out from training where there are any, always the same ones.
+def choose_sample(result: Result, tell: Callable[[str], None]) -> Sample:
+    """The rows that the run kept for this; of a run from before they were kept, the same ones from its data.
 
-    Without the data at hand, random tokens.
+    Without the data at hand, random tokens. Raises EnvironmentFault where what was kept is damaged.
     """
-    try:
-        data = prepare(config)
-    except (errors.KubetuneError, OSError) as error:
-        reason = " ".join(str(error).split())
-        return Sample(_random(config, vocabulary), f"rows of random tokens, as the data are not at hand ({reason})")
-    rows, origin = (data.train, "training rows") if data.eval is None else (data.eval, "held-out rows")
-    ids = np.arange(len(rows), dtype=np.int64)
-    chosen = np.sort(ids[np.argsort(hash_ids(ids, "proof of export"), kind="stable")][:ROWS])
-    return Sample(tuple(_batch(rows, int(i)) for i in chosen), origin)
+    kept, config = kept_rows.read(result.run_dir, kept_rows.PROOF), result.config
+    if kept is None:
+        tell("the run keeps no rows to prove its export on: they are chosen from its data")
+        try:
+            kept = kept_rows.proof_rows(prepare(config))
+        except (errors.KubetuneError, OSError) as error:
+            reason = " ".join(str(error).split())
+            origin = f"rows of random tokens, as the data are not at hand ({reason})"
+            return Sample(_random(config, result.tokenizer.vocab_size), origin)
+    return Sample(tuple(_batch(row, result.image_processor) for row in kept.rows), kept.origin)
 
 
-def _batch(rows: Rows, index: int) -> Batch:
-    if rows.targets is not None or rows.processor is not None:
-        return evaluation_batch(rows, np.array([index]), picture_reader(rows))
-    ids, trained = rows.row(index)
-    return collate([(ids[:LONGEST], trained[:LONGEST])], [index])
+def _batch(row: KeptRow, processor: ImageProcessor | None) -> Batch:
+    if row.target is not None and row.segments is not None:
+        return collate_labelled([row.ids], [row.segments], row.target[None], [row.number])
+    if processor is not None:
+        pictures = [processor.process(image) for image in row.images]
+        return collate_pictured([(row.ids, row.trained)], [pictures], processor, [row.number])
+    return collate([(row.ids, row.trained)], [row.number])
 
 
 def _random(config: Config, vocabulary: int) -> tuple[Batch, ...]:
     generator = np.random.default_rng(0)
-    drawn = [generator.integers(0, vocabulary, int(n)).astype(np.uint32) for n in generator.integers(8, 64, ROWS)]
+    drawn = [generator.integers(0, vocabulary, int(n)).astype(np.uint32) for n in generator.integers(8, 64, PROOF_ROWS)]
     if config.task == "sequence_classification":
         nothing = np.zeros((1, 1), np.float32)
         return tuple(collate_labelled([ids], [np.zeros(len(ids), np.uint8)], nothing) for ids in drawn)
@@ -111,7 +112,7 @@ def ask(task: ModuleType, model: nn.Module, sample: Sample) -> list[Tensor]:
 
 
 def compare(what: str, one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float) -> Comparison:
-    """How far two models are apart, by what `ask` gave for each."""
+    """Largest relative difference between two models, and how often they agree, by what `ask` gave for each."""
     differences = [float((a - b).norm() / a.norm()) for a, b in zip(one, other, strict=True)]
     same = torch.cat([a.argmax(1) == b.argmax(1) for a, b in zip(one, other, strict=True)])
     worst = float(np.max(differences))  # NaN stays NaN
@@ -147,7 +148,7 @@ def check_tokenizer(tokenizer: Tokenizer, folder: Path, sample: Sample, spared: 
 
 
 def _load_plain(folder: Path) -> Any:
-    """What `AutoTokenizer` makes of a folder; None for an adapter whose tokenizer only its model can name."""
+    """`AutoTokenizer`'s tokenizer of a folder; None for an adapter whose tokenizer only its model can name."""
     from transformers import AutoTokenizer
 
     try:

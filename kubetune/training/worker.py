@@ -9,7 +9,6 @@ written to `logs/rank-N.exit.json`, because torchrun itself answers 1 whatever i
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -126,7 +125,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
             import transformers.modeling_utils  # noqa: F401
 
             from kubetune.data.prepared.identity import Check
-            from kubetune.data.prepared.statistics import describe
+            from kubetune.data.prepared.statistics import record
             from kubetune.distributed import process_group
             from kubetune.planning import actuals
             from kubetune.tasks import task_module
@@ -157,7 +156,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
             for line in actuals.outlook(config, plan, planned_tokens(plan, data), gpu_name(world)):
                 logs.STEP.info("%s", line)
             files.write_atomic(run_dir / "plan.json", plan.to_json(), within=run_dir)
-            files.write_atomic(run_dir / metrics.DATA, json.dumps(describe(data), indent=1), within=run_dir)
+            record(run_dir, config, data)
         state = train(config, plan, run_dir, data, task, world, stop, base)
         heartbeat.beat("report")
         remark = report(config, plan, run_dir, world, data, state)

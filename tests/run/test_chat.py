@@ -18,7 +18,7 @@ from kubetune.cli.result.generate import Question, encode
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.inference import generate
-from kubetune.inference.generate import Speaker
+from kubetune.inference.generate import LoadedModel
 from kubetune.models import loading
 from tests import tiny, toy
 
@@ -56,14 +56,16 @@ WORDLESS = tiny.CHATML.replace("in messages", "in messages if message.role != 's
 
 
 @pytest.fixture
-def deaf(tmp_path: Path) -> Speaker:
+def deaf(tmp_path: Path) -> LoadedModel:
     """Who is asked by a chat template that knows no system; what is asked of it needs no model."""
     tokenizer = load_tokenizer(ModelConfig(path=str(tiny.train_tokenizer(tmp_path / "tokenizer", WORDLESS))))
     result: Any = None
-    return Speaker(None, tokenizer, True, result)
+    return LoadedModel(None, tokenizer, True, result)
 
 
-def test_who_chats_is_told_once_what_the_model_does_not_see(deaf: Speaker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_chats_is_told_once_what_the_model_does_not_see(
+    deaf: LoadedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
     talk = Conversation("Be brief.", compare=False)
     for _ in range(2):
         tell_what_is_left_out(deaf, talk, "Ping")
@@ -76,7 +78,9 @@ def test_who_chats_is_told_once_what_the_model_does_not_see(deaf: Speaker, capsy
     assert capsys.readouterr().out == ""
 
 
-def test_who_generates_is_told_what_the_model_does_not_see(deaf: Speaker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_generates_is_told_what_the_model_does_not_see(
+    deaf: LoadedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ping"}]
     rows: list[dict[str, Any]] = [{"messages": asked}, {"prompt": "Ping"}, {"messages": asked[1:], "system": "Rhyme."}]
     questions = [Question(f"in.jsonl:{line}", row, ()) for line, row in enumerate(rows, 1)]
@@ -130,10 +134,10 @@ def test_a_base_beside_a_model_trained_whole_is_loaded_once(
 def test_answers_come_one_by_one_and_bad_lines_are_named_first(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    speaker = generate.load_run(run_dir)
+    loaded = generate.load_run(run_dir)
     sampling = generate.Sampling(max_new_tokens=4)
     asked = [
-        speaker.encode(text) for text in ("What is the capital?", "one two", "What is the capital?", "four five six")
+        loaded.encode(text) for text in ("What is the capital?", "one two", "What is the capital?", "four five six")
     ]
     runs: list[int] = []
     run = generate._generate
@@ -143,7 +147,7 @@ def test_answers_come_one_by_one_and_bad_lines_are_named_first(
         return run(*given)
 
     monkeypatch.setattr(generate, "_generate", counted)
-    coming = generate.answers(speaker, asked, sampling)
+    coming = generate.answers(loaded, asked, sampling)
     assert next(coming) == "Paris"
     assert runs == [2], "the second of its length came along, and waits for its turn"
     assert list(coming)[1] == "Paris"

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from kubetune import errors
 from kubetune.base import fault_injection
 from kubetune.cli import main
+from kubetune.data.prepared import kept_rows
 from kubetune.publishing import merge, model_card
 from kubetune.publishing.export import Export, export_run, is_whole
 from kubetune.reporting import picture
@@ -267,6 +268,7 @@ def test_without_the_data_random_tokens_are_compared(inputs: Path, tmp_path: Pat
     data = config.data.model_copy(update={"train": (config.data.train[0].model_copy(update={"path": str(mine)}),)})
     run_dir = toy.finished(tmp_path / "run", config.model_copy(update={"data": data}))
     mine.unlink()
+    (run_dir / kept_rows.PROOF).unlink()
     found = export(run_dir, tmp_path / "out", merged=True)
     assert "random tokens" in found.facts["proof"]["origin"]
     assert max(differences(found)) < 1e-5

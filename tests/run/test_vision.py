@@ -22,7 +22,7 @@ from kubetune.cli import main
 from kubetune.config.schema import Config, LoraConfig, VisionConfig
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
-from kubetune.inference.generate import Sampling, Speaker, answer, load_run
+from kubetune.inference.generate import LoadedModel, Sampling, answer, load_run
 from kubetune.models import padding_free
 from kubetune.models.attention.hooks import CannotRunPaddingFree
 from kubetune.models.learner import Learner
@@ -68,19 +68,19 @@ def trained(inputs: Path) -> Path:
     return toy.finished(inputs / "run", make_config(inputs))
 
 
-def share_of_right_answers(speaker: Speaker, inputs: Path) -> float:
+def share_of_right_answers(loaded: LoadedModel, inputs: Path) -> float:
     rows = [json.loads(line) for line in (inputs / "eval.jsonl").read_text().splitlines()]
     images = [[str(inputs / path) for path in row["images"]] for row in rows]
-    said = answer(speaker, [QUESTION] * len(rows), Sampling(max_new_tokens=6), images=images)
+    said = answer(loaded, [QUESTION] * len(rows), Sampling(max_new_tokens=6), images=images)
     wanted: list[str] = [row["messages"][1]["content"] for row in rows]
     return sum(ours == theirs for ours, theirs in zip(said, wanted, strict=True)) / len(rows)
 
 
 def test_learns_to_tell_the_colour_of_images_it_has_not_seen(trained: Path, inputs: Path) -> None:
-    speaker = load_run(trained)
-    with speaker.as_base() as base:
+    loaded = load_run(trained)
+    with loaded.as_base() as base:
         assert share_of_right_answers(base, inputs) == 0.0
-    assert share_of_right_answers(speaker, inputs) >= 0.9
+    assert share_of_right_answers(loaded, inputs) >= 0.9
     assert "padding-free packed batches" in (trained / "logs" / "rank-0.log").read_text()
 
 

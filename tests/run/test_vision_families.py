@@ -125,14 +125,14 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
     log = (run_dir / "logs" / "rank-0.log").read_text()
     assert "its images are no grids of patches" in log
 
-    speaker = load_run(run_dir)
+    loaded = load_run(run_dir)
     rows = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
     images = [[str(tmp_path / path) for path in row["images"]] for row in rows]
-    said = answer(speaker, [QUESTION] * len(rows), Sampling(max_new_tokens=6), images=images)
+    said = answer(loaded, [QUESTION] * len(rows), Sampling(max_new_tokens=6), images=images)
     right = sum(text.strip() == row["messages"][1]["content"] for text, row in zip(said, rows, strict=True))
     assert right >= len(rows) // 2
     both = [f"{IMAGE_TAG}{IMAGE_TAG}{QUESTION}"]  # as many features as tokens for two images too, or this raises
-    assert len(answer(speaker, both, Sampling(max_new_tokens=1), images=[images[0] + images[1]])) == 1
+    assert len(answer(loaded, both, Sampling(max_new_tokens=1), images=[images[0] + images[1]])) == 1
 
     found = export_run(run_dir, out=tmp_path / "out", tell=lambda _: None, merged=True)
     assert max(one["difference"] for one in found.facts["proof"]["comparisons"]) < 1e-5

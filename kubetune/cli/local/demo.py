@@ -105,9 +105,9 @@ def compare(run_dir: Path) -> list[Answer]:
 
     chats = [json.loads(line)["messages"] for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
     prompts, expected = [chat[0]["content"] for chat in chats], [chat[1]["content"] for chat in chats]
-    speaker, sampling = load_run(run_dir), Sampling(max_new_tokens=64)
-    after = answer(speaker, prompts, sampling)
-    with speaker.as_base() as base:
+    loaded, sampling = load_run(run_dir), Sampling(max_new_tokens=64)
+    after = answer(loaded, prompts, sampling)
+    with loaded.as_base() as base:
         before = answer(base, prompts, sampling)
     return [Answer(*row) for row in zip(prompts, expected, before, after, strict=True)]
 

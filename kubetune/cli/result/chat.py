@@ -16,7 +16,7 @@ from kubetune.cli.result.generate import add_sampling, is_classifier, sampling_o
 from kubetune.data.reading.formats import IMAGE_TAG
 
 if TYPE_CHECKING:
-    from kubetune.inference.generate import Prompt, Sampling, Speaker
+    from kubetune.inference.generate import LoadedModel, Prompt, Sampling
 
 HELP = """\
 /reset         forgets the conversation
@@ -85,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
         import readline  # noqa: F401 - importing it gives `input` arrow keys and a memory
     from kubetune.inference.generate import load_run
 
-    speaker = load_run(args.run_dir, args.checkpoint, model=args.model)
+    loaded = load_run(args.run_dir, args.checkpoint, model=args.model)
     conversation = Conversation(args.system, args.compare)
     for image in args.image:
-        print(show_image(str(image), conversation, speaker))
+        print(show_image(str(image), conversation, loaded))
     print(HELP)
     while True:
         try:
@@ -99,11 +99,11 @@ def run(args: argparse.Namespace) -> int:
         if text in ("/exit", "/quit"):
             return errors.OK
         if text.startswith("/image "):
-            print(show_image(text.removeprefix("/image ").strip(), conversation, speaker))
+            print(show_image(text.removeprefix("/image ").strip(), conversation, loaded))
         elif text.startswith("/"):
             print(obey(text, conversation))
         elif text:
-            converse(speaker, conversation, text, sampling)
+            converse(loaded, conversation, text, sampling)
 
 
 def obey(command: str, conversation: Conversation) -> str:
@@ -121,10 +121,10 @@ def obey(command: str, conversation: Conversation) -> str:
     return HELP
 
 
-def show_image(file: str, conversation: Conversation, speaker: Speaker) -> str:
+def show_image(file: str, conversation: Conversation, loaded: LoadedModel) -> str:
     """Keep an image for what is said next; returns what to tell of it."""
-    if speaker.reader is None:
-        return f"this run has `task: {speaker.config.task}`: its model sees no images"
+    if loaded.reader is None:
+        return f"this run has `task: {loaded.config.task}`: its model sees no images"
     from kubetune.data.reading.images import UnusableImage, verify_image
 
     try:
@@ -135,18 +135,18 @@ def show_image(file: str, conversation: Conversation, speaker: Speaker) -> str:
     return f"{facts.format}, {facts.width} × {facts.height}: goes with what you say next"
 
 
-def converse(speaker: Speaker, conversation: Conversation, text: str, sampling: Sampling) -> None:
+def converse(loaded: LoadedModel, conversation: Conversation, text: str, sampling: Sampling) -> None:
     """One turn, which becomes part of the conversation once it is whole. Raises nothing that ends the chat."""
     text = conversation.tagged(text)
     ask = {"role": "user", "content": text}
     try:
-        tell_what_is_left_out(speaker, conversation, text)
+        tell_what_is_left_out(loaded, conversation, text)
         if conversation.compare:
-            base, tuned = answer_both(speaker, conversation, text, sampling)
+            base, tuned = answer_both(loaded, conversation, text, sampling)
             conversation.base += [ask, {"role": "assistant", "content": base}]
         else:
-            prompt = conversation.prompt(conversation.tuned, text, speaker.is_chat)
-            tuned = stream(speaker, prompt, sampling, images=conversation.seen)
+            prompt = conversation.prompt(conversation.tuned, text, loaded.is_chat)
+            tuned = stream(loaded, prompt, sampling, images=conversation.seen)
         conversation.tuned += [ask, {"role": "assistant", "content": tuned}]
         conversation.images += conversation.pending
     except KeyboardInterrupt:
@@ -156,37 +156,39 @@ def converse(speaker: Speaker, conversation: Conversation, text: str, sampling: 
     conversation.pending.clear()
 
 
-def tell_what_is_left_out(speaker: Speaker, conversation: Conversation, text: str) -> None:
+def tell_what_is_left_out(loaded: LoadedModel, conversation: Conversation, text: str) -> None:
     """Say, once, what of the conversation the chat template does not show to the model."""
-    for what in speaker.left_out(conversation.prompt(conversation.tuned, text, speaker.is_chat)):
+    for what in loaded.left_out(conversation.prompt(conversation.tuned, text, loaded.is_chat)):
         if what not in conversation.told:
             conversation.told.add(what)
             print(shown_on(sys.stdout, f"(note: {what}, which the model does not see)"))
 
 
-def stream(speaker: Speaker, prompt: Prompt, sampling: Sampling, label: str = "", *, images: Sequence[str] = ()) -> str:
+def stream(
+    loaded: LoadedModel, prompt: Prompt, sampling: Sampling, label: str = "", *, images: Sequence[str] = ()
+) -> str:
     """Answer on the terminal, as the words come."""
     from kubetune.inference.generate import stream_answer
 
     print(label, end="", flush=True)
     answer = stream_answer(
-        speaker, prompt, sampling, lambda piece: print(shown_on(sys.stdout, piece), end="", flush=True), images
+        loaded, prompt, sampling, lambda piece: print(shown_on(sys.stdout, piece), end="", flush=True), images
     )
     print()
     return answer
 
 
-def answer_both(speaker: Speaker, conversation: Conversation, text: str, sampling: Sampling) -> tuple[str, str]:
+def answer_both(loaded: LoadedModel, conversation: Conversation, text: str, sampling: Sampling) -> tuple[str, str]:
     """The base's answer and the tuned one: in two columns that fill as they come, where there is room for them."""
     from rich.console import Console
 
     console = Console()
-    before = conversation.prompt(conversation.base, text, speaker.is_chat)
-    after = conversation.prompt(conversation.tuned, text, speaker.is_chat)
+    before = conversation.prompt(conversation.base, text, loaded.is_chat)
+    after = conversation.prompt(conversation.tuned, text, loaded.is_chat)
     if not sys.stdout.isatty() or console.width < NARROWEST_FOR_COLUMNS:
-        with speaker.as_base() as base:
+        with loaded.as_base() as base:
             first = stream(base, before, sampling, "base:  ", images=conversation.seen)
-        return first, stream(speaker, after, sampling, "tuned: ", images=conversation.seen)
+        return first, stream(loaded, after, sampling, "tuned: ", images=conversation.seen)
     from rich.live import Live
     from rich.table import Table
     from rich.text import Text
@@ -209,7 +211,7 @@ def answer_both(speaker: Speaker, conversation: Conversation, text: str, samplin
             columns[name] += piece
             live.update(table(), refresh=True)
 
-        with speaker.as_base() as base:
+        with loaded.as_base() as base:
             first = stream_answer(base, before, sampling, lambda piece: show("base", piece), conversation.seen)
-        last = stream_answer(speaker, after, sampling, lambda piece: show("tuned", piece), conversation.seen)
+        last = stream_answer(loaded, after, sampling, lambda piece: show("tuned", piece), conversation.seen)
         return first, last

@@ -16,8 +16,7 @@ from kubetune.base.humanize import counted, shown_on, visible
 from kubetune.cli.result.export import add_base, stoppable
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config
-    from kubetune.inference.generate import Asked, Prompt, Sampling, Speaker
+    from kubetune.inference.generate import EncodedPrompt, LoadedModel, Prompt, Sampling
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.base.progress_bar import Progress, is_wanted
     from kubetune.inference.generate import load_run
 
-    speaker = load_run(args.run_dir, args.checkpoint, model=args.model)
-    rows = answered(speaker, questions, encode(speaker, questions), sampling, compare=args.compare)
+    loaded = load_run(args.run_dir, args.checkpoint, model=args.model)
+    rows = answered(loaded, questions, encode(loaded, questions), sampling, compare=args.compare)
     if args.output is not None:
         with stoppable(), written_whole(args.output) as file, Progress(
             len(questions), enabled=is_wanted(0), label="answers"
@@ -106,17 +105,17 @@ class Question:
     images: Sequence[str]
 
 
-def encode(speaker: Speaker, questions: Sequence[Question]) -> list[Asked]:
+def encode(loaded: LoadedModel, questions: Sequence[Question]) -> list[EncodedPrompt]:
     """All questions as the model takes them. Raises DataError naming every one that cannot be asked."""
     from kubetune.data.reading.problems import Problems
 
-    problems, asked, unseen = Problems(), [], []
+    problems, encoded, unseen = Problems(), [], []
     for question in questions:
         tools = question.row.get("tools") or ()
         try:
             prompt = prompt_of(question.row)
-            asked.append(speaker.encode(prompt, question.images, tools))
-            unseen += [f"{question.where}: {what}" for what in speaker.left_out(prompt, tools)[:1]]
+            encoded.append(loaded.encode(prompt, question.images, tools))
+            unseen += [f"{question.where}: {what}" for what in loaded.left_out(prompt, tools)[:1]]
         except ValueError as error:
             problems.add(question.where, str(error))
     problems.raise_if_any()
@@ -124,7 +123,7 @@ def encode(speaker: Speaker, questions: Sequence[Question]) -> list[Asked]:
         also = f"; so it does in {counted(len(unseen) - 1, 'other prompt')}" if unseen[1:] else ""
         note = f"kubetune: note: {unseen[0]}, which the model does not see{also}"
         print(visible(note, keep=""), file=sys.stderr)
-    return asked
+    return encoded
 
 
 def prompt_of(row: dict[str, Any]) -> Prompt:
@@ -148,19 +147,24 @@ def prompt_of(row: dict[str, Any]) -> Prompt:
 
 
 def answered(
-    speaker: Speaker, questions: Sequence[Question], asked: Sequence[Asked], sampling: Sampling, *, compare: bool
+    loaded: LoadedModel,
+    questions: Sequence[Question],
+    encoded: Sequence[EncodedPrompt],
+    sampling: Sampling,
+    *,
+    compare: bool,
 ) -> Iterator[dict[str, Any]]:
     """The rows with their answers, in order; `compare`: with what the model said before fine-tuning, too."""
     from kubetune.inference.generate import WINDOW, answers
 
-    for start in range(0, len(asked), WINDOW):
+    for start in range(0, len(encoded), WINDOW):
         part = slice(start, start + WINDOW)
         drawn = replace(sampling, seed=sampling.seed + start)
-        before: list[dict[str, str]] = [{}] * len(asked[part])
+        before: list[dict[str, str]] = [{}] * len(encoded[part])
         if compare:
-            with speaker.as_base() as base:
-                before = [{"base_answer": text} for text in answers(base, asked[part], drawn)]
-        for question, text, said in zip(questions[part], answers(speaker, asked[part], drawn), before, strict=True):
+            with loaded.as_base() as base:
+                before = [{"base_answer": text} for text in answers(base, encoded[part], drawn)]
+        for question, text, said in zip(questions[part], answers(loaded, encoded[part], drawn), before, strict=True):
             yield {**question.row, "answer": text, **said}
 
 
@@ -211,6 +215,7 @@ def shown(verdict: dict[str, Any]) -> list[str]:
 def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
     """Texts to classify, from the command line, a file or standard input. Raises DataError naming bad lines."""
     from kubetune.config.load import read_config
+    from kubetune.data.prepared.data_facts import known
     from kubetune.data.reading.formats import texts_of
     from kubetune.data.reading.problems import Problems
     from kubetune.data.reading.readers import READERS
@@ -225,7 +230,7 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
             if not first.strip() or (tab and not second.strip()):
                 problems.add(f"{name}:{number}", f"holds an empty text, {line!r}; expected one text, or two and a tab")
         problems.raise_if_any()
-        _note_other_form(texts, takes_pairs(config))
+        _note_other_form(texts, known(args.run_dir, config).takes_pairs)
         return texts
     columns = {ours: theirs for source in config.data.train for ours, theirs in source.columns.items()}
     for record in READERS.get(args.file.suffix.lower(), READERS[".jsonl"])(args.file, problems):
@@ -247,23 +252,6 @@ def _note_other_form(texts: Sequence[tuple[str, str | None]], pairs: bool | None
     if pairs:
         found = "have no tab; the run was trained on pairs"
     print(f"kubetune: note: {others:,} of {len(texts):,} texts {found}", file=sys.stderr)
-
-
-def takes_pairs(config: Config) -> bool | None:
-    """Whether a classifier was trained on pairs, going by its first record; None where that is not on this machine."""
-    from kubetune.data.reading.formats import Labelled, convert
-    from kubetune.data.reading.problems import Problems
-    from kubetune.data.reading.sources import locate, read_source
-
-    source = config.data.train[0]
-    try:
-        if not locate(source).files:
-            return None
-        record = next(read_source(source, Problems()))
-        example = convert(record.value, source.format, source.columns, labelled=True)
-    except (errors.DataError, ValueError, StopIteration):
-        return None
-    return isinstance(example, Labelled) and example.second is not None
 
 
 def read_questions(args: argparse.Namespace) -> list[Question]:

@@ -27,6 +27,7 @@ from kubetune.base.files import (
 )
 from kubetune.config.dates import day_of
 from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.prepared import data_facts
 from kubetune.data.prepared.pipeline import Tally, Worker, encode_batches
 from kubetune.data.prepared.row_writer import RowWriter
 from kubetune.data.prepared.rows import Rows
@@ -221,6 +222,7 @@ def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Ca
             if progress:
                 progress(done)
     problems.raise_if_any()
+    data_facts.write(folder, config)
     if labels is not None:
         labels.write(folder / LABELS)
     for split, given in tallies.items():

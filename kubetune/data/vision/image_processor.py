@@ -172,13 +172,18 @@ class ImageProcessor:
 
     def read(self, image: ImageRef) -> Picture | Upright:
         """An image that `see` has found good. Raises DataError where the file is another one now."""
+        return self.process(self.content(image))
+
+    @staticmethod
+    def content(image: ImageRef) -> bytes:
+        """The bytes of an image's file. Raises DataError where it is another one now."""
         try:
             content = Path(image.path).read_bytes()
         except OSError as error:
             raise DataError(f"image {image.path} was there when the data were prepared: {error.strerror}") from error
         if zlib.crc32(content) != image.crc:
             raise DataError(f"image {image.path} has changed since the data were prepared; prepare them again")
-        return self.process(content)
+        return content
 
     def process(self, content: bytes) -> Picture | Upright:
         """The image in these bytes: the patches of its grid, or as it is."""

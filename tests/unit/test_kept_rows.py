@@ -1,0 +1,80 @@
+"""Rows and facts that a run keeps for later: read back as they were written, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kubetune import errors
+from kubetune.config.schema import Config
+from kubetune.data.prepared import data_facts, kept_rows
+from kubetune.data.prepared.data_facts import DataFacts
+from kubetune.data.prepared.kept_rows import PROOF, KeptRow, KeptRows
+
+IDS, TRAINED = np.array([5, 2**31, 7], np.uint32), np.array([0, 1, 1], bool)
+EMPTY = KeptRow(3, IDS[:0], TRAINED[:0])
+LABELLED = [KeptRow(n, IDS, TRAINED, np.array([n, 0.5], np.float32), np.array([0, 1, 1], np.uint8)) for n in (4, 9)]
+PICTURED = (KeptRow(0, IDS, TRAINED, images=(b"one", b"", b"three")), EMPTY, KeptRow(2, IDS, TRAINED, images=(b"x",)))
+
+
+@pytest.mark.parametrize("rows", [(), (EMPTY,), (KeptRow(1, IDS, TRAINED), EMPTY), tuple(LABELLED), PICTURED])
+def test_rows_are_read_as_they_were_kept(rows: tuple[KeptRow, ...], tmp_path: Path) -> None:
+    kept_rows.write(tmp_path, PROOF, KeptRows(rows, "held-out rows"))
+    found = kept_rows.read(tmp_path, PROOF)
+    assert found is not None
+    assert found.origin == "held-out rows"
+    assert [(row.number, row.images) for row in found.rows] == [(row.number, row.images) for row in rows]
+    for one, other in zip(found.rows, rows, strict=True):
+        for name in ("ids", "trained", "target", "segments"):
+            mine, theirs = getattr(one, name), getattr(other, name)
+            assert (mine is None) == (theirs is None), name
+            assert theirs is None or (mine.dtype == theirs.dtype and np.array_equal(mine, theirs)), name
+
+
+def test_too_many_images_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_rows, "MOST_IMAGE_BYTES", 8)
+    kept_rows.write(tmp_path, PROOF, KeptRows(PICTURED, ""))
+    assert kept_rows.read(tmp_path, PROOF) is None
+
+
+def test_damaged_rows_are_refused(tmp_path: Path) -> None:
+    kept_rows.write(tmp_path, PROOF, KeptRows(PICTURED, "rows"))
+    whole = (tmp_path / PROOF).read_bytes()
+    at = whole.index(np.array([3, 0, 5, 1], np.int64).tobytes())
+    for damaged in (b"", whole[:-1], b"\0" * len(whole), whole[:at] + b"\xff" + whole[at + 1 :]):
+        (tmp_path / PROOF).write_bytes(damaged)
+        with pytest.raises(errors.EnvironmentFault, match="is damaged"):
+            kept_rows.read(tmp_path, PROOF)
+
+
+@pytest.mark.parametrize(
+    ("record", "task", "found"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}]}, "causal_lm", DataFacts(is_chat=True)),
+        ({"prompt": "a", "completion": "b"}, "causal_lm", DataFacts(is_chat=False)),
+        ({"text": "a", "label": 1}, "sequence_classification", DataFacts(False, takes_pairs=False)),
+        (
+            {"premise": "a", "hypothesis": "b", "label": 1},
+            "sequence_classification",
+            DataFacts(False, takes_pairs=True),
+        ),
+        ({"nothing": 1}, "causal_lm", DataFacts()),
+    ],
+)
+def test_the_first_record_says_what_is_learnt(
+    record: dict[str, object], task: str, found: DataFacts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n")
+    config = Config.model_validate({"task": task, "model": "m", "data": {"train": str(tmp_path / "train.jsonl")}})
+    assert data_facts.learn(config) == found
+    assert data_facts.known(tmp_path, config) == found
+    assert "keeps no facts about its data" in caplog.text
+    data_facts.write(tmp_path, config)
+    (tmp_path / "train.jsonl").unlink()
+    assert data_facts.of_prepared(tmp_path, config) == found
+    for kept in ([], {"facts": []}, {"facts": {"is_chat": 1}}):
+        (tmp_path / "data.json").write_text(json.dumps(kept))
+        assert data_facts.known(tmp_path, config) == DataFacts(), "damaged, or without facts; and the data have gone"
