@@ -1,4 +1,4 @@
-"""What everything else stands on: files, locks, logs, processes, signals, and values as people read them.
+"""The ground that everything else stands on: files, locks, logs, processes, signals, and values as people read them.
 
 Not for anything that knows what a run is. Read `files` first: how a file appears whole or not at all.
 """

@@ -1,4 +1,4 @@
-"""What the container or service that this process runs in allows it: control groups of Linux, of both versions.
+"""Limits of the container or service that this process runs in: control groups of Linux, of both versions.
 
 Standard library only. Elsewhere, and where nothing is told, the answer is None.
 """

@@ -1,6 +1,6 @@
 """Files that appear whole or not at all: atomic writes, durable folders, checksums, locks, paths that stay inside.
 
-Floor 0: knows nothing of runs or checkpoints, and imports only the standard library.
+Knows nothing of runs or checkpoints, and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def explained_writes(path: StrPath) -> Iterator[None]:
 
 
 def fault_of(error: BaseException) -> EnvironmentFault | None:
-    """What the system refused, in words, where nobody had more to say about it; None for what may be our own mistake.
+    """The system's refusal in words, where nobody had more to say about it; None for what may be our own mistake.
 
     A name that is only looked up can be refused too, as in a folder that this user may not enter. What ran short may
     show in what was going on when something else failed for it.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 _ACTED_UPON: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal does not show but obeys: control characters, changes of direction; and what it cannot be sent."""
+"""Characters that a terminal obeys: control characters, changes of direction; and what it cannot be sent."""
 
 _KEYS_SHOWN: Final = 12
 

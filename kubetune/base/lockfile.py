@@ -32,7 +32,7 @@ STALE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Holder:
-    """What the file says: `name` for people, `place` where a process id means something, `token` of this one hold."""
+    """Contents of the file: `name` for people, `place` where a process id means something, `token` of this one hold."""
 
     name: str
     pid: int

@@ -34,7 +34,7 @@ def family_logger(family: str) -> logging.Logger:
 
 
 STEP = family_logger("STEP")
-"""What the program is about to do: load, prepare, train, save."""
+"""Announcements of the next thing to do: load, prepare, train, save."""
 DDP = family_logger("DDP")
 """Ranks, devices, backends, process groups."""
 DATA = family_logger("DATA")
@@ -48,11 +48,11 @@ EPOCH = family_logger("EPOCH")
 EVAL = family_logger("EVAL")
 """Result of an evaluation."""
 RESULT = family_logger("RESULT")
-"""What came out and where it lies."""
+"""Results and where they lie."""
 DONE = family_logger("DONE")
 """The last line of a run."""
 ERROR = family_logger(_ERROR_FAMILY)
-"""What ends a run."""
+"""Faults that end a run."""
 COLLATE = family_logger("COLLATE")
 """Shapes of batches, at DEBUG."""
 BATCH = family_logger("BATCH")
@@ -201,7 +201,7 @@ def _secret_pattern(values: frozenset[str]) -> re.Pattern[str]:
 
 
 def _base64_forms(secret: bytes) -> set[str]:
-    """What base64 of any text that contains `secret` must contain: one form for each offset modulo three bytes."""
+    """Parts of base64 of any text with `secret` in it: one form for each offset modulo three bytes."""
     forms = set()
     for offset in range(3):
         first = -(-offset * 8 // 6)

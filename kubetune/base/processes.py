@@ -43,7 +43,7 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def work_for_parent() -> None:
-    """What a process that prepares data does first: it ends with its parent, and leaves requests to stop to it.
+    """First act of a process that prepares data: it ends with its parent, and leaves requests to stop to it.
 
     SIGTERM and Ctrl-C often go to a whole group; only who has something to save may act on them.
     """
@@ -95,7 +95,7 @@ def adopt_orphans() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not yet waited for does not count."""
+    """Life of a process: one that ended and was not yet waited for does not count."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

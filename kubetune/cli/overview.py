@@ -1,4 +1,4 @@
-"""What `kubetune --help` and `kubetune VERB --help` show: the verbs in groups, a line on each, and examples of its use.
+"""Text of `kubetune --help` and `kubetune VERB --help`: the verbs in groups, a line on each, and examples of its use.
 
 Imports nothing, since every start of the program reads it.
 """
@@ -117,7 +117,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def overview() -> str:
-    """What `kubetune --help` prints."""
+    """The text that `kubetune --help` prints."""
     width = max(map(len, VERBS)) + 2
     parts = ["usage: kubetune VERB …", "Fine-tune language models from one YAML file."]
     for group, verbs in GROUPS.items():

@@ -31,7 +31,7 @@ Start = Callable[[Path, Mapping[str, str]], int]
 
 
 class Fact(NamedTuple):
-    """What a value is of; facts sort in the order in which they come about."""
+    """The place of a value; facts sort in the order in which they come about."""
 
     step: int
     attempt: int
@@ -62,7 +62,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found. `repeat`: where two uninterrupted runs differ, which is looked at only when `difference` is."""
+    """The result. `repeat`: where two uninterrupted runs differ, which is looked at only when `difference` is."""
 
     steps: int
     stopped_at: int

@@ -1,4 +1,4 @@
 """Several processes that train one model: who is who, how they find each other, torchrun, and who hangs.
 
-The floor where torch begins. Read `process_group` first.
+The room where torch begins. Read `process_group` first.
 """

@@ -16,7 +16,7 @@ from kubetune.reporting.reading import POINTS, Incident, Lines, RunRecord
 from kubetune.reporting.series import Number, Series, merge, shorten, smooth
 
 OF_SOURCE = "eval_loss/"
-"""What the key of the evaluation loss of one source begins with."""
+"""Beginning of the key of the evaluation loss of one source."""
 _TABLE_ROWS = 10
 _LINES = 8
 """As many as one chart of scores can hold and still be read; more are drawn in charts of their own."""
@@ -60,7 +60,7 @@ class Chart:
     markers: Sequence[dict[str, Any]] = field(default_factory=tuple)
 
     def to_json(self) -> dict[str, Any]:
-        """What charts.js draws."""
+        """The chart as charts.js draws it."""
         parts: list[Series] = []
         columns: list[Sequence[Number]] = []
         drawn: list[dict[str, Any]] = []

@@ -67,7 +67,7 @@ def _bars(histogram: Sequence[Sequence[int]], limit: int | None = None) -> list[
 
 
 def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:
-    """What somebody should look at, in sentences, the weightiest first."""
+    """Findings that somebody should look at, in sentences, the weightiest first."""
     said = []
     if total := check["problems"]["total"]:
         said.append(f"{counted(total, 'record')} cannot be used. The lines are named below.")

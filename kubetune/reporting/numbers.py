@@ -33,7 +33,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What metrics.jsonl and timings.jsonl say. `curves`: by the name of their key, and `skew`; `axes`: what had been
+    """Curves of metrics.jsonl and timings.jsonl. `curves`: by the name of their key, and `skew`; `axes`: what had been
     reached after some steps, which are the first column: `epoch`, `tokens`, `hours`."""
 
     totals: metrics.Totals

@@ -28,7 +28,7 @@ from kubetune.rundir.metrics import METRICS, mfu_sentence, now, versions
 
 HERE = Path(__file__).parent
 AXES = {"tokens": "tokens", "epoch": "epochs", "hours": "hours in steps"}
-"""What charts can be drawn over, other than steps."""
+"""Axes that charts can be drawn over, other than steps."""
 _EVALUATIONS = 24
 _SAMPLES = 12
 _CLASSES = 40
@@ -107,7 +107,7 @@ def _scales(chart: Chart) -> list[tuple[str, str]]:
 
 
 def _outliers(chart: Chart, write: Callable[[Any], str]) -> str:
-    """What is out of view at first, in a sentence; none is hidden without a word."""
+    """The charts that are out of view at first, in a sentence; none is hidden without a word."""
     found = chart.outliers
     if not found:
         return ""
@@ -195,7 +195,7 @@ def _last_step(run: RunRecord) -> int:
 
 
 def _damage(run: RunRecord) -> list[str]:
-    """What of the run is not on the page, because a disk lost it."""
+    """Parts of the run that are not on the page, because a disk lost them."""
     last = _last_step(run)
     lost = last - run.numbers.totals.steps
     gap = f"{METRICS} lacks {lost:,} of {last:,} steps, and so do the curves"
@@ -240,7 +240,7 @@ def _run_facts(run: RunRecord) -> dict[str, Any]:
 
 
 def _sentence(run: RunRecord) -> str:
-    """What was trained on what, with what."""
+    """Model, data and method of the run."""
     config, plan = run.config, run.plan
     how = f"LoRA of rank {config.lora.r}" if config.lora else "full fine-tuning"
     quantised = config.quantization if plan is None else quantization_of(config, plan)
@@ -369,7 +369,7 @@ def _ranks(run: RunRecord) -> dict[str, Any] | None:
 
 
 def _machine(run: RunRecord) -> list[tuple[str, str]]:
-    """What the run was on, and what it was started by, as the last start recorded it."""
+    """Machine and command of the run, as the last start recorded it."""
     found = run.machine
     if not found:
         return []
@@ -431,7 +431,7 @@ def _comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
-    """Whether the runs learnt from the same rows, in a sentence; those that have not recorded it are named."""
+    """Sameness of the rows that the runs learnt from, in a sentence; those that have not recorded it are named."""
     found = [run.report.get("data_fingerprint") or run.data.get("fingerprint") for run in runs]
     unknown = [name for name, fingerprint in zip(names, found, strict=True) if not fingerprint]
     if len({fingerprint for fingerprint in found if fingerprint}) > 1:

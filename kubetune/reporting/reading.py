@@ -1,4 +1,4 @@
-"""What a run directory tells, read for a page: its numbers, events, data, checkpoints. Changes nothing.
+"""A run directory, read for a page: its numbers, events, data, checkpoints. Changes nothing.
 
 Everything but resolved.json may be missing: a run that has just begun, or was cut off, has a page too.
 """
@@ -70,7 +70,7 @@ class RunRecord:
 
     @property
     def machine(self) -> dict[str, Any]:
-        """What the last start said of the machine of rank 0; empty where none did."""
+        """The machine of rank 0, as the last start described it; empty where none did."""
         told = (event.get("machine") for event in reversed(self.events) if event["event"] in ("start", "resume"))
         found = next(told, None)
         return found if isinstance(found, dict) else {}

@@ -73,7 +73,7 @@ class Thinner:
         self._buckets = [first.joined(second) for first, second in pairs]
 
     def series(self) -> Series | None:
-        """What was added; None where no value was finite."""
+        """The value added; None where no value was finite."""
         found = [*self._buckets, *([self._open] if self._open.count else [])]
         if not any(bucket.known for bucket in found):
             return None

@@ -47,7 +47,7 @@ _NEEDED: tuple[tuple[str, str, str], ...] = (
     ("create", "Pod", "exec"),
     ("list", "Event", ""),
 )
-"""What `submit` and the verbs after it ask of the API server, beside the workload itself."""
+"""Permissions that `submit` and the verbs after it need of the API server, beside the workload itself."""
 
 
 @dataclass(frozen=True)

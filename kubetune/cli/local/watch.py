@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _next(run_view: RunView, place: Path | None) -> str:
-    """What there is to do when a run has ended."""
+    """Commands to go on with when a run has ended."""
     if place is not None:
         if run_view.state == "done":
             from kubetune.config.load import read_config
@@ -89,7 +89,7 @@ def _next(run_view: RunView, place: Path | None) -> str:
 
 
 def next_steps(run_dir: Path, task: str) -> str:
-    """What there is to do with a run that ended well."""
+    """Commands to go on with after a run that ended well."""
     return _listed(("generate" if task == "sequence_classification" else "chat", "report", "export"), run_dir)
 
 

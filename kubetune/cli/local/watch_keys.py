@@ -1,4 +1,4 @@
-"""What a reader of `kubetune watch` does with keys: scroll the log, choose a rank's, pause, leave."""
+"""Keys that a reader of `kubetune watch` presses: scroll the log, choose a rank's, pause, leave."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MEANINGS: Final = {
 
 @dataclass(frozen=True)
 class View:
-    """What of a run is looked at: whose log, how many lines above its end, and whether the screen stands still."""
+    """The view of a run: whose log, how many lines above its end, and whether the screen stands still."""
 
     rank: int = 0
     above_end: int = 0

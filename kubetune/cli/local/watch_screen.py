@@ -66,7 +66,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class Screen:
-    """What is shown of a run at one moment, and how many lines of its log are."""
+    """The view of a run at one moment, and how many lines of its log are."""
 
     content: RenderableType
     page: int

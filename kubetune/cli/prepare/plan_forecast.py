@@ -19,7 +19,7 @@ from kubetune.planning.plan import Plan
 
 @dataclass(frozen=True)
 class Ahead:
-    """What is known beforehand; None for what is not."""
+    """Facts that are known beforehand; None for others."""
 
     weights: Weights | None
     memory: Forecast | None

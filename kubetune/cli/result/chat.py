@@ -29,7 +29,7 @@ NARROWEST_FOR_COLUMNS = 80
 
 @dataclass
 class Conversation:
-    """What was said so far. `compare`: the base has a history of its own, made of its own answers.
+    """The conversation so far. `compare`: the base has a history of its own, made of its own answers.
 
     `images` are those shown so far, `pending` those that go with what is said next.
     """

@@ -73,7 +73,7 @@ def confusion_lines(counts: list[list[int]], names: Sequence[str], columns: int)
 
 
 def mix_up_lines(counts: list[list[int]], names: Sequence[str]) -> list[str]:
-    """Which classes are taken for which others most often."""
+    """Pairs of classes that are taken for one another most often."""
     classes = range(len(names))
     pairs = sorted((-counts[i][j], i, j) for i in classes for j in classes if i != j and counts[i][j])
     shown = [("true", "predicted", "rows"), *((names[i], names[j], f"{-n:,}") for n, i, j in pairs[:MIX_UPS])]

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
-    """What decides what an export holds."""
+    """Options that decide what an export holds."""
     parser.add_argument("--step", default="best", metavar="best|last|N", help="which checkpoint (default best)")
     parser.add_argument("--merge", action="store_true", help="put the adapter into the weights of the base")
     parser.add_argument("--dtype", help="bfloat16, float16 or float32; left out: that of the base, or model.dtype")

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wanted(args: argparse.Namespace, config: Config) -> PushConfig:
-    """What the command line asks for, over the environment, over the run's config. Raises ConfigError for no name."""
+    """Settings by the command line, over the environment, over the run's config. Raises ConfigError for no name."""
     given = config.push
     repo = args.repo or os.environ.get(REPOSITORY, "").strip() or (given.repo if given else None)
     if not repo:

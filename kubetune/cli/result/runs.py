@@ -53,7 +53,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def facts(run_dir: Path) -> dict[str, Any]:
-    """What `--json` prints of a run: None for what is not known; `state` is `damaged` where it cannot be read."""
+    """Facts that `--json` prints of a run: None for what is not known; `state` is `damaged` where it cannot be read."""
     from kubetune.cli.local.watch import look_here
     from kubetune.config.load import read_config
     from kubetune.config.naming import method_label, model_short_name

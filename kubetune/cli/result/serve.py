@@ -118,7 +118,7 @@ def _target(word: str, args: argparse.Namespace) -> Target:
 
 
 def _of_run(name: str, run_dir: Path, *, merged: bool) -> Target:
-    """What a run exported, as the pods see it on the outputs volume."""
+    """The export of a run, as the pods see it on the outputs volume."""
     config = read_config(run_dir)
     kind = "merged" if merged else "adapter" if config.lora else "model"
     if merged and not config.lora:
@@ -148,7 +148,7 @@ def _of_run(name: str, run_dir: Path, *, merged: bool) -> Target:
 
 
 def _beyond_vllm(config: Config) -> str:
-    """What of an adapter vLLM refuses to load (its peft_helper.py); empty where it takes it."""
+    """Parts of an adapter that vLLM refuses to load (its peft_helper.py); empty where it takes it."""
     lora = config.lora
     found = {"lora.use_dora": lora and lora.use_dora, "lora.modules_to_save": lora and lora.modules_to_save}
     return " and ".join(name for name, is_set in found.items() if is_set)

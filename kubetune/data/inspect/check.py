@@ -39,7 +39,7 @@ Sample = list[tuple[str, bool]]
 
 @dataclass
 class Report:
-    """What a check found. `stats` are those of prepared data; `lengths` count rows by token count.
+    """Findings of a check. `stats` are those of prepared data; `lengths` count rows by token count.
 
     Of the rows of eval, an evaluation takes `evaluated`. `labels` are a classifier's, and `classes` count the rows of
     each; `profiles` are there for a page. `positions` says what becomes of rows that are longer than
@@ -195,7 +195,7 @@ def _rows(chunk: Chunk) -> Iterator[tuple[list[int], bytes]]:
 
 
 def _said(labels: Labels | None, chunk: Chunk) -> Iterator[list[str]]:
-    """What each row is to be told as: names of classes, or a number. Nothing where tokens are the labels."""
+    """The answer that each row is to get: names of classes, or a number. Nothing where tokens are the labels."""
     width = len(chunk.targets) // max(1, len(chunk.lengths))
     for row in range(len(chunk.lengths)):
         if labels is None:

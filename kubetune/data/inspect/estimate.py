@@ -32,7 +32,7 @@ SAMPLE_PICTURED_ROWS = 50
 
 @dataclass(frozen=True)
 class Lengths:
-    """What `sampled` rows tell: tokens of a row that is kept, on average and at most, and shares of them all.
+    """Statistics of `sampled` rows: tokens of a row that is kept, on average and at most, and shares of them all.
 
     `limit`: of a row's tokens.
     """
@@ -98,7 +98,7 @@ def makes_data(config: Config) -> bool:
 
 
 def _located(config: Config, source: SourceConfig) -> Located | None:
-    """What a source stands for; None where it is yet to be made by `kubernetes.preprocess`."""
+    """The data that a source stands for; None where it is yet to be made by `kubernetes.preprocess`."""
     try:
         return locate(source)
     except DataError:

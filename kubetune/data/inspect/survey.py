@@ -1,4 +1,4 @@
-"""What people say in the data, without a tokenizer: roles, turns, empty answers, languages, labels, image sizes.
+"""Contents of the data, without a tokenizer: roles, turns, empty answers, languages, labels, image sizes.
 
 For the data's page. Reads every record once; languages and images are looked at in a sample.
 """
@@ -33,7 +33,7 @@ _EMPTY = "is empty"
 
 @dataclass
 class Survey:
-    """What the records of one source hold; of `refused` and `unreadable` ones nothing else is known.
+    """Contents of the records of one source; of `refused` and `unreadable` ones nothing else is known.
 
     `empty`: where the first records without an answer are.
     """
@@ -143,7 +143,7 @@ def _texts(example: Example) -> Iterator[tuple[str, str]]:
 
 
 def _classes(label: Label, names: Mapping[Any, str]) -> Iterator[str]:
-    """What a label says, by the names that its data set has for numbers."""
+    """The meaning of a label, by the names that its data set has for numbers."""
     if is_vector(label):
         label = tuple(index for index, is_set in enumerate(label) if is_set)
     return (names.get(one, str(one)) for one in (label if isinstance(label, tuple) else (label,)))

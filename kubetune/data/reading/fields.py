@@ -65,7 +65,7 @@ class Fields(Mapping[str, Any]):
 
 
 def required(value: Mapping[str, Any], key: str) -> Any:
-    """What a key holds. Raises ValueError where that is nothing."""
+    """The value of a key. Raises ValueError where that is nothing."""
     if (found := value.get(key)) is None:
         raise ValueError(f"`{key}` is {'null' if key in value else 'missing'}; {keys(value)}")
     return found
@@ -100,7 +100,7 @@ def text_of(value: Any, where: str, *, may_be_empty: bool = False) -> str:
 
 
 def parsed(text: str, where: str) -> Any:
-    """What a text holds as JSON. Raises ValueError where it is none."""
+    """A text read as JSON. Raises ValueError where it is none."""
     try:
         return parse(text)
     except RecursionError:

@@ -170,7 +170,7 @@ def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "mo
 
 
 def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
-    """What an answer of the hub, or none, means for the user; None for what is not the hub's."""
+    """Meaning of an answer of the hub, or of none, for the user; None for what is not the hub's."""
     from huggingface_hub import errors as hub
 
     # `datasets` tells of what went wrong in the words of an error about files, and hides the cause.
@@ -237,7 +237,7 @@ def bound_waits() -> None:
 
 
 def misread(chain: Sequence[BaseException]) -> str:
-    """What was wrong with an answer that the hub's client could not read; empty where that was not what went wrong."""
+    """Fault of an answer that the hub's client could not read; empty where that was not what went wrong."""
     import huggingface_hub
     from huggingface_hub.errors import FileMetadataError
 

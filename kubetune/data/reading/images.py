@@ -22,7 +22,7 @@ from kubetune.base.files import explained_writes, join_inside, write_atomic
 from kubetune.errors import EnvironmentFault
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-"""What is opened at all; Pillow's parsers of rarer formats stay out of reach of data."""
+"""Formats that are opened at all; Pillow's parsers of rarer formats stay out of reach of data."""
 
 MAX_BYTES: Final = 50 * 2**20
 MAX_PIXELS: Final = 2**26
@@ -42,7 +42,7 @@ class UnusableImage(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What a whole image is: `format` as Pillow names it, width and height in pixels, size of the file in bytes.
+    """Facts of a whole image: `format` as Pillow names it, width and height in pixels, size of the file in bytes.
 
     `is_animated`: there are frames behind the first, which nothing here looks at; `is_deep`: it has more than 8 bits of
     grey, and what 8 bits cannot hold becomes white.

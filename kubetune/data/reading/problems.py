@@ -1,4 +1,4 @@
-"""What is wrong with the data, collected so that all of it is shown at once."""
+"""Problems with the data, collected so that all of it is shown at once."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _parse_line(line: bytes) -> dict[str, Any]:
 
 
 def _json_mistake(error: json.JSONDecodeError) -> str:
-    """What `json` found, in words that can stand before `at column 7`."""
+    """The fault that `json` found, in words that can stand before `at column 7`."""
     is_control = error.msg.startswith("Invalid control character")
     if error.msg.startswith("Unterminated string") or (is_control and error.doc[error.pos] in "\r\n"):
         return "an open string"
@@ -152,7 +152,7 @@ def read_json(file: Path, problems: Problems) -> Iterator[Record]:
 
 
 def _value_over_lines(file: Path) -> str:
-    """What a file is in place of JSON lines: an object printed over several of them, or one list; empty if neither."""
+    """Form of a file that is no JSON lines: an object printed over several of them, or one list; empty if neither."""
     with _opened(file) as stream:
         if stream.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] != b"[":
             return "a JSON object over several lines" if _has_object_over_lines(file) else ""
@@ -387,7 +387,7 @@ def parquet_rows(file: Path) -> int:
 
 
 def parquet_features(file: Path) -> dict[str, Any]:
-    """What `datasets` says of the columns of a Parquet file that it wrote; nothing of another's."""
+    """The account that `datasets` gives of the columns of a Parquet file that it wrote; nothing of another's."""
     said = (_parquet(file).schema_arrow.metadata or {}).get(b"huggingface", b"{}")
     try:
         features = json.loads(said)["info"]["features"]

@@ -1,4 +1,4 @@
-"""What records hold that would make the rows another thing than their author meant, were it passed over.
+"""Contents of records that would make the rows another thing than their author meant, were it passed over.
 
 Other keys that nothing here knows are counted (fields.py), since most of them are numbers and notes of the author's.
 """
@@ -51,7 +51,7 @@ def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) 
 
 
 def _columns(prompt: str | None, chosen: str) -> str:
-    """What `data.columns` would have to hold for the chosen answers to be learnt."""
+    """The value of `data.columns` with which the chosen answers to be learnt."""
     if prompt is None:
         return f"messages: {chosen}"
     if prompt == "instruction":

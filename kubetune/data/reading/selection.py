@@ -1,4 +1,4 @@
-"""Which records of a source are taken, and which of those are held out: pure functions of a seed and an index."""
+"""The records of a source that are taken, and those of them held out: pure functions of a seed and an index."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _HUB_ID: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """What a source stands for: `files` on disk, or else a data set on the hub or saved by `datasets` at `path`."""
+    """The data of a source: `files` on disk, or else a data set on the hub or saved by `datasets` at `path`."""
 
     path: str
     files: tuple[Path, ...]

@@ -1,4 +1,4 @@
-"""Which records make up training and evaluation, and whether enough of them are left to begin."""
+"""The records that make up training and evaluation, and a check that enough are left to begin."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _splitter(split: Split, fates: bytes | None) -> Callable[[int], Split | None
 
 
 def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict[str, Any]:
-    """What stats.json holds: what became of the records, in all and by source."""
+    """Contents of stats.json: what became of the records, in all and by source."""
     total = Tally()
     for tally in tallies:
         total.add(tally)
@@ -76,7 +76,7 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict
 
 
 def remarks(stats: dict[str, Any]) -> list[str]:
-    """What else became of a split's records than rows as they were: `7 left out as too long`."""
+    """Records of a split that became no rows, or other ones: `7 left out as too long`."""
     fates = {
         "overlong": "left out as too long",
         "truncated": "truncated",
@@ -89,7 +89,7 @@ def remarks(stats: dict[str, Any]) -> list[str]:
 
 
 def changes(stats: dict[str, Any]) -> list[str]:
-    """What rows of a split lack or have that their records do not say."""
+    """Parts that rows of a split lack or have without a word of it in their records."""
     meanings = {
         "reasoning_dropped": "with reasoning that the chat template leaves out",
         "special_texts": "with special tokens in their texts, which become such tokens",

@@ -43,7 +43,7 @@ class VisionEncoder:
         return rows
 
     def encode_prompt(self, chat: Chat) -> Encoded:
-        """What a model is given to answer a conversation; of its ids none is a label.
+        """The input from which a model answers a conversation; of its ids none is a label.
 
         Raises ValueError when the chat template refuses the conversation, or an image cannot be used.
         """
@@ -69,7 +69,7 @@ class VisionEncoder:
         return self._encoder.cut(example, encoded, limit)
 
     def _see(self, paths: Sequence[str]) -> list[Seen]:
-        """What the images of a row become. Raises ValueError where one cannot be used."""
+        """The images of a row, made ready. Raises ValueError where one cannot be used."""
         return self._see_paths(tuple(map(Path, paths)))
 
     def _as_text(self, example: Example) -> Example:

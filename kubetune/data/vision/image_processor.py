@@ -56,7 +56,7 @@ class Upright(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What an image is in a text: `text`, whose runs of the image token are one each, the lengths of these `runs`, the
+    """An image in a text: `text`, whose runs of the image token are one each, the lengths of these `runs`, the
     CRC-32 of its file, and what else there is to be counted of it: names of fields of `pipeline.Tally`."""
 
     text: str
@@ -67,7 +67,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Placeholder:
-    """What stands for an image in a text: `text` is tokenised, and the `token` in it repeated for each feature."""
+    """The stand-in for an image in a text: `text` is tokenised, and the `token` in it repeated for each feature."""
 
     text: str
     token: int
@@ -150,7 +150,7 @@ class ImageProcessor:
         return int(patches) // self.merge_size**2
 
     def see(self, files: Sequence[Path]) -> list[Seen]:
-        """What the images of one row become in its text. Raises UnusableImage for what cannot be learnt from.
+        """The images of one row as they stand in its text. Raises UnusableImage for what cannot be learnt from.
 
         All at once: some models lay out an image otherwise where it is not alone.
         """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _OF_THE_TEXT: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 _KINDS: Final = ("token_type_ids", "mm_token_type_ids")
-"""What tells tokens of images from those of text, where a model wants to be told."""
+"""Keys that tell tokens of images from those of text, where a model wants to be told."""
 _SEES_PREFIXES: Final = ("PaliGemmaProcessor", "ColPaliProcessor")
 
 
@@ -70,7 +70,7 @@ class WholeProcessor:
 
     @property
     def written(self) -> str:
-        """What chat templates of this model write for an image."""
+        """The text that chat templates of this model write for an image."""
         return str(self.theirs.image_token)
 
     def see(self, images: Sequence[Any]) -> list[tuple[str, tuple[int, ...]]]:

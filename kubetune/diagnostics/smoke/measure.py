@@ -1,4 +1,4 @@
-"""What ranks can measure together: all-reduce, the links between neighbours, each rank's own speed, and volumes.
+"""Measurements that ranks take together: all-reduce, the links between neighbours, each rank's own speed, and volumes.
 
 All ranks call each function; all but `measure_volume` return the same on each. Not for judging (rank.py).
 """

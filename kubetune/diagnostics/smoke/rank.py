@@ -78,7 +78,7 @@ class Report:
     volumes: list[Volume]
     training: Training
     networks: Sequence[Network | None] = ()
-    """What NCCL uses on each rank where RDMA was asked for; empty elsewhere."""
+    """The network that NCCL uses on each rank where RDMA was asked for; empty elsewhere."""
 
 
 def run_rank(settings: Settings) -> int:
@@ -304,7 +304,7 @@ def _evaluate(model: nn.Module, features: Tensor, labels: Tensor, world: World) 
 
 
 def judge(report: Report, settings: Settings) -> list[str]:
-    """What is wrong with the environment, a line each; nothing when it is fit for a run."""
+    """Faults of the environment, a line each; nothing when it is fit for a run."""
     named = {place.rank: f"rank {place.rank} on {place.host}" for place in report.ranks}
     factor = settings.slow_factor
     problems = [

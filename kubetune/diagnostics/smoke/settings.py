@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Settings:
-    """What the flags of the same names say. `timeout` is in seconds, sizes in MiB."""
+    """Settings by the flags of the same names. `timeout` is in seconds, sizes in MiB."""
 
     epochs: int = 2
     batch: int = 256
