@@ -33,6 +33,8 @@ _PAUSE_SECONDS, _PASSING_SECONDS = 0.5, 0.05
 _SILENT_SECONDS = 1.0
 # How long a log that breaks off is asked for without a new line, once the run is over.
 _PATIENCE_SECONDS = 60.0
+# How long a run is followed of which nobody says how it stands.
+_ABSENCE_SECONDS = 600.0
 _FRACTION = re.compile(r"(?:\.(\d+))?(Z|[+-]\d\d:\d\d)$")
 
 
@@ -182,7 +184,7 @@ class LogFollower:
 
     def follow(self) -> None:
         """Emit everything from the start until the run has ended, was stopped or deleted, and all logs are read."""
-        woken, is_over = threading.Event(), False
+        woken, is_over, answered = threading.Event(), False, time.monotonic()
         self._pods = Informer(self._cluster, "Pod", self._labels, on_change=self._begin, changed=woken)
         looking = self._look_around is not None
         warnings = Informer(self._cluster, "Event", fields={"type": "Warning"}) if looking else nullcontext()
@@ -193,7 +195,10 @@ class LogFollower:
                         if self._look_around is not None and told is not None:
                             self._look_around(self._told(there.objects()), told.objects())
                         is_over = self._is_over(there.objects())
+                        answered = time.monotonic()
                     except Unreachable:
+                        if time.monotonic() - answered > _ABSENCE_SECONDS:
+                            raise
                         self._stop.wait(_PAUSE_SECONDS)
                     self._raise_error()
                     if not is_over:

@@ -69,7 +69,7 @@ def desk(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> D
         ("cluster.download._PATIENCE_SECONDS", 0.1), ("cluster.download._PAUSE_SECONDS", 0.02),
         ("cluster.volume_reader._POD_SECONDS", 2), ("cluster.runs.ASK_SECONDS", 2.0),
         ("cluster.volume_reader.ASK_SECONDS", 2.0),
-        ("cluster.log_follow._PATIENCE_SECONDS", 0.5),
+        ("cluster.log_follow._PATIENCE_SECONDS", 0.5), ("cluster.log_follow._ABSENCE_SECONDS", 0.5),
     ):  # fmt: skip
         monkeypatch.setattr(f"kubetune.{name}", seconds)
     return Desk(cluster, tmp_path)

@@ -124,6 +124,16 @@ def test_a_log_that_always_breaks_off_is_an_error_once_the_run_is_over(
     assert "done" in desk.quick("logs", "-f", "fit").stdout
 
 
+def test_a_run_of_which_nobody_says_how_it_stands_is_not_followed_for_ever(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubetune.cluster.log_follow._ABSENCE_SECONDS", 0.5)
+    desk.submit_script("echo done", compute__nodes=1)
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    desk.cluster.trouble("get jobs", cut="within")
+    assert "does not answer" in desk.quick("logs", "-f", "fit", code=3).stderr
+
+
 @pytest.mark.slow
 def test_watching_goes_on_after_an_outage(desk: Desk) -> None:
     desk.submit_script(COUNT, compute__nodes=1)
