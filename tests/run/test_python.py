@@ -187,3 +187,32 @@ def test_the_end_of_the_caller_stops_the_run_with_a_checkpoint(tmp_path: Path) -
     run = kubetune.Run.open(tmp_path / "run")
     assert run.exit_status.code == errors.PREEMPTED
     assert run.last.is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Proactor event loop", "ignore::DeprecationWarning")
+def test_a_notebook_shows_the_log_and_its_stop_button_saves_a_checkpoint(tmp_path: Path) -> None:
+    """A kernel of Jupyter's own, interrupted as Jupyter does: its whole process group gets the signal."""
+    manager = pytest.importorskip("jupyter_client.manager")
+    kernel, client = manager.start_new_kernel(cwd=str(tmp_path))
+    shown: list[str] = []
+
+    def seen(message: dict[str, Any]) -> None:
+        if message["msg_type"] == "stream":
+            shown.append(message["content"]["text"])
+            if "[TRAIN] step 3/" in message["content"]["text"]:
+                kernel.interrupt_kernel()
+
+    settings = json.dumps(config(tmp_path, max_steps=100_000, compile=False), default=str)
+    train = f"import json, kubetune\nrun = kubetune.train(json.loads({settings!r}))"
+    after = "run = kubetune.Run.open('run'); print('then', run.exit_status.code, run.last.name)"
+    try:
+        stopped = client.execute_interactive(train, output_hook=seen, timeout=300)["content"]
+        client.execute_interactive(after, output_hook=seen, timeout=60)
+    finally:
+        client.stop_channels()
+        kernel.shutdown_kernel(now=True)
+    assert stopped["ename"] == "KeyboardInterrupt"
+    told = "".join(shown)
+    step = re.search(r"saved checkpoint step-(\d+);", told)[1]
+    assert f"then {errors.PREEMPTED} step-{step}" in told
