@@ -46,7 +46,7 @@ def mixed(inputs: Path, **training: Any) -> Config:
 def first_evaluation(world: World, config: Config) -> dict[str, float]:
     data, task = prepare(config), task_module(config)
     assert data.eval is not None
-    learner = task.build(config, world, Workload(10**9, 0, data.labels))
+    learner = task.build(config, world, Workload(0, data.labels))
     return evaluate(task, learner, data.eval, make_plan(config, world_size=world.size), world) or {}
 
 
