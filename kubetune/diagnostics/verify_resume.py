@@ -24,7 +24,8 @@ from kubetune.config.schema.tracking import TrackingConfig
 from kubetune.planning.plan import Plan
 from kubetune.rundir import exit_status, metrics
 from kubetune.supervisor.local import create_run_dir
-from kubetune.training import cpu_dtype, step_digest
+from kubetune.training import step_digest
+from kubetune.training.start import cpu_dtype
 
 Start = Callable[[Path, Mapping[str, str]], int]
 """Trains in a run directory, with variables added to the environment, and returns the exit code."""

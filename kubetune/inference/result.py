@@ -30,7 +30,7 @@ from kubetune.data.vision.image_processor import ImageProcessor, load_image_proc
 from kubetune.models import quantization
 from kubetune.rundir import checkpoints
 from kubetune.tasks import task_module
-from kubetune.training import cpu_dtype
+from kubetune.training.start import cpu_dtype
 
 
 @dataclass(frozen=True)

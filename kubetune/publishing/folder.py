@@ -15,7 +15,7 @@ from typing import Any
 
 from kubetune import errors
 from kubetune.base import fault_injection, files
-from kubetune.training.checkpointer import explained_full_disk
+from kubetune.training.full_disk import explained_full_disk
 
 PROVENANCE = "provenance.json"
 

@@ -6,18 +6,13 @@ optimizers.
 
 from __future__ import annotations
 
-import os
-import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -34,24 +29,8 @@ from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
 from kubetune.training import optimizer_shards
 from kubetune.training.adamw import FlatAdamW
-
-WORTH_BACKGROUND_BYTES = 64 * 2**20
-"""A smaller checkpoint is written sooner than its copy pays."""
-
-
-def writes_in_background(setting: bool | str, optimizer: FlatAdamW) -> bool:
-    """`training.async_save`, decided: `auto` where memory of the host holds the copy and the checkpoint is large."""
-    if setting != "auto":
-        return bool(setting)
-    size = sum(t.numel() * t.element_size() for t in optimizer.state().values())
-    return optimizer.master.is_cuda and size >= WORTH_BACKGROUND_BYTES
-
-
-class Held(NamedTuple):
-    """What one rank puts into a checkpoint: copies, or the tensors themselves. No `weights`: as the model has them."""
-
-    optimizer: dict[str, Tensor]
-    weights: dict[str, Tensor] | None = None
+from kubetune.training.full_disk import explained_full_disk, require_free
+from kubetune.training.host_copies import Held, HostCopies
 
 
 @dataclass
@@ -75,7 +54,7 @@ class Checkpointer:
     base: Check | None = None
     _writing: Future[errors.KubetuneError | None] | None = field(default=None, init=False)
     _state: State = field(default_factory=State, init=False)
-    _copies: dict[str, Tensor] = field(default_factory=dict, init=False)
+    _copies: HostCopies = field(default_factory=HostCopies, init=False)
     _bytes: int = field(default=0, init=False)
     _stall_seconds: float = field(default=0.0, init=False)
     _rehearses: bool = field(default=False, init=False)
@@ -108,7 +87,9 @@ class Checkpointer:
         began = time.perf_counter()
         self._state = state = replace(state, saved_step=state.step)
         if self.background:
-            self._writing = self._thread.submit(self._attempt, state, self._copy())
+            self._writing = self._thread.submit(
+                self._attempt, state, self._copies.take(self.model, self.optimizer, is_whole=self._is_whole)
+            )
             self._stall_seconds = time.perf_counter() - began
         else:
             failure = self._attempt(state, Held(self.optimizer.state()))
@@ -125,7 +106,11 @@ class Checkpointer:
         self._state, self.run_dir = state, process_group.broadcast(folder, self.world)
         self._rehearses = True
         try:
-            held = self._copy() if self.background else Held(self.optimizer.state())
+            held = (
+                self._copies.take(self.model, self.optimizer, is_whole=self._is_whole)
+                if self.background
+                else Held(self.optimizer.state())
+            )
             self._require_all(self._attempt(state, held))
             written = (self.run_dir / "checkpoints").rglob("*")
             return sum(path.stat().st_size for path in written if path.is_file() and not path.is_symlink())
@@ -179,29 +164,14 @@ class Checkpointer:
 
     def _require_place(self) -> None:
         """Raise EnvironmentFault without room for a checkpoint; make a rehearsal's folder, but no run directory."""
-        self._require_bytes(1)
+        require_free(self.run_dir, 1, self._bytes)
         if self._rehearses:
             with files.explained_writes(self.run_dir):
                 self.run_dir.parent.mkdir(exist_ok=True)
                 self.run_dir.mkdir()
 
-    def _copy(self) -> Held:
-        """The tensors of this moment in memory of the host, which is kept from one checkpoint to the next."""
-        optimizer = {name: self._copy_of(f"optimizer.{name}", t) for name, t in self.optimizer.state().items()}
-        if not self._is_whole:
-            return Held(optimizer)
-        entries = self.model.state_dict(keep_vars=True)
-        first_names = {id(value): name for name, value in reversed(entries.items())}  # a tied one is copied once
-        weights = {
-            name: self._copy_of(first_names[id(value)], value) if value.requires_grad else value.detach()
-            for name, value in entries.items()
-        }
-        return Held(optimizer, weights)
-
-    def _copy_of(self, name: str, tensor: Tensor) -> Tensor:
-        if name not in self._copies:
-            self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
-        return self._copies[name].copy_(tensor.detach())
+    def _copied(self) -> Held:
+        return self._copies.take(self.model, self.optimizer, is_whole=self._is_whole)
 
     def require_room(self) -> None:
         """Raise EnvironmentFault, before hours are spent, when the checkpoints still to come do not fit the disk."""
@@ -210,17 +180,9 @@ class Checkpointer:
         self._bytes = mine if self._is_whole else int(process_group.sum_numbers([mine], self.world)[0])
         # One more than are kept: the new one is whole before an old one goes.
         missing = max(1, self.keep + 1 - len(checkpoint.steps(self.run_dir)))
-        self._require_bytes(missing, process_group.broadcast(files.free_bytes(self.run_dir), self.world))
-
-    def _require_bytes(self, checkpoints: int, free: int | None = None) -> None:
-        """Raise EnvironmentFault unless so many checkpoints fit into what is free."""
-        free, needed = files.free_bytes(self.run_dir) if free is None else free, checkpoints * self._bytes
-        if free < needed:
-            what = f"{checkpoints} checkpoints" if checkpoints > 1 else "a checkpoint"
-            raise errors.EnvironmentFault(
-                f"{self.run_dir}: {what} of {self._bytes:,} bytes need {needed:,} bytes, {free:,} are free; free some "
-                "space, or lower training.save_total_limit, and run the same command again"
-            )
+        require_free(
+            self.run_dir, missing, self._bytes, process_group.broadcast(files.free_bytes(self.run_dir), self.world)
+        )
 
     def _trained(self) -> list[Tensor]:
         """This rank's part of what is trained."""
@@ -353,14 +315,3 @@ class Checkpointer:
             return found
         except errors.KubetuneError as error:
             return error
-
-
-@contextmanager
-def explained_full_disk(folder: Path) -> Iterator[None]:
-    """safetensors tells of a full disk in words of its own: "… I/O error: No space left on device (os error 28)"."""
-    try:
-        yield
-    except SafetensorError as error:
-        if found := re.search(r"\(os error (\d+)\)", str(error)):
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
-        raise

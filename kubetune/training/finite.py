@@ -13,7 +13,8 @@ from kubetune.distributed.process_group import gather
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kubetune.config.schema import TrainingConfig
+    from kubetune.config.schema import Config, TrainingConfig
+    from kubetune.data.prepared.prepare import Prepared
     from kubetune.distributed.process_group import World
     from kubetune.rundir.checkpoints import State
 
@@ -66,3 +67,12 @@ def steps_above_threshold(loss: float, state: State, training: TrainingConfig) -
         state.step + 1, loss, threshold, count, patience,
     )  # fmt: skip
     return count
+
+
+def origin(data: Prepared, config: Config, samples: Sequence[int]) -> str:
+    """Where rows come from, as their owner knows them: `train.jsonl records 3, 17`, counted from 1."""
+    rows, records = data.train, dict[int, list[int]]()
+    for sample in samples:
+        records.setdefault(int(rows.source[sample]), []).append(int(rows.record[sample]) + 1)
+    named = ((config.data.train[source].path, sorted(found)) for source, found in sorted(records.items()))
+    return "; ".join(f"{path} records {', '.join(map(str, found))}" for path, found in named)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 import transformers
@@ -27,28 +26,26 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared.identity import Check
 from kubetune.data.prepared.order import mixed_seed
 from kubetune.data.prepared.prepare import Prepared
-from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.models import compiled_layers, fsdp, quantization
+from kubetune.models import fsdp
 from kubetune.models.acceleration import Workload
-from kubetune.models.kernels import fp8, pointwise
+from kubetune.models.kernels import fp8
 from kubetune.models.loading import check_positions, check_rows, choose_dtype
 from kubetune.planning.plan import Plan, learning_rate_at
-from kubetune.rundir import heartbeat, machine, metrics
+from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
 from kubetune.tasks import metric_names
-from kubetune.training import finite, flops, preflight, step_digest
-from kubetune.training.adamw import FlatAdamW
+from kubetune.training import finite, loss_scale, step_digest
 from kubetune.training.adamw_sharded import make_optimizer
-from kubetune.training.checkpointer import Checkpointer, writes_in_background
+from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.evaluation import evaluate
+from kubetune.training.host_copies import writes_in_background
 from kubetune.training.run import Run
 from kubetune.training.run_log import RunLog, log_batch, open_run_log
+from kubetune.training.start import preflight, warm_up
+from kubetune.training.start.facts import log_model, log_padding, record_start
 from kubetune.training.stop import StopRequest
-
-FIRST_LOSS_SCALE = 2.0**14
-STEPS_TO_RAISE_LOSS_SCALE = 1000
 
 
 def train(
@@ -90,8 +87,8 @@ def _train(
     check_positions(learner.model, data.longest)
     optimizer = make_optimizer(learner.model, config.training)
     learner = replace(learner, gradient_sums=optimizer.collected)
-    _log_model(learner, optimizer)
-    _log_padding(data.tokenizer, world)
+    log_model(learner, optimizer)
+    log_padding(data.tokenizer, world)
     run = Run(
         config=config,
         plan=plan,
@@ -130,56 +127,17 @@ def _train(
     )
     state = run.checkpointer.restore(config.training.resume, first)
     if state.step == 0 and choose_dtype(config.model.dtype, world.device) == torch.float16:
-        state = replace(state, loss_scale=FIRST_LOSS_SCALE)
+        state = replace(state, loss_scale=loss_scale.FIRST)
     if world.is_main:
-        _record_start(run, state, run_dir)
+        record_start(run, state, run_dir)
     if config.training.fp8:
-        fp8.adopt(learner.model, world.device, lambda: _loss_ahead(run, state))
+        fp8.adopt(learner.model, world.device, lambda: warm_up.loss_ahead(run, state))
     if config.training.probe:
         preflight.rehearse(run, state)
     stop.defer()
     with open_run_log(config, plan, run_dir, world, state) as run_log, run.checkpointer, learner.undo:
         state = loop(run, state, run_log)
     return state
-
-
-def _record_start(run: Run, state: State, run_dir: Path) -> None:
-    """Note the event of this start, with what speeds are compared by."""
-    dtype = choose_dtype(run.config.model.dtype, run.world.device)
-    facts = flops.describe(run.learner, run.config, run.data.train, run.world.device, dtype)
-    facts["machine"] = machine.describe(Path.cwd())
-    event = "resume" if state.step else "start"
-    metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)
-
-
-def _loss_ahead(run: Run, state: State) -> float:
-    """What the model makes of the first micro-batches of the next step."""
-    work = run.feed.step(min(state.step, run.plan.num_steps - 1))
-    parts = [run.task.evaluate(run.learner, batch.to(run.world.device)) for batch in work.batches[:1]]
-    return float(run.task.metrics(run.learner, parts, run.world)["eval_loss"])
-
-
-def _compile_planned(run: Run, state: State) -> None:
-    """Once, after the first step: use the compiled form of what is to be compiled.
-
-    Kernels are laid out for the sizes they first meet, so these must be the same wherever a run goes on.
-    """
-    learn = partial(_learn_ahead, run, state)
-    if pointwise.compile_planned():
-        learn()
-    if run.learner.compiled_layers is not None:
-        compiled_layers.warm_up(run.learner.compiled_layers, learn)
-
-
-def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
-    """Loss and norm of the gradient of the largest micro-batch, which is the same wherever a run goes on."""
-    heartbeat.beat("compiling")
-    batch = run.feed.largest().to(run.world.device)
-    try:
-        loss = run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))
-        return float(loss), run.optimizer.gradient_norm()
-    finally:
-        run.optimizer.clear_gradient()
 
 
 def _workload(plan: Plan, data: Prepared) -> Workload:
@@ -194,7 +152,7 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
         state = _finish_step(run, state, run_log)  # a stop may have come between a step and its evaluation
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
         if state.step:
-            _compile_planned(run, state)
+            warm_up.compile_planned(run, state)
         heartbeat.beat("step", state.step)
         began = time.perf_counter()
         work = run.feed.step(state.step)
@@ -204,16 +162,18 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
         loss, stopping, failing, ranks = _agree(run, losses, computed)
         norm = optimizer.reduce_gradient(world) / state.loss_scale
         if state.loss_scale > 1.0 and not math.isfinite(norm):
-            state = _lower_loss_scale(optimizer, state)
+            state = loss_scale.lowered(optimizer, state)
             continue
-        finite.require_finite(loss, norm, state.step, _with_samples(work, losses), world, partial(_origin, run))
+        finite.require_finite(
+            loss, norm, state.step, _with_samples(work, losses), world, partial(finite.origin, run.data, run.config)
+        )
         above = finite.steps_above_threshold(loss, state, run.config.training)
         optimizer.scale_gradient(1.0 / state.loss_scale, norm, run.config.training.max_grad_norm)
         rate = learning_rate_at(plan, state.step)
         optimizer.update(rate)
         seconds = time.perf_counter() - began
         state = replace(
-            _raise_loss_scale(state),
+            loss_scale.raised(state),
             step=state.step + 1,
             samples=state.samples + work.samples,
             tokens=state.tokens + work.tokens,
@@ -252,22 +212,6 @@ def _backward(run: Run, state: State, micro: int, batch: Batch, work: Work) -> t
     return loss
 
 
-def _lower_loss_scale(optimizer: FlatAdamW, state: State) -> State:
-    """fp16 overflowed: try the same step again with a smaller factor before the loss."""
-    optimizer.clear_gradient()
-    logs.TRAIN.info(
-        "step %d: fp16 overflow, loss scale %g -> %g", state.step + 1, state.loss_scale, state.loss_scale / 2
-    )
-    return replace(state, loss_scale=state.loss_scale / 2, steps_since_overflow=0)
-
-
-def _raise_loss_scale(state: State) -> State:
-    """After enough good fp16 steps the factor may grow again."""
-    if state.loss_scale == 1.0 or state.steps_since_overflow + 1 < STEPS_TO_RAISE_LOSS_SCALE:
-        return replace(state, steps_since_overflow=state.steps_since_overflow + 1)
-    return replace(state, loss_scale=state.loss_scale * 2, steps_since_overflow=0)
-
-
 def _agree(run: Run, losses: Sequence[torch.Tensor], computed: float) -> tuple[float, bool, bool, list[float]]:
     """One small message: (loss of the global batch, whether any rank was asked to stop, whether a checkpoint in the
     background failed on any, seconds of each rank)."""
@@ -281,15 +225,6 @@ def _agree(run: Run, losses: Sequence[torch.Tensor], computed: float) -> tuple[f
 
 def _with_samples(work: Work, losses: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.Tensor]]:
     return [(batch.samples, loss) for batch, loss in zip(work.batches, losses, strict=True)]
-
-
-def _origin(run: Run, samples: Sequence[int]) -> str:
-    """Where rows come from, as their owner knows them: `train.jsonl records 3, 17`, counted from 1."""
-    rows, records = run.data.train, dict[int, list[int]]()
-    for sample in samples:
-        records.setdefault(int(rows.source[sample]), []).append(int(rows.record[sample]) + 1)
-    named = ((run.config.data.train[source].path, sorted(found)) for source, found in sorted(records.items()))
-    return "; ".join(f"{path} records {', '.join(map(str, found))}" for path, found in named)
 
 
 def _stop(run: Run, state: State, run_log: RunLog) -> None:
@@ -307,7 +242,7 @@ def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
     plan, last = run.plan, state.step == run.plan.num_steps
     if run.data.eval is not None and state.evaluated_step < state.step and (last or plan.is_eval_step(state.step)):
         if state.step > 1:
-            _compile_planned(run, state)  # a resumed run evaluates with what the uninterrupted one did
+            warm_up.compile_planned(run, state)  # a resumed run evaluates with what the uninterrupted one did
         values = evaluate(run.task, run.learner, run.data.eval, plan, run.world, run.stop)
         if values is None:
             _stop(run, state, run_log)
@@ -346,21 +281,3 @@ def _judge(run: Run, state: State, values: dict[str, float]) -> State:
 def _is_patience_spent(run: Run, state: State) -> bool:
     patience = run.config.training.early_stopping_patience
     return patience is not None and state.evaluations_without_improvement >= patience
-
-
-def _log_model(learner: Any, optimizer: FlatAdamW) -> None:
-    total, trained = sum(quantization.count(p) for p in learner.model.parameters()), optimizer.size
-    logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
-    logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
-    if learner.route.padding_free:
-        logs.MODEL.info("padding-free packed batches of many sequences (self-check: %.1e)", learner.route.difference)
-    else:
-        logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
-
-
-def _log_padding(tokenizer: Tokenizer, world: World) -> None:
-    if world.is_main and not tokenizer.names_padding:
-        logs.MODEL.info(
-            "no pad token is named, so EOS stands in for one where batches are filled up: in generation, and in what "
-            "is saved or exported; training fills up nothing, so EOS is learnt like any other token"
-        )

@@ -9,30 +9,24 @@ written to `logs/rank-N.exit.json`, because torchrun itself answers 1 whatever i
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kubetune import errors
 from kubetune.base import allocator, files, logs, processes
-from kubetune.base.humanize import counted, unused_keys
 from kubetune.config.schema import Config
 from kubetune.models import fast_import
-from kubetune.planning.plan import Plan, make_plan
-from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
+from kubetune.planning.plan import make_plan
+from kubetune.rundir import checkpoints, exit_status, heartbeat
 from kubetune.supervisor import place
+from kubetune.training.start.preparation import import_peft, planned_tokens, preparing, sizes, width_of
 from kubetune.training.stop import StopRequest
 
 if TYPE_CHECKING:
-    from kubetune.data.prepared.prepare import Prepared
-    from kubetune.distributed.process_group import World
     from kubetune.rundir.checkpoints import State
 
 
@@ -129,8 +123,10 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
             from kubetune.distributed import process_group
             from kubetune.planning import actuals
             from kubetune.tasks import task_module
-            from kubetune.training import cpu_dtype
+            from kubetune.training.final_report import report
             from kubetune.training.loop import train
+            from kubetune.training.start import cpu_dtype
+            from kubetune.training.start.facts import gpu_name, log_start
 
             task = task_module(config)
         data, config = prepared()
@@ -161,179 +157,3 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
         heartbeat.beat("report")
         remark = report(config, plan, run_dir, world, data, state)
     return state, remark
-
-
-def import_peft(config: Config, data: Prepared) -> None:
-    """Import PEFT without bitsandbytes, which it takes along wherever that is installed, unless the base needs it."""
-    from kubetune.data.text.tokenizer_files import read_json
-
-    is_quantised = "quantization_config" in read_json(data.tokenizer.files.get("config.json"))
-    needless = () if is_quantised or config.quantization != "none" else ("bitsandbytes",)
-    with fast_import.in_haste(), fast_import.without(*needless):
-        from peft.import_utils import is_bnb_4bit_available, is_bnb_available
-
-        is_bnb_available(), is_bnb_4bit_available()  # PEFT remembers the answers
-
-
-@contextmanager
-def preparing(config: Config, run_dir: Path) -> Iterator[Callable[[], tuple[Prepared, Config]]]:
-    """Prepare the data in another process while this one imports torch; the function yielded waits for them.
-
-    With the data comes the config whose model is one commit of the hub.
-
-    Forked, and before torch starts threads of its own: that way it costs nothing and shares no lock.
-    """
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=processes.work_for_parent) as pool:
-        folder = pool.submit(_prepare_folder, config, run_dir)
-        try:
-            yield lambda: _open_prepared(*folder.result())
-        except BrokenProcessPool as error:
-            raise errors.EnvironmentFault(
-                "the process that prepares the data was killed (out of memory, or somebody's kill -9); allow more "
-                "memory or set data.num_proc lower, and run the same command again"
-            ) from error
-        except BaseException:
-            processes.kill_children()  # the pool would wait until work is done that nobody wants any more
-            raise
-
-
-def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
-    from kubetune.data.prepared.identity import pinned
-    from kubetune.data.prepared.prepare import prepare
-
-    config = pinned(config, run_dir)
-    return prepare(config).path, config
-
-
-def _open_prepared(folder: Path, config: Config) -> tuple[Prepared, Config]:
-    from kubetune.data.prepared.prepare import load_prepared
-    from kubetune.data.text.tokenizer import load_tokenizer
-
-    return load_prepared(folder, load_tokenizer(config.model, date=config.data.date), config), config
-
-
-def width_of(data: Prepared) -> int | None:
-    """Hidden size of the model, from its config.json; None where that names none."""
-    from kubetune.data.text.tokenizer_files import read_json
-    from kubetune.planning.memory import Shape
-    from kubetune.planning.model_shapes import Weights
-
-    shape = Shape.of(Weights({}, read_json(data.tokenizer.files.get("config.json")), stated=False).text_config)
-    return shape.hidden if shape is not None and isinstance(shape.hidden, int) else None
-
-
-def sizes(data: Prepared) -> dict[str, Any]:
-    """What the plan needs to know of the prepared data."""
-    from kubetune.batching.feed import evaluated, rows_per_epoch, tokens_per_epoch
-
-    return {
-        "rows": rows_per_epoch(data.train),
-        "eval_rows": len(evaluated(data.eval)) if data.eval is not None else 0,
-        "tokens": tokens_per_epoch(data.train),
-    }
-
-
-def planned_tokens(plan: Plan, data: Prepared) -> int:
-    """Tokens of all steps planned."""
-    return round(float(data.train.lengths.mean()) * (plan.rows or 0) * plan.num_epochs)
-
-
-def gpu_name(world: World) -> str | None:
-    """The name of this rank's GPU, None where it has none."""
-    import torch
-
-    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
-
-
-def log_start(plan: Plan, world: World, data: Prepared) -> None:
-    """The facts that every log should begin with."""
-    from kubetune.batching.feed import evaluated
-    from kubetune.data.reading.splits import remarks
-    from kubetune.distributed import process_group
-
-    environment = " ".join(f"{k}={v}" for k, v in process_group.environment().items()) or "one process"
-    logs.DDP.info("%s, device %s", environment, world.device)
-    held_out = f", {len(evaluated(data.eval)):,} for evaluation" if data.eval is not None else ""
-    logs.DATA.info("%s rows%s, fingerprint %s", f"{len(data.train):,}", held_out, data.fingerprint[:12])
-    if data.labels is not None:
-        logs.DATA.info("%s", data.labels)
-    for split, stats in data.stats.items():
-        if found := remarks(stats):
-            logs.DATA.info("%s: of %s records %s", split, f"{stats['records']:,}", ", ".join(found))
-        if found_keys := unused_keys(stats.get("unused_keys", {})):  # not in data that were prepared before
-            logs.DATA.info("%s: %s", split, found_keys)
-    logs.DATA.info("%s", plan.batch_line())
-
-
-def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepared, state: State) -> str:
-    """Write report.json and say where the result lies; returns what its owner should know of it, mostly nothing."""
-    from kubetune.distributed import process_group
-    from kubetune.planning import actuals
-    from kubetune.training.run_log import peak_memory_bytes
-
-    peak = max(process_group.gather(peak_memory_bytes(world.device), world))
-    if not world.is_main:
-        return ""
-    copy = config.logging.report_json
-    if metrics.is_reported(run_dir, state.step) and (copy is None or Path(copy).exists()):
-        # A start that found nothing left to train would only spoil the numbers of those that did.
-        logs.DONE.info("all %d steps were done before; %s tells of them", state.step, run_dir / metrics.REPORT)
-        return _remark(metrics.read_report(run_dir).get("loss_runaway"))
-    events = metrics.read_events(run_dir)
-    totals = totals_of(run_dir, plan, state)
-    found = actuals.compare(
-        config,
-        plan,
-        tokens=planned_tokens(plan, data),
-        longest=data.longest,
-        peak_memory_bytes=peak,
-        step_seconds=totals.seconds,
-        events=events,
-        until=metrics.now(),
-    )
-    numbers = metrics.write_report_json(
-        run_dir,
-        totals,
-        world_size=world.size,
-        data_fingerprint=data.fingerprint,
-        peak_memory_bytes=peak,
-        copy_to=Path(copy) if copy else None,
-        best_step=state.best_step,
-        preflight=next((event for event in reversed(events) if event["event"] == "preflight"), None),
-        actuals=found,
-    )
-    best = "best" if state.best_step is not None else "last"
-    if numbers["throughput"] is not None:
-        logs.RESULT.info("%s", metrics.throughput_line(numbers["throughput"]))
-        speed = numbers["throughput"]["tokens_per_second"]
-        actuals.remember(config, plan, tokens_per_second=speed, seconds=totals.seconds, events=events)
-    for line in actuals.tell(found):
-        logs.RESULT.info("%s", line)
-    if remark := _remark(numbers["loss_runaway"]):
-        logs.RESULT.warning("%s", remark)
-    logs.RESULT.info("%s", run_dir / "checkpoints" / best)
-    logs.DONE.info("%s, %s tokens, %.0f s", counted(state.step, "step"), f"{numbers['tokens']:,}", numbers["seconds"])
-    return remark
-
-
-def _remark(runaway: Any) -> str:
-    return metrics.runaway_line(runaway) if isinstance(runaway, dict) else ""
-
-
-def totals_of(run_dir: Path, plan: Plan, state: State) -> metrics.Totals:
-    """The sums of the whole run. Those of its checkpoint hold, where the disk has lost lines of the numbers."""
-    found = metrics.read_totals(run_dir)
-    if found.steps == state.step:
-        return replace(found, seconds=state.seconds)
-    return replace(
-        found,
-        samples=state.samples,
-        tokens=state.tokens,
-        trained_tokens=state.trained_tokens,
-        seconds=state.seconds,
-        first=found.first if found.first.get("step") == 1 else {},
-        last=found.last
-        if found.last.get("step") == state.step
-        else {"step": state.step, "epoch": state.step / plan.steps_per_epoch},
-    )

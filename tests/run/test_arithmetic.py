@@ -19,7 +19,8 @@ from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
 from kubetune.inference.evaluate import evaluate_run
 from kubetune.rundir import checkpoints, metrics
-from kubetune.training import cpu_dtype, flops
+from kubetune.training import flops
+from kubetune.training.start import cpu_dtype
 from tests import toy
 from tests.ranks import run_ranks
 

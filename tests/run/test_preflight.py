@@ -16,7 +16,8 @@ from kubetune import errors
 from kubetune.distributed.process_group import World
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import metrics
-from kubetune.training import preflight, worker
+from kubetune.training import worker
+from kubetune.training.start import preflight
 from tests import toy
 from tests.ranks import started, wait_all
 

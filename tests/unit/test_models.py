@@ -18,7 +18,7 @@ from kubetune.distributed.process_group import World
 from kubetune.errors import ConfigError, ModelError
 from kubetune.models.loading import check_positions, check_rows, load_pretrained
 from kubetune.planning import model_shapes as weights
-from kubetune.training.loop import _log_padding
+from kubetune.training.start.facts import log_padding
 from tests.architectures import PADDING_FREE, PROMISED, build_model, save_model
 from tests.tiny import train_tokenizer
 
@@ -84,7 +84,7 @@ def test_a_missing_pad_token_is_told_once(tmp_path, caplog, pad_token, rank, lin
     facts = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(facts | {"pad_token": pad_token}))
     with caplog.at_level("INFO", logger="kubetune"):
-        _log_padding(load_tokenizer(ModelConfig(path=str(folder))), World(rank=rank))
+        log_padding(load_tokenizer(ModelConfig(path=str(folder))), World(rank=rank))
     assert caplog.text.count("no pad token is named") == lines
 
 

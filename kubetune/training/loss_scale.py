@@ -1,0 +1,28 @@
+"""Factor before the loss in fp16, whose small gradients would vanish: halved after an overflow, doubled in time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kubetune.base import logs
+from kubetune.rundir.checkpoints import State
+from kubetune.training.adamw import FlatAdamW
+
+FIRST = 2.0**14
+STEPS_TO_RAISE = 1000
+
+
+def lowered(optimizer: FlatAdamW, state: State) -> State:
+    """State to try the same step again in after an overflow, its gradient cleared."""
+    optimizer.clear_gradient()
+    logs.TRAIN.info(
+        "step %d: fp16 overflow, loss scale %g -> %g", state.step + 1, state.loss_scale, state.loss_scale / 2
+    )
+    return replace(state, loss_scale=state.loss_scale / 2, steps_since_overflow=0)
+
+
+def raised(state: State) -> State:
+    """State after a good step: after enough of them the factor grows again."""
+    if state.loss_scale == 1.0 or state.steps_since_overflow + 1 < STEPS_TO_RAISE:
+        return replace(state, steps_since_overflow=state.steps_since_overflow + 1)
+    return replace(state, loss_scale=state.loss_scale * 2, steps_since_overflow=0)

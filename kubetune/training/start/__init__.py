@@ -1,0 +1,4 @@
+"""A run before its first step: data prepared, dtype chosen, memory tried, kernels compiled, facts told.
+
+Not for the loop, nor for anything it calls at every step. Read `preparation` first.
+"""

@@ -1,0 +1,74 @@
+"""Facts that a start of a run tells before its first step: in its log, and as an event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kubetune.base import logs
+from kubetune.base.humanize import unused_keys
+from kubetune.batching.feed import evaluated
+from kubetune.data.prepared.prepare import Prepared
+from kubetune.data.reading.splits import remarks
+from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.distributed import process_group
+from kubetune.distributed.process_group import World
+from kubetune.models import quantization
+from kubetune.models.loading import choose_dtype
+from kubetune.planning.plan import Plan
+from kubetune.rundir import machine, metrics
+from kubetune.rundir.checkpoints import State
+from kubetune.training import flops
+from kubetune.training.adamw import FlatAdamW
+from kubetune.training.run import Run
+
+
+def gpu_name(world: World) -> str | None:
+    """The name of this rank's GPU, None where it has none."""
+
+    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+
+
+def log_start(plan: Plan, world: World, data: Prepared) -> None:
+    """The facts that every log should begin with."""
+    environment = " ".join(f"{k}={v}" for k, v in process_group.environment().items()) or "one process"
+    logs.DDP.info("%s, device %s", environment, world.device)
+    held_out = f", {len(evaluated(data.eval)):,} for evaluation" if data.eval is not None else ""
+    logs.DATA.info("%s rows%s, fingerprint %s", f"{len(data.train):,}", held_out, data.fingerprint[:12])
+    if data.labels is not None:
+        logs.DATA.info("%s", data.labels)
+    for split, stats in data.stats.items():
+        if found := remarks(stats):
+            logs.DATA.info("%s: of %s records %s", split, f"{stats['records']:,}", ", ".join(found))
+        if found_keys := unused_keys(stats.get("unused_keys", {})):  # not in data that were prepared before
+            logs.DATA.info("%s: %s", split, found_keys)
+    logs.DATA.info("%s", plan.batch_line())
+
+
+def log_model(learner: Any, optimizer: FlatAdamW) -> None:
+    total, trained = sum(quantization.count(p) for p in learner.model.parameters()), optimizer.size
+    logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
+    logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
+    if learner.route.padding_free:
+        logs.MODEL.info("padding-free packed batches of many sequences (self-check: %.1e)", learner.route.difference)
+    else:
+        logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
+
+
+def log_padding(tokenizer: Tokenizer, world: World) -> None:
+    if world.is_main and not tokenizer.names_padding:
+        logs.MODEL.info(
+            "no pad token is named, so EOS stands in for one where batches are filled up: in generation, and in what "
+            "is saved or exported; training fills up nothing, so EOS is learnt like any other token"
+        )
+
+
+def record_start(run: Run, state: State, run_dir: Path) -> None:
+    """Note the event of this start, with what speeds are compared by."""
+    dtype = choose_dtype(run.config.model.dtype, run.world.device)
+    facts = flops.describe(run.learner, run.config, run.data.train, run.world.device, dtype)
+    facts["machine"] = machine.describe(Path.cwd())
+    event = "resume" if state.step else "start"
+    metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)

@@ -1,0 +1,41 @@
+"""Trials of a model on batches of the run before it learns from them: to compile what was planned or compare losses."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kubetune.models import compiled_layers
+from kubetune.models.kernels import pointwise
+from kubetune.rundir import heartbeat
+from kubetune.rundir.checkpoints import State
+from kubetune.training.run import Run
+
+
+def compile_planned(run: Run, state: State) -> None:
+    """Once, after the first step: use the compiled form of what is to be compiled.
+
+    Kernels are laid out for the sizes they first meet, so these must be the same wherever a run goes on.
+    """
+    learn = partial(_learn_ahead, run, state)
+    if pointwise.compile_planned():
+        learn()
+    if run.learner.compiled_layers is not None:
+        compiled_layers.warm_up(run.learner.compiled_layers, learn)
+
+
+def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
+    """Loss and norm of the gradient of the largest micro-batch, which is the same wherever a run goes on."""
+    heartbeat.beat("compiling")
+    batch = run.feed.largest().to(run.world.device)
+    try:
+        loss = run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))
+        return float(loss), run.optimizer.gradient_norm()
+    finally:
+        run.optimizer.clear_gradient()
+
+
+def loss_ahead(run: Run, state: State) -> float:
+    """What the model makes of the first micro-batches of the next step."""
+    work = run.feed.step(min(state.step, run.plan.num_steps - 1))
+    parts = [run.task.evaluate(run.learner, batch.to(run.world.device)) for batch in work.batches[:1]]
+    return float(run.task.metrics(run.learner, parts, run.world)["eval_loss"])
