@@ -1,4 +1,4 @@
-"""What a run takes in hours and money: FLOPs by arithmetic, speed by config, earlier runs or what a device can do."""
+"""Hours and money that a run takes: FLOPs by arithmetic, speed by config, earlier runs or what a device can do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Bill:
-    """How long a run takes and what it costs. `source` says where the rate comes from; parts are None where unknown.
+    """Time and cost of a run. `source` says where the rate comes from; parts are None where unknown.
 
     `spans`: what earlier runs say, those of the same shape first.
     """
@@ -92,7 +92,7 @@ def bill(
 
 
 def kind_of(config: Config, plan: Plan, weights: Weights | None, gpu: str | None) -> Kind | None:
-    """What the speed of this run depends on; None where that is not known, or not the device. `gpu`: its name."""
+    """Facts that the speed of this run depends on; None where that is not known, or not the device. `gpu`: its name."""
     shape = shape_of(weights) if weights is not None else None
     if weights is None or shape is None or not plan.rows or not plan.tokens_per_epoch or not plan.tokens_per_step:
         return None
@@ -132,7 +132,7 @@ def flops_per_token(config: Config, weights: Weights, length: float | None = Non
 
 
 def time_line(found: Bill) -> str:
-    """How long, and by whose word, in a line."""
+    """Time, and by whose word, in a line."""
     spans = [f"{_between(span)} by {span.source}" for span in found.spans]
     if found.hours is None or found.tokens_per_second is None:
         return found.source
@@ -143,7 +143,7 @@ def time_line(found: Bill) -> str:
 
 
 def price_line(found: Bill, each: float | None) -> str:
-    """What it costs at `each` for a device and hour, in a line; nothing where that is not known."""
+    """Cost at `each` for a device and hour, in a line; nothing where that is not known."""
     if each is None or found.price is None:
         return ""
     about = f"about {found.price:,.2f}"

@@ -1,4 +1,4 @@
-"""What a run takes before anything is held: the peak memory of one device, part by part. Hours are in cost.py.
+"""Memory that a run takes, before anything is held: the peak memory of one device, part by part. Hours are in cost.py.
 
 Arithmetic on the shapes of the weights and the config, without torch. Each part says what it stands for; what cannot
 be known (the allocator's losses, kernels' workspaces) is an allowance that was measured where it says so.

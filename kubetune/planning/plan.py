@@ -22,7 +22,7 @@ GRACE_SECONDS = 60
 
 
 class Plan(BaseModel):
-    """What a config comes to on given processes and data. Steps are optimizer steps.
+    """Arithmetic of a config on given processes and data. Steps are optimizer steps.
 
     `rows`, `eval_rows` and `tokens_per_epoch` are samples per epoch and per evaluation and tokens, None while the data
     are unread; the counts of steps that follow from them are 0 until then. With `global_batch_tokens` a step takes
@@ -108,7 +108,7 @@ class Plan(BaseModel):
             raise ConfigError(f"{path}: {error}") from None
 
     def batch_line(self) -> str:
-        """How the global batch comes about, in one line."""
+        """Origin of the global batch, in one line."""
         samples, tokens = self.global_batch_size, self.tokens_per_step
         if self.micro_batch_tokens is None and self.global_batch_tokens is None:
             parts = f"{self.per_device_train_batch_size} × {self.accumulation} × {self.world_size}"

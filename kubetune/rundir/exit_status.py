@@ -1,4 +1,4 @@
-"""How a run ended, and why: what each rank says of itself, what was seen of its process, and one verdict from both.
+"""End of a run, and its cause: what each rank says of itself, what was seen of its process, and one verdict from both.
 
 torchrun returns 1 whatever its children did, and the first rank seen to fail is often only the one that lost a peer.
 The verdict names the cause. Not for starting or stopping processes (agent.py).

@@ -24,10 +24,7 @@ from kubetune.planning.plan import Plan
 from kubetune.rundir import trackers
 from kubetune.rundir.mirror import copier, sync
 from kubetune.supervisor import supervise
-from kubetune.supervisor.place import find_place, hold
-
-RESOLVED = "resolved.json"
-PLAN = "plan.json"
+from kubetune.supervisor.place import PLAN, RESOLVED, find_place, hold
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 

@@ -15,6 +15,10 @@ from kubetune.base import files
 if TYPE_CHECKING:
     from kubetune.planning.plan import Plan
 
+RESOLVED = "resolved.json"
+PLAN = "plan.json"
+"""Files of the run directory that a launcher writes and an agent reads."""
+
 _DEFAULT_PORT = 29500
 
 
@@ -76,7 +80,7 @@ def read_plan(run_dir: Path) -> Plan:
     from kubetune.planning.plan import Plan  # takes long enough that the signal handlers must come first
 
     try:
-        return Plan.read(run_dir / "plan.json")
+        return Plan.read(run_dir / PLAN)
     except FileNotFoundError as error:
         raise errors.ConfigError(f"{error.filename} is missing; expected a run directory made by kubetune") from None
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kubetune import errors
 from kubetune.base import cgroup, files, logs, processes
@@ -22,33 +22,16 @@ from kubetune.rundir import checkpoints, exit_status, heartbeat, machine, metric
 from kubetune.rundir.exit_status import Death, ExitStatus
 from kubetune.rundir.mirror import copier
 from kubetune.supervisor import oom
-from kubetune.supervisor.place import Place, read_place, read_plan
-
-if TYPE_CHECKING:
-    pass
+from kubetune.supervisor.place import RESOLVED, Place, read_place, read_plan
 
 PREPARE = "kubetune.data.prepared.prepare_worker"
-
-
 WORKER = "kubetune.worker"
-
-
-RESOLVED = "resolved.json"
-
-
 SAMPLES = "kubetune.inference.before_after"
-
 
 # After losing a peer on another node: time for that node's own, telling report to arrive on a shared disk.
 _PEER_REPORT_SECONDS = 2.0
-
-
 _TORCHRUN_MARGIN_SECONDS = 10.0
-
-
 _DEFAULT_PATIENCE_SECONDS = 1800.0
-
-
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 

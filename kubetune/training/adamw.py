@@ -32,7 +32,7 @@ class AdamSettings:
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies: not to biases and norms, which are vectors."""
+    """Weight decay of a parameter: none for biases and norms, which are vectors."""
     return parameter.dim() > 1 and not name.endswith("bias")
 
 
@@ -122,7 +122,7 @@ class FlatAdamW:
 
     @property
     def shards(self) -> list[OptimizerShard]:
-        """What this rank's buffers hold of the buffers of the whole model."""
+        """Stretches that this rank's buffers hold of the buffers of the whole model."""
         return [OptimizerShard(0, self.master.numel())]
 
     def reduce_gradient(self, world: World) -> float:
@@ -178,7 +178,7 @@ class FlatAdamW:
             )
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint needs to go on bit by bit."""
+        """Tensors that a checkpoint needs to go on bit by bit."""
         return {
             "master": self.master,
             "exp_avg": self.exp_avg,

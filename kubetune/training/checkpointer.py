@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds, when it is written, and how a run goes on from one.
+"""Content of a checkpoint of a run, when it is written, and how a run goes on from one.
 
 `checkpoints.py` knows folders and checksums, `optimizer_shards.py` the optimizer's file; this file knows models and
 optimizers.
@@ -122,7 +122,7 @@ class Checkpointer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the checkpoint in the background is known not to succeed; `finish` says why."""
+        """Known failure of the checkpoint in the background; `finish` says why."""
         return self._writing is not None and self._writing.done() and self._writing.result() is not None
 
     def finish(self) -> None:

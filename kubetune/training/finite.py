@@ -47,7 +47,7 @@ def require_finite(
 
 
 def steps_above_threshold(loss: float, state: State, training: TrainingConfig) -> int:
-    """How many steps in a row have had a loss above `training.loss_watchdog_threshold`, this one with them.
+    """Number of steps in a row that have had a loss above `training.loss_watchdog_threshold`, this one with them.
 
     Raises Diverged, on every rank and before weights move, where there have been too many.
     """
@@ -70,7 +70,7 @@ def steps_above_threshold(loss: float, state: State, training: TrainingConfig) -
 
 
 def origin(data: Prepared, config: Config, samples: Sequence[int]) -> str:
-    """Where rows come from, as their owner knows them: `train.jsonl records 3, 17`, counted from 1."""
+    """Origin of rows, as their owner knows them: `train.jsonl records 3, 17`, counted from 1."""
     rows, records = data.train, dict[int, list[int]]()
     for sample in samples:
         records.setdefault(int(rows.source[sample]), []).append(int(rows.record[sample]) + 1)

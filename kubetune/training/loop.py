@@ -237,7 +237,7 @@ def _stop(run: Run, state: State, run_log: RunLog) -> None:
 
 
 def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
-    """What is due after a step: an evaluation, then a checkpoint that knows its result."""
+    """Work that is due after a step: an evaluation, then a checkpoint that knows its result."""
     heartbeat.beat("end of step", state.step)
     plan, last = run.plan, state.step == run.plan.num_steps
     if run.data.eval is not None and state.evaluated_step < state.step and (last or plan.is_eval_step(state.step)):
@@ -262,7 +262,7 @@ def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
 
 
 def _judge(run: Run, state: State, values: dict[str, float]) -> State:
-    """Whether this evaluation is the best so far."""
+    """State that knows this evaluation, and whether it is the best so far."""
     name = run.config.training.metric_for_best_model
     preflight.require_metric(name, values)
     greater = prefers_greater(run.config.training)

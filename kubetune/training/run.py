@@ -1,4 +1,4 @@
-"""What the training loop works with, as one value that is passed along."""
+"""Everything the training loop works with, as one value that is passed along."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kubetune.training.stop import StopRequest
 
 @dataclass(frozen=True)
 class Run:
-    """What the loop works with. Only the tensors of the model and the optimizer change."""
+    """Everything the loop works with. Only the tensors of the model and the optimizer change."""
 
     config: Config
     plan: Plan
