@@ -74,13 +74,14 @@ def evaluate_run(
     result = open_result(run_dir, which, model)
     config, folder = result.config, result.checkpoint
     device, task = default_device(), result.task
-    if predictions is not None and not hasattr(task, "predictions"):
+    labels = task.labels_of(folder)
+    if predictions is not None and labels is None:
         raise errors.ConfigError(f"predictions are a classifier's; {run_dir} is a run of task {config.task}")
     if data is not None:
         sources = config.data.model_copy(update={"train": other_sources(config, data), "eval": None})
         config = config.model_copy(update={"data": sources})
-        if hasattr(task, "labels_of"):
-            config = task.labels_of(folder).fix(config)  # other data may lack some of the classes
+        if labels is not None:
+            config = labels.fix(config)  # other data may lack some of the classes
     elif not config.data.eval:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
     with result.checked():
@@ -89,12 +90,11 @@ def evaluate_run(
     world = World(device=device)
     parts = collect(task, learner, rows, make_plan(config, world_size=1), world)
     assert parts is not None
-    if hasattr(task, "predictions"):
+    if (said := task.predictions(learner, parts, rows)) is not None:
         predictions = predictions or run_dir / "predictions.jsonl"
-        lines = (json.dumps(line, ensure_ascii=False) for line in task.predictions(learner, parts, rows))
-        write_atomic(predictions, "".join(f"{line}\n" for line in lines))
-    matrix = task.confusion(learner, parts) if hasattr(task, "confusion") else None
-    names = learner.labels.names if matrix else ()
+        write_atomic(predictions, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in said))
+    matrix = task.confusion(learner, parts)
+    names = labels.names if matrix and labels else ()
     found = Evaluation(measured(task, learner, rows, parts, world), predictions, matrix, names)
     facts = {
         **asdict(found),

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from kubetune.data.vision.image_processor import ImageProcessor, load_image_proc
 from kubetune.models import quantization
 from kubetune.rundir import checkpoints
 from kubetune.tasks import task_module
+from kubetune.tasks.protocol import Task
 from kubetune.training.start import cpu_dtype
 
 
@@ -63,7 +63,7 @@ class Result:
         return identity.pinned(self.trained.model_copy(update={"model": settings}), self.run_dir)
 
     @cached_property
-    def task(self) -> ModuleType:
+    def task(self) -> Task:
         return task_module(self.trained)
 
     @cached_property

@@ -15,6 +15,7 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
+from kubetune.planning.forecast import auto_quantization
 from kubetune.planning.plan import Plan
 
 # Small and new layers gain nothing from being quantised, and a new head must be trained.
@@ -25,13 +26,12 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def decide(config: Config, world: World) -> Config:
-    """The config with `quantization: auto` replaced by what that means here; the log says why.
-
-    8-bit on a single GPU, where memory is short; none with several, where speed counts and there is memory.
-    """
+    """The config with `quantization: auto` replaced by what that means here; the log says why."""
     if config.quantization != "auto":
         return config
-    chosen, reason = _auto(config, world)
+    chosen, reason = auto_quantization(config, world.device.type, world.size)
+    if chosen != "none" and (missing := _missing()) is not None:
+        chosen, reason = "none", missing
     logs.MODEL.info("quantization: auto -> %s, because %s", chosen, reason)
     return config.model_copy(update={"quantization": chosen})
 
@@ -44,20 +44,15 @@ def as_trained(run_dir: Path, config: Config) -> Config:
     return decide(config, World(size=plan.world_size, device=torch.device(plan.device)))
 
 
-def _auto(config: Config, world: World) -> tuple[str, str]:
-    if config.lora is None:
-        return "none", "every parameter is trained and a quantised base could not be"
-    if world.device.type != "cuda":
-        return "none", "there is no GPU whose memory it would save"
-    if world.size > 1:
-        return "none", f"{world.size} GPUs share the work"
+def _missing() -> str | None:
+    """Why bitsandbytes cannot be used here; None where it can."""
     if find_spec("bitsandbytes") is None:
-        return "none", "bitsandbytes is not installed (pip install 'kubetune[quantization]')"
+        return "bitsandbytes is not installed (pip install 'kubetune[quantization]')"
     try:
         require_bitsandbytes("8-bit")
     except errors.ConfigError as error:
-        return "none", str(error).removesuffix(". Nothing was written.")
-    return "8bit", "there is a single GPU"
+        return str(error).removesuffix(". Nothing was written.")
+    return None
 
 
 def settings(config: Config, compute_dtype: torch.dtype) -> Any:

@@ -156,8 +156,21 @@ def quantization_of(config: Config, plan: Plan) -> str:
     """`quantization`, with `auto` decided as the run will."""
     if config.quantization != "auto":
         return config.quantization
-    alone = config.lora is not None and plan.device == "cuda" and plan.world_size == 1
-    return "8bit" if alone else "none"
+    return auto_quantization(config, plan.device, plan.world_size)[0]
+
+
+def auto_quantization(config: Config, device: str, processes: int) -> tuple[str, str]:
+    """`quantization: auto` decided, and the reason: 8-bit on a single GPU, where memory is short; else none.
+
+    A run decides the same, or none where its bitsandbytes does not work.
+    """
+    if config.lora is None:
+        return "none", "every parameter is trained and a quantised base could not be"
+    if device != "cuda":
+        return "none", "there is no GPU whose memory it would save"
+    if processes > 1:
+        return "none", f"{processes} GPUs share the work"
+    return "8bit", "there is a single GPU"
 
 
 def _weight_bytes(config: Config, plan: Plan, weights: Weights, element: int) -> int:

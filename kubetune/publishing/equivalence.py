@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.text.tokenizer_files import MODEL_FILES
 from kubetune.data.vision.image_processor import ImageProcessor
 from kubetune.inference.result import Result
+from kubetune.tasks.protocol import Task
 
 POSITIONS = 32
 """Positions of a row whose logits are kept: 150,000 words times every token would not be a small thing to hold."""
@@ -99,7 +99,7 @@ def _random(config: Config, vocabulary: int) -> tuple[Batch, ...]:
 
 
 @torch.inference_mode()
-def ask(task: ModuleType, model: nn.Module, sample: Sample) -> list[Tensor]:
+def ask(task: Task, model: nn.Module, sample: Sample) -> list[Tensor]:
     """Logits of each row in fp32 in main memory, `[positions, outputs]`: some positions, spread over the row."""
     device = next(model.parameters()).device
     model.eval()

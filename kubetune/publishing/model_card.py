@@ -14,16 +14,12 @@ from typing import Any
 from kubetune.base.humanize import counted
 from kubetune.config.naming import method_label, model_short_name
 from kubetune.config.schema import Config
+from kubetune.tasks import task_module
 
 PIPELINES = {
     "causal_lm": "text-generation",
     "sequence_classification": "text-classification",
     "vision_language": "image-text-to-text",
-}
-AUTO_CLASSES = {
-    "causal_lm": "AutoModelForCausalLM",
-    "sequence_classification": "AutoModelForSequenceClassification",
-    "vision_language": "AutoModelForImageTextToText",
 }
 _TAGS = {"adapter": ["lora"], "merged": [], "model": ["full-fine-tuning"]}
 CURVES = "curves.svg"
@@ -99,7 +95,7 @@ def _summary(config: Config, kind: str, base: str, facts: Mapping[str, Any]) -> 
 
 
 def _snippet(config: Config, kind: str, base: str) -> str:
-    auto = AUTO_CLASSES[config.task]
+    auto = task_module(config).AUTO_CLASS
     reader = "AutoProcessor" if config.task == "vision_language" else "AutoTokenizer"
     here = '"THIS_REPOSITORY_OR_FOLDER"'
     revision = f", revision={json.dumps(config.model.revision)}" if config.model.revision else ""

@@ -1,20 +1,17 @@
 """What can be learnt: one module per task, imported on use.
 
-A task module has `build(config, world)`, `load(config, folder, device)`, `backward(learner, batch, scale)`,
-`evaluate(learner, batch)`, and `metrics(learner, parts, world)` of what that gave for all batches of this rank;
-`sample_losses(learner, parts)` are the ids, summed losses and numbers of labels of its samples. A learner has `model`
-and `route`. What is exported is loaded by `AUTO_CLASS` of transformers with `load_settings(config, folder)`, and
-compared by `plain_logits(model, batch)`.
+Each fulfils the protocol in protocol.py, which is to be read first.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 from kubetune.config.metric_names import LANGUAGE_METRICS
 from kubetune.config.schema import Config
 from kubetune.data.text.labels import Labels
+from kubetune.tasks.protocol import Task
 
 TASKS = {
     "causal_lm": "kubetune.tasks.causal_lm",
@@ -28,6 +25,15 @@ def metric_names(labels: Labels | None) -> tuple[str, ...]:
     return LANGUAGE_METRICS if labels is None else labels.metrics
 
 
-def task_module(config: Config) -> ModuleType:
+def task_module(config: Config) -> Task:
     """The module of the config's task."""
-    return import_module(TASKS[config.task])
+    return cast(Task, import_module(TASKS[config.task]))
+
+
+if TYPE_CHECKING:
+    from kubetune.tasks import causal_lm, sequence_classification, vision_language
+
+    # mypy compares each module with the protocol.
+    _causal_lm: Task = causal_lm
+    _sequence_classification: Task = sequence_classification
+    _vision_language: Task = vision_language

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kubetune.config.schema import Config
+    from kubetune.data.prepared.rows import Rows
 
 
 AUTO_CLASS = "AutoModelForCausalLM"
@@ -133,3 +134,15 @@ def metrics(_: Learner, parts: Sequence[Sums], world: World) -> dict[str, float]
         "eval_perplexity": math.exp(min(mean, 700.0)),
         "eval_token_accuracy": right / max(labels, 1.0),
     }
+
+
+def labels_of(folder: Path) -> None:
+    """None: a language model tells no labels apart."""
+
+
+def predictions(learner: Learner, parts: Sequence[Any], rows: Rows) -> None:
+    """None: what a language model says is asked by `kubetune generate`."""
+
+
+def confusion(learner: Learner, parts: Sequence[Any]) -> None:
+    """None: there are no classes."""

@@ -29,7 +29,16 @@ from kubetune.models.attention.hooks import CannotRunPaddingFree, packed
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, backbone, check_padding_free, choose_attention, logit_rule, unwrap
 from kubetune.planning.model_shapes import TOWERS
-from kubetune.tasks.causal_lm import backward, evaluate, load_settings, metrics, sample_losses
+from kubetune.tasks.causal_lm import (
+    backward,
+    confusion,
+    evaluate,
+    labels_of,
+    load_settings,
+    metrics,
+    predictions,
+    sample_losses,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,11 +49,14 @@ __all__ = [
     "AUTO_CLASS",
     "backward",
     "build",
+    "confusion",
     "evaluate",
+    "labels_of",
     "load",
     "load_settings",
     "metrics",
     "plain_logits",
+    "predictions",
     "sample_losses",
 ]
 

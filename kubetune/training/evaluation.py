@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,18 @@ from kubetune.batching.image_batches import picture_reader
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World, agree, sum_numbers
 from kubetune.models import fsdp
+from kubetune.models.learner import Learner
 from kubetune.models.padding_free import unwrap
 from kubetune.planning.plan import Plan
 from kubetune.rundir import heartbeat
+from kubetune.tasks.protocol import Task
 from kubetune.training.stop import StopRequest
 
 BETWEEN_STOP_CHECKS = 16  # batches; asking all ranks costs a message
 
 
 def evaluate(
-    task: ModuleType, learner: Any, rows: Rows, plan: Plan, world: World, stop: StopRequest | None = None
+    task: Task, learner: Learner, rows: Rows, plan: Plan, world: World, stop: StopRequest | None = None
 ) -> dict[str, float] | None:
     """The task's metrics over `rows`, equal on all ranks; None when a stop was asked for meanwhile."""
     parts = collect(task, learner, rows, plan, world, stop)
@@ -30,10 +31,10 @@ def evaluate(
     return measured(task, learner, rows, parts, world)
 
 
-def measured(task: ModuleType, learner: Any, rows: Rows, parts: list[Any], world: World) -> dict[str, float]:
+def measured(task: Task, learner: Learner, rows: Rows, parts: list[Any], world: World) -> dict[str, float]:
     """The task's metrics from what `collect` found on all ranks, and `eval_loss/SOURCE` of each source, where the
     evaluated rows are of several."""
-    metrics: dict[str, float] = task.metrics(learner, parts, world)
+    metrics = task.metrics(learner, parts, world)
     if len(rows.names) < 2:
         return metrics
     samples, losses, labels = task.sample_losses(learner, parts)
@@ -45,7 +46,7 @@ def measured(task: ModuleType, learner: Any, rows: Rows, parts: list[Any], world
     return metrics | by_source if len(by_source) > 1 else metrics
 
 
-def rehearse(task: ModuleType, learner: Any, rows: Rows, plan: Plan, world: World) -> dict[str, float]:
+def rehearse(task: Task, learner: Learner, rows: Rows, plan: Plan, world: World) -> dict[str, float]:
     """An evaluation of each rank's largest batch alone: what it takes, and whether it works."""
     parts = collect(task, learner, rows, plan, world, only_largest=True)
     assert parts is not None
@@ -53,8 +54,8 @@ def rehearse(task: ModuleType, learner: Any, rows: Rows, plan: Plan, world: Worl
 
 
 def collect(
-    task: ModuleType,
-    learner: Any,
+    task: Task,
+    learner: Learner,
     rows: Rows,
     plan: Plan,
     world: World,

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import torch
 import transformers
@@ -36,6 +35,7 @@ from kubetune.planning.plan import Plan, learning_rate_at
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
 from kubetune.tasks import metric_names
+from kubetune.tasks.protocol import Task
 from kubetune.training import finite, loss_scale, step_digest
 from kubetune.training.adamw_sharded import make_optimizer
 from kubetune.training.checkpointer import Checkpointer
@@ -53,7 +53,7 @@ def train(
     plan: Plan,
     run_dir: Path,
     data: Prepared,
-    task: ModuleType,
+    task: Task,
     world: World,
     stop: StopRequest,
     base: Check | None = None,
@@ -73,7 +73,7 @@ def _train(
     plan: Plan,
     run_dir: Path,
     data: Prepared,
-    task: ModuleType,
+    task: Task,
     world: World,
     stop: StopRequest,
     base: Check | None = None,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
 from kubetune.batching.feed import Feed
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed.process_group import World
+from kubetune.models.learner import Learner
 from kubetune.planning.plan import Plan
+from kubetune.tasks.protocol import Task
 from kubetune.training.adamw import FlatAdamW
 from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.stop import StopRequest
@@ -24,8 +24,8 @@ class Run:
     plan: Plan
     world: World
     stop: StopRequest
-    task: ModuleType
-    learner: Any
+    task: Task
+    learner: Learner
     optimizer: FlatAdamW
     feed: Feed
     data: Prepared

@@ -108,6 +108,16 @@ class _BlockAttention(Function):
         cu_seqlens: tuple[int, ...],
         rule: Rule,
     ) -> Tensor:
+        # A block is n queries of one sequence and the m keys that they may see; all heads run in one product.
+        #   S = scale · Q Kᵀ     `[kv_heads, groups · n, m]`: heads that share keys stand as rows below each other
+        #   S = cap · tanh(S / cap), where the model asks for it; tanh(S / cap) is kept, as the slope is 1 − its square
+        #   S = −inf             where a query must not look: only at the right edge of a block, for causal rules
+        #   S = [S, sink]        one column more that takes probability, and gives nothing as it has no value
+        #   P = softmax(S)       kept, in the dtype of the inputs; S is not
+        #   O = P V              without the sink's column
+        # Causal blocks end at their last query's own key, so about half of `[length, length]` is never computed; with a
+        # window they also begin late. Sequences never meet, since a block belongs to one. The order of `kept` is the
+        # order in which the backward takes things out again: block by block, the bent scores before the probabilities.
         kv_heads = value.shape[1]
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         kept: list[Tensor] = []
@@ -138,10 +148,19 @@ class _BlockAttention(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        # From P and dO alone, block by block as in the forward:
+        #   dV += Pᵀ dO
+        #   dP  = dO Vᵀ           and 0 in the sink's column, whose value is nothing
+        #   dS  = P ∘ (dP − Σ dP ∘ P)   over a row: torch's own backward of softmax, which rounds as its forward does
+        #   d sink = Σ dS of its column, over the queries; here it is cut off, and what follows is of the m keys
+        #   dS  = dS ∘ (1 − tanh²)      where scores were bent
+        #   dQ  = scale · dS K,   dK += scale · dSᵀ Q
+        # Nothing hides anything again: P is 0 where scores were −inf, so dS is too. Queries of a block are its alone,
+        # so dQ is written; keys and values serve several blocks and several heads (groups are rows, so the product sums
+        # over them), so dK and dV are added up, in fp32, in the order of the blocks: the same each time.
         query, key, value, *saved = ctx.saved_tensors
         kept, rule, sinks, kv_heads = iter(saved), ctx.rule, ctx.sinks, value.shape[1]
         d_query = torch.empty_like(query)
-        # Several blocks of one sequence add to the same keys: their sum is kept in fp32.
         d_key = torch.zeros(key.shape, dtype=torch.float32, device=key.device)
         d_value = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
         d_sinks = None if sinks is None else torch.zeros(sinks.shape, dtype=torch.float32, device=sinks.device)

@@ -73,7 +73,7 @@ class MaskRule:
 def probe_mask(
     *, q_length: int, mask_function: Callable[..., Tensor], attention_mask: Tensor | None = None, **settings: Any
 ) -> MaskRule:
-    """Find the model's mask rule by asking it about three rows of the longest sequence.
+    """Rule of the model's mask, found by asking it about three rows of the longest sequence.
 
     The positions restart in each sequence, so `mask_function` already holds transformers' own packing rule;
     `cu_seqlens` that disagree with the positions are caught here too.
@@ -88,6 +88,15 @@ def probe_mask(
     def row(query: int) -> Tensor:
         return mask_function(zero, zero, torch.tensor(query, device=device), keys).expand(length)
 
+    # A mask function says of a query and keys which of them the query sees. Asked of all pairs it would fill
+    # `[tokens, tokens]`; three queries tell the rules apart that we can run, and refuse the others:
+    #   the first of the sequence must see itself alone, or the model is not causal (an encoder is asked otherwise);
+    #   the last sees `seen` keys, which must be the nearest ones, itself included: all of them, or a window;
+    #   the last but one must then see as many, one place further left: a window slides. One that does not (chunks, as
+    #   in Llama 4) gives itself away here, unless the sequence fits into it, where it is the same as no window.
+    # The longest sequence is asked, as a window shows only where it is shorter than what it is laid over; in others it
+    # cuts nothing off. That no query sees another sequence is not asked here: keys are those of one sequence, and
+    # `attend` never leaves it. The self-check on the whole model stands behind all this.
     first, middle, last = row(start), row(max(start, stop - 2)), row(stop - 1)
     seen = int(last.sum())
     if not CURRENT.causal:

@@ -79,8 +79,8 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
     if layer.disable_adapters or layer.merged:
         raise RuntimeError("a base in 8-bit floats works only with its adapter")
     rounded = (base.weight, base.row_scales, base.columns, base.column_scales)
-    adapter = (layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name])
-    out = _Fp8LoraLinear.apply(x, *rounded, base.bias, *adapter)  # type: ignore[no-untyped-call]
+    weights, adapter = (layer.lora_A[name].weight, layer.lora_B[name].weight), pointwise.Adapter(layer.scaling[name])
+    out = _Fp8LoraLinear.apply(x, base.bias, *weights, adapter, *rounded)  # type: ignore[no-untyped-call]
     return cast(Tensor, out)
 
 
@@ -91,40 +91,38 @@ def _product(x: Tensor, columns: Tensor, scales: Tensor) -> Tensor:
     return product.to(x.dtype)
 
 
+def _times(
+    rows: Tensor, bias: Tensor | None, weight: Tensor, row_scales: Tensor, columns: Tensor, column_scales: Tensor
+) -> Tensor:
+    y = _product(rows, weight, row_scales)
+    return y if bias is None else y.add_(bias)
+
+
+def _times_transposed(
+    d_y: Tensor, weight: Tensor, row_scales: Tensor, columns: Tensor, column_scales: Tensor
+) -> Tensor:
+    return _product(d_y, columns, column_scales)
+
+
 class _Fp8LoraLinear(Function):
-    """`x Wᵀ + b + s (x Aᵀ) Bᵀ` with W rounded; keeps x and x Aᵀ, as its bf16 twin in pointwise.py does."""
+    """The twin of the layer in pointwise.py, with its frozen weight rounded in both orders."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
+        bias: Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        adapter: pointwise.Adapter,
         weight: Tensor,
         row_scales: Tensor,
         columns: Tensor,
         column_scales: Tensor,
-        bias: Tensor | None,
-        a: Tensor,
-        b: Tensor,
-        scaling: float,
     ) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        a, b = a.to(x.dtype), b.to(x.dtype)
-        y = _product(flat, weight, row_scales)
-        if bias is not None:
-            y += bias
-        low = flat @ a.t()
-        y.addmm_(low, b.t(), alpha=scaling)
-        ctx.save_for_backward(flat, low, a, b, columns, column_scales)
-        ctx.scaling, ctx.shape = scaling, x.shape
-        return y.view(*x.shape[:-1], y.shape[-1])
+        frozen = (weight, row_scales, columns, column_scales)
+        return pointwise.lora_forward(ctx, _times, x, bias, a, b, adapter, *frozen)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, low, a, b, columns, column_scales = ctx.saved_tensors
-        d_y = grad.reshape(-1, grad.shape[-1])
-        d_low = (d_y @ b).mul_(ctx.scaling)
-        d_x = None
-        if ctx.needs_input_grad[0]:
-            d_x = _product(d_y, columns, column_scales).addmm_(d_low, a).view(ctx.shape)
-        d_a, d_b = (d_low.t() @ x).float(), (d_y.t() @ low).float().mul_(ctx.scaling)
-        return d_x, None, None, None, None, None, d_a, d_b, None
+        return pointwise.lora_backward(ctx, _times_transposed, grad)

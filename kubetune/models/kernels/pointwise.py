@@ -162,7 +162,13 @@ class _Untried:
         self.plain = plain
 
     def __call__(self, *args: Any) -> Any:
-        # Copied, because some overwrite what they are given.
+        # Both forms run on what the run itself computes with, and the compiled one is kept only where they agree, so
+        # that a compiler that fails or miscompiles costs speed, and never a wrong gradient:
+        #   1. the plain form, on copies: cross_entropy overwrites the logits that the compiled form is to find;
+        #   2. the compiled form, traced now, with sizes left open: other micro-batches need no other kernel;
+        #   3. compared by the norm of the difference, as fused sums are added up in another order.
+        # What is kept stands in FUSED, so that no later call comes by here. Errors of the compiler alone are caught:
+        # what is wrong with the run itself has shown in step 1, in the plain form, as it would without a compiler.
         expected = self.plain(*(a.clone() if isinstance(a, Tensor) else a for a in args))
         compiled = torch.compile(self.plain, dynamic=True)
         try:
@@ -253,40 +259,72 @@ class Adapter(NamedTuple):
     dropout: float = 0.0
 
 
-class _LoraLinear(Function):
-    """`x Wᵀ + b + s (x Aᵀ) Bᵀ`: adapters are kept in fp32, the arithmetic is in x's dtype; keeps x, x Aᵀ and what
-    dropout has kept of the x before Aᵀ, in a byte each."""
+def lora_forward(
+    ctx: Any,
+    product: Callable[..., Tensor],
+    x: Tensor,
+    bias: Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    adapter: Adapter,
+    *frozen: Tensor,
+) -> Tensor:
+    """`product(x, bias, *frozen) + s (x Aᵀ) Bᵀ`, the forward of every linear layer with a LoRA adapter.
 
+    Adapters are kept in fp32, the arithmetic is in x's dtype. Kept for the backward: x, x Aᵀ and what dropout has kept
+    of the x before Aᵀ, in a byte each.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    a, b = a.to(x.dtype), b.to(x.dtype)
+    y = product(rows, bias, *frozen)
+    kept, scale = None, adapter.scaling
+    if adapter.dropout:
+        kept, growth = draw(rows, adapter.dropout)
+        scale *= growth
+    low = (rows if kept is None else rows * kept) @ a.t()
+    y.addmm_(low, b.t(), alpha=scale)
+    ctx.save_for_backward(rows, low, a, b, kept, *frozen)
+    ctx.scale, ctx.shape = scale, x.shape
+    return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def lora_backward(ctx: Any, product: Callable[..., Tensor], grad: Tensor) -> tuple[Any, ...]:
+    """Gradients of what `lora_forward` was given from x on. `product(d_y, *frozen)`: that of x without the adapter.
+
+    With s the scale and D what dropout kept, y = x Wᵀ + s (x∘D) Aᵀ Bᵀ, so that
+        dx = dy W + (s dy B) A ∘ D        dA = (s dy B)ᵀ (x∘D)        dB = s dyᵀ ((x∘D) Aᵀ)
+    `s dy B` is `[tokens, r]`: made once, it serves both dx and dA. `x∘D` is made anew, which costs less than keeping
+    it. W is frozen and has no gradient; dx is left out where nothing below is trained, as in a first layer.
+    The sums over tokens in dA and dB are fp32 only after the product: that is what the matrix unit adds up in anyway.
+    """
+    rows, low, a, b, kept, *frozen = ctx.saved_tensors
+    d_y = grad.reshape(-1, grad.shape[-1])
+    d_low = (d_y @ b).mul_(ctx.scale)
+    d_x = None
+    if ctx.needs_input_grad[0]:
+        d_x = product(d_y, *frozen)
+        d_x = (d_x.addmm_(d_low, a) if kept is None else d_x.add_((d_low @ a).mul_(kept))).view(ctx.shape)
+    d_a = (d_low.t() @ (rows if kept is None else rows * kept)).float()
+    d_b = (d_y.t() @ low).float().mul_(ctx.scale)
+    return d_x, None, d_a, d_b, None, *(None for _ in frozen)
+
+
+def _times(rows: Tensor, bias: Tensor | None, w: Tensor) -> Tensor:
+    return rows @ w if bias is None else torch.addmm(bias, rows, w)
+
+
+def _times_transposed(d_y: Tensor, w: Tensor) -> Tensor:
+    return torch.mm(d_y, w.t())
+
+
+class _LoraLinear(Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, adapter: Adapter
-    ) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        w = weight if adapter.transposed else weight.t()
-        a, b = a.to(x.dtype), b.to(x.dtype)
-        y = flat @ w if bias is None else torch.addmm(bias, flat, w)
-        kept, scale = None, adapter.scaling
-        if adapter.dropout:
-            kept, growth = draw(flat, adapter.dropout)
-            scale *= growth
-        low = (flat if kept is None else flat * kept) @ a.t()
-        y.addmm_(low, b.t(), alpha=scale)
-        ctx.save_for_backward(flat, low, w, a, b, kept)
-        ctx.scale, ctx.shape = scale, x.shape
-        return y.view(*x.shape[:-1], y.shape[-1])
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, adapter: Adapter, w: Tensor) -> Tensor:
+        return lora_forward(ctx, _times, x, bias, a, b, adapter, w)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        x, low, w, a, b, kept = ctx.saved_tensors
-        d_y = grad.reshape(-1, grad.shape[-1])
-        d_low = (d_y @ b).mul_(ctx.scale)
-        d_x = None
-        if ctx.needs_input_grad[0]:
-            d_x = torch.mm(d_y, w.t())
-            d_x = (d_x.addmm_(d_low, a) if kept is None else d_x.add_((d_low @ a).mul_(kept))).view(ctx.shape)
-        d_a = (d_low.t() @ (x if kept is None else x * kept)).float()
-        d_b = (d_y.t() @ low).float().mul_(ctx.scale)
-        return d_x, None, None, d_a, d_b, None
+        return lora_backward(ctx, _times_transposed, grad)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
@@ -306,4 +344,5 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 
 def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, adapter: Adapter) -> Tensor:
     """A frozen linear layer with its adapter, of weights `a` `[r, in]` and `b` `[out, r]`."""
-    return cast(Tensor, _LoraLinear.apply(x, weight, bias, a, b, adapter))  # type: ignore[no-untyped-call]
+    w = weight if adapter.transposed else weight.t()
+    return cast(Tensor, _LoraLinear.apply(x, bias, a, b, adapter, w))  # type: ignore[no-untyped-call]

@@ -1,0 +1,63 @@
+"""What a task is: the functions and names that a module of this room has. mypy and a test hold every one to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from kubetune.batching.batch import Batch
+    from kubetune.config.schema import Config
+    from kubetune.data.prepared.rows import Rows
+    from kubetune.data.text.labels import Labels
+    from kubetune.distributed.process_group import World
+    from kubetune.models.acceleration import Workload
+    from kubetune.models.learner import Learner
+
+
+class Task(Protocol):
+    """A module that says how something is learnt. What a task cannot do gives None."""
+
+    @property
+    def AUTO_CLASS(self) -> str:  # a constant of the module
+        """Name of transformers' class that loads what is exported."""
+
+    def build(self, config: Config, world: World, workload: Workload, /) -> Learner:
+        """A learner ready to train: loaded, adapted, its attention proved, tuned for the work."""
+
+    def load(self, config: Config, folder: Path, device: torch.device, /) -> Learner:
+        """The trained model of a checkpoint folder, to be evaluated."""
+
+    def load_settings(self, config: Config, folder: Path, /) -> dict[str, Any]:
+        """Settings that `from_pretrained` needs besides, to load the model of a checkpoint folder."""
+
+    def backward(self, learner: Learner, batch: Batch, scale: float, /) -> Tensor:
+        """Add `scale` times the gradient of a micro-batch to the parameters; return its loss so scaled, detached."""
+
+    def evaluate(self, learner: Learner, batch: Batch, /) -> Any:
+        """One micro-batch evaluated, in the form that `metrics` takes."""
+
+    def metrics(self, learner: Learner, parts: Sequence[Any], world: World, /) -> dict[str, float]:
+        """Metrics of all batches of all ranks, from what `evaluate` gave for those of this rank."""
+
+    def sample_losses(
+        self, learner: Learner, parts: Sequence[Any], /
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Ids of this rank's samples, with the summed loss and the number of labels of each."""
+
+    def plain_logits(self, model: Any, batch: Batch, /) -> Tensor:
+        """Logits of a single sequence, by the model's own code: `[tokens, vocabulary]` or `[1, labels]`."""
+
+    def labels_of(self, folder: Path, /) -> Labels | None:
+        """Labels that the model of a checkpoint folder tells apart; None where it tells none."""
+
+    def predictions(self, learner: Learner, parts: Sequence[Any], rows: Rows, /) -> Iterator[dict[str, Any]] | None:
+        """What the model said of each row, in order; None for models that say no label."""
+
+    def confusion(self, learner: Learner, parts: Sequence[Any], /) -> list[list[int]] | None:
+        """How often class i (row) was taken for class j (column); None where rows have no single class."""
