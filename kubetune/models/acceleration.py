@@ -34,7 +34,7 @@ WHOLE_GRADIENT_SHARE = 1 / 8
 
 @dataclass(frozen=True)
 class Workload:
-    """What a run is going to do: tokens from the first step to the last, and the plan that memory is forecast by.
+    """Work ahead of a run: tokens from the first step to the last, and the plan that memory is forecast by.
 
     `labels` are what a classifier is to tell apart, `longest` the tokens of the longest row.
     """
@@ -107,12 +107,12 @@ def device_bytes(device: torch.device) -> int:
 
 
 def whole_gradient_bytes(model: nn.Module) -> int:
-    """What the gradients of all sharded weights take that are trained."""
+    """Bytes of the whole gradients of all sharded weights that are trained."""
     return 4 * sum(p.numel() for p in model.parameters() if p.requires_grad and hasattr(p, "to_local"))
 
 
 def sums_once_per_step(model: nn.Module, device: torch.device) -> bool:
-    """Whether a sharded model's whole gradients are small enough to be kept from one micro-batch to the next."""
+    """Room for the whole gradients of a sharded model, to be kept from one micro-batch to the next."""
     return 0 < whole_gradient_bytes(model) <= WHOLE_GRADIENT_SHARE * device_bytes(device)
 
 

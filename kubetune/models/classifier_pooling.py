@@ -89,7 +89,7 @@ def heads(lm: Any) -> list[str]:
 
 
 def pools_last(lm: Any) -> bool:
-    """Whether the model is a decoder, which knows all of a text only at its last token."""
+    """Pooling at the last token, as of decoders, which know all of a text only there."""
     return hasattr(lm, "score")
 
 

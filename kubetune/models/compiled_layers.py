@@ -69,7 +69,7 @@ class CompiledLayers:
 
 
 def compile_layers(model: nn.Module) -> CompiledLayers | None:
-    """Have every decoder layer's forward in training compiled from `warm_up` on; None where none can be."""
+    """Decoder layers of a model whose forward in training is compiled from `warm_up` on; None where none can be."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     lm = unwrap(model)
@@ -79,7 +79,7 @@ def compile_layers(model: nn.Module) -> CompiledLayers | None:
 
 
 def warm_up(compiled: CompiledLayers, learn: Callable[[], tuple[float, float]]) -> None:
-    """Have the layers compiled, once, by `learn`: loss and norm of the gradient of one micro-batch, and nothing left.
+    """Compile the layers, once, by `learn`: loss and norm of the gradient of one micro-batch, and nothing left.
 
     Kernels are laid out for the sizes they first meet. A resumed run gives bit for bit what the uninterrupted one does
     only where these are the same, so `learn` must not depend on the step. What it gives must be as without compiling,
@@ -117,7 +117,7 @@ def _agree(found: tuple[float, float], expected: tuple[float, float], tolerance:
 
 
 def _changes_itself(layer: nn.Module) -> bool:
-    """Whether a layer has adapters on stacked experts: PEFT puts these in and out of the weights in every forward.
+    """Presence of adapters on stacked experts in a layer: PEFT puts these in and out of the weights in every forward.
 
     That is no work for a compiler, and a forward given up halfway could not be run again.
     """
@@ -127,7 +127,7 @@ def _changes_itself(layer: nn.Module) -> bool:
 
 
 def graphs() -> int:
-    """How many graphs torch.compile has made in this process."""
+    """Number of graphs that torch.compile has made in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
@@ -141,7 +141,7 @@ def _failing_at_the_limit() -> Iterator[None]:
 
 
 def _checkpoints_in_forward() -> bool:
-    """Whether transformers puts recomputation around the forward of layers, as it does of late, or in `__call__`."""
+    """Recomputation stands around the forward of layers, as in transformers of late, and not in `__call__`."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return "__call__" not in vars(GradientCheckpointingLayer)

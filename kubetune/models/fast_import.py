@@ -44,7 +44,7 @@ def in_haste() -> Iterator[None]:
 
 @contextmanager
 def without(*packages: str) -> Iterator[None]:
-    """Have packages that nobody has imported yet look as if they were not installed."""
+    """Context in which packages that nobody has imported yet look as if they were not installed."""
     hidden = [name for name in packages if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # the import system's own way to say that there is none
@@ -57,7 +57,7 @@ def without(*packages: str) -> Iterator[None]:
 
 @contextmanager
 def compiler_asleep(*, unless: bool = False) -> Iterator[None]:
-    """Have modules that only mark functions for torch.compile not import the compiler for it.
+    """Context in which modules that only mark functions for torch.compile do not import the compiler for it.
 
     In transformers these are functions of paged attention and of 8-bit experts; parts of torch do so when first used.
     Worth 0.6 s of the 5.8 s of CPU time in which `kubetune train` makes one step of the embedded model, best of five.
@@ -89,7 +89,7 @@ class _Sleeper(ModuleType):
 
     @staticmethod
     def disable(function: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """What `torch.compiler.disable` calls, which decorates both with and without arguments."""
+        """Callee of `torch.compiler.disable`, which decorates both with and without arguments."""
         return _unchanged if function is None else function
 
     allow_in_graph = assume_constant_result = staticmethod(_unchanged)
@@ -99,7 +99,7 @@ class _Sleeper(ModuleType):
         return getattr(importlib.import_module(DYNAMO), name)
 
     def leave(self) -> None:
-        """Have the next import find the real one."""
+        """Give way: the next import finds the real one."""
         import torch
 
         if sys.modules.get(DYNAMO) is self:

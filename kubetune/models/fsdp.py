@@ -27,12 +27,12 @@ Result = TypeVar("Result")
 
 
 def is_wanted(config: Config, world: World) -> bool:
-    """Whether the model of this run is sharded: one rank alone has nobody to share with."""
+    """Need to shard the model of this run: one rank alone has nobody to share with."""
     return config.training.parallelism == "fsdp" and world.size > 1
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a model, or the one inside a PEFT model, is cut over the ranks."""
+    """Presence of slices in a model, or in the one inside a PEFT model: it is cut over the ranks."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 

@@ -41,7 +41,7 @@ def make_lean(model: nn.Module, *, fused: bool, undo: ExitStack) -> Counter[str]
     if fused:
         done["rotary"] += _swap_rotary(unwrap(model), undo)
     done["rows"] += _skip_unlabelled_rows(model)
-    done["words"] += _leave_out_absent_words(model)
+    done["embeddings"] += _leave_out_absent_tokens(model)
     return +done
 
 
@@ -60,7 +60,7 @@ def _candidates(module: Any, norms: dict[type, Forward | None], fused: bool) -> 
 
 
 def is_plain_lora(module: Any) -> bool:
-    """Whether a module is PEFT's LoRA around one frozen linear layer, without variants, biases or second adapters.
+    """Test for PEFT's LoRA around one frozen linear layer, without variants, biases or second adapters.
 
     Classes made from `nn.Linear` may round their factors first, as those of quantised models do: these are not it.
     """
@@ -102,7 +102,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 
 def _prove_norm(module: Any) -> Forward | None:
-    """Which of the known forms of RMSNorm this class has, tried with a random weight; None for none of them."""
+    """Form of RMSNorm that this class has, of those known, tried with a random weight; None for another."""
     if _eps(module) is None:
         return None
     kept = module.weight.data.clone()
@@ -136,7 +136,7 @@ def _swiglu_forward(module: Any, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _is_same(module: Any, forward: Forward, features: int) -> bool:
-    """Whether `forward` gives what the module gives, on random input."""
+    """Equality of `forward` and the module, on random input."""
     parameter = next(module.parameters())
     x = torch.randn(1, 6, features, generator=torch.Generator().manual_seed(0)).to(parameter)
     theirs, ours = module(x).float(), forward(module, x).float()
@@ -168,8 +168,8 @@ def _swap_rotary(lm: Any, undo: ExitStack) -> int:
     return int(equal)
 
 
-def _leave_out_absent_words(model: nn.Module) -> int:
-    """Give tables of words a gradient of the words that occur alone, where FlatAdamW collects it (adamw.Collected)."""
+def _leave_out_absent_tokens(model: nn.Module) -> int:
+    """Give embeddings a gradient of the tokens that occur alone, where FlatAdamW collects it (adamw.Collected)."""
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
     # Not on a GPU, where adding up rows takes them in no fixed order; nor in fp32, which is not collected.
     found = [m for m in tables if m.weight.requires_grad and m.weight.element_size() < 4 and _is_on_cpu(m.weight)]

@@ -44,7 +44,7 @@ _OF_ODD_FILES = (
     LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, ImportError, NotImplementedError,
     RecursionError,
 )  # fmt: skip
-"""What transformers raises where a file says something that nobody thought of."""
+"""Errors of transformers where a file says something that nobody thought of."""
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:

@@ -75,7 +75,7 @@ def _to_float(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]) -> str:
-    """What PEFT has against the targets, with such as it would take."""
+    """PEFT's objection to the targets, with such as it would take."""
     said = " ".join(str(error).split())
     if (found := re.search(r"Incompatible modules: \{([^}]*)\}", said)) is not None:
         refused, linear = set(re.findall(r"\w+", found[1])), _endings(model, nn.Linear)

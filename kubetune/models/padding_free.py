@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 LEAK = 1e-6
 FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError)
-"""What a model that others wrote raises at inputs that it was not made for."""
+"""Errors of a model that others wrote at inputs that it was not made for."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """How sequences go through the model. `padding_free`: many per packed batch; `why_not`: what refused it."""
+    """Way of sequences through the model. `padding_free`: many per packed batch; `why_not`: what refused it."""
 
     padding_free: bool
     why_not: str = ""
@@ -56,7 +56,7 @@ def language_model(lm: Any) -> nn.Module:
 
 @dataclass(frozen=True)
 class LogitRule:
-    """What a model does to raw logits: `cap * tanh(multiplier * logits / cap)`; a cap of 0 means none."""
+    """Function of a model's raw logits: `cap * tanh(multiplier * logits / cap)`; a cap of 0 means none."""
 
     multiplier: float = 1.0
     cap: float = 0.0

@@ -31,7 +31,7 @@ class Patch:
 
 
 CUTTING = Patch("transformers.distributed.mixin:DistributedMixin", "maybe_distribute_model", "transformers>=5.23,<5.24")
-"""Where `from_pretrained` shards a model: transformers' own plans know some architectures only (fsdp.py)."""
+"""Sharding within `from_pretrained`: transformers' own plans know some architectures only (fsdp.py)."""
 
 ROTARY = Patch("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", "transformers>=5.0,<5.24")
 """Rotary embedding: a function of the file of each architecture, of which Llama's is named for all."""

@@ -1,4 +1,4 @@
-"""Whether and how the frozen base is quantised, by bitsandbytes: the decision, its reason, and its settings."""
+"""Quantisation of the frozen base, by bitsandbytes: the decision, its reason, and its settings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def as_trained(run_dir: Path, config: Config) -> Config:
 
 
 def _missing() -> str | None:
-    """Why bitsandbytes cannot be used here; None where it can."""
+    """Reason for which bitsandbytes cannot be used here; None where it can."""
     if find_spec("bitsandbytes") is None:
         return "bitsandbytes is not installed (pip install 'kubetune[quantization]')"
     try:
@@ -80,7 +80,7 @@ def settings(config: Config, compute_dtype: torch.dtype) -> Any:
 
 
 def describe(config: Config, compute_dtype: torch.dtype, device: torch.device) -> str:
-    """What is stored and how it is multiplied, for the log; of a base that is quantised."""
+    """Storage and arithmetic of a quantised base, for the log."""
     products = f"products in {str(compute_dtype).removeprefix('torch.')}"
     if config.quantization != "8bit":
         kind = "nf4" if config.quantization == "4bit" else config.quantization
@@ -94,7 +94,7 @@ def describe(config: Config, compute_dtype: torch.dtype, device: torch.device) -
 
 
 def count(parameter: nn.Parameter) -> int:
-    """How many numbers a parameter stands for: of a 4-bit one each byte holds two."""
+    """Numbers that a parameter stands for: of a 4-bit one each byte holds two."""
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else math.prod(state.shape)
 

@@ -1,4 +1,4 @@
-"""What can be learnt: one module per task, imported on use.
+"""Tasks, the things that can be learnt: one module each, imported on use.
 
 Each fulfils the protocol in protocol.py, which is to be read first.
 """
@@ -21,7 +21,7 @@ TASKS = {
 
 
 def metric_names(labels: Labels | None) -> tuple[str, ...]:
-    """What an evaluation finds: of a classifier with these labels, or of a language model."""
+    """Metrics of an evaluation: of a classifier with these labels, or of a language model."""
     return LANGUAGE_METRICS if labels is None else labels.metrics
 
 

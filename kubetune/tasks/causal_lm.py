@@ -55,7 +55,7 @@ def ready(model: nn.Module, config: Config) -> Learner:
 
 
 def load_settings(config: Config, folder: Path) -> dict[str, Any]:
-    """What `from_pretrained` must be told besides, to load the model of a checkpoint folder."""
+    """Settings that `from_pretrained` needs besides, to load the model of a checkpoint folder."""
     return {}
 
 
@@ -88,7 +88,7 @@ def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
 
 
 class Sums(NamedTuple):
-    """What an evaluation found in one micro-batch; all of it adds up over batches and ranks. `samples` `[sequences]`:
+    """Sums of an evaluation over one micro-batch; all of it adds up over batches and ranks. `samples` `[sequences]`:
     ids of the rows, with the summed loss and the number of labels of each."""
 
     loss: float

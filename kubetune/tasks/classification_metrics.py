@@ -1,4 +1,4 @@
-"""What a classifier got right, from the outputs for all samples; scikit-learn and scipy do the counting.
+"""Metrics of a classifier, from the outputs for all samples; scikit-learn and scipy do the counting.
 
 Metrics are computed once from everything that all ranks said, sorted by sample, so they are the same at any world size.
 Both libraries are imported where something is counted: they take seconds, which asking about a text can do without.
@@ -44,7 +44,7 @@ def losses_of(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.f
 
 
 def count_confusions(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> list[list[int]]:
-    """How often class i (row) was taken for class j (column); for single labels only."""
+    """Confusion matrix, class i (row) taken for class j (column); for single labels only."""
     from sklearn import metrics
 
     true, classes = targets[:, 0].astype(np.int64), range(len(labels.names))
@@ -53,7 +53,7 @@ def count_confusions(labels: Labels, logits: NDArray[np.float64], targets: NDArr
 
 
 def probabilities(labels: Labels, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What the model thinks of each class, `[samples, outputs]`; of regression, the values themselves."""
+    """Probabilities of each class, `[samples, outputs]`; of regression, the values themselves."""
     if labels.problem_type == "regression":
         return logits
     if labels.problem_type == "multi_label_classification":

@@ -1,4 +1,4 @@
-"""What a task is: the functions and names that a module of this room has. mypy and a test hold every one to it."""
+"""The protocol of tasks: functions and names that each module of this room has. mypy and a test hold them to it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Task(Protocol):
         """Labels that the model of a checkpoint folder tells apart; None where it tells none."""
 
     def predictions(self, learner: Learner, parts: Sequence[Any], rows: Rows, /) -> Iterator[dict[str, Any]] | None:
-        """What the model said of each row, in order; None for models that say no label."""
+        """Predictions for each row, in order; None for models that say no label."""
 
     def confusion(self, learner: Learner, parts: Sequence[Any], /) -> list[list[int]] | None:
-        """How often class i (row) was taken for class j (column); None where rows have no single class."""
+        """Confusion matrix, class i (row) taken for class j (column); None where rows have no single class."""

@@ -45,7 +45,7 @@ AUTO_CLASS = "AutoModelForSequenceClassification"
 
 
 class Outputs(NamedTuple):
-    """What the model said of some samples: `samples` `[n]`, `logits` `[n, outputs]`, `targets` `[n, width]`."""
+    """Outputs for some samples: `samples` `[n]`, `logits` `[n, outputs]`, `targets` `[n, width]`."""
 
     samples: NDArray[np.int64]
     logits: NDArray[np.float64]
@@ -86,7 +86,7 @@ def load(config: Config, folder: Path, device: torch.device) -> Learner:
 
 
 def load_settings(config: Config, folder: Path) -> dict[str, Any]:
-    """What `from_pretrained` must be told besides, to load the model of a checkpoint folder.
+    """Settings that `from_pretrained` needs besides, to load the model of a checkpoint folder.
 
     The base of an adapter knows nothing of the labels.
     """
@@ -140,7 +140,7 @@ def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
 
 @torch.no_grad()
 def evaluate(learner: Learner, batch: Batch) -> Outputs:
-    """What the model says of one micro-batch."""
+    """Outputs for one micro-batch."""
     with running(learner, batch):
         said = logits(learner, batch).double().cpu().numpy()
     return Outputs(np.asarray(batch.samples, np.int64), said, batch.labels.double().cpu().numpy())
@@ -169,7 +169,7 @@ def join(parts: Sequence[Outputs]) -> Outputs:
 
 
 def predictions(learner: Learner, parts: Sequence[Outputs], rows: Rows) -> Iterator[dict[str, Any]]:
-    """What the model said of each row, in order: `source`, `record` (from 0), `label`, and what `verdicts` gives."""
+    """Predictions for each row, in order: `source`, `record` (from 0), `label`, and what `verdicts` gives."""
     everything = join(parts)
     said = verdicts(_labels(learner), everything.logits)
     for sample, target, verdict in zip(everything.samples, everything.targets, said, strict=True):
@@ -178,7 +178,7 @@ def predictions(learner: Learner, parts: Sequence[Outputs], rows: Rows) -> Itera
 
 
 def confusion(learner: Learner, parts: Sequence[Outputs]) -> list[list[int]] | None:
-    """How often class i (row) was taken for class j (column); None where there is more or less than one class."""
+    """Confusion matrix, class i (row) taken for class j (column); None where there is more or less than one class."""
     if _labels(learner).problem_type != "single_label_classification":
         return None
     everything = join(parts)

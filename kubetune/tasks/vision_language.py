@@ -63,7 +63,7 @@ __all__ = [
 AUTO_CLASS = "AutoModelForImageTextToText"
 
 PROJECTORS: Final = ("merger", "deepstack_merger_list", "multi_modal_projector", "connector", "aligner")
-"""What models call the part that turns what is seen into tokens."""
+"""Names that models give the part that turns images into tokens."""
 
 
 def build(config: Config, world: World, workload: Workload) -> Learner:

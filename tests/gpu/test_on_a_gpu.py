@@ -91,7 +91,7 @@ def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(name: 
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\.")
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2"])
-def test_compiled_layers_are_exact_and_need_no_graph_for_other_borders(name: str, recompute: bool, fused: None) -> None:
+def test_compiled_layers_are_exact_and_need_no_other_graph(name: str, recompute: bool, fused: None) -> None:
     """Recomputed layers run in a thread of autograd's own there, under what that thread takes for the settings."""
     model, batches = build_model(name, PROMISED[name]), [random_rows(), random_rows((50, 90, 7), seed=1)]
     exact = [reference_gradients(model, rows)[1] for rows in batches]

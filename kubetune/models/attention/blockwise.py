@@ -21,7 +21,7 @@ ROWS = 256
 
 
 class Rule(NamedTuple):
-    """What a model asks of attention. `window`, `softcap` and `dropout` (of the probabilities) of 0 mean none.
+    """Attention as a model asks for it. `window`, `softcap` and `dropout` (of the probabilities) of 0 mean none.
 
     Dropout is for padded.py; block attention has none.
     """

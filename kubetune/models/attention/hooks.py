@@ -61,7 +61,7 @@ def longest(cu_seqlens: tuple[int, ...]) -> int:
 
 
 class MaskRule:
-    """What layers get in place of a mask tensor: the rule. A model that computes with its mask fails loudly."""
+    """Rule that layers get in place of a mask tensor. A model that computes with its mask fails loudly."""
 
     def __init__(self, window: int) -> None:
         self.window = window

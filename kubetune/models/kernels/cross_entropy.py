@@ -24,7 +24,7 @@ STRIPE = 2**22
 
 
 class GradientSum(Protocol):
-    """Where an optimizer adds up the gradient of one parameter in fp32 (adamw.Collected)."""
+    """Sum of one parameter's gradients in fp32, which an optimizer keeps (adamw.Collected)."""
 
     def opened(self) -> Tensor:
         """The sum, of the parameter's shape, to be added to."""
@@ -49,7 +49,7 @@ def chunk_rows(vocabulary: int) -> int:
 
 
 def _logits(x: Tensor, head: Head, room: Tensor) -> Tensor:
-    """What the head makes of the rows `x`, before its rule, in the first rows of `room`."""
+    """Logits of the rows `x` before the head's rule, in the first rows of `room`."""
     if head.bias is None:
         return torch.mm(x, head.weight.t(), out=room[: len(x)])
     return torch.mm(x, head.weight.t(), out=room[: len(x)]).add_(head.bias)
@@ -77,7 +77,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor, scale: float, rule: LogitRule
 
 
 def cross_entropy_in_place(logits: Tensor, labels: Tensor, scale: float, rule: LogitRule) -> tuple[Tensor, Tensor]:
-    """What `kernels.cross_entropy` gives, to the last bit, but in at most two more rooms of fp32."""
+    """Result of `pointwise.cross_entropy`, to the last bit, but in at most two more rooms of fp32."""
     bent = logits
     if logits.dtype != torch.float32:
         bent = _room(1, logits, len(logits), logits.shape[1], torch.float32).copy_(logits)

@@ -24,7 +24,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def draw(x: Tensor, p: float) -> tuple[Tensor, float]:
-    """Which numbers of `x` dropout keeps, as a bool tensor of its shape, and by what factor these grow."""
+    """Mask of the numbers of `x` that dropout keeps, bool of its shape, and the factor by which these grow."""
     if not _is_drawn_by_bits(x, p):
         return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p), 1 / (1 - p)
     # The whole range of int64: without bounds torch leaves out the sign bit.

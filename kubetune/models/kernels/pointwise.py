@@ -187,7 +187,7 @@ class _Untried:
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:
-    """What torch.compile raises when it fails, and at its limit of variants."""
+    """Errors of torch.compile where it fails, and at its limit of variants."""
     from torch._dynamo import exc
 
     return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
@@ -197,7 +197,7 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3, to
 
 
 def _agree(found: Any, expected: Any) -> bool:
-    """Whether two results of a pointwise function, tensors or tuples of them, differ by no more than rounding."""
+    """Equality of two results of a pointwise function, tensors or tuples of them, up to rounding."""
     if not isinstance(found, Tensor):
         return all(_agree(*pair) for pair in zip(found, expected, strict=True))
     apart = found.new_zeros((), dtype=torch.float32)
@@ -251,7 +251,7 @@ class _Rotary(Function):
 
 
 class Adapter(NamedTuple):
-    """What a LoRA adapter is besides its weights. `transposed`: the frozen weight is stored `[in, out]` (Conv1D);
+    """A LoRA adapter besides its weights. `transposed`: the frozen weight is stored `[in, out]` (Conv1D);
     `dropout`: the probability, of its input."""
 
     scaling: float
