@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kubetune.base import fault_injection, lockfile
+from kubetune.base import fault_injection, lockfile, reminders
 from kubetune.errors import EnvironmentFault, causes
 
 log = logging.getLogger(__name__)
@@ -238,7 +238,8 @@ def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManage
                 f"{path} is locked by {holder}; wait until it ends, or stop it, and run the same command again"
             ) from None
         log.info("waiting for %s, which holds %s", holder, path)
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        with reminders.reminding(lambda taken: log.info("for %s, %s has held %s", taken, holder, path)):
+            fcntl.flock(fd, fcntl.LOCK_EX)
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise

@@ -70,8 +70,8 @@ def join(environ: Mapping[str, str] = os.environ, timeout_seconds: float = 600.0
         torch.cuda.set_device(device)
     if size > 1:
         board = _meet(environ, timeout_seconds)
-        with noticing_losses():
-            fault_injection.reach("rendezvous")
+        heartbeat.beat("rendezvous")
+        with peers():
             dist.init_process_group(
                 "nccl" if cuda else "gloo",
                 timeout=timedelta(seconds=timeout_seconds),

@@ -151,24 +151,24 @@ def find_frozen(run_dir: Path, deaths: Sequence[exit_status.Death], since: float
 
 def _note_beat(run_dir: Path, rank: int) -> None:
     """Leave the last beat in a file. Of no use after a crash, so it need not be durable, and a full disk is no harm."""
-    last, now = _last, time.time()
-    since = now - (time.monotonic() - last.since)
-    facts = {
-        "rank": rank,
-        "phase": last.phase,
-        "waiting": last.is_waiting,
-        "step": last.step,
-        "since": since,
-        "time": now,
-    }
     path = _beat_path(run_dir, rank)
     temporary = files.temporary_sibling(path)
-    with _noting, suppress(OSError):
+    with _noting:  # the loop's thread notes, and the watchdog's
+        last, now = _last, time.time()
+        facts = {
+            "rank": rank,
+            "phase": last.phase,
+            "waiting": last.is_waiting,
+            "step": last.step,
+            "since": now - (time.monotonic() - last.since),
+            "time": now,
+        }
         try:
             temporary.write_text(json.dumps(facts))
             os.replace(temporary, path)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def _beat_path(run_dir: Path, rank: int) -> Path:

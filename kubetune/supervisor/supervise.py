@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune import errors
-from kubetune.base import cgroup, files, logs, processes
+from kubetune.base import cgroup, files, logs, processes, reminders
 from kubetune.base.signals import Relay
 from kubetune.rundir import checkpoints, exit_status, heartbeat, machine, metrics
 from kubetune.rundir.exit_status import Death, ExitStatus
@@ -121,7 +121,10 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
     began, kills = time.time(), cgroup.oom_kills()
     if place.nodes * place.processes > 1:
         # Before any rank exists, because a rank that waits for the data of another in a collective would time out.
-        code = relay.run(processes.module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])})
+        with reminders.reminding(
+            lambda taken: print("kubetune:", reminders.OF_PREPARING % taken, flush=True), reminders.PATIENT_SECONDS
+        ):
+            code = relay.run(processes.module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])})
         if code == 0:
             deaths = _run_torchrun(run_dir, place, relay, worker)
         else:

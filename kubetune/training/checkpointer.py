@@ -137,6 +137,8 @@ class Checkpointer:
         self._settle(failure)
 
     def _require_all(self, failure: errors.KubetuneError | None) -> None:
+        if isinstance(failure, errors.LostPeer):
+            raise failure  # asking the same ranks again would only take as long once more
         # Every rank hears how it went: one that went on alone would wait in the next collective for a dead rank 0.
         if failures := [found for found in process_group.gather(failure, self.world) if found is not None]:
             raise failures[0]

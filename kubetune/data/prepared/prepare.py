@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.base import fault_injection
+from kubetune.base import fault_injection, logs, reminders
 from kubetune.base.files import (
     explained_writes,
     fsync_folder,
@@ -213,6 +213,9 @@ def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Ca
             )
             for split in sources
         }
+        stack.enter_context(
+            reminders.reminding(lambda taken: logs.DATA.info("%s records prepared in %s", f"{done:,}", taken))
+        )
         results = encode_batches(worker, plan_batches(config, problems, tallies), problems, config.data.num_proc)
         for result in stack.enter_context(closing(results)):
             writers[result.split].write(result.source, result.chunk)

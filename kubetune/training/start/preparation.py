@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.base import processes
+from kubetune.base import logs, processes, reminders
 from kubetune.config.schema import Config
 from kubetune.models import fast_import
 from kubetune.planning.plan import Plan
@@ -35,7 +35,7 @@ def preparing(config: Config, run_dir: Path) -> Iterator[Callable[[], tuple[Prep
     with ProcessPoolExecutor(1, mp_context=context, initializer=processes.work_for_parent) as pool:
         folder = pool.submit(_prepare_folder, config, run_dir)
         try:
-            yield lambda: _open_prepared(*folder.result())
+            yield lambda: _open_prepared(*_awaited(folder))
         except BrokenProcessPool as error:
             raise errors.EnvironmentFault(
                 "the process that prepares the data was killed (out of memory, or somebody's kill -9); allow more "
@@ -44,6 +44,12 @@ def preparing(config: Config, run_dir: Path) -> Iterator[Callable[[], tuple[Prep
         except BaseException:
             processes.kill_children()  # the pool would wait until work is done that nobody wants any more
             raise
+
+
+def _awaited(folder: Future[tuple[Path, Config]]) -> tuple[Path, Config]:
+    """The prepared folder; waiting may take hours by right, and is told of now and then."""
+    with reminders.reminding(lambda taken: logs.DATA.info(reminders.OF_PREPARING, taken), reminders.PATIENT_SECONDS):
+        return folder.result()
 
 
 def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
