@@ -12,7 +12,21 @@ from http.server import ThreadingHTTPServer
 
 from tests import hub
 
-WAYS = ("reset", "500", "429", "slow", "truncated", "garbage", "other JSON", "cut", "stalled", "401", "403", "404")
+WAYS = (
+    "reset",
+    "500",
+    "429",
+    "come back later",
+    "slow",
+    "truncated",
+    "garbage",
+    "other JSON",
+    "cut",
+    "stalled",
+    "401",
+    "403",
+    "404",
+)
 """`cut` and `stalled`: all is well until half of a file has been sent. `refused` is no way: serve nothing."""
 
 
@@ -56,6 +70,8 @@ class _Connection(hub.Connection):
             self._reset()
         elif way == "slow":
             self.server.ended.wait(60)
+        elif way == "come back later":
+            self._answer(429, b"{}", {"Retry-After": "3600"})
         elif way == "truncated":
             self._answer(200, b'{"id": "org/mo', {"Content-Length": "1000"})
         elif way == "garbage":

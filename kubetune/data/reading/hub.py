@@ -27,10 +27,15 @@ PATIENCE_SECONDS = 120.0
 """Silence after which the hub counts as lost, however often it is asked; its commits of large models take a while."""
 
 _NOT_HERE = (
-    "{kind} {repo} is not in the local cache and the hub cannot be reached{why}; go online once (`hf download {repo}`) "
-    "or give a folder that holds it"
+    "{kind} {repo} is not in the local cache and the hub cannot be reached{why}; go online once "
+    "(`hf download {repo}{flags}`) or give a folder that holds it"
 )
 NOT_THE_HUB = "is not the hub: {found}. Look at HF_ENDPOINT, and whether a proxy or a login page stands in between"
+
+
+def _not_here(kind: str, repo: str, why: str = "") -> str:
+    flags = " --repo-type dataset" if kind == "dataset" else ""
+    return _NOT_HERE.format(kind=kind, repo=repo, why=why, flags=flags)
 
 
 def hub_token() -> str | None:
@@ -63,7 +68,7 @@ def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str,
         if file is not None:
             found[name] = file
     if not found and _is_offline() and not model.local_files_only:
-        raise EnvironmentFault(_NOT_HERE.format(kind="model", repo=path, why=""))
+        raise EnvironmentFault(_not_here("model", path))
     if not found and model.local_files_only:
         raise ModelError(
             f"model {path} is not in the local cache and local_files_only is set; download it first "
@@ -199,17 +204,20 @@ def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
         )
     away = (hub.LocalEntryNotFoundError, ConnectionError, TimeoutError)
     if lost or is_wrapped or any(isinstance(e, away) for e in chain):
-        return EnvironmentFault(_NOT_HERE.format(kind=kind, repo=repo, why=f" ({said})"))
+        return EnvironmentFault(_not_here(kind, repo, f" ({said})"))
     return None
 
 
 @functools.cache
 def bound_waits() -> None:
-    """Have the hub's client give up on silence: by itself it waits for ever on much of what it asks, and asks again."""
+    """Have the hub's client give up on silence: by itself it waits for ever on much of what it asks, and asks again.
+
+    And on a hub that asks it to come back later than that: by itself it would wait for hours.
+    """
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
-    unheard = threading.local()  # since when nothing has been heard on what this thread asks
+    unheard = threading.local()  # since when nothing has been heard on what this thread asks, and how long it must wait
 
     def limit(request: Any) -> None:
         left = PATIENCE_SECONDS
@@ -217,14 +225,20 @@ def bound_waits() -> None:
             since = unheard.__dict__.setdefault("since", time.monotonic())
             left -= time.monotonic() - since
         if left <= 0:
-            del unheard.since
+            unheard.__dict__.clear()
             raise TimeoutError(f"nothing heard from {request.url.host} for {PATIENCE_SECONDS:g} s")
         asked = request.extensions.get("timeout", {})
         kinds = ("connect", "read", "write", "pool")
         request.extensions["timeout"] = {kind: min(asked.get(kind) or left, left) for kind in kinds}
 
     def hear(response: Any) -> None:
+        wait = _wait_asked_for(response)
+        waits = unheard.__dict__.get("waits", 0.0) + wait
         unheard.__dict__.clear()
+        if waits > PATIENCE_SECONDS:
+            _http.hf_raise_for_status(response)
+        if wait:
+            unheard.waits = waits
 
     def make_client() -> Any:
         client = _http.default_client_factory()
@@ -234,6 +248,18 @@ def bound_waits() -> None:
 
     if hasattr(_http, "default_client_factory"):  # not so in older ones
         set_client_factory(make_client)
+
+
+def _wait_asked_for(response: Any) -> float:
+    """Seconds after which the hub wants to be asked again, as its client reads it; 0 where it says nothing of it."""
+    from huggingface_hub.utils import _http
+
+    if response.status_code < 400:
+        return 0.0
+    limit = _http.parse_ratelimit_headers(response.headers) if response.status_code == 429 else None
+    if limit is not None and limit.remaining == 0:
+        return float(limit.reset_in_seconds)
+    return float(_http._parse_retry_after(response.headers) or 0)
 
 
 def misread(chain: Sequence[BaseException]) -> str:
