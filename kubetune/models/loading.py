@@ -206,7 +206,7 @@ def explain(model: ModelConfig) -> Iterator[None]:
 
 
 def check_rows(auto_class: Any, config: Config, data: Prepared) -> None:
-    """Raise ConfigError for rows that the model has no place for, before its weights are read.
+    """Raise ConfigError for rows that the model has no place for, or impossible heads, before its weights are read.
 
     `auto_class` is transformers' class for the task. Of a model that brings its own code only `check_positions` is
     left, once it is loaded.
@@ -218,6 +218,7 @@ def check_rows(auto_class: Any, config: Config, data: Prepared) -> None:
         facts: Any = AutoConfig.from_pretrained(
             model.path, revision=model.revision, local_files_only=model.local_files_only, token=hub_token()
         )
+    _require_whole_groups(facts.get_text_config(), model)
     known = getattr(facts.get_text_config(), "vocab_size", None)
     for rows in filter(None, (data.train, data.eval)):
         if known and rows.largest_id >= known:
@@ -228,6 +229,17 @@ def check_rows(auto_class: Any, config: Config, data: Prepared) -> None:
     if _stated_positions(facts) < data.longest:
         with suppress(RuntimeError, ValueError, TypeError, AttributeError), torch.device("meta"):
             check_positions(auto_class.from_config(facts), data.longest, warn=False)
+
+
+def _require_whole_groups(facts: Any, model: ModelConfig) -> None:
+    """Raise ConfigError unless as many heads of queries share each head of keys and values."""
+    heads, shared = (getattr(facts, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    if isinstance(heads, int) and isinstance(shared, int) and heads > 0 and (shared < 1 or heads % shared):
+        raise errors.ConfigError(
+            f"model {model.path}: config.json has num_attention_heads {heads} and num_key_value_heads {shared}; "
+            "expected the first to be a multiple of the second. Take the config.json that belongs to the weights. "
+            "Nothing was trained"
+        )
 
 
 def _stated_positions(facts: Any) -> float:

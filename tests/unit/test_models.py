@@ -120,6 +120,16 @@ def test_tokens_that_the_model_has_no_embedding_for_are_named_before_it_is_loade
     ) in str(caught.value)
 
 
+@pytest.mark.parametrize("shared", [3, 0])
+def test_heads_that_cannot_share_keys_and_values_are_refused_before_the_model_is_loaded(tmp_path, shared):
+    config, data = rows_of(tmp_path, model := save_model(tmp_path / "model"))
+    facts = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**facts, "num_key_value_heads": shared}))
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=rf"num_attention_heads 4 and num_key_value_heads {shared}; expected"):
+        check_rows(AutoModelForCausalLM, config, data)
+
+
 @pytest.mark.parametrize(
     ("name", "facts", "limit"),
     [
