@@ -1,6 +1,7 @@
 """One run in MLflow: settings, numbers, data set, tags, files, the machine's load and, where asked for, the model.
 
-Everything is sent by one thread, some seconds' worth at a time, so that no step waits for a server. What MLflow's own
+Everything is sent by one thread, some seconds' worth at a time, so that no step waits for a server, and no end of a run
+for one that never answers. What MLflow's own
 pages look for is given under the names they know: `mlflow.*` tags, `system/*` metrics, data set inputs.
 """
 
@@ -10,11 +11,13 @@ import json
 import logging
 import os
 import platform
+import queue
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -32,18 +35,64 @@ from kubetune.rundir.machine import Load, git_commit
 IDENTITY: Final = "tracking.json"
 
 _log = family_logger("TRACKING")
+_SECONDS_TO_BEGIN = 60.0
 _SECONDS_BETWEEN_SENDS = 5.0
 _SECONDS_BETWEEN_LOOKS = 10.0
 _SECONDS_TO_SEND_THE_REST = 10.0
 _SECONDS_FOR_FILES = 120.0
 _LONGEST_PARAM = 500
 _PARAMS_PER_CALL = 100
+_NUMBERS_PER_CALL = 1000
+_LONGEST_REASON = 300
 _LONGEST_DIGEST = 36
 _FILES: Final = ("config.yaml", "resolved.json", "plan.json", metrics.REPORT, metrics.DATA)
 _LIBRARIES: Final = ("torch", "transformers", "peft", "kubetune")
 
 
 WritePage = Callable[[Path], object]
+
+
+def said_by(error: Exception) -> str:
+    """What a store's library says, in a line: some of them quote whole pages."""
+    said = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return scrub(said if len(said) <= _LONGEST_REASON else said[:_LONGEST_REASON] + " …")
+
+
+class _Sender:
+    """A thread that does one thing after the other. Unlike an executor's, it keeps no process from ending."""
+
+    def __init__(self) -> None:
+        self._wanted: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="mlflow", daemon=True).start()
+
+    def submit(self, do: Callable[[], Any]) -> Future[Any]:
+        """Have it done when all before is."""
+        future: Future[Any] = Future()
+        self._wanted.put((future, do))
+        return future
+
+    def do(self, what: Callable[[], Any], seconds: float) -> Any:
+        """Have it done and wait; returns what it does. Raises TimeoutError, in words, after `seconds`."""
+        return wait_for(self.submit(what), seconds)
+
+    def _work(self) -> None:
+        while True:
+            future, do = self._wanted.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(do())
+                except BaseException as error:
+                    future.set_exception(error)
+
+
+def wait_for(future: Future[Any], seconds: float) -> Any:
+    """The result of a future. Raises TimeoutError, in words, after `seconds`."""
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        if future.done():
+            raise
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
 
 
 class MlflowSink:
@@ -55,6 +104,7 @@ class MlflowSink:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")  # which may be hours
         from mlflow import MlflowClient
 
         for name in ("mlflow", "alembic"):
@@ -62,11 +112,12 @@ class MlflowSink:
         uri, artifacts = find_store(os.environ.get("MLFLOW_TRACKING_URI") or settings.uri)
         self._settings, self._config, self._run_dir, self._write_page = settings, config, run_dir, write_page
         self._client = MlflowClient(tracking_uri=uri)
-        self._run_id = self._go_on(uri) or self._begin(artifacts, uri)
+        self._sender = _Sender()
+        self._run_id = self._sender.do(lambda: self._go_on(uri) or self._begin(artifacts, uri), _SECONDS_TO_BEGIN)
         self._waiting: list[Any] = []
         self._last_send = time.monotonic()
-        self._sender = ThreadPoolExecutor(1, "mlflow")
         self._sending: Future[Any] | None = None
+        self._in_flight: list[Any] = []
         self._sent_files = False
         self._step = 0
         self._ended = threading.Event()
@@ -85,46 +136,52 @@ class MlflowSink:
     def tell(self, name: str, text: str) -> None:
         """A tag of the run."""
 
-        def _send_word() -> None:
-            self._client.set_tag(self._run_id, f"kubetune.{name}", text)
+        def send() -> None:
+            with _going_without("a word"):
+                self._client.set_tag(self._run_id, f"kubetune.{name}", text)
 
-        self._in_time(_send_word)
+        self._sender.submit(send)  # training does not wait for it
 
     def close(self, status: str) -> None:
-        """Send the rest, and the run's files; what takes too long is left out with a warning."""
+        """Send the rest, and the run's files. Raises TimeoutError where an answer takes too long."""
         self._ended.set()
-        try:
-            self._send(wait=True)
-            self._in_time(self._send_data_set)
-            self._in_time(self._send_files)
-            if status == "FINISHED" and self._settings.log_model:
-                self._in_time(self._send_model)
-            end = self._sender.submit(self._client.set_terminated, self._run_id, status)
-            end.result(_SECONDS_TO_SEND_THE_REST)
-        finally:
-            self._sender.shutdown(wait=False, cancel_futures=True)
+        self._send(wait=True)
+        for what, send in (("data set", self._send_data_set), ("files", self._send_files)):
+            self._in_time(what, send)
+        if status == "FINISHED" and self._settings.log_model:
+            self._in_time("model", self._send_model)
+        self._sender.do(lambda: self._client.set_terminated(self._run_id, status), _SECONDS_TO_SEND_THE_REST)
 
-    def _in_time(self, send: Callable[[], None]) -> None:
-        """Send something beside the numbers. That it does not work is no reason to end the run as failed."""
-        what = send.__name__.removeprefix("_send_").replace("_", " ")
-        try:
-            self._sender.submit(send).result(_SECONDS_FOR_FILES)
-        except TimeoutError:
-            _log.warning("MLflow did not take the %s within %.0f s; it goes without", what, _SECONDS_FOR_FILES)
-        except Exception as error:  # a store's own errors, of many kinds
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            _log.warning("MLflow did not take the %s; it goes without: %s", what, reason)
+    def abandon(self) -> int:
+        """Look at the machine no more; returns how many numbers were not sent, or not known to be."""
+        self._ended.set()
+        return len(self._waiting) + len(self._in_flight)
+
+    def _in_time(self, what: str, send: Callable[[], None]) -> None:
+        """Send something beside the numbers. That it is not taken is no reason to end the run as failed."""
+
+        def try_to() -> None:
+            with _going_without(f"the {what}"):
+                send()
+
+        self._sender.do(try_to, _SECONDS_FOR_FILES)
 
     def _send(self, *, wait: bool = False) -> None:
         if self._sending is not None and (wait or self._sending.done()):
-            self._sending.result(_SECONDS_TO_SEND_THE_REST)
-            self._sending = None
+            wait_for(self._sending, _SECONDS_TO_SEND_THE_REST)
+            self._sending, self._in_flight = None, []
         if self._sending is None and self._waiting:
             numbers, self._waiting = self._waiting, []
-            self._sending = self._sender.submit(self._client.log_batch, self._run_id, metrics=numbers)
+            self._in_flight = numbers
+            self._sending = self._sender.submit(lambda: self._send_numbers(numbers))
             self._last_send = time.monotonic()
         if wait and self._sending is not None:
-            self._sending.result(_SECONDS_TO_SEND_THE_REST)
+            wait_for(self._sending, _SECONDS_TO_SEND_THE_REST)
+            self._in_flight = []
+
+    def _send_numbers(self, numbers: list[Any]) -> None:
+        for first in range(0, len(numbers), _NUMBERS_PER_CALL):
+            self._client.log_batch(self._run_id, metrics=numbers[first : first + _NUMBERS_PER_CALL])
 
     def _look_at_machine(self) -> None:
         """Note the machine's load now and then, until the run ends."""
@@ -216,6 +273,14 @@ class MlflowSink:
         self._client.log_batch(run_id, tags=[RunTag(key, scrub(value)) for key, value in tags.items()])
         write_atomic(self._run_dir / IDENTITY, json.dumps({"uri": uri, "run_id": run_id}) + "\n", within=self._run_dir)
         return str(run_id)
+
+
+@contextmanager
+def _going_without(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a store's own errors, of many kinds
+        _log.warning("MLflow did not take %s; it goes without: %s", what, said_by(error))
 
 
 def _numbers(step: int, values: Mapping[str, float]) -> list[Any]:

@@ -1,23 +1,26 @@
 """Copies the numbers of a run to TensorBoard and MLflow. metrics.jsonl stays the original.
 
-A tracker never stops training: what fails is warned of once and then left alone. A run that goes on after a stop goes
+A tracker never stops training: one that fails is warned of once and then left alone, and at the end it is said how many
+numbers it lacks. A run that goes on after a stop goes
 on in the same MLflow run, whose id is kept in `tracking.json` (mlflow_tracker.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from kubetune import errors
+from kubetune.base.humanize import counted
 from kubetune.base.logs import family_logger, scrub
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import TrackingConfig
-from kubetune.rundir.mlflow_tracker import MlflowSink, WritePage
+from kubetune.rundir.mlflow_tracker import MlflowSink, WritePage, said_by
 
 _log = family_logger("TRACKING")
 _NO_CURVES = ("epoch", "samples")
@@ -31,12 +34,26 @@ class _Sink(Protocol):
 
     def close(self, status: str) -> None: ...
 
+    def abandon(self) -> int:
+        """Stop without a word to a store that does not work; returns how many numbers given to it it may lack."""
+        ...
+
+
+@dataclass
+class _Lack:
+    """Numbers that a tracker did not get since it failed, and their first and last step."""
+
+    numbers: int
+    first: int | None = None
+    last: int | None = None
+
 
 class Tracker:
     """All trackers of one start of a run; a context manager, which tells them how the run ended."""
 
     def __init__(self, sinks: Mapping[str, Callable[[], _Sink]]) -> None:
         self._sinks: dict[str, _Sink] = {}
+        self._lacking: dict[str, _Lack] = {}
         for name, open_sink in sinks.items():
             try:
                 self._sinks[name] = open_sink()
@@ -50,11 +67,14 @@ class Tracker:
             for name, value in values.items()
             if isinstance(value, int | float) and name not in _NO_CURVES
         }
+        for lack in self._lacking.values():
+            lack.numbers += len(numbers)
+            lack.first, lack.last = lack.first or step, step
         for name, sink in list(self._sinks.items()):
             try:
                 sink.log(step, numbers)
             except Exception as error:
-                self._give_up(name, error)
+                self._give_up(name, error, step)
 
     def tell(self, name: str, text: str) -> None:
         """Leave a word on the run where its numbers are looked at: a tag in MLflow, a text in TensorBoard."""
@@ -72,11 +92,15 @@ class Tracker:
             except Exception as error:
                 self._give_up(name, error)
         self._sinks.clear()
+        for name, lack in self._lacking.items():
+            when = f", among them all of steps {lack.first} to {lack.last}" if lack.first is not None else ""
+            _log.warning("%s lacks %s%s; metrics.jsonl has them", name, counted(lack.numbers, "number"), when)
+        self._lacking.clear()
 
-    def _give_up(self, name: str, error: Exception) -> None:
-        self._sinks.pop(name, None)
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        _log.warning("%s does not work and gets no more numbers; training goes on: %s", name, reason)
+    def _give_up(self, name: str, error: Exception, step: int | None = None) -> None:
+        sink = self._sinks.pop(name, None)
+        self._lacking[name] = _Lack(sink.abandon() if sink is not None else 0, step, step)
+        _log.warning("%s does not work and gets no more numbers; training goes on: %s", name, said_by(error))
 
     def __enter__(self) -> Self:
         return self
@@ -126,8 +150,10 @@ class _TensorBoard:
 
         # What an earlier start wrote beyond the checkpoint is hidden, or the curves would run back and forth.
         purge = resume_step + 1 if resume_step else None
-        self._step = resume_step
+        self._step, self._given = resume_step, 0
         self._writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
+        events = self._writer._get_file_writer().event_writer._async_writer
+        self._disk = events._writer = events._worker._record_writer = _Disk(events._writer)
         if not resume_step:
             self._describe(config)
 
@@ -142,16 +168,51 @@ class _TensorBoard:
             self._writer._get_file_writer().add_summary(summary)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._given = len(values)
         for name, value in values.items():
             group = "eval" if name.startswith("eval_") else "train"
             self._writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, step)
         self._step = step
+        self._disk.require()
 
     def tell(self, name: str, text: str) -> None:
         self._writer.add_text(name, text, self._step)
 
     def close(self, status: str) -> None:
         self._writer.close()
+        self._disk.require()
+
+    def abandon(self) -> int:
+        return self._given  # of what was given before it cannot be told what arrived
+
+
+class _Disk:
+    """TensorBoard's own writer of records, which keeps what the disk refuses: its thread would die with a traceback."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._refusal: OSError | None = None
+
+    def write(self, record: bytes) -> None:
+        self._try(lambda: self._writer.write(record))
+
+    def flush(self) -> None:
+        self._try(self._writer.flush)
+
+    def close(self) -> None:
+        self._try(self._writer.close)
+
+    def require(self) -> None:
+        """Raise what the disk refused."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _try(self, do: Callable[[], object]) -> None:
+        if self._refusal is None:  # behind a gap no record is of use
+            try:
+                do()
+            except OSError as error:
+                self._refusal = error
 
 
 def _is_tried(key: str, value: Any) -> bool:

@@ -214,6 +214,9 @@ class Failing:
     def close(self, status: str) -> None:
         self.seen.append(-1)
 
+    def abandon(self) -> int:
+        return 1
+
 
 def test_one_failing_tracker_does_not_take_the_other_along(caplog: pytest.LogCaptureFixture) -> None:
     failing, working = Failing(), Failing()
@@ -224,7 +227,10 @@ def test_one_failing_tracker_does_not_take_the_other_along(caplog: pytest.LogCap
         tracker.log(3, {"loss": 1.0})
     assert failing.seen == [1, 2]
     assert working.seen == [1, 2, 3, -1]
-    assert caplog.messages == ["a does not work and gets no more numbers; training goes on: gone"]
+    assert caplog.messages == [
+        "a does not work and gets no more numbers; training goes on: gone",
+        "a lacks 2 numbers, among them all of steps 2 to 3; metrics.jsonl has them",
+    ]
 
 
 def test_a_tracker_that_is_not_installed_is_said_before_anything_starts(

@@ -1,0 +1,105 @@
+"""A server that answers as another does until it is told to break: a proxy, as networks, proxies and outages are."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+WAYS = ("refused", "reset", "cut", "silent", "slow", "garbage", "401", "403", "404", "429", "500")
+"""`slow`: a byte every tenth of a second, for ever. `429` asks to be left alone for an hour."""
+
+
+class BrokenStore(ThreadingHTTPServer):
+    """`way`: one of WAYS, or "" to pass on to `behind`; `healthy`: requests to pass on first."""
+
+    daemon_threads = True
+
+    def __init__(self, behind: str = "", way: str = "", healthy: int = 0) -> None:
+        super().__init__(("127.0.0.1", 0), _Connection)
+        self.behind, self.way, self.healthy = behind, way, healthy
+        self.asked = 0
+        self.ended = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A cut connection is nothing to print."""
+
+
+class _Connection(BaseHTTPRequestHandler):
+    server: BrokenStore
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing to print."""
+
+    def _answer(self) -> None:
+        self.server.asked += 1
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.server.asked <= self.server.healthy or not self.server.way:
+            self._pass_on(body)
+        elif self.server.way in ("refused", "reset"):
+            self._reset()
+        elif self.server.way == "silent":
+            self.server.ended.wait(300)
+        elif self.server.way == "slow":
+            with suppress(OSError):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+                while not self.server.ended.wait(0.1):
+                    self.wfile.write(b"x")
+        elif self.server.way == "cut":
+            self._send(200, b'{"run', {"Content-Length": "1000"})
+            self._reset()
+        elif self.server.way == "garbage":
+            self._send(200, b"<html><body>Log in to the hotel's network</body></html>")
+        else:
+            self._send(int(self.server.way), b'{"error": "no"}', {"Retry-After": "3600"})
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = _answer
+
+    def _pass_on(self, body: bytes) -> None:
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
+        request = urllib.request.Request(
+            self.server.behind + self.path, data=body or None, headers=headers, method=self.command
+        )
+        try:
+            with urllib.request.urlopen(request) as answer:
+                self._send(answer.status, answer.read(), dict(answer.headers))
+        except urllib.error.HTTPError as refusal:
+            self._send(refusal.code, refusal.read(), dict(refusal.headers))
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
+        kept = {k: v for k, v in (headers or {}).items() if k.lower() not in ("transfer-encoding", "connection")}
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **kept}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _reset(self) -> None:
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
+
+@contextmanager
+def serving(behind: str = "", way: str = "", healthy: int = 0) -> Iterator[BrokenStore]:
+    """A broken store while the block runs; of way `refused` only its port, after the healthy requests."""
+    with BrokenStore(behind, way, healthy) as store:
+        thread = threading.Thread(target=store.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield store
+        finally:
+            store.ended.set()
+            store.shutdown()
+            thread.join()
