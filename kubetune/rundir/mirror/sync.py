@@ -67,6 +67,7 @@ class Mirror:
 
     def __init__(self, run_dir: Path, address: str) -> None:
         check_installed(address)
+        from fsspec.callbacks import Callback
         from fsspec.core import url_to_fs
 
         self.run_dir, self.address = run_dir, address
@@ -86,6 +87,13 @@ class Mirror:
         self._sent_steps: dict[int, str] = {}
         self._sent_links: dict[str, str] = {}
         self._last_logs = -SECONDS_BETWEEN_LOGS
+        self.last_arrival = time.monotonic()
+        """When the store last took a part of a file, on the monotonic clock."""
+        self._arrivals = Callback(hooks={"arrival": lambda size, value, **_: self._note_arrival(value)})
+
+    def _note_arrival(self, value: int) -> None:
+        if value:  # told of the size of a file nothing has arrived yet
+            self.last_arrival = time.monotonic()
 
     def remote_files(self) -> dict[str, int]:
         """Sizes of the run's files in the store, by their path in the run directory."""
@@ -136,7 +144,8 @@ class Mirror:
 
     def _put(self, path: Path, name: str) -> None:
         try:
-            self._fs.put_file(str(path), f"{self._root}/{name}")
+            self._fs.put_file(str(path), f"{self._root}/{name}", callback=self._arrivals)
+            self.last_arrival = time.monotonic()
         except FileNotFoundError:
             if path.exists():
                 raise  # it is the bucket that is missing
