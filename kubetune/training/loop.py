@@ -1,7 +1,6 @@
 """The training loop. One step: its batches, their gradient, one agreement of all ranks, one update.
 
-What differs between tasks is a function of the task's module. What could be state is recomputed from the step, so
-resuming is nothing but starting at another step.
+What differs between tasks is the task's. What could be state follows from the step: to resume is to start at another.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
 from kubetune.models.acceleration import Workload
 from kubetune.models.kernels import fp8
+from kubetune.models.learner import Learner
 from kubetune.models.loading import check_positions, check_rows, choose_dtype
 from kubetune.planning.plan import Plan, learning_rate_at
 from kubetune.rundir import heartbeat
@@ -37,6 +37,7 @@ from kubetune.rundir.checkpoints import State
 from kubetune.tasks import metric_names
 from kubetune.tasks.protocol import Task
 from kubetune.training import finite, loss_scale, step_digest
+from kubetune.training.adamw import FlatAdamW
 from kubetune.training.adamw_sharded import make_optimizer
 from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.evaluation import evaluate
@@ -106,18 +107,7 @@ def _train(
             even=fsdp.is_sharded(learner.model),
         ),
         data=data,
-        checkpointer=Checkpointer(
-            run_dir,
-            world,
-            learner.model,
-            optimizer,
-            data.tokenizer,
-            config.training.save_total_limit,
-            labelled=data.labels is not None,
-            background=writes_in_background(config.training.async_save, optimizer),
-            timeout_seconds=config.training.timeout_seconds,
-            base=base,
-        ),
+        checkpointer=_checkpointer(config, run_dir, data, world, learner, optimizer, base),
     )
     run.checkpointer.require_room()
     first = State(
@@ -136,8 +126,30 @@ def _train(
         preflight.rehearse(run, state)
     stop.defer()
     with open_run_log(config, plan, run_dir, world, state) as run_log, run.checkpointer, learner.undo:
-        state = loop(run, state, run_log)
-    return state
+        return loop(run, state, run_log)
+
+
+def _checkpointer(
+    config: Config,
+    run_dir: Path,
+    data: Prepared,
+    world: World,
+    learner: Learner,
+    optimizer: FlatAdamW,
+    base: Check | None,
+) -> Checkpointer:
+    return Checkpointer(
+        run_dir,
+        world,
+        learner.model,
+        optimizer,
+        data.tokenizer,
+        config.training.save_total_limit,
+        labelled=data.labels is not None,
+        background=writes_in_background(config.training.async_save, optimizer),
+        timeout_seconds=config.training.timeout_seconds,
+        base=base,
+    )
 
 
 def _workload(plan: Plan, data: Prepared) -> Workload:

@@ -101,7 +101,7 @@ def test_a_hung_rank_ends_the_run_and_is_named(
     )
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_never_comes_is_named_by_the_others(toy_inputs: Path, tmp_path: Path, rank: int) -> None:
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"timeout_seconds": 2}), 2)
     with started(worker.main, 2, [str(run_dir)], environ={"KUBETUNE_FAULT": f"hang:joining:1:{rank}"}) as ranks:

@@ -25,7 +25,7 @@ from kubetune.diagnostics.smoke import rank as smoke_worker
 from kubetune.diagnostics.smoke.measure import Reduction, outliers
 from kubetune.diagnostics.smoke.settings import Settings
 from kubetune.distributed.nccl_log import Network
-from tests import schemas
+from standin.schemas import NEWEST, OLDEST, problems
 from tests.ranks import free_port, started, wait_all, wait_until
 from tests.toy import is_stopped, wait_until_stopped
 
@@ -113,8 +113,8 @@ def documented() -> list[dict[str, Any]]:
 
 
 def test_the_documented_job_is_valid() -> None:
-    for version in (schemas.OLDEST, schemas.NEWEST):
-        assert [schemas.problems(obj, version) for obj in documented()] == [[], []]
+    for version in (OLDEST, NEWEST):
+        assert [problems(obj, version) for obj in documented()] == [[], []]
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ LATE = {"rundir.trackers", "rundir.mlflow_tracker"}
 """Light, and yet they may import what is heavy inside functions: training alone calls those."""
 
 MOST_FILES, MOST_LINES_OF_A_FILE = 20, 500
+MOST_LINES_OF_A_FUNCTION = 60
 SPINE, MOST_LINES_OF_THE_SPINE = 15, 2800
 RETIRED = {
     "Snapshots": "Checkpointer", "Piece": "OptimizerShard", "Journal": "RunLog", "Room": "MemoryBudget",
@@ -146,6 +147,16 @@ def test_training_knows_no_cluster() -> None:
         if room(found.module) in CLUSTER
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    found = (
+        (module, node.name, (node.end_lineno or 0) - node.lineno + 1)
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    )
+    assert not [long for long in found if long[2] > MOST_LINES_OF_A_FUNCTION]
 
 
 def test_folders_stay_small_enough_to_be_read() -> None:

@@ -145,12 +145,18 @@ def check(
         rows = sum(stats["rows"] for stats in report.stats.values())
         token = tokenizer.decode([largest], skip_special_tokens=False)
         report.verdict = embeddings.say(largest, token, f"{holding:,} of {counted(rows, 'row')}")
-    positions = positions_of(config, os.environ)
-    if positions is not None and longest > positions.limit:
-        report.positions = positions.say(longest)
-    if report.ok and positions is not None and positions.is_table and report.positions:
-        report.verdict = report.positions
+    _compare_positions(report, config, longest)
     return report
+
+
+def _compare_positions(report: Report, config: Config, longest: int) -> None:
+    """Note in the report where the longest row has more tokens than the model has positions."""
+    positions = positions_of(config, os.environ)
+    if positions is None or longest <= positions.limit:
+        return
+    report.positions = positions.say(longest)
+    if report.ok and positions.is_table:
+        report.verdict = report.positions
 
 
 def _verdict(config: Config, report: Report) -> str:
