@@ -100,8 +100,11 @@ def digests(run_dir: Path, which: str = "last") -> dict[str, str]:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Whether a process has been stopped by SIGSTOP."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    """Whether a process has been stopped by SIGSTOP; one that has just gone has not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def wait_until_stopped(process: ForkServerProcess) -> None:
