@@ -179,6 +179,14 @@ def test_keys_beside_and_inside_the_function_of_a_call_are_counted(tokenizer: To
     }
 
 
+@pytest.mark.parametrize("key", ["content", "role", "tool_calls"])
+def test_a_turn_that_says_a_thing_twice_is_refused(tokenizer: Tokenizer, key: str) -> None:
+    call = {"from": "function_call", "value": '{"name": "wfw"}', key: "wxw"}
+    turns = [{"from": "human", "value": "wuw"}, call, {"from": "gpt", "value": "wcw"}]
+    found, _ = encode({"conversations": turns}, tokenizer, None)
+    assert [f"and `{key}`; expected one of them" in problem for _, problem in found.problems] == [True]
+
+
 @settings(max_examples=300, deadline=None)
 @given(record=changed(RECORDS))
 def test_nothing_of_a_record_is_lost(record: dict[str, Any], tokenizer: Tokenizer) -> None:

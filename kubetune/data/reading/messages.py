@@ -64,6 +64,9 @@ def read_turn(turn: Any, where: str, record: Fields) -> Turn:
     if role is None:
         raise ValueError(f"{where}.from is {show(speaker)}; expected human, gpt, system, function_call or observation")
     rest = {key: item for key, item in turn.items() if key not in ("from", "value") and item is not None}
+    twins = {"content": "value", "role": "from"} | ({"tool_calls": "value"} if speaker == "function_call" else {})
+    if twin := next((key for key in twins if key in rest and not (key == "role" and rest[key] == role)), None):
+        raise ValueError(f"{where} has both `{twins[twin]}` and `{twin}`; expected one of them")
     if speaker == "function_call":
         calls = parsed(text_of(turn["value"], f"{where}.value"), f"{where}.value")
         calls = calls if isinstance(calls, list) else [calls]
