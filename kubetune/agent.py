@@ -5,4 +5,6 @@ if __name__ == "__main__":
 
     # Before imports, which take a while: the kernel drops what process 1 neither blocks nor handles (`Relay` does).
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-    __import__("kubetune.supervisor.agent").supervisor.agent.run()
+    from kubetune.supervisor.agent import run
+
+    run()

@@ -58,38 +58,28 @@ for line in sys.stdin:
 OUT, OURS = errors.ENVIRONMENT, errors.USER
 LOST, AWAY, NOT_ONE = "connection to the hub was lost", "the hub cannot be reached (", "is not the hub: expected"
 TOKEN, ABSENT = "the token in HF_TOKEN is not valid", "is not on the hub"
+FIND = {
+    "refused": (OUT, AWAY),
+    "reset": (OUT, LOST),
+    "slow": (OUT, AWAY),
+    "500": (OUT, "the hub refused"),
+    "truncated": (OUT, NOT_ONE),
+    "garbage": (OUT, NOT_ONE),
+    "other JSON": (OUT, NOT_ONE),
+    "cut": (OUT, LOST),
+    "stalled": (OUT, LOST),
+    "429": (OUT, "too many requests"),
+    "come back later": (OUT, "too many requests"),
+    "401": (OURS, TOKEN),
+    "403": (OURS, TOKEN),
+    "404": (OURS, ABSENT),
+}
 CASES = {
-    "find": {
-        "refused": (OUT, AWAY),
-        "reset": (OUT, LOST),
-        "slow": (OUT, AWAY),
-        "500": (OUT, "the hub refused"),
-        "truncated": (OUT, NOT_ONE),
-        "garbage": (OUT, NOT_ONE),
-        "other JSON": (OUT, NOT_ONE),
-        "cut": (OUT, LOST),
-        "stalled": (OUT, LOST),
-        "429": (OUT, "too many requests"),
-        "come back later": (OUT, "too many requests"),
-        "401": (OURS, TOKEN),
-        "403": (OURS, TOKEN),
-        "404": (OURS, ABSENT),
-    },
-    "fetch": {
-        "refused": (OUT, AWAY),
-        "reset": (OUT, LOST),
-        "slow": (OUT, AWAY),
+    "find": FIND,
+    "fetch": FIND
+    | {
         "500": (OUT, "hub"),
         "truncated": (OUT, LOST),
-        "garbage": (OUT, NOT_ONE),
-        "other JSON": (OUT, NOT_ONE),
-        "cut": (OUT, LOST),
-        "stalled": (OUT, LOST),
-        "429": (OUT, "too many requests"),
-        "come back later": (OUT, "too many requests"),
-        "401": (OURS, TOKEN),
-        "403": (OURS, TOKEN),
-        "404": (OURS, ABSENT),
     },
     "data": {
         "refused": (OUT, AWAY),
