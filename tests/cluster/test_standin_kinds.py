@@ -9,6 +9,7 @@ import pytest
 from standin.state.objects import COMPLETION_INDEX, Object, condition, find_condition, name_of, phase
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import job, pod_spec
+from tests.ranks import wait_until
 
 # every pod shows what it was told, finds the master, and stays until all have: what has ended is in no Service
 SHOW = """
@@ -135,7 +136,9 @@ def test_members_of_a_stateful_set_have_names_ranks_and_claims(cluster: Cluster)
     for index in range(2):
         cluster.kill_pod(f"fit-{index}")  # its restart policy is Always
         cluster.wait("Pod", f"fit-{index}", lambda found: found["status"]["containerStatuses"][0]["restartCount"] == 1)
-        assert (cluster.claim_folder(f"cache-fit-{index}") / "rank").read_text() == f"{index}\n"
+        written = cluster.claim_folder(f"cache-fit-{index}") / "rank"
+        wait_until(written.read_text)  # the new container empties the file before it writes
+        assert written.read_text() == f"{index}\n"
 
 
 # -- JobSet
