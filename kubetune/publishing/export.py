@@ -20,6 +20,7 @@ import transformers
 from kubetune import errors
 from kubetune.base import fault_injection, files
 from kubetune.base.logs import scrub
+from kubetune.config.load import read_config
 from kubetune.config.schema import Config
 from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.inference.result import Result, default_device, open_result
@@ -176,7 +177,8 @@ def _bytes_of(size: str) -> int:
 
 def _dtype_name(result: Result, given: str | None) -> str:
     config = result.config
-    name = DTYPE_NAMES.get(given or "", given) or config.model.dtype
+    # What the run file says; what a CPU found fastest to compute with is nothing to keep weights in.
+    name = DTYPE_NAMES.get(given or "", given) or read_config(result.run_dir).model.dtype
     if name == "auto":
         path, revision = (
             (str(result.checkpoint), None) if config.lora is None else (config.model.path, config.model.revision)

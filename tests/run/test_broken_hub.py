@@ -85,7 +85,7 @@ CASES = {
         "refused": (OUT, AWAY),
         "reset": (OUT, LOST),
         "slow": (OUT, AWAY),
-        "500": (OUT, AWAY),
+        "500": (OUT, "the hub refused"),
         "truncated": (OUT, NOT_ONE),
         "garbage": (OUT, NOT_ONE),
         "other JSON": (OUT, NOT_ONE),

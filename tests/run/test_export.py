@@ -22,8 +22,9 @@ from kubetune import errors
 from kubetune.base import fault_injection
 from kubetune.cli import main
 from kubetune.data.prepared import kept_rows
+from kubetune.inference.result import open_result
 from kubetune.publishing import merge, model_card
-from kubetune.publishing.export import Export, export_run, is_whole
+from kubetune.publishing.export import Export, _dtype_name, export_run, is_whole
 from kubetune.reporting import picture
 from kubetune.rundir import checkpoints
 from tests import reviews, toy
@@ -96,6 +97,16 @@ def test_a_merged_model_says_what_its_adapter_said(lora: dict[str, Any], inputs:
     assert adapter < 1e-5
     assert reloaded == 0.0
     assert not {name for name in dict(model.named_modules()) if "lora" in name}
+
+
+def test_the_dtype_is_that_of_the_base_and_not_what_a_cpu_computed_with(
+    lora_run: Path, inputs: Path, tmp_path: Path
+) -> None:
+    config = json.loads((inputs / "model" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    result = open_result(lora_run, model=str(tmp_path))
+    assert result.trained.model.dtype == "float32"
+    assert _dtype_name(result, None) == "bfloat16"
 
 
 @pytest.mark.slow
