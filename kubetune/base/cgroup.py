@@ -25,7 +25,7 @@ def memory_limit() -> int | None:
 
 
 def oom_kills() -> int | None:
-    """How many processes of the group the kernel has killed for memory since it was made."""
+    """Number of the group's processes that the kernel has killed for memory since it was made."""
     for folder in _memory_folders():
         for name in ("memory.events", "memory.oom_control"):
             with suppress(OSError):

@@ -41,7 +41,7 @@ class Holder:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it certainly is: only those who see its process id can say so at once."""
+        """Certainly gone: only those who see its process id can say so at once."""
         return self.place == _place() and not processes.is_alive(self.pid)
 
 

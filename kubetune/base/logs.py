@@ -84,7 +84,7 @@ def configure(level: str, run_dir: Path | None = None, rank: int = 0, *, progres
 
 
 def shows_batch(which: Literal["all", "first-last", "none"], index: int, count: int) -> bool:
-    """Whether batch `index` of `count` gets a `[BATCH]` line under the setting `logging.batches`."""
+    """Batch `index` of `count` gets a `[BATCH]` line under the setting `logging.batches`."""
     return which == "all" or (which == "first-last" and index in (0, count - 1))
 
 

@@ -1,4 +1,4 @@
-"""How the processes of a run hang together: nobody outlives whoever started them.
+"""Ties between the processes of a run: nobody outlives whoever started them.
 
 A kill -9 of the first process must not leave ranks behind that go on writing checkpoints, so the kernel is asked to do
 what the dead can no longer do. Linux only; elsewhere these functions change nothing. Not for starting ranks (agent.py).

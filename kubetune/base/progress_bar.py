@@ -15,7 +15,7 @@ from rich.progress import Progress as RichProgress
 
 
 def is_wanted(rank: int) -> bool:
-    """Whether this process should draw a bar: rank 0 writing to a terminal that can move its cursor."""
+    """A bar is drawn by rank 0 alone, and only on a terminal that can move its cursor."""
     # Not `is_terminal`: FORCE_COLOR, which notebooks set, makes a pipe one, in which a bar is one endless line.
     return rank == 0 and sys.stdout.isatty() and not Console(file=sys.stdout).is_dumb_terminal
 

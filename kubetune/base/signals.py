@@ -33,7 +33,7 @@ class Relay:
     def __init__(self, grace_seconds: float = 60) -> None:
         self.grace_seconds = grace_seconds
         self.stopping: str | None = None
-        """Why the run is being stopped, in words; None while nobody asked."""
+        """The reason for stopping the run, in words; None while nobody asked."""
         self._interrupts = 0
         self._child: subprocess.Popen[bytes] | None = None
         self._has_workers_below = False

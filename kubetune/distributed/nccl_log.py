@@ -1,4 +1,4 @@
-"""Which network NCCL uses between nodes, as its own log tells: it says so nowhere else, and falls back in silence.
+"""The network NCCL uses between nodes, as its own log tells: it says so nowhere else, and falls back in silence.
 
 Asked for InfiniBand where no adapter can be opened, NCCL goes on over sockets, and a run is slow without a word.
 """
@@ -18,14 +18,14 @@ _NO_LIBRARY = re.compile(r"(?:Failed to open|Unable to open) (libibverbs\.so\S*)
 
 
 class Network(NamedTuple):
-    """What NCCL calls the network it uses (`IB`, `Socket`, a plugin's name), and why not InfiniBand where it says."""
+    """NCCL's name for the network it uses (`IB`, `Socket`, a plugin's name), and why not InfiniBand where it says."""
 
     name: str
     reason: str = ""
 
 
 def wants_rdma(environ: Mapping[str, str]) -> bool:
-    """Whether the environment names adapters, as pods of `profile: rdma` do, and nothing turns them off."""
+    """The environment names adapters, as pods of `profile: rdma` do, and nothing turns them off."""
     is_off = environ.get("NCCL_IB_DISABLE", "0") not in ("", "0") or environ.get("NCCL_NET", "").lower() == "socket"
     return bool(environ.get("NCCL_IB_HCA")) and not is_off
 

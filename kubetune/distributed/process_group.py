@@ -158,7 +158,7 @@ def sum_numbers(numbers: Sequence[float], world: World) -> list[float]:
 
 
 def agree(flag: bool, world: World) -> bool:
-    """True on every rank as soon as it is true on one."""
+    """A logical or over the ranks: true on every one as soon as it is on one."""
     return sum_numbers([float(flag)], world)[0] > 0
 
 

@@ -1,4 +1,4 @@
-"""Where ranks find each other, and say who is missing: a notice board that works before and after collectives do.
+"""A notice board where ranks find each other and say who is missing: it works before and after collectives do.
 
 One key-value store, on rank 0 or in torchrun's agent. Not for tensors (process_group.py).
 """
@@ -51,7 +51,7 @@ class Rendezvous:
         fault_injection.reach(phase)
 
     def find_lost(self) -> str:
-        """Who broke off, after a collective failed on this rank. Rank 0 hears all others, these only say they live."""
+        """Names of ranks that broke off, after a collective failed here. Rank 0 hears all, others say they live."""
         try:
             self.store.set(f"alive/{self.rank}", "")
             if self.rank != 0:
@@ -144,7 +144,7 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
 
 
 def not_found(who: str, number: int, address: str, timeout_seconds: float, error: Exception) -> Absent:
-    """What to say when the one that holds the board could not be reached."""
+    """Error for when the one that holds the board could not be reached."""
     return Absent(
         f"{who} {number} on {socket.gethostname()} did not find {who} 0 at {address} within {timeout_seconds:g} s: "
         f"{first_line(error).rstrip('.')}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"
@@ -152,7 +152,7 @@ def not_found(who: str, number: int, address: str, timeout_seconds: float, error
 
 
 def first_line(error: Exception) -> str:
-    """What torch says, without the stack of its C++ below."""
+    """First line of what torch says, without the stack of its C++ below."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

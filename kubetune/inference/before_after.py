@@ -115,7 +115,7 @@ def _ask_best(run_dir: Path, rows: Rows, number: int) -> tuple[list[_Question], 
 
 
 def _ask(run_dir: Path, step: int, questions: Sequence[_Question]) -> list[str]:
-    """What the checkpoint of a step says; its model is gone again when this returns."""
+    """Answers of the checkpoint of a step; its model is gone again when this returns."""
     prompts = [question.encoded for question in questions]
     return list(answers(load_run(run_dir, str(step)), prompts, Sampling(MOST_TOKENS)))
 
@@ -169,7 +169,7 @@ def _name(tool: Any) -> str:
 
 
 def cut(trained: NDArray[np.bool_]) -> int | None:
-    """Where the last answer of a row begins; in the middle of a text that is learnt whole; None where none is."""
+    """Beginning of the last answer of a row; the middle of a text that is learnt whole; None where none is."""
     places = np.flatnonzero(trained)
     if not len(places):
         return None

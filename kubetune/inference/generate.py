@@ -123,7 +123,7 @@ class LoadedModel:
         return EncodedPrompt(row.ids, row.images)
 
     def left_out(self, prompt: Prompt, tools: Sequence[Any] = ()) -> list[str]:
-        """What the chat template does not show to the model of what it is asked, in words.
+        """Parts of a prompt that the chat template does not show to the model, in words.
 
         Raises ValueError for what cannot be asked.
         """

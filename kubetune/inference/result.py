@@ -129,7 +129,7 @@ def _not_here(run_dir: Path, path: str) -> errors.ModelError:
 
 
 def is_here(model: ModelConfig) -> bool:
-    """True of a model that can be looked for: on the hub, or in a folder that exists."""
+    """The model can be looked for: on the hub, or in a folder that exists."""
     return not is_local(model.path) or Path(model.path).expanduser().is_dir()
 
 

@@ -1,4 +1,4 @@
-"""What a run will be, known before it starts: its plan, its prepared data, its place on this machine."""
+"""A run before it starts: its plan, its prepared data, its place on this machine."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def classify(
     checkpoint: str | int = "best",
     model: StrPath | None = None,
 ) -> list[dict[str, Any]]:
-    """What a classifier takes each text, or pair of texts, for: `predicted`, and `probabilities` by label.
+    """Verdict of a classifier on each text, or pair of texts: `predicted`, and `probabilities` by label.
 
     `checkpoint` and `model` are those of `evaluate`.
 

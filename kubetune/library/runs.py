@@ -71,7 +71,7 @@ class Run:
 
     @property
     def exit_status(self) -> ExitStatus | None:
-        """How the run ended: `code` as of the command line, `reason`, last `step`. None while it goes on."""
+        """End of the run: `code` as of the command line, `reason`, last `step`. None while it goes on."""
         return exit_status.read_exit_status(self.path)
 
 

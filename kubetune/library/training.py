@@ -71,7 +71,7 @@ def train(config: ConfigLike, *, quiet: bool = False) -> Run:
 
 
 def _in_child(request: Mapping[str, Any], out: IO[str], err: IO[str], *, quiet: bool) -> dict[str, Any]:
-    """What the process of the run answers. Whatever ends the waiting for it, Ctrl-C above all, stops it first."""
+    """Answer of the process of the run. Whatever ends the waiting for it, Ctrl-C above all, stops it first."""
     reading, writing = os.pipe()
     with open(reading, encoding="utf-8") as told:
         try:
@@ -138,7 +138,7 @@ def _died(status: int) -> dict[str, Any]:
 
 
 def _error(answer: Mapping[str, Any], run_dir: Path) -> errors.KubetuneError:
-    """What to raise for a run that did not end well: by what it says of itself, where it came so far."""
+    """Error for a run that did not end well: by what it says of itself, where it came so far."""
     if "error" in answer:
         return _made(answer["error"], ExitStatus(answer["code"], answer["reason"]))
     status = exit_status.read_exit_status(run_dir)

@@ -125,7 +125,7 @@ def _kept_by_plain_layer(config: Config, weights: Weights, shape: Shape, element
 
 
 def _kept_of_wide(weights: Weights) -> int:
-    """How often a layer keeps its wide part: gate, activation, up and product; without a gate what GELU is given and
+    """Copies of its wide part that a layer keeps: gate, activation, up, product; without a gate what GELU is given and
     gives, or what ReLU gives alone."""
     names = ("hidden_act", "hidden_activation", "activation", "activation_function")
     act = next((str(weights.text_config[name]) for name in names if weights.text_config.get(name)), "")

@@ -77,7 +77,7 @@ def compare(
 
 
 def outlook(config: Config, plan: Plan, tokens: int, gpu: str | None) -> Iterator[str]:
-    """What a run that begins will take, as lines of its log; none where nobody can know. `gpu`: the device's name."""
+    """Forecast for a run that begins, as lines of its log; none where nobody can know. `gpu`: the device's name."""
     weights = read_weights(config.model.path, os.environ)
     found = bill(config, plan, weights, tokens, gpu, earlier_runs.read())
     if found is None or found.hours is None:
@@ -104,7 +104,7 @@ def _gpu(plan: Plan, begun: Mapping[str, Any]) -> str | None:
 
 
 def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
-    """How long devices were held: each start from its launch to its end, or to when it was last seen alive."""
+    """Seconds that devices were held: each start from its launch to its end, or to when it was last seen alive."""
     total, begun, last = 0.0, None, None
     for event in events:
         now = _moment(str(event["time"]))

@@ -30,7 +30,7 @@ class Positions:
     is_table: bool
 
     def say(self, longest: int) -> str:
-        """What becomes of a row of so many tokens, more than there are positions."""
+        """Warning of a row of so many tokens, more than there are positions, and of what becomes of it."""
         said = f"the model has {self.limit:,} positions, the longest row {longest:,} tokens"
         if self.is_table:
             return f"{said}; set data.max_length to {self.limit} or less (`overlong` says what happens then)"
@@ -77,14 +77,14 @@ def positions_of(config: Config, environ: Mapping[str, str]) -> Positions | None
 
 @dataclass(frozen=True)
 class Embeddings:
-    """How many tokens a model has embeddings for, by its config.json; `model` and `tokenizer` as the run names them."""
+    """Number of a model's embeddings, by its config.json; `model` and `tokenizer` as the run names them."""
 
     known: int
     model: str
     tokenizer: str | None
 
     def say(self, id: int, token: str, holding: str) -> str:
-        """What is wrong with a token of an id that is not `known`, which `holding` rows have, or a later one."""
+        """Complaint about a token of an id that is not `known`, which `holding` rows have, or a later one."""
         given = f"model.tokenizer is {self.tokenizer}" if self.tokenizer else "the tokenizer is the model's own"
         return (
             f"model {self.model} has embeddings for {self.known:,} tokens, but {holding} hold ids beyond them, up to "
@@ -103,7 +103,7 @@ def embeddings_of(config: Config, environ: Mapping[str, str]) -> Embeddings | No
 
 
 def may_lack_targets(config: Config, weights: Weights) -> bool:
-    """Whether LoRA's target modules may not be in the model, or may not be adapted; only building it tells for sure."""
+    """LoRA's target modules may not be in the model, or may not be adapted; only building it tells for sure."""
     if config.lora is None:
         return False
     targets = config.lora.target_modules

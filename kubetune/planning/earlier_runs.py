@@ -1,4 +1,4 @@
-"""How fast earlier runs of this user trained, and what that says of the next: a range of tokens/s, and whose it is.
+"""Speeds of this user's earlier runs, and what they say of the next: a range of tokens/s, and whose it is.
 
 One small file in the user's cache holds a line for each run: sizes of the model, method, precision, rows, device,
 speed. It is never needed: damage costs the lines it hits, and a cache that cannot be written costs the next forecast.
@@ -31,7 +31,7 @@ ALIKE = math.sqrt(2)
 SIMILAR = 8.0
 """By how much FLOPs for a token may differ between runs that say something of each other."""
 SPARE = {True: 1.1, False: 1.5}
-"""What the range of earlier runs is widened by on both sides: of the same shape, and of a similar one."""
+"""Factors that widen the range of earlier runs on both sides: of the same shape, and of a similar one."""
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
@@ -39,7 +39,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
 @dataclass(frozen=True)
 class Kind:
-    """What the speed of a run depends on. `devices` are GPUs, or nodes where the CPUs of one share the work.
+    """All that the speed of a run depends on. `devices` are GPUs, or nodes where the CPUs of one share the work.
 
     `dtype` is None where only the run itself will know it.
     """
@@ -57,7 +57,7 @@ class Kind:
     flops: Positive
 
     def is_same(self, other: Kind) -> bool:
-        """Whether runs of both kinds do the same, row by row of about the same length."""
+        """Runs of both kinds do the same, row by row of about the same length."""
         exact = ("parameters", "hidden", "layers", "devices", "world")
         return (
             self._is_comparable(other)
@@ -67,7 +67,7 @@ class Kind:
         )
 
     def is_similar(self, other: Kind) -> bool:
-        """Whether the speed of one, by its FLOPs, says something of the other's."""
+        """The speed of one, by its FLOPs, says something of the other's."""
         return self._is_comparable(other) and _ratio(self.flops, other.flops) <= SIMILAR
 
     def _is_comparable(self, other: Kind) -> bool:
@@ -99,7 +99,7 @@ class Range:
 
 
 def ranges(kind: Kind, known: Iterable[Speed]) -> list[Range]:
-    """What earlier runs of the same shape say, then what similar ones do; [] where there were none on this device."""
+    """Ranges by earlier runs of the same shape, then by similar ones; [] where there were none on this device."""
     found, known = [], list(known)
     same = [speed for speed in known if kind.is_same(speed.kind)]
     similar = [speed for speed in known if kind.is_similar(speed.kind) and speed not in same]
@@ -126,7 +126,7 @@ def _ratio(a: float, b: float) -> float:
 
 
 def device_name(gpu: str | None) -> str:
-    """What computes here: the GPU of this name, or the CPU and how many of its cores this process may use."""
+    """Name of what computes here: the GPU of this name, or the CPU and how many of its cores this process may use."""
     return gpu or f"{_cpu()}, {counted(len(os.sched_getaffinity(0)), 'core')}"
 
 
@@ -166,7 +166,7 @@ def keep(speed: Speed) -> None:
 
 
 def _parsed(line: Mapping[str, Any]) -> Speed | None:
-    """What a line says; None for one that says nothing that a forecast could use."""
+    """A line as a speed; None for one that says nothing that a forecast could use."""
     try:
         return _SPEED.validate_python(line)
     except ValidationError:

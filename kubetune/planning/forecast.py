@@ -24,7 +24,7 @@ MIB, GIB = 2**20, 2**30
 PROCESS_BYTES = {"cpu": 391 * MIB, "cuda": 600 * MIB}
 """Before a model: on CPUs Python with torch and transformers, as measured; on GPUs the CUDA context, an allowance."""
 TRACKER_BYTES = {"tensorboard": 13 * MIB, "mlflow": 171 * MIB}
-"""What importing and using a tracker adds to the process of rank 0, as measured."""
+"""Memory that importing and using a tracker adds to the process of rank 0, as measured."""
 LOST_SHARE = {"cpu": 0.15, "cuda": 0.06}
 """Of everything but the process: blocks that the allocator cannot use again. On CPUs as measured, else an allowance."""
 KEPT_PRODUCT_BYTES = 252 * 2**10
@@ -53,14 +53,14 @@ class Forecast:
 
     @property
     def allocated_bytes(self) -> int:
-        """What of it is counted when a run's peak is measured. On a GPU torch tells of its own tensors alone: not of
+        """The part of it that a run's measured peak counts. On a GPU torch tells of its own tensors alone: not of
         the context, nor of what lies idle between them."""
         untold = ("CUDA context", "allocator") if "CUDA context" in self.parts else ()
         return self.peak_bytes - sum(self.parts.get(part, 0) for part in untold)
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits beside what the allocator loses; None where the device's memory is not known."""
+        """It fits beside what the allocator loses; None where the device's memory is not known."""
         if self.device_bytes is None:
             return None
         return self.peak_bytes - self.parts.get("allocator", 0) <= USABLE_SHARE * self.device_bytes
@@ -189,7 +189,7 @@ def _tower_bytes(config: Config, plan: Plan, weights: Weights, element: int) -> 
 def _sharing_parts(
     config: Config, plan: Plan, weights: Weights, shape: Shape, element: int, device_bytes: int | None
 ) -> dict[str, int]:
-    """What ranks hold beside their own slices: what they borrow, and what is on its way between them.
+    """Memory that ranks hold beside their own slices: what they borrow, and what is on its way between them.
 
     Layers are gathered one by one, the next one ahead; embeddings, head and last norm form a group around them that
     stays gathered from the beginning of the forward to the end of the backward.
@@ -216,7 +216,7 @@ def _sharing_parts(
 
 
 def classifies(config: Config) -> bool:
-    """Whether the head has a few classes, seen by one token of each sequence, instead of a vocabulary."""
+    """The head has a few classes, seen by one token of each sequence, instead of a vocabulary."""
     return config.task == "sequence_classification"
 
 

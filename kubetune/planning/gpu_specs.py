@@ -1,4 +1,4 @@
-"""What GPUs can do at best, as their vendors' data sheets say: for MFU and for the hours that `plan` forecasts.
+"""Peak speeds of GPUs, as their vendors' data sheets give them: for MFU and for the hours that `plan` forecasts.
 
 Dense 16-bit matrix products with sums in fp32. Where a data sheet gives the figure with sparsity (L4, L40, L40S, H100,
 H200), half of it counts, as its footnote says. Of devices that are not listed the speed is measured (flops.py).

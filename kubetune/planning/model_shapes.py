@@ -41,7 +41,7 @@ class Weights:
 
     @property
     def parameters(self) -> int:
-        """How many numbers all weights hold; a tied head is in the file, and counted, once."""
+        """Number of values in all weights; a tied head is in the file, and counted, once."""
         return sum(map(math.prod, self.shapes.values()))
 
 

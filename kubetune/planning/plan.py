@@ -76,11 +76,11 @@ class Plan(BaseModel):
             ) from None
 
     def is_eval_step(self, step: int) -> bool:
-        """Whether the weights are evaluated once `step` steps are completed."""
+        """The weights are evaluated once `step` steps are completed."""
         return step == self.num_steps or bool(self.eval_steps and step and step % self.eval_steps == 0)
 
     def is_save_step(self, step: int) -> bool:
-        """Whether a checkpoint is due once `step` steps are completed."""
+        """A checkpoint is due once `step` steps are completed."""
         return step == self.num_steps or bool(self.save_steps and step and step % self.save_steps == 0)
 
     @property
@@ -94,7 +94,7 @@ class Plan(BaseModel):
 
     @property
     def may_accumulate(self) -> bool:
-        """Whether any step may need several micro-batches on a rank, be it only one whose sequences are long."""
+        """Some step may need several micro-batches on a rank, be it only one whose sequences are long."""
         if self.global_batch_tokens is not None:
             return True
         return self.global_batch_size > self.per_device_train_batch_size * self.world_size

@@ -39,7 +39,7 @@ SHARD = "5GB"
 
 @dataclass(frozen=True)
 class Export:
-    """What was written, where, and what was proved of it. `files`: sizes in bytes by name."""
+    """A written export: its place, its files, and what was proved of it. `files`: sizes in bytes by name."""
 
     path: Path
     kind: Kind
@@ -121,7 +121,7 @@ def _require_proof(comparisons: Sequence[Comparison]) -> None:
 
 
 def _write_modelfile(folder: Path, result: Result, kind: Kind) -> None:
-    """What Ollama wants beside weights, for models that it can run."""
+    """Write the Modelfile that Ollama wants beside weights, for models that it can run."""
     tokenizer = result.tokenizer
     if result.config.task != "causal_lm":
         return
@@ -162,7 +162,7 @@ def _kind(config: Config, merged: bool) -> Kind:
 
 
 def _place(result: Result, kind: Kind) -> Path:
-    """Where an export goes that is given no other place."""
+    """Folder of an export that is given no other place."""
     return result.run_dir / "exports" / f"{result.checkpoint.name}-{kind}"
 
 

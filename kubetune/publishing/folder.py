@@ -21,7 +21,7 @@ PROVENANCE = "provenance.json"
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder is an export whose files all have their sizes."""
+    """The folder is an export whose files all have their sizes."""
     try:
         listed: dict[str, Any] = json.loads((folder / PROVENANCE).read_text())["files"]
         return all((folder / name).stat().st_size == facts["bytes"] for name, facts in listed.items())

@@ -18,13 +18,13 @@ from kubetune.data.reading.hub import NOT_THE_HUB, bound_waits, hub_token, is_lo
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 STALE = ["*.safetensors", "*.safetensors.index.json"]
-"""What an earlier push may have left that this one does not have: loading would take both."""
+"""Files that an earlier push may have left and this one does not have: loading would take both."""
 WAITS_SECONDS = (2.0, 10.0, 30.0)
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where an export went."""
+    """An uploaded export: its address and the commit that it made."""
 
     url: str
     commit: str

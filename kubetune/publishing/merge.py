@@ -28,7 +28,7 @@ _SAID = (
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """Whether the base of a model holds quantised weights."""
+    """The base of the model holds quantised weights."""
     return bool(getattr(unwrap(model), "is_quantized", False))
 
 

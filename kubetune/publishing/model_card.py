@@ -32,7 +32,7 @@ _SETTINGS = (
 
 
 def base_name(path: str) -> str:
-    """What to call the base: its hub id, also where a folder of the hub's cache was given; else the folder's name."""
+    """Name of the base: its hub id, also where a folder of the hub's cache was given; else the folder's name."""
     for part in Path(path).parts:
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/")

@@ -29,7 +29,7 @@ _TRIED: Final[tuple[tuple[Turn, ...], ...]] = tuple(
 
 @dataclass(frozen=True)
 class Pieces:
-    """What stands round texts: `lead` before all where there is no system text, or else that between its two pieces."""
+    """Frame of texts: `lead` before all where there is no system text, or else that between its two pieces."""
 
     lead: str
     system: tuple[str, str]

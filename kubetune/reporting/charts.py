@@ -43,7 +43,7 @@ class Line:
 
 
 def span_of(series: Series) -> float:
-    """How many values a smoothed line looks back."""
+    """Number of values that a smoothed line looks back."""
     return max(1.0, len(series.steps) / 80)
 
 
@@ -126,7 +126,7 @@ class Chart:
 
     @property
     def is_positive(self) -> bool:
-        """Whether a logarithmic scale can show all of it."""
+        """A logarithmic scale can show all of it."""
         return all(value > 0 for value, _ in self.extremes)
 
     def table(self) -> tuple[list[str], list[list[Any]]]:
@@ -245,7 +245,7 @@ def _loss(runs: Sequence[RunRecord]) -> Chart | None:
 
 
 def _loss_axis(runs: Sequence[RunRecord]) -> str:
-    """What one loss is of: a token of a text that is written, or a whole sample that is told apart."""
+    """Label of the axis of losses: of a token of a text that is written, or of a whole sample that is told apart."""
     found = {"sample" if run.config.task == "sequence_classification" else "token" for run in runs}
     return f"loss a {found.pop()}" if len(found) == 1 else "loss"
 
@@ -393,7 +393,7 @@ _OF_RANK_0 = "Of the whole machine of rank 0, other work on it included."
 def _of_machine(
     runs: Sequence[RunRecord], label: str, key: str, of_gpus: str | None = None, scale: float = 1.0
 ) -> list[Line]:
-    """How busy the machine of a lone run was, with a line for each of its GPUs; means where looks share a step."""
+    """Load of a lone run's machine, with a line for each of its GPUs; means where looks share a step."""
     columns: dict[str, dict[int, list[float]]] = {}
     for look in runs[0].load if len(runs) == 1 else ():
         gpus = look.get("gpus", ()) if of_gpus is not None else ()

@@ -24,7 +24,7 @@ SKEW = "skew"
 
 @dataclass(frozen=True)
 class RankTimes:
-    """How long each rank computed: means in seconds, how often it was the slowest, as a share, and the share lost."""
+    """Computing times by rank: mean seconds, share of steps in which it was the slowest; and the share of time lost."""
 
     means: Sequence[float]
     slowest: Sequence[float]
@@ -76,7 +76,7 @@ _MILESTONES = 256
 
 
 class _Milestones:
-    """What a run had reached after some of its steps, evenly spread, and after the last; for axes other than steps."""
+    """Totals of a run after some of its steps, evenly spread, and after the last; for axes other than steps."""
 
     def __init__(self, unit: float = 1) -> None:
         self._unit, self._every, self._seen = unit, 1, 0

@@ -354,7 +354,7 @@ def _actuals(run: RunRecord) -> list[tuple[str, str, str, float | None, str]]:
 
 
 def _ranks(run: RunRecord) -> dict[str, Any] | None:
-    """How long each rank computed, and how often the others waited for it."""
+    """Table of how long each rank computed, and how often the others waited for it."""
     found = run.numbers.ranks
     if found is None:
         return None

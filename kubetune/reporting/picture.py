@@ -16,7 +16,7 @@ from kubetune.reporting.series import Series, smooth
 POINTS = 300
 _WIDTH, _HEIGHT = 640, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 624, 40, 184
-"""Where a panel's lines lie; around them are its words."""
+"""Bounds of a panel's lines; around them are its words."""
 _STYLE = """\
 text{font:12px sans-serif;fill:#57606a}.grid{stroke:#d0d7de}polyline{fill:none;stroke-width:1.6}
 .c0{stroke:#2f6fde;fill:#2f6fde}.c1{stroke:#d1691e;fill:#d1691e}.c2{stroke:#2b8a3e;fill:#2b8a3e}

@@ -123,7 +123,7 @@ def verify(folder: Path, *, thorough: bool = True) -> str | None:
 
 
 def _misnamed(folder: Path) -> str | None:
-    """What is wrong with a checkpoint that is named for another step than its own, or says nothing of steps."""
+    """Fault of a checkpoint that is named for another step than its own, or says nothing of steps."""
     named = STEP_FOLDER.fullmatch(folder.name)
     if named is None:
         return None
@@ -142,7 +142,7 @@ def steps(run_dir: Path) -> list[int]:
 
 
 def newest_step(run_dir: Path) -> int:
-    """Where the next start goes on, told by names and sizes, without reading every byte; 0 where it begins."""
+    """Step at which the next start goes on, told by names and sizes, without reading every byte; 0 where it begins."""
     whole = (step for step in reversed(steps(run_dir)) if verify(folder_of(run_dir, step), thorough=False) is None)
     return next(whole, 0)
 

@@ -24,7 +24,7 @@ EXIT = "exit.json"
 DONE = "done"
 """The reason of an end that leaves nothing to say."""
 TERMINATION_LOG = Path("/dev/termination-log")
-"""Where a container leaves its last word: Kubernetes keeps it in the pod's status when the container is gone."""
+"""File of a container's last word: Kubernetes keeps it in the pod's status when the container is gone."""
 
 # Kubernetes keeps 4,096 bytes, in which the reason is what may be long.
 _MESSAGE_CHARACTERS = 1000

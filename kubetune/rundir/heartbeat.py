@@ -39,7 +39,7 @@ _FROZEN_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Beat:
-    """Where this process was last seen: completed steps, and `since` on the monotonic clock."""
+    """Last sign of life of this process: completed steps, and `since` on the monotonic clock."""
 
     phase: str
     step: int
@@ -50,7 +50,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class _Notes:
-    """Where this process notes its beats, and the phases that it has noted."""
+    """Owner of this process's file of beats, and the phases that it has noted."""
 
     run_dir: Path
     rank: int
@@ -113,7 +113,7 @@ def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
 
 
 def read_beats(run_dir: Path) -> list[dict[str, Any]]:
-    """Where each rank was when it last said so: rank, phase, step, whether it waits for others, and since when."""
+    """Last beat of each rank: rank, phase, step, whether it waits for others, and since when."""
     found = []
     for path in (run_dir / "logs").glob("rank-*.beat.json"):
         try:
@@ -127,7 +127,7 @@ def read_beats(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def find_frozen(run_dir: Path, deaths: Sequence[exit_status.Death], since: float) -> dict[int, exit_status.ExitStatus]:
-    """What is to be said of ranks that were killed when they had not been heard of for long; hang.json tells of them.
+    """Exit status of ranks that were killed when they had not been heard of for long; hang.json tells of them.
 
     A process that the kernel has stopped cannot even run its own watchdog, so its last note must do. `since`: when this
     start began, in seconds since the epoch; an older note is that of an earlier one.

@@ -36,7 +36,7 @@ _log = family_logger("FILES")
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """What this machine is made of, and by what command and code in `folder` the run was started."""
+    """Make-up of this machine, and the command and code in `folder` by which the run was started."""
     gpus = gpu_use()
     return {
         "host": platform.node(),
@@ -54,7 +54,7 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """How this process was called, as one would type it."""
+    """Command that called this process, as one would type it."""
     name = Path(sys.argv[0]).stem
     modules = {"__main__": "kubetune", "agent": "kubetune.agent", "worker": "kubetune.worker"}
     called = f"python -m {modules[name]}" if name in modules else shlex.quote(Path(sys.argv[0]).name)
@@ -83,7 +83,7 @@ def git_commit(folder: Path) -> str | None:
 
 
 def git_is_dirty(folder: Path) -> bool | None:
-    """Whether files that git knows were changed since that commit; None as above."""
+    """Files that git knows were changed since that commit; None as above."""
     said = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return None if said is None else bool(said)
 
@@ -102,7 +102,7 @@ def _memory_bytes() -> int:
 
 
 class Load:
-    """How busy this machine is between two looks at it; `folder` says which disk is meant."""
+    """Load of this machine between two looks at it; `folder` says which disk is meant."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._before = folder, self._counters()

@@ -34,11 +34,11 @@ TIMINGS = "timings.jsonl"
 EVENTS = "events.jsonl"
 REPORT = "report.json"
 LOAD = "load.jsonl"
-"""How busy the machine of rank 0 was."""
+"""Load of the machine of rank 0."""
 DATA = "data.json"
-"""What the run learnt from: statistics and lengths of its prepared rows."""
+"""Data that the run learnt from: statistics and lengths of its prepared rows."""
 EVALUATION = "evaluation.json"
-"""What `kubetune evaluate` found last."""
+"""Result of the last `kubetune evaluate`."""
 SAMPLES = "samples.jsonl"
 """Prompts with what was expected and what the model said before and after, where somebody asked."""
 
@@ -185,7 +185,7 @@ def _is_sample(line: Mapping[str, Any]) -> bool:
 
 
 _IS_GOOD = {METRICS: _is_step, TIMINGS: _is_timing, LOAD: _is_step, EVENTS: _is_event, SAMPLES: _is_sample}
-"""What every whole line of a file says, and a damaged one may not."""
+"""Tests that every whole line of a file passes, and a damaged one may not."""
 
 
 @dataclass
@@ -223,7 +223,7 @@ def _losses(steps: Iterable[Mapping[str, Any]]) -> Iterator[float]:
 
 
 def runaway(totals: Totals) -> dict[str, Any] | None:
-    """How far the last losses lie above the first: the medians of so many `steps` at each end; None where they do not.
+    """Losses that rose: the medians of so many `steps` at each end; None where the last do not lie above the first.
 
     Every one of the last must lie above every one of the first, so that single bad steps are not taken for a trend.
     """
@@ -306,7 +306,7 @@ def read_report(run_dir: Path) -> dict[str, Any]:
 
 
 def is_reported(run_dir: Path, step: int) -> bool:
-    """Whether report.json is there and tells of this many steps, and of the config as it is."""
+    """report.json is there, and tells of this many steps and of the config as it is."""
     try:
         report = read_report(run_dir)
     except (FileNotFoundError, EnvironmentFault):

@@ -53,7 +53,7 @@ WritePage = Callable[[Path], object]
 
 
 def said_by(error: Exception) -> str:
-    """What a store's library says, in a line: some of them quote whole pages."""
+    """Words of a store's library, in a line: some of them quote whole pages."""
     said = next(iter(str(error).splitlines()), "") or type(error).__name__
     return scrub(said if len(said) <= _LONGEST_REASON else said[:_LONGEST_REASON] + " …")
 
@@ -291,7 +291,7 @@ def _numbers(step: int, values: Mapping[str, float]) -> list[Any]:
 
 
 def _tags(config: Config, run_dir: Path) -> Iterator[tuple[str, str]]:
-    """What tells runs apart beside their settings, under MLflow's own names where it has them."""
+    """Tags that tell runs apart beside their settings, under MLflow's own names where it has them."""
     yield "mlflow.source.name", "kubetune train"
     yield "mlflow.source.type", "LOCAL"
     if commit := git_commit(Path.cwd()):
@@ -309,7 +309,7 @@ def _tags(config: Config, run_dir: Path) -> Iterator[tuple[str, str]]:
 
 
 def machine_load(found: Mapping[str, Any]) -> dict[str, float]:
-    """What a look at the machine found, under the names that MLflow's page of system metrics knows."""
+    """Numbers of a look at the machine, under the names that MLflow's page of system metrics knows."""
     names = {"cpu_percent": "cpu_utilization_percentage", "memory_percent": "system_memory_usage_percentage"}
     said = {f"system/{name}": found[key] for key, name in names.items()}
     said["system/system_memory_usage_megabytes"] = found["memory_bytes"] / 1e6

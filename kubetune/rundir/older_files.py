@@ -36,7 +36,7 @@ def event(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def report(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What report.json holds, of any version, as one of this version. Raises EnvironmentFault for a later version's."""
+    """A report.json of any version as one of this version. Raises EnvironmentFault for a later version's."""
     version = values.get("schema_version", 1)
     if version == REPORT_VERSION:
         return values

@@ -1,4 +1,4 @@
-"""How a run is doing at this moment, read from its run directory and its machine: what `kubetune watch` shows.
+"""State of a run at this moment, read from its run directory and its machine: what `kubetune watch` shows.
 
 The same on a laptop and, by in_pod.py, in a pod; asks no API server.
 """
@@ -83,7 +83,7 @@ _STEPS_FOR_SPEED = 20
 
 
 def progress(run_dir: Path) -> dict[str, Any]:
-    """How far the run in this directory is. Keys that nothing is known about yet are None."""
+    """Progress of the run in this directory. Keys that nothing is known about yet are None."""
     numbers = metrics.last_lines(run_dir / metrics.METRICS)
     steps = [line for line in numbers if "loss" in line]
     evaluations = [line for line in numbers if "eval_loss" in line]

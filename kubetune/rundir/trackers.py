@@ -216,6 +216,6 @@ class _Disk:
 
 
 def _is_tried(key: str, value: Any) -> bool:
-    """Whether a setting is one that people try values of, and of a kind that the tab can show."""
+    """A setting that people try values of, and of a kind that the tab can show."""
     sections = ("training.", "lora.", "data.max_length", "data.packing", "model.path", "quantization", "task")
     return key.startswith(sections) and isinstance(value, bool | int | float | str)

@@ -121,7 +121,7 @@ def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> No
 
 
 def _has_begun(run_dir: Path) -> bool:
-    """Whether a step was trained here: a start that was refused before, say for its data, may come back mended."""
+    """A step was trained here: a start that was refused before, say for its data, may come back mended."""
     metrics = run_dir / "metrics.jsonl"
     return any((run_dir / "checkpoints").glob("*step-*")) or (metrics.exists() and metrics.stat().st_size > 0)
 

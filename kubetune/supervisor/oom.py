@@ -70,7 +70,7 @@ def _newest_step(run_dir: Path) -> int:
 
 
 def _killed_before(run_dir: Path, node: int) -> int | None:
-    """How far the run was when the start before this one was killed on this node; None where it ended otherwise."""
+    """Step of the run when the start before this one was killed on this node; None where it ended otherwise."""
     launches, step = 0, None
     for event in reversed(metrics.read_events(run_dir)):
         if event.get("node") != node:

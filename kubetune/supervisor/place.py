@@ -24,7 +24,7 @@ _DEFAULT_PORT = 29500
 
 @dataclass(frozen=True)
 class Place:
-    """Where this node stands in a run: `node` of `nodes`, with `processes` ranks on each."""
+    """A node's place in a run: `node` of `nodes`, with `processes` ranks on each."""
 
     nodes: int
     processes: int

@@ -83,7 +83,7 @@ def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worke
 
 
 def _progress(run_dir: Path) -> dict[str, Any] | None:
-    """How far the run is, for when nobody can be asked any more."""
+    """Progress of the run, for when nobody can be asked any more."""
     from kubetune.rundir.status import progress
 
     try:

@@ -48,7 +48,7 @@ def sum_of_squares(vector: Tensor) -> float:
 
 @dataclass
 class Collected:
-    """Where the gradient of one parameter is added up in fp32: a part of the optimizer's `gradient`."""
+    """Sum of one parameter's gradient in fp32: a part of the optimizer's `gradient`."""
 
     gradient: Tensor
     is_zero: bool = True

@@ -78,5 +78,5 @@ class FlatAdamW8bit(FlatAdamW):
         self._refresh()
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint needs to go on bit by bit."""
+        """Tensors that a checkpoint needs to go on bit by bit."""
         return super().state() | {"scale": self.scale, "scale_sq": self.scale_sq}

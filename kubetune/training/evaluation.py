@@ -63,7 +63,7 @@ def collect(
     *,
     only_largest: bool = False,
 ) -> list[Any] | None:
-    """What the task finds in each of this rank's batches of `rows`; None when a stop was asked for meanwhile."""
+    """Findings of the task in each of this rank's batches of `rows`; None when a stop was asked for meanwhile."""
     even = fsdp.is_sharded(learner.model)
     shares = evaluation_batches(rows, plan, world, padding_free=learner.route.padding_free, even=even)
     if only_largest:

@@ -22,7 +22,7 @@ def writes_in_background(setting: bool | str, optimizer: FlatAdamW) -> bool:
 
 
 class Held(NamedTuple):
-    """What one rank puts into a checkpoint: copies, or the tensors themselves. No `weights`: as the model has them."""
+    """One rank's part of a checkpoint: copies, or the tensors themselves. No `weights`: as the model has them."""
 
     optimizer: dict[str, Tensor]
     weights: dict[str, Tensor] | None = None

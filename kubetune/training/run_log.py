@@ -1,4 +1,4 @@
-"""What a run tells while it trains: log lines, the progress bar, metrics and timings, trackers. Rank 0 speaks.
+"""Voice of a run while it trains: log lines, the progress bar, metrics and timings, trackers. Rank 0 speaks.
 
 The loop calls `step`, `evaluation` and nothing else; how it is shown is decided here.
 """

@@ -1,4 +1,4 @@
-"""What each step worked with, for `kubetune verify-resume`: does nothing unless KUBETUNE_TRACE names a folder.
+"""Digests of what each step worked with, for `kubetune verify-resume`: nothing unless KUBETUNE_TRACE names a folder.
 
 Each rank appends one line a step to `rank-N.jsonl` there: sample ids, losses to the last bit, and digests of the random
 state and of all that the optimizer holds. Not for numbers that people read (metrics.py).
@@ -40,7 +40,7 @@ def record(rank: int, step: int, batches: Sequence[Batch], losses: Sequence[Tens
 
 
 def file_of(folder: Path, rank: int) -> Path:
-    """Where a rank's lines lie."""
+    """File of a rank's lines."""
     return folder / f"rank-{rank}.jsonl"
 
 

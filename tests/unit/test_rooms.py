@@ -41,6 +41,8 @@ RETIRED = {
 """Words that were names of classes and modules once, with what stands in for each: one word for one idea."""
 ELSEWHERE = {("plugins", "journal"), ("plugins", "Journal")}
 """The same word for something else."""
+QUESTIONS = re.compile(r"(What|Whether|Which|How|Where|When|Whose|Who|Why|True (where|when|if|of|on))\b")
+"""Openings of docstrings that ask instead of saying the thing."""
 
 
 class Import(NamedTuple):
@@ -71,6 +73,13 @@ def _walk(node: ast.AST, when: str, path: Path) -> Iterator[Import]:
                 whole = f"{child.module}.{alias.name}"
                 yield Import(child.lineno, whole if whole in MODULES else str(child.module), then)
         yield from _walk(child, then, path)
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring of a file, those of values included."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
 
 
 def dotted(path: Path) -> str:
@@ -212,3 +221,22 @@ def test_no_retired_word_comes_back_as_a_name() -> None:
         if name in RETIRED and (room(module), name) not in ELSEWHERE
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_docstrings_say_the_thing_first() -> None:
+    asking = [
+        f"{module}:{line} {text.splitlines()[0]}"
+        for module, path in MODULES.items()
+        for line, text in docstrings(path)
+        if QUESTIONS.match(text)
+    ]
+    assert not asking, "\n".join(asking)
+
+
+def test_docstrings_are_found_wherever_they_stand(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(
+        '"""What."""\nclass A:\n    """How."""\n    a = 1\n    """Where."""\n    def f(self):\n        "Who."\n'
+    )
+    assert [text for _, text in docstrings(path)] == ["What.", "How.", "Where.", "Who."]
+    assert all(QUESTIONS.match(text) for _, text in docstrings(path))

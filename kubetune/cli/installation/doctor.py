@@ -182,7 +182,7 @@ def _used(folder: Path) -> int:
 
 
 def _hub(args: argparse.Namespace) -> Iterator[Finding]:
-    """Whether the hub answers, and knows the token."""
+    """The hub: does it answer, and does it know the token."""
     from kubetune.data.reading.hub import hub_token
 
     stored = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "token"
@@ -214,7 +214,7 @@ def _hub(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _cluster(args: argparse.Namespace) -> Iterator[Finding]:
-    """Whether the cluster of the kubeconfig answers, lets us do what runs need, and serves the kinds of workload."""
+    """The kubeconfig's cluster: does it answer, allow what runs need, and serve the kinds of workload."""
     if args.offline:
         yield Finding("note", "cluster", "not asked")
         return

@@ -141,5 +141,5 @@ def show(answers: Sequence[Answer], run_file: Path, run_dir: Path, seconds: floa
 
 
 def _command() -> str:
-    """How to call kubetune from where the user is: by its name only when the shell would find it."""
+    """The words that call kubetune from where the user is: its name only when the shell would find it."""
     return "kubetune" if shutil.which("kubetune") else os.path.relpath(sys.argv[0])

@@ -122,7 +122,7 @@ def _wait_for(place: Path) -> None:
 
 
 class _Wish:
-    """Whose log the reader wants to see, and whether that is news."""
+    """The rank whose log the reader wants to see, and whether that is news."""
 
     def __init__(self) -> None:
         self.rank, self.is_new = 0, threading.Event()

@@ -83,7 +83,7 @@ def keys(pressed: Callable[[str], None]) -> Iterator[bool]:
 
 
 def _is_ours() -> bool:
-    """Whether standard input is a terminal that this process may read from: in the background it is the shell's."""
+    """Standard input is a terminal, and this process may read from it: in the background it is the shell's."""
     if not sys.stdin or not sys.stdin.isatty():
         return False
     try:

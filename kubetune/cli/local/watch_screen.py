@@ -244,7 +244,7 @@ def _spark(values: Sequence[float | None], width: int, form: str) -> Text:
 
 
 def _ranks(status: dict[str, Any], most: int) -> Table:
-    """Where each rank is. The lag: how much longer than the fastest it computed in the last step."""
+    """Phase, step and lag of each rank. The lag: how much longer than the fastest it computed in the last step."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for name in ("rank", "step", "phase", "for", "lag", "heard of"):
         table.add_column(name, justify="right" if name in ("rank", "step", "for", "lag") else "left")

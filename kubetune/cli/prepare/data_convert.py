@@ -21,7 +21,7 @@ Number = TypeVar("Number", int, int | None)
 
 RECIPES = ("fire", "volcano")
 LINE_SECONDS = 15.0
-"""Where there is no terminal, a line this often says how far it is."""
+"""Time between lines that say how far it is, where there is no terminal."""
 
 _OF_RECIPES = (
     "source",

@@ -133,7 +133,7 @@ def _steps(number: int, about: str) -> str:
 
 
 def _every(steps: int) -> str:
-    """How often; an interval of an epoch has no number before the data are read."""
+    """An interval in words; one of an epoch has no number before the data are read."""
     if steps == 1:
         return "every step"
     return f"every {counted(steps, 'step')}" if steps else "every epoch"

@@ -41,7 +41,7 @@ class Conversation:
     images: list[str] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     told: set[str] = field(default_factory=set)
-    """What was said already of what the chat template leaves out."""
+    """Lines said already of what the chat template leaves out."""
 
     def reset(self) -> None:
         for what in (self.tuned, self.base, self.images, self.pending):
@@ -53,7 +53,7 @@ class Conversation:
         return [*self.images, *self.pending]
 
     def tagged(self, text: str) -> str:
-        """What is said, with a tag for each image that goes with it, unless it has them itself."""
+        """The text with a tag for each image that goes with it, unless it has them itself."""
         return f"{IMAGE_TAG}\n" * (len(self.pending) - text.count(IMAGE_TAG)) + text
 
     def prompt(self, history: list[dict[str, Any]], text: str, is_chat: bool) -> Prompt:

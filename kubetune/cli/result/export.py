@@ -39,7 +39,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_base(parser: argparse.ArgumentParser) -> None:
-    """Where the base of a run lies, for a run from another place."""
+    """The option that says where a run's base lies, for a run from another place."""
     parser.add_argument(
         "--model",
         metavar="PATH|ID",

@@ -127,7 +127,7 @@ def encode(loaded: LoadedModel, questions: Sequence[Question]) -> list[EncodedPr
 
 
 def prompt_of(row: dict[str, Any]) -> Prompt:
-    """What a row asks: its messages, with the message of the system that stands beside them, or its plain text.
+    """A row's question: its messages, with the message of the system that stands beside them, or its plain text.
 
     Raises ValueError where that message has no place.
     """
@@ -169,7 +169,7 @@ def answered(
 
 
 def is_classifier(run_dir: Path) -> bool:
-    """Whether a run's result tells texts apart instead of writing them."""
+    """The run's result tells texts apart instead of writing them."""
     from kubetune.config.load import read_config
 
     return read_config(run_dir).task == "sequence_classification"

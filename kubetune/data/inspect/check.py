@@ -62,7 +62,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether training could begin."""
+        """Training could begin: nothing that was found would stop it."""
         return self.verdict == "ok"
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How many rows and tokens a config's data have, estimated in well under a second: for `kubetune plan`.
+"""Estimate of the rows and tokens in a config's data, made in well under a second: for `kubetune plan`.
 
 Counts records where they lie and tokenises a few. What the checks will leave out is known only once data are prepared.
 Images take some seconds, nearly all of them for importing the image processor of the model.
@@ -87,13 +87,13 @@ def _total(counts: Sequence[int | None]) -> int | None:
 
 
 def is_upper_bound(config: Config, sources: Sequence[SourceConfig]) -> bool:
-    """Whether the rows of a source are no more than its `#N` says, since how many it has is not known here."""
+    """Some source is known by its `#N` alone: it may have fewer rows than that, never more."""
     located = [_located(config, source) for source in sources]
     return any(found is not None and not found.files and found.sample is not None for found in located)
 
 
 def makes_data(config: Config) -> bool:
-    """Whether a pod makes the data before training."""
+    """A pod makes the data before training."""
     return config.kubernetes is not None and config.kubernetes.preprocess is not None
 
 
@@ -193,7 +193,7 @@ def _encoder(config: Config, tokenizer: Tokenizer) -> Encoder | VisionEncoder:
 
 
 def _on_disk(path: str, environ: Mapping[str, str]) -> bool:
-    """Whether a model is a local folder or in the hub's cache; asked here, since the hub's library starts slowly."""
+    """The model is a local folder or in the hub's cache; asked here, since the hub's library starts slowly."""
     if is_local(path):
         return True
     home = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")

@@ -129,7 +129,7 @@ _KINDS: dict[type, str] = {
 
 
 def _texts(example: Example) -> Iterator[tuple[str, str]]:
-    """Who says what."""
+    """Pairs of a role and what it says."""
     match example:
         case Chat():
             yield from ((message["role"], message.get("content") or "") for message in example.messages)

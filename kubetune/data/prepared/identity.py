@@ -44,7 +44,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Content:
-    """What a file holds. `stamp`: that of the file it was read from."""
+    """Digest and size of a file. `stamp`: that of the file it was read from."""
 
     sha256: str
     bytes: int
@@ -261,7 +261,7 @@ def _as_json(part: Part) -> dict[str, Any]:
 
 
 def _model_folder(model: ModelConfig) -> tuple[Path, str | None]:
-    """Where a model lies on this machine, and the hub's commit if it comes from there. Raises as `find_files`."""
+    """A model's folder on this machine, and the hub's commit if it comes from there. Raises as `find_files`."""
     if is_local(model.path):
         return Path(model.path).expanduser(), None
     found = find_files(model, model.path, ("config.json",))

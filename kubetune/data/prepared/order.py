@@ -1,4 +1,4 @@
-"""Which samples make up which step: pure functions of the seed, the epoch and the prepared lengths.
+"""The samples of each step: pure functions of the seed, the epoch and the prepared lengths.
 
 Nothing here is state, so nothing has to be saved to resume a run, and another world size sees the same global
 batches. The hash is spelled out (splitmix64) because library generators may change their streams between versions.
@@ -63,7 +63,7 @@ def global_batch(order: Ids, step_in_epoch: int, global_batch_size: int) -> Ids:
 
 
 def step_boundaries(lengths: Ids, num_steps: int) -> Ids:
-    """Where the steps of an epoch begin and end, `[num_steps + 1]`, so that all hold about equally many tokens.
+    """Bounds of an epoch's steps, `[num_steps + 1]`, such that all hold about equally many tokens.
 
     `lengths`: of the epoch's samples, in its order, at least as many as steps: none is left without a sample.
     """

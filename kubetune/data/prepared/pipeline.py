@@ -53,7 +53,7 @@ class Batch:
 
 @dataclass
 class Tally:
-    """What became of records. `overlong` and `no_label` were left out, `truncated` were cut to `max_length`.
+    """Records counted by what became of them. `overlong` and `no_label` were left out, `truncated` cut to `max_length`.
 
     `refused` could be read and are bad, `unreadable` are no records. With these, rows and what is left out are all.
     Of `reasoning_dropped` the chat template left out reasoning that the record holds; the texts of `special_texts`
@@ -166,7 +166,7 @@ class Worker:
         return result
 
     def _is_read_by_template(self, key: str) -> bool:
-        """Whether it is a key of messages that the chat template names, which are given to it whole."""
+        """A key of messages that the chat template names: it is given them whole."""
         place, _, name = key.rpartition("[].")
         return place == "messages" and name in self._named_by_template
 
@@ -204,12 +204,12 @@ class Worker:
         result.chunk.add(index, encoded.ids, encoded.trained, encoded.target, encoded.segments, encoded.images)
 
     def _holds_special_tokens(self, example: Example) -> bool:
-        """Whether texts of a record hold what the tokenizer takes for special tokens, as transformers' does."""
+        """Some text of the record holds what the tokenizer takes for a special token, as transformers' does."""
         return self._find_special is not None and any(map(self._find_special, _texts_of(example)))
 
 
 def _texts_of(example: Example) -> Iterator[str]:
-    """What was written into a record: contents, reasoning, tools and calls of them, or its plain texts."""
+    """Texts that were written into a record: contents, reasoning, tools and calls of them, or its plain texts."""
     match example:
         case Chat():
             for message in example.messages:

@@ -110,7 +110,7 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
 
 
 def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:
-    """What became of a split's records, of each source by the path that this run names it by.
+    """Counts of a split's records by what became of them, each source under the path that this run names it by.
 
     Rows are found by what is in their files, which may have lain elsewhere when they were prepared.
     """
@@ -154,7 +154,7 @@ def _source_facts(source: SourceConfig) -> dict[str, Any]:
 
 
 def is_whole(folder: Path, *, thorough: bool = False) -> bool:
-    """Whether a folder of prepared data is complete: every file has its size and, if `thorough`, its checksum."""
+    """A folder of prepared data is complete: every file has its size and, if `thorough`, its checksum."""
     try:
         files = json.loads((folder / "manifest.json").read_text())["files"]
         return all(

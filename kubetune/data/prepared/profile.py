@@ -1,4 +1,4 @@
-"""What rows are made of, counted as they go by: shares that are learnt, tokens of images, what shorter rows would lose.
+"""Make-up of rows, counted as they go by: shares that are learnt, tokens of images, what shorter rows would lose.
 
 For the data's page (data_page.py). Counts whole rows, before any is cut or left out.
 """

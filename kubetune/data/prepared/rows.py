@@ -91,7 +91,7 @@ class Rows:
         return largest
 
     def count_holding(self, smallest: int) -> int:
-        """How many rows hold an id of at least `smallest`."""
+        """Number of rows that hold an id of at least `smallest`."""
         return sum(bool((self.row(index)[0] >= smallest).any()) for index in range(len(self)))
 
     @cached_property
@@ -111,7 +111,7 @@ class Rows:
 
     @cached_property
     def targets(self) -> NDArray[np.float32] | None:
-        """What labelled rows are to be told as, `[rows, width]`; None where rows have no label of their own."""
+        """Labels of rows as the loss wants them, `[rows, width]`; None where rows have no label of their own."""
         if not (self.folder / LABELLED_FILES["targets"]).exists():
             return None
         return self._map("targets").reshape(len(self), -1)

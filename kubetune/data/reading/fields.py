@@ -47,7 +47,7 @@ class Fields(Mapping[str, Any]):
         return key in self._value
 
     def holds(self, key: str) -> bool:
-        """Whether the key is there and has something to say."""
+        """The key is there and has something to say."""
         return self._value.get(key) not in _NOTHING
 
     def peek(self, key: str) -> Any:

@@ -45,7 +45,7 @@ def hub_token() -> str | None:
 
 
 def is_local(path: str) -> bool:
-    """Whether a model path means a folder on disk rather than a hub id."""
+    """The model's path means a folder on disk rather than a hub id."""
     return Path(path).expanduser().is_dir() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
 
 
@@ -97,7 +97,7 @@ def _download(repo: str, name: str, revision: str | None, local_files_only: bool
 
 
 def _is_offline() -> bool:
-    """Whether the hub must not be asked, by HF_HUB_OFFLINE."""
+    """HF_HUB_OFFLINE says that the hub must not be asked."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
@@ -286,5 +286,5 @@ def _origin(error: BaseException) -> str:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection failed. The hub's client has changed its HTTP library before; this name stayed."""
+    """The connection failed. The hub's client has changed its HTTP library before; this name stayed."""
     return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)

@@ -73,7 +73,7 @@ def image_file(data_file: str, image: str, cache: Path) -> Path:
 
 
 ADDRESS: Final = "data:"
-"""How addresses of data begin."""
+"""Beginning of addresses that hold the data themselves."""
 
 _BASE64: Final = re.compile(r"data:(?:image/[\w.+-]+)?;base64,")
 
@@ -104,7 +104,7 @@ def _kept(content: bytes, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class ImageFolders:
-    """Where the images of a data set lie: `root` holds them by path; `prefixes` gives some source sets another folder.
+    """Folders of a data set's images: `root` holds them by path; `prefixes` gives some source sets another folder.
 
     `coco/train2017/1.jpg` is `root/coco/train2017/1.jpg`; `train2017/1.jpg` beneath `prefixes["coco"]`; and where
     `root` is itself called coco, `root/train2017/1.jpg`. A path without its source set (`images/1.jpg`) may lie in any

@@ -31,11 +31,11 @@ _SPEAKERS: Final = {
 }
 
 _SWITCHES: Final = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
-"""Whether a message is learnt: OpenAI's and axolotl's, axolotl's, ms-swift's, LLaMA-Factory's, ms-swift's."""
+"""Switches for learning a message: OpenAI's and axolotl's, axolotl's, ms-swift's, LLaMA-Factory's, ms-swift's."""
 _OF_ANSWERS_ONLY: Final = ("loss", "loss_scale")
 """Switches that mean nothing at a message of anybody but the assistant, as ms-swift has it."""
 _DETAILS: Final = ("train_detail", "training_detail")
-"""Where axolotl's data say which characters of a message are learnt."""
+"""Keys under which axolotl's data say which characters of a message are learnt."""
 
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _READ: Final = frozenset(("role", "content", "tool_calls", *_REASONING))

@@ -173,7 +173,7 @@ def _value_over_lines(file: Path) -> str:
 
 
 def _has_object_over_lines(file: Path) -> bool:
-    """Whether the object that a file begins with ends on a later line, as pretty-printed ones do."""
+    """The object that a file begins with ends on a later line, as pretty-printed ones do."""
     with _opened(file) as stream:
         scan = _Scan(stream)
         try:
@@ -289,7 +289,7 @@ def _begins_with_quotes(file: Path) -> bool:
 
 
 def _is_table(file: Path, quoting: Literal[0, 3]) -> bool:
-    """Whether all rows have as many values, read in this way."""
+    """All rows have as many values, read in this way."""
     csv.field_size_limit(MAX_RECORD_BYTES)
     with _opened(file) as stream:
         rows = csv.reader(map(_decode_line, _lines(stream)), delimiter="\t", quoting=quoting, strict=True)

@@ -1,4 +1,4 @@
-"""Where records come from: which files a source means, and how many records they hold.
+"""The files that a source means, and the number of records in them.
 
 Reading one file is readers.py's work, taking a sample selection.py's; what a record means is formats.py's.
 """
@@ -107,7 +107,7 @@ def _count(file: Path) -> int:
 
 
 def evaluated_rows(rows: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """How many rows of each source an evaluation takes, so that it has the mix that an epoch of training has.
+    """Rows that an evaluation takes of each source, such that it has the mix that an epoch of training has.
 
     All of the source of the largest weight, of others as much less as their weight is, but at least one.
     """

@@ -35,7 +35,7 @@ _SPLITS: Final = {
     _GPT2_SPLIT: r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+",
 }
 _BYTE_LEVEL: Final = {code: chr(code + 256) for code in range(33)}
-"""How byte-level vocabularies write white space and control characters; the rest of ASCII stands for itself."""
+"""White space and control characters as byte-level vocabularies write them; the rest of ASCII stands for itself."""
 _PLAIN: Final = re.compile(r"[\t\n\r\x20-\x7e]*")
 
 

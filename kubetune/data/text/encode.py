@@ -37,11 +37,11 @@ class Encoded:
     target: tuple[float, ...] = ()
     segments: list[int] = field(default_factory=list)
     drops_reasoning: bool = False
-    """Whether the chat template left reasoning out, as Qwen3's does before the last question."""
+    """The chat template left reasoning out, as Qwen3's does before the last question."""
     images: tuple[ImageRef, ...] = ()
     """In the order of their tokens."""
     image_notes: tuple[str, ...] = ()
-    """What is to be counted of them, as `image_processor.Seen` has it."""
+    """Notes on them that are to be counted, as `image_processor.Seen` has them."""
 
 
 class Encoder:
@@ -140,7 +140,7 @@ class Encoder:
         return Encoded(ids, trained, drops_reasoning=chat.drops_reasoning)
 
     def _is_ended(self, text: str, ids: list[int]) -> bool:
-        """Whether a rendering ends with what ends a turn; a line break may stand behind it."""
+        """The rendering ends with what ends a turn; a line break may stand behind it."""
         closing = self.tokenizer.require_chat().closing
         return ids[-1] in self.tokenizer.eos_ids or (self._all and bool(closing) and text.rstrip().endswith(closing))
 
@@ -187,7 +187,7 @@ class Encoder:
         return self.tokenizer.backend.encode(anchor + text, add_special_tokens=False).ids[tokens:]
 
     def _find_anchor(self) -> tuple[str, int]:
-        """What must stand before a continuation, and its number of tokens; mostly nothing.
+        """Text that must stand before a continuation, and its number of tokens; mostly nothing.
 
         SentencePiece tokenizers begin every text with a space, which a completion of " World" or "World" must not
         get twice or at all. After a line break they do not.
@@ -198,7 +198,7 @@ class Encoder:
 
 
 def learnt_messages(chat: Chat) -> list[int]:
-    """Which messages are learnt: the assistant's that are not context, but for those that the data leave out."""
+    """Numbers of the learnt messages: the assistant's that are not context, but for those that the data leave out."""
     answers = (i for i, message in enumerate(chat.messages) if message["role"] == "assistant")
     return [i for i in answers if i >= chat.context and i not in chat.unlearnt]
 

@@ -1,4 +1,4 @@
-"""What a classifier is to tell apart: the kind of problem, the names of its classes, and labels as numbers.
+"""Classes that a classifier is to tell apart: the kind of problem, the names of its classes, and labels as numbers.
 
 Names come from the config, from a data set that names its numbers, from the model where it already knows these classes,
 or from the labels in the data.
@@ -131,7 +131,7 @@ class Labels:
 
     @classmethod
     def read(cls, path: Path) -> Labels:
-        """What `write` kept."""
+        """Labels as `write` kept them."""
         facts = json.loads(path.read_text(encoding="utf-8"))
         return cls(facts["problem_type"], tuple(facts["names"]))
 
@@ -187,7 +187,7 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def is_vector(label: Label) -> TypeGuard[tuple[float, ...]]:
-    """Whether a label says 0.0 or 1.0 of every class."""
+    """The label says 0.0 or 1.0 of every class."""
     return isinstance(label, tuple) and bool(label) and isinstance(label[0], float)
 
 

@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a mark stood in a rendering that has lost its marks: before (`opens`) or after a part."""
+    """Place of a mark in a rendering that has lost its marks: before (`opens`) or after a part."""
 
     offset: int
     part: int
@@ -185,7 +185,7 @@ class _Marker:
 
 
 def _opens_with_thought(pieces: Sequence[str]) -> bool:
-    """Whether the first tag closes a thought: where the generation prompt has opened it, an answer only closes it."""
+    """The first tag closes a thought: where the generation prompt has opened it, an answer only closes it."""
     return next(("/" in tag for tag in pieces[1::2] if _THINKING.fullmatch(tag)), False)
 
 

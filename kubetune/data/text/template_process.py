@@ -70,7 +70,7 @@ class LimitedTemplate:
 
     @cached_property
     def closing(self) -> str:
-        """What the template writes after an answer, such as `<|im_end|>`; empty when it writes nothing."""
+        """Text that the template writes after an answer, such as `<|im_end|>`; empty when it writes nothing."""
         (closing,) = self._ask([("closing", (), {})])
         return str(closing)
 
@@ -84,7 +84,7 @@ class LimitedTemplate:
         return str(text)
 
     def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str]:
-        """What a model that is asked does not see of a conversation, as `ChatTemplate.left_out`."""
+        """Parts of a conversation that a model that is asked does not see, as `ChatTemplate.left_out`."""
         (found,) = self._ask([("left_out", (messages, tools), {})])
         if isinstance(found, ValueError):
             raise found
@@ -93,7 +93,7 @@ class LimitedTemplate:
     def render_all(
         self, chats: Sequence[tuple[Sequence[Message], Sequence[Any], Sequence[int]]]
     ) -> list[Rendered | ValueError]:
-        """What `ChatTemplate.render_answers` makes of each (messages, tools, learnt); an error stands in its place."""
+        """`ChatTemplate.render_answers` of each (messages, tools, learnt); an error stands in its place."""
         calls: list[Call] = [("render_answers", chat[:2], {"learnt": chat[2]}) for chat in chats]
         answers = self._ask(calls)
         return [answer if isinstance(answer, ValueError) else Rendered(*answer) for answer in answers]
@@ -241,7 +241,7 @@ def _arm(seconds: int) -> float:
 
 
 def _answer(template: ChatTemplate | None, call: Call, seconds: int, memory: int) -> tuple[str, Any]:
-    """What a call gives, as plain values: `done`, `invalid`, `refused` or `limit`, and what belongs to it."""
+    """Answer to a call, as plain values: `done`, `invalid`, `refused` or `limit`, and what belongs to it."""
     method, arguments, options = call
     try:
         if template is None:

@@ -72,7 +72,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def writes_date(source: str) -> bool:
-    """Whether a chat template may write today's date, as gpt-oss' does."""
+    """A chat template may write today's date, as gpt-oss' does."""
     return "strftime_now" in source
 
 
@@ -185,7 +185,7 @@ class ChatTemplate:
         return Rendered(*self._with_images(text, spans, messages), drops_reasoning=bool(absent))
 
     def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str]:
-        """What of a conversation the template does not show to a model that is to go on from it, but for reasoning."""
+        """Parts of a conversation, but for reasoning, that the template hides from a model that is to go on from it."""
         prompt = self._write(messages, tools, generation_prompt=True)
         try:
             raw = self._write(messages, tools)
@@ -242,7 +242,7 @@ class ChatTemplate:
     def _write(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, *, generation_prompt: bool = False
     ) -> str:
-        """What the template writes, with the marks of generation blocks and images still in it."""
+        """Text as the template writes it, with the marks of generation blocks and images still in it."""
         in_parts = self._in_parts(messages)
         if self._calls_form is None and any(message.get("tool_calls") for message in messages):
             self._calls_form = self._find_calls_form()
@@ -296,7 +296,7 @@ class ChatTemplate:
         return {"tool_calls": list(calls), "content": content if content or not null_content else None}
 
     def _find_calls_form(self) -> tuple[bool, bool]:
-        """Whether calls are shown only beside a content that is null, and arguments only as text (OpenAI's form)."""
+        """Needs of calls to be shown: a content that is null beside them, and arguments as text (OpenAI's form)."""
         function = {"name": "f", "arguments": {"a": _ANSWER}}
         call = {"id": "abcdefghi", "type": "function", "function": function}
         tool = {"type": "function", "function": {"name": "f", "description": "?", "parameters": {}}}
@@ -315,7 +315,7 @@ class ChatTemplate:
         return False, False
 
     def _lays_out(self, token: str) -> bool:
-        """Whether the template writes `token` for an image that is a part of a content."""
+        """The template writes `token` for an image that is a part of a content."""
         if token not in self._knows:
             probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": _ANSWER}]}]
             try:
@@ -326,7 +326,7 @@ class ChatTemplate:
         return self._knows[token]
 
     def _shows_only_parts(self) -> bool:
-        """Whether a content is shown only as a list of parts, as with LLaVA's and Idefics' templates."""
+        """A content is shown only as a list of parts, as with LLaVA's and Idefics' templates."""
         probe = [{"role": "user", "content": _ANSWER}]
         if self._shows(probe):
             return False
@@ -340,7 +340,7 @@ class ChatTemplate:
             return False
 
     def _find_closing(self) -> str:
-        """What the template writes after an answer, such as `<|im_end|>`; empty when it writes nothing."""
+        """Text that the template writes after an answer, such as `<|im_end|>`; empty when it writes nothing."""
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
         try:
             raw = self._write(chat, None)
@@ -362,7 +362,7 @@ class ChatTemplate:
 
 
 def _speaker(begin: int, end: int, marked: Marked, places: Sequence[Place]) -> int:
-    """Whose text stands in a span, or, where none begins in it, right before it: such a span only ends a turn."""
+    """Turn whose text stands in a span or, where none begins in it, right before it: such a span only ends a turn."""
     first = bisect_left(places, begin, key=lambda place: place.offset)
     opened = (place for place in places[first:] if place.opens)
     inside = next((place for place in opened if place.offset < end), None)

@@ -36,7 +36,7 @@ from kubetune.errors import ModelError
 
 
 def cache_folder(given: str | None = None) -> Path:
-    """Where prepared data and what was found out about tokenizers are kept; `given` is `data.cache`, if it is set."""
+    """Folder of prepared data and of what was found out about tokenizers; `given` is `data.cache`, if it is set."""
     if given:
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kubetune"
@@ -128,7 +128,7 @@ class Tokenizer:
 
     @property
     def writes_date(self) -> bool:
-        """Whether the chat template may write today's date."""
+        """The chat template may write today's date."""
         return self.chat is not None and writes_date(self.chat.source)
 
     @property
@@ -138,7 +138,7 @@ class Tokenizer:
 
     @property
     def has_given_template(self) -> bool:
-        """Whether the run's own chat template replaces the tokenizer's."""
+        """The run's own chat template replaces the tokenizer's."""
         return self._given_template is not None
 
     def require_chat(self) -> LimitedTemplate:
@@ -200,14 +200,14 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """What fills up batches that must be rectangular; never a label."""
+        """Token that fills up batches that must be rectangular; never a label."""
         pad = self._id("pad_token")
         pad = self._stated_pad_id if pad is None else pad
         return self.eos_id if pad is None else pad
 
     @property
     def names_padding(self) -> bool:
-        """Whether the tokenizer or the model names a token for padding; EOS stands in for it where neither does."""
+        """The tokenizer or the model names a token for padding; EOS stands in for it where neither does."""
         return "pad_token" in self.special or self._stated_pad_id is not None
 
     @property

@@ -1,4 +1,4 @@
-"""What transformers' `AutoTokenizer` would make of a tokenizer's files, found out without importing transformers.
+"""A tokenizer's files as transformers' `AutoTokenizer` would read them, found out without importing transformers.
 
 tokenizer.json holds the whole tokenizer, but some of transformers' classes build their pre-processing anew instead of
 reading it there. Where that could matter, transformers itself is asked once and its answer kept in a cache.
@@ -42,7 +42,7 @@ PROCESSOR_FILES: Final = (
     "video_preprocessor_config.json",
     "chat_template.json",
 )
-"""What a model that sees has beside its tokenizer; it is kept with it."""
+"""Files that a vision-language model has beside its tokenizer; they are kept with it."""
 
 NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens that have a role; chat templates know them by these names."""

@@ -17,7 +17,7 @@ from kubetune.data.text.marks import Kind, Marked, Message, Part, Place, mark, p
 Span = tuple[int, int]
 Shape = tuple[tuple[int, Kind], ...]
 Layout = tuple[list[tuple[str, int]], str]
-"""What stands before each part of a conversation, and what after the last."""
+"""Texts before each part of a conversation, and the one after the last."""
 
 _TAGS: Final = re.compile(r"(<[^<>\s]+>|\[/?[A-Z_]+\])")
 _MOST_FRAMES: Final = 4096
@@ -76,7 +76,7 @@ class Turns:
         self._layouts[shape] = steps, text[ends[-1] :]
 
     def span(self, text: str, marked: Marked, places: Sequence[Place], turn: int) -> Span | None:
-        """Where message `turn` was written into `text`; None where that cannot be told."""
+        """Span of `text` that message `turn` was written into; None where that cannot be told."""
         own = [k for k, place in enumerate(places) if marked.parts[place.part].message == turn]
         if not own:
             return None
@@ -88,7 +88,7 @@ class Turns:
         return None if begin is None or end is None else (begin, end)
 
     def _begin(self, text: str, marked: Marked, places: Sequence[Place], turn: int, first: int) -> int | None:
-        """Where turn `turn`, of which mark `first` is the first, begins: behind the generation prompt."""
+        """Beginning of turn `turn`, of which mark `first` is the first: behind the generation prompt."""
         before = places[first - 1] if first else None
         after = before.offset if before else 0
         gap, space = text[after : places[first].offset], marked.parts[places[first].part].before
@@ -97,7 +97,7 @@ class Turns:
         return None if length is None else after + length
 
     def _prompt_length(self, whole: str, gap: str, marked: Marked, before: Place | None, turn: int) -> int | None:
-        """How much of what stands before a turn is the generation prompt; `gap` lacks the space that its text has."""
+        """Length of the generation prompt within what stands before a turn; `gap` lacks the space that its text has."""
         if before is None:
             return self._header_length(gap)
         written = self._render(marked.messages[:turn], marked.tools, generation_prompt=True)
@@ -119,7 +119,7 @@ class Turns:
         return gap.rindex(found) + len(found) if found else None
 
     def _header_length(self, gap: str) -> int:
-        """How much of what stands before an answer that nothing precedes is the generation prompt."""
+        """Length of the generation prompt within what stands before an answer that nothing precedes."""
         question = {"role": "user", "content": probe(0)}
         try:
             prompt, places = read_marks(self._render([question], None, generation_prompt=True))
@@ -131,7 +131,7 @@ class Turns:
         return gap.rindex(header) + len(header) if header else len(gap)
 
     def _end(self, text: str, marked: Marked, places: Sequence[Place], turn: int, last: int) -> int | None:
-        """Where turn `turn`, of which mark `last` is the last, ends: behind the end-of-turn token."""
+        """End of turn `turn`, of which mark `last` is the last: behind the end-of-turn token."""
         is_last = last == len(places) - 1
         place, space = places[last], marked.parts[places[last].part].after
         gap = text[place.offset :] if is_last else text[place.offset : places[last + 1].offset]
@@ -145,7 +145,7 @@ class Turns:
         return None if length is None else place.offset + len(gap) - len(frame) + length
 
     def _last_ending(self, gap: str, marked: Marked, place: Place) -> int:
-        """How much of what a rendering ends with is the end of its last turn: what it also writes before a question."""
+        """Length of the last turn's end within what a rendering ends with: what it also writes before a question."""
         turn = marked.parts[place.part].message
         for role in ("user", "tool"):
             follow_up = {"role": role, "content": probe(len(marked.parts))}
@@ -163,7 +163,7 @@ class Turns:
         return tags[-1] if tags else len(gap)
 
     def _inner_ending(self, gap: str, marked: Marked, place: Place, closes_others: Callable[[str], bool]) -> int | None:
-        """How much of what stands between two messages is the end of the first: what it also ends with as the last."""
+        """Length of the first message's end within what stands between two: what it also ends with as the last."""
         turn = marked.parts[place.part].message
         text, places = read_marks(self._render(marked.messages[: turn + 1], marked.tools), marked.parts)
         if not places or places[-1].part != place.part:
@@ -178,7 +178,7 @@ class Turns:
         return _shared_space(gap, alone)
 
     def _remembered(self, frame: tuple[str, bool | str], find: Callable[[], int | None]) -> int | None:
-        """What was found for a frame, which is the same for the same text between two messages."""
+        """Finding for a frame, which is the same for the same text between two messages."""
         if frame in self._frames:
             return self._frames[frame]
         length = find()
@@ -190,7 +190,7 @@ class Turns:
 
 
 def _places(layout: Layout, parts: Sequence[Part], text: str) -> list[Place]:
-    """Where the parts stand in `text` if it is laid out in this way; none if it is not."""
+    """Places of the parts in `text` if it is laid out in this way; none if it is not."""
     steps, rest = layout
     places: list[Place] = []
     at = 0
@@ -208,7 +208,7 @@ def _places(layout: Layout, parts: Sequence[Part], text: str) -> list[Place]:
 
 
 def _closes_others(text: str, marked: Marked, places: Sequence[Place], ending: str) -> bool:
-    """Whether messages of others end in the same way."""
+    """Messages of others end in the same way."""
     ends = (place for place in places if not place.opens and marked.parts[place.part].message >= 0)
     others = (place for place in ends if marked.messages[marked.parts[place.part].message]["role"] != "assistant")
     return any(text.startswith(ending, place.offset) for place in others)
@@ -240,6 +240,6 @@ def _shared_space(gap: str, other: str) -> int:
 
 
 def _same(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Number of characters that both begin with."""
     differing = (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
     return next(differing, min(len(one), len(other)))

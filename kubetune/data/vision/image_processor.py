@@ -103,7 +103,7 @@ class ImageProcessor:
 
     @cached_property
     def is_grid(self) -> bool:
-        """Whether images are cut into grids, whose sizes and positions are known here."""
+        """Images are cut into grids, whose sizes and positions are known here."""
         names = ("patch_size", "merge_size", "size", "get_number_of_image_patches")
         return all(hasattr(self._loaded, name) for name in names) and (
             "image_grid_thw" in self._loaded.model_input_names

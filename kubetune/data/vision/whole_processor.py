@@ -74,7 +74,7 @@ class WholeProcessor:
         return str(self.theirs.image_token)
 
     def see(self, images: Sequence[Any]) -> list[tuple[str, tuple[int, ...]]]:
-        """What becomes of each image of a text, each run of its feature token as one, and how long the runs are."""
+        """Tokens of each image of a text, each run of its feature token as one, and how long the runs are."""
         if not images:
             return []
         written = self.written * len(images)

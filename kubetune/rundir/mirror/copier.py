@@ -74,7 +74,7 @@ def persistently(
 
 
 def _is_refused(error: Exception) -> bool:
-    """Whether the store answers, and says no; its libraries have classes of their own for that."""
+    """The store answers, and says no; its libraries have classes of their own for that."""
     if isinstance(error, FileNotFoundError | PermissionError):
         return True
     status = getattr(error, "status_code", getattr(error, "code", None))

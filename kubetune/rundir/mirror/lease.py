@@ -1,4 +1,4 @@
-"""Whose copy an object store holds: a name of the run, there and in its directory, so that two runs never share one.
+"""The owner of the copy in an object store: a name of the run, there and in its directory, so that two never share one.
 
 Besides the run, the store names the start of it that writes: the newest takes over, so that a run goes on at once on an
 empty machine, and one that is still alive elsewhere finds out and leaves the copy alone. Nothing is locked: whoever
@@ -82,7 +82,7 @@ class Lease:
             )
 
     def has_begun(self) -> bool:
-        """Whether a step was trained in the directory; until then it may become any run of its config."""
+        """A step was trained in the directory; until then it may become any run of its config."""
         lines = self._run_dir / "metrics.jsonl"
         is_measured = lines.is_file() and lines.stat().st_size > 0
         return is_measured or any((self._run_dir / "checkpoints").glob("*step-*"))
@@ -124,7 +124,7 @@ class Lease:
             self._store.pipe_file(self._place, replace(here, ended=metrics.now()).text().encode())
 
     def _last_heard(self, owner: Owner) -> str:
-        """When a start of the run was last known to live, by what its first rank left in the store."""
+        """Time at which a start of the run was last known to live, by what its first rank left in the store."""
         try:
             moment = datetime.fromtimestamp(json.loads(self.read("logs/rank-0.beat.json") or "")["time"], UTC)
         except (ValueError, TypeError, KeyError):

@@ -30,7 +30,7 @@ RUN_FILES = (
     "config.yaml", CONFIG, "plan.json", "metrics.jsonl", "timings.jsonl", "events.jsonl", "tracking.json",
     "report.json", "identity.json",
 )  # fmt: skip
-"""What a run needs to go on, besides a checkpoint."""
+"""Files that a run needs to go on, besides a checkpoint."""
 RANK_LOG = re.compile(r"logs/rank-\d+\.log")
 SECONDS_BETWEEN_LOGS = 30.0
 
@@ -88,7 +88,7 @@ class Mirror:
         self._sent_links: dict[str, str] = {}
         self._last_logs = -SECONDS_BETWEEN_LOGS
         self.last_arrival = time.monotonic()
-        """When the store last took a part of a file, on the monotonic clock."""
+        """Time at which the store last took a part of a file, on the monotonic clock."""
         self._arrivals = Callback(hooks={"arrival": lambda size, value, **_: self._note_arrival(value)})
 
     def _note_arrival(self, value: int) -> None:
@@ -247,7 +247,7 @@ class Mirror:
             partial.unlink(missing_ok=True)
 
     def _is_longer(self, name: str, there: Mapping[str, int]) -> bool:
-        """Whether this is the log of a rank, which is appended to over all starts, and the store knows more of it."""
+        """The store knows more of this log of a rank, which is appended to over all starts."""
         here = self.run_dir / name
         return bool(RANK_LOG.fullmatch(name)) and (not here.is_file() or here.stat().st_size < there[name])
 

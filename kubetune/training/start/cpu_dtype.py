@@ -1,4 +1,4 @@
-"""What a run without a GPU computes with where `model.dtype` is auto: measured once, then kept for the whole run.
+"""The dtype of a run without a GPU where `model.dtype` is auto: measured once, then kept for the whole run.
 
 Some CPUs multiply bf16 four times as fast as fp32, others at half the speed, and their flags do not tell which.
 """
@@ -21,7 +21,7 @@ PINNED = "KUBETUNE_CPU_DTYPE"
 """The environment variable that decides instead of a measurement."""
 CHOICES = ("float32", "bfloat16")
 LEAD = 1.2
-"""How many times as fast bf16 has to be: what is gained must show beside what is not a product."""
+"""Speed-up that bf16 has to bring: what is gained must show beside what is not a product."""
 
 
 SIZE = 256
@@ -56,7 +56,7 @@ def _with(config: Config, dtype: str) -> Config:
 
 
 def _kept(run_dir: Path) -> str | None:
-    """What the last start computed with; None where there was none, or it had a GPU."""
+    """The dtype of the last start; None where there was none, or it had a GPU."""
     starts = [event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
     if not starts or starts[-1].get("device", "CPU") != "CPU":
         return None

@@ -46,7 +46,7 @@ def require_metric(name: str, values: Collection[str]) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on a GPU or, where the kernel refuses more, on a CPU."""
+    """Memory ran out, on a GPU or, where the kernel refuses more, on a CPU."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
@@ -129,7 +129,7 @@ def _learn(run: Run, state: State, batch: Any) -> None:
 
 
 class MemoryBudget:
-    """What a device has, what the forecast says of it, and what would make a run fit that does not."""
+    """A device's memory, the forecast for it, and what would make a run fit that does not."""
 
     def __init__(self, config: Config, plan: Plan, device: torch.device, longest: int | None = None) -> None:
         self._config, self._plan, self._longest = config, plan, longest
@@ -149,7 +149,7 @@ class MemoryBudget:
         return said if self._forecast.fits else f"{said}, which is not enough: {self.advice(1.0)}"
 
     def verdict(self, peak: int, reserved: int | None) -> str:
-        """What was measured beside what was forecast."""
+        """The measured peak beside the forecast one."""
         said = f"peak memory {size(peak)}"
         if reserved is not None:
             said += f" allocated, {size(reserved)} reserved"

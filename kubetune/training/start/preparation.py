@@ -90,7 +90,7 @@ def width_of(data: Prepared) -> int | None:
 
 
 def sizes(data: Prepared) -> dict[str, Any]:
-    """What the plan needs to know of the prepared data."""
+    """Sizes of the prepared data that the plan needs."""
     from kubetune.batching.feed import evaluated, rows_per_epoch, tokens_per_epoch
 
     return {

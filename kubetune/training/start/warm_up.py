@@ -35,7 +35,7 @@ def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
 
 
 def loss_ahead(run: Run, state: State) -> float:
-    """What the model makes of the first micro-batches of the next step."""
+    """Loss of the model on the first micro-batches of the next step."""
     work = run.feed.step(min(state.step, run.plan.num_steps - 1))
     parts = [run.task.evaluate(run.learner, batch.to(run.world.device)) for batch in work.batches[:1]]
     return float(run.task.metrics(run.learner, parts, run.world)["eval_loss"])
