@@ -50,7 +50,8 @@ class Batch:
     begin and end, `[sequences + 1]`. `rows`: int64 `[labels]`, positions in the packed batch that predict; `labels`:
     int64 `[labels]`, what they should predict. `samples`: ids of the rows it was made from. Of labelled texts, `labels`
     is fp32 `[sequences, width]`, `rows` is empty, and `segments` holds the token types, int64 `[tokens]`. `pictures`
-    are those of a vision-language model.
+    are those of a vision-language model. A pair is two sequences, the chosen answer first; `targets`, of answers: fp32
+    `[samples, 1]`; `reference`: fp32 `[sequences]`, log-probabilities of their labels before training.
     """
 
     input_ids: Tensor
@@ -61,6 +62,8 @@ class Batch:
     samples: tuple[int, ...]
     segments: Tensor | None = None
     pictures: Pictures | None = None
+    targets: Tensor | None = None
+    reference: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -74,9 +77,8 @@ class Batch:
         """The batch on a device; pinned memory makes the copy to a GPU asynchronous."""
         if device.type == "cpu":
             return self
-        names = ("input_ids", "position_ids", "rows", "labels", "segments")
-        tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
-        moved: dict[str, Any] = {name: _moved(tensor, device) for name, tensor in tensors.items()}
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: _moved(t, device) for name, t in tensors.items() if isinstance(t, Tensor)}
         return replace(self, pictures=self.pictures and self.pictures.to(device), **moved)
 
 
@@ -119,7 +121,6 @@ def collate_labelled(
     samples: Sequence[int] = (),
 ) -> Batch:
     """Lay labelled sequences of ids end to end. `targets`: `[sequences, width]`."""
-    nothing_trained = [np.zeros(len(ids), bool) for ids in rows]
-    batch = collate(list(zip(rows, nothing_trained, strict=True)), samples)
+    batch = collate([(ids, np.zeros(len(ids), bool)) for ids in rows], samples)
     types = torch.from_numpy(np.concatenate(segments).astype(np.int64))
     return replace(batch, labels=torch.from_numpy(targets.astype(np.float32)), segments=types)

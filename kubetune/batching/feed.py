@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.batching.image_batches import PictureReader, collate_pictured, picture_reader
@@ -79,7 +80,7 @@ class Feed:
     def step(self, step: int) -> Work:
         """This rank's micro-batches of a step."""
         ids = self.samples(step)
-        batches = [_collate(self._rows, micro, self._reader) for micro in self._mine(step)]
+        batches = [batch_of(self._rows, micro, self._reader) for micro in self._mine(step)]
         if self._reader is not None:
             soon = (int(i) for micro in self._mine(step + 1) for i in micro)
             self._reader.look_ahead(image for i in soon for image in self._rows.images(i))
@@ -98,7 +99,7 @@ class Feed:
             ids = np.argsort(-self._lengths, kind="stable")[: min(most, self._sequences)]
         else:
             ids = fill(self._lengths, self._token_budget, most)
-        return _collate(self._rows, ids, self._reader)
+        return batch_of(self._rows, ids, self._reader)
 
     def _split(self, step: int) -> list[Ids]:
         """Row ids of this rank's micro-batches of a step."""
@@ -163,12 +164,8 @@ def _evened(split: list[list[Ids]]) -> list[list[Ids]]:
     return [share + [NOTHING] * (longest - len(share)) for share in split]
 
 
-def evaluation_batch(rows: Rows, ids: Ids, reader: PictureReader | None) -> Batch:
-    """One evaluation batch as tensors; `reader` is `picture_reader(rows)`, kept from batch to batch."""
-    return _collate(rows, ids, reader)
-
-
-def _collate(rows: Rows, ids: Ids, reader: PictureReader | None) -> Batch:
+def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None) -> Batch:
+    """These rows as one batch of tensors; `reader` is `picture_reader(rows)`, kept from batch to batch."""
     if not len(ids):
         # One token and no label: it passes through the whole model, and adds nothing.
         nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))]
@@ -177,7 +174,8 @@ def _collate(rows: Rows, ids: Ids, reader: PictureReader | None) -> Batch:
     if reader is not None:
         pictures = [reader.read(rows.images(i)) for i in samples]
         return collate_pictured([rows.row(i) for i in samples], pictures, reader.processor, samples)
-    if rows.targets is None:
-        return collate([rows.row(i) for i in samples], samples)
-    segments = [rows.segments(i) for i in samples]
-    return collate_labelled([rows.row(i)[0] for i in samples], segments, rows.targets[ids], samples)
+    if rows.is_labelled and rows.targets is not None:
+        segments = [rows.segments(i) for i in samples]
+        return collate_labelled([rows.row(i)[0] for i in samples], segments, rows.targets[ids], samples)
+    batch = collate([sequence for i in samples for sequence in rows.sequences(i)], samples)
+    return batch if rows.targets is None else replace(batch, targets=torch.from_numpy(rows.targets[ids]))

@@ -15,6 +15,8 @@ CLASSIFIER_METRICS: Final[dict[ProblemType, str]] = {
 
 LANGUAGE_METRICS: Final = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
 
+PREFERENCE_METRICS: Final = ("eval_loss", "eval_accuracy", "eval_margin")
+
 
 def full_name(metric: Any) -> Any:
     """A metric as metrics.jsonl has it: `accuracy` means `eval_accuracy`."""
@@ -23,6 +25,8 @@ def full_name(metric: Any) -> Any:
 
 def metrics_of(task: str, problem_type: str) -> tuple[str, ...]:
     """All metrics that evaluations of this task may have; which ones a classifier has, its data decide."""
+    if task in ("preference", "reward_model"):
+        return PREFERENCE_METRICS
     if task != "sequence_classification":
         return LANGUAGE_METRICS
     known = [names for problem, names in CLASSIFIER_METRICS.items() if problem_type in ("auto", problem)]

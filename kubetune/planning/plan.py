@@ -170,7 +170,7 @@ def make_plan(
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=training.per_device_eval_batch_size or batch,
         accumulation=accumulation,
-        micro_batch_tokens=batch * config.data.max_length if config.data.packing else None,
+        micro_batch_tokens=batch * config.longest_row if config.data.packing else None,
         steps_per_epoch=steps_per_epoch,
         num_steps=num_steps,
         num_epochs=num_steps / steps_per_epoch if steps_per_epoch else training.num_train_epochs,
@@ -251,7 +251,7 @@ def _token_batches(config: Config, world_size: int) -> tuple[int, int]:
     """Tokens per optimizer step, and full-length micro-batches per step and rank."""
     training = config.training
     wanted, accumulation = training.global_batch_tokens, training.gradient_accumulation_steps
-    whole = training.per_device_train_batch_size * config.data.max_length * world_size
+    whole = training.per_device_train_batch_size * config.longest_row * world_size
     if training.global_batch_size is not None:
         raise ConfigError(
             f"training.global_batch_tokens: found {wanted} beside global_batch_size {training.global_batch_size}; "

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kubetune.batching.feed import evaluation_batch, evaluation_batches
+from kubetune.batching.feed import batch_of, evaluation_batches
 from kubetune.batching.image_batches import picture_reader
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World, agree, sum_numbers
@@ -77,7 +77,7 @@ def collect(
                 return None
             heartbeat.beat("evaluation")
             if index < len(mine):
-                batch = evaluation_batch(rows, mine[index], reader).to(world.device)
+                batch = batch_of(rows, mine[index], reader).to(world.device)
                 parts.append(task.evaluate(learner, batch))
     finally:
         fsdp.close(unwrap(learner.model))

@@ -108,14 +108,14 @@ def test_a_pair_with_a_score_is_regression(model: Path, tmp_path: Path, scores: 
     config = reviews.make_config(tmp_path, model=str(model), data={"train": str(tmp_path / "rows.jsonl"), "eval": None})
     found = find_labels(config)
     assert found == Labels("regression", ("value",))
-    assert found.target(convert(rows[0], labelled=True).label) == (5.0,)  # type: ignore[union-attr]
-    assert convert({**rows[0], "label": 1}, labelled=True) == Labelled("good", "great", 1)
+    assert found.target(convert(rows[0], kind="labelled").label) == (5.0,)  # type: ignore[union-attr]
+    assert convert({**rows[0], "label": 1}, kind="labelled") == Labelled("good", "great", 1)
 
 
 def test_zeros_and_ones_are_as_many_as_there_are_classes() -> None:
     labels = Labels("multi_label_classification", ("joy", "fear", "rage"))
     for given in ([0.0, 1.0, 0.0], [0, 1.0, 0], "[0.0, 1.0, 0.0]"):
-        example = convert({"text": "x", "labels": given}, labelled=True)
+        example = convert({"text": "x", "labels": given}, kind="labelled")
         assert isinstance(example, Labelled)
         assert example.label == (0.0, 1.0, 0.0)
         assert labels.target(example.label) == (0.0, 1.0, 0.0)
@@ -123,13 +123,13 @@ def test_zeros_and_ones_are_as_many_as_there_are_classes() -> None:
         labels.target((0.0, 1.0))
     for wrong in ([0.0, 0.5], [1.0, 2.0], [0.0, "a"]):
         with pytest.raises(ValueError, match=r"expected a list of names or numbers of classes, or 0.0 or 1.0"):
-            convert({"text": "x", "label": wrong}, labelled=True)
+            convert({"text": "x", "label": wrong}, kind="labelled")
 
 
 @pytest.mark.parametrize("label", [float("nan"), float("inf"), None, {}, ""])
 def test_what_is_no_label_is_refused(label: Any) -> None:
     with pytest.raises(ValueError, match=r"`label` is null|expected a class by name or number, a list of them, or a"):
-        convert({"text": "x", "label": label}, labelled=True)
+        convert({"text": "x", "label": label}, kind="labelled")
 
 
 def write_parquet(path: Path, names: list[str], *, listed: bool = False) -> Path:
@@ -172,11 +172,11 @@ def test_long_texts_of_a_classifier_are_cut_unless_told_otherwise(tmp_path: Path
 
 
 def test_several_labels_may_stand_in_labels_but_not_as_zeros_and_ones() -> None:
-    assert convert({"text": "x", "labels": ["a", "b"]}, labelled=True) == Labelled("x", None, ("a", "b"))
-    assert convert({"text": "x", "label": 1, "labels": ["a"]}, labelled=True) == Labelled("x", None, 1)
+    assert convert({"text": "x", "labels": ["a", "b"]}, kind="labelled") == Labelled("x", None, ("a", "b"))
+    assert convert({"text": "x", "label": 1, "labels": ["a"]}, kind="labelled") == Labelled("x", None, 1)
     for label in ([0, 1, 0], ["a", "a"], "[1, 1, 0]"):
         with pytest.raises(ValueError, match="expected each class that applies once"):
-            convert({"text": "x", "label": label}, labelled=True)
+            convert({"text": "x", "label": label}, kind="labelled")
 
 
 def test_labels_are_told_to_people() -> None:
@@ -204,7 +204,7 @@ def test_labels_become_numbers() -> None:
 )
 def test_pairs_are_recognised(keys: tuple[str, str]) -> None:
     record = {keys[0]: "one", keys[1]: "two", "label": 1, "idx": 7}
-    assert convert(record, labelled=True) == Labelled("one", "two", 1)
+    assert convert(record, kind="labelled") == Labelled("one", "two", 1)
 
 
 def test_texts_and_pairs_are_framed_and_shortened(model: Path) -> None:

@@ -116,7 +116,7 @@ def test_named_columns_and_a_named_shape() -> None:
     columns = {"prompt": "question", "completion": "answer"}
     assert convert({"question": "Ping", "answer": "Pong"}, columns=columns) == Pair("Ping", "Pong")
     assert convert({"text": "a", "messages": [USER]}, "text") == Text("a")
-    assert detect({"text": "a", "label": 1}, labelled=True) == "labelled"
+    assert detect({"text": "a", "label": 1}, kind="labelled") == "labelled"
     with pytest.raises(ValueError, match=r"no column 'question', which data\.columns gives for 'prompt'; has the keys"):
         convert({"q": "Ping"}, columns={"prompt": "question"})
 
@@ -229,8 +229,8 @@ def test_preferences_are_no_answers_to_learn(value: dict[str, Any], advice: dict
 def test_good_answers_and_texts_keep_their_verdicts_to_themselves() -> None:
     assert read({"messages": [USER, GOOD], "label": True})[1] == ("label",)
     assert read({"text": "Hello", "label": False})[1] == ("label",)
-    assert read({"text": "Hello", "label": False}, labelled=False, shape="text")[1] == ("label",)
-    assert read({"sentence": "Hello", "label": 0, "chosen": "x"}, labelled=True)[1] == ("chosen",)
+    assert read({"text": "Hello", "label": False}, kind="text", shape="text")[1] == ("label",)
+    assert read({"sentence": "Hello", "label": 0, "chosen": "x"}, kind="labelled")[1] == ("chosen",)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from kubetune.batching.feed import evaluation_batch
+from kubetune.batching.feed import batch_of
 from kubetune.batching.image_batches import picture_reader
 from kubetune.cli import main
 from kubetune.config.schema import Config
@@ -153,14 +153,14 @@ def test_prepared_rows_come_back_with_their_images(model: Path, tmp_path: Path) 
     for index, line in enumerate(lines):
         found = [image.path for image in rows.images(index)]
         assert found == [str(tmp_path / path) for path in line.get("images", [])]
-    batch = evaluation_batch(rows, np.arange(len(rows)), picture_reader(rows))
+    batch = batch_of(rows, np.arange(len(rows)), picture_reader(rows))
     assert batch.pictures is not None
     assert batch.pictures.grids is not None
     assert len(batch.pictures.grids) == 5
     assert int(batch.pictures.is_image.sum()) == int(batch.pictures.grids.prod(1).sum()) // 4
     assert rows.lengths.tolist() == np.diff(batch.cu_seqlens).tolist()
     text = next(i for i, line in enumerate(lines) if "images" not in line)
-    alone = evaluation_batch(rows, np.array([text]), picture_reader(rows)).pictures
+    alone = batch_of(rows, np.array([text]), picture_reader(rows)).pictures
     assert alone is not None
     assert alone.pixel_values is None
 
@@ -171,10 +171,10 @@ def test_an_image_that_changed_since_is_noticed(model: Path, tmp_path: Path) -> 
     file = Path(rows.images(0)[0].path)
     paint(file, "yellow", 77)
     with pytest.raises(DataError, match="has changed since the data were prepared"):
-        evaluation_batch(rows, np.array([0]), picture_reader(rows))
+        batch_of(rows, np.array([0]), picture_reader(rows))
     file.unlink()
     with pytest.raises(DataError, match="was there when the data were prepared"):
-        evaluation_batch(rows, np.array([0]), picture_reader(rows))
+        batch_of(rows, np.array([0]), picture_reader(rows))
 
 
 def test_bad_images_are_told_of_with_file_and_line(

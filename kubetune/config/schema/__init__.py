@@ -18,6 +18,7 @@ from kubetune.config.schema.base import Section, renamed
 from kubetune.config.schema.cluster import ComputeConfig, KubernetesConfig
 from kubetune.config.schema.data import DataConfig, SourceConfig, as_source, data_of_task
 from kubetune.config.schema.model import ClassificationConfig, LoraConfig, ModelConfig, VisionConfig
+from kubetune.config.schema.preference import PreferenceConfig
 from kubetune.config.schema.tracking import LoggingConfig, PushConfig, TrackingConfig, as_push
 from kubetune.config.schema.training import TrainingConfig
 
@@ -30,13 +31,19 @@ __all__ = [
     "LoggingConfig",
     "LoraConfig",
     "ModelConfig",
+    "PreferenceConfig",
     "PushConfig",
+    "RecordKind",
     "Section",
     "SourceConfig",
     "TrackingConfig",
     "TrainingConfig",
     "VisionConfig",
 ]
+
+RecordKind = Literal["text", "labelled", "pair", "graded", "judged"]
+"""Kinds of record that a task learns from: texts, texts with a label, two answers of which one is better, the same with
+by how much, or answers each judged on its own."""
 
 QUANTIZATION_NAMES = {"nf4": "4bit", "int8": "8bit"}
 
@@ -64,8 +71,10 @@ class Config(Section):
     """One run, whole. `load_config` is the way to make one."""
 
     name: RunName | None = Field(None, description="Name of the run: at most 40 lower case letters, digits and dashes.")
-    task: Literal["causal_lm", "sequence_classification", "vision_language"] = Field(
-        "causal_lm", description="What is learnt."
+    task: Literal["causal_lm", "sequence_classification", "vision_language", "preference", "reward_model"] = Field(
+        "causal_lm",
+        description="What is learnt: to write, to classify, to write about images, to prefer one answer to another, "
+        "or to score answers.",
     )
     model: Annotated[ModelConfig, BeforeValidator(as_source, json_schema_input_type=str | ModelConfig)] = Field(
         description="The model, or just its hub id or folder."
@@ -84,6 +93,10 @@ class Config(Section):
     )
     vision: VisionConfig = Field(
         default_factory=VisionConfig, description="How `task: vision_language` sees images, and what of that learns."
+    )
+    preference: PreferenceConfig = Field(
+        default_factory=PreferenceConfig,
+        description="How `task: preference` learns which answer is better, and `task: reward_model` to score them.",
     )
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides the run.")
@@ -110,6 +123,19 @@ class Config(Section):
         """Learning rate with the default of the method filled in."""
         return self.training.learning_rate or (2e-4 if self.lora else 1e-5)
 
+    @property
+    def record_kind(self) -> RecordKind:
+        """The kind of record that the task learns from."""
+        if self.task == "preference":
+            return "judged" if self.preference.loss == "kto" else "pair"
+        kinds: dict[str, RecordKind] = {"sequence_classification": "labelled", "reward_model": "graded"}
+        return kinds.get(self.task, "text")
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row that there may be: a pair of answers is two sequences."""
+        return self.data.max_length * (2 if self.record_kind in ("pair", "graded") else 1)
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
         problems = []
@@ -122,6 +148,9 @@ class Config(Section):
             problems.append(
                 "training.early_stopping_patience: needs evaluations; set data.eval to a share such as 0.05 or a file"
             )
+        problems += self.preference.problems_of_task(self.task)
+        if self.record_kind not in ("text", "labelled") and self.data.train_on == "all":
+            problems.append(f"data.train_on: found all with `task: {self.task}`, which compares answers; leave it out")
         name = self.training.metric_for_best_model
         if self.data.eval and name not in (known := metrics_of(self.task, self.classification.problem_type)):
             problems.append(

@@ -111,7 +111,8 @@ def check(
     if report.labels is not None and report.labels.problem_type != "regression":
         report.classes = {split: Counter(dict.fromkeys(report.labels.names, 0)) for split in sources}
     limits = tuple(sorted({*LIMITS, config.data.max_length})) if gallery is not None else ()
-    worker = Worker(tokenizer, config.data, sources, report.labels, load_image_processor(config, tokenizer), limits)
+    processor = load_image_processor(config, tokenizer)
+    worker = Worker(tokenizer, config.data, sources, report.labels, processor, limits, config.record_kind)
     batches = plan_batches(config, report.problems, tallies)
     embeddings, largest, holding = embeddings_of(config, os.environ), -1, 0
     for result in encode_batches(worker, batches, report.problems, config.data.num_proc):

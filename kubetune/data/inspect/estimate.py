@@ -145,7 +145,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
         for record in islice(read_source(source, Problems()), -(-wanted // len(sources))):
             sampled += 1
             with contextlib.suppress(ValueError):  # a bad record: counted by its absence
-                example = convert(record.value, source.format, source.columns, labelled=labelled)
+                example = convert(record.value, source.format, source.columns, kind=config.record_kind)
                 examples.append(located(example, record.file, config.data.cache))
     if labelled:
         ids = framed_ids(tokenizer, [example for example in examples if isinstance(example, Labelled)])

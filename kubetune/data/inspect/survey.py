@@ -93,7 +93,7 @@ def _survey(source: SourceConfig, config: Config, name_language: Callable[[str],
     for record in read_taken(source, config.training.seed, problems):
         found.records += 1
         try:
-            example = convert(record.value, source.format, source.columns, labelled=labelled)
+            example = convert(record.value, source.format, source.columns, kind=config.record_kind)
         except ValueError as error:
             if _EMPTY in str(error):
                 _note_empty(found, record.where)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.config.schema import Config
-from kubetune.data.reading.formats import Chat, Labelled, convert
+from kubetune.data.reading.formats import Chat, Judged, Labelled, Preference, convert
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.rundir.metrics import DATA
@@ -35,14 +35,16 @@ class DataFacts:
 
 def learn(config: Config) -> DataFacts:
     """The facts of a config whose data are at hand; unknown ones where they are not, or the first record is bad."""
-    source, is_labelled = config.data.train[0], config.task == "sequence_classification"
+    source = config.data.train[0]
     try:
         record = next(read_source(source, Problems()))
-        example = convert(record.value, source.format, source.columns, labelled=is_labelled)
+        example = convert(record.value, source.format, source.columns, kind=config.record_kind)
     except (errors.KubetuneError, ValueError, StopIteration, OSError):
         return DataFacts()
-    if is_labelled:
-        return DataFacts(False, isinstance(example, Labelled) and example.second is not None)
+    if isinstance(example, Labelled):
+        return DataFacts(False, example.second is not None)
+    if isinstance(example, Preference | Judged):
+        example = example.chosen if isinstance(example, Preference) else example.answer
     return DataFacts(isinstance(example, Chat))
 
 

@@ -60,14 +60,14 @@ def proof_rows(data: Prepared) -> KeptRows:
     rows, origin = (data.train, "training rows") if data.eval is None else (data.eval, "held-out rows")
     ids = np.arange(len(rows), dtype=np.int64)
     chosen = np.sort(ids[np.argsort(hash_ids(ids, "proof of export"), kind="stable")][:PROOF_ROWS])
-    is_plain = rows.targets is None and rows.processor is None
+    is_plain = not rows.is_labelled and rows.processor is None
     return KeptRows(tuple(_row(rows, int(number), LONGEST if is_plain else None) for number in chosen), origin)
 
 
 def _row(rows: Rows, number: int, longest: int | None = None) -> KeptRow:
-    ids, trained = rows.row(number)
+    ids, trained = rows.sequences(number)[0]
     ids, trained = ids[:longest], trained[:longest]
-    if rows.targets is not None:
+    if rows.is_labelled and rows.targets is not None:
         return KeptRow(number, ids, trained, rows.targets[number], rows.segments(number))
     processor = rows.processor
     return KeptRow(

@@ -14,16 +14,17 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain, islice
 from typing import Any, Final, Literal
 
-from kubetune.config.schema import DataConfig, SourceConfig
+from kubetune.config.schema import DataConfig, RecordKind, SourceConfig
 from kubetune.data.prepared.profile import Profile
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.prepared.workers import map_in_processes
-from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Pair, Text, read
+from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Judged, Pair, Preference, Text, read
 from kubetune.data.reading.images import image_file
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import Record
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.encode_labelled import LabelledEncoder
+from kubetune.data.text.encode_preferences import PreferenceEncoder
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.marks import REASONING_FIELDS
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder
@@ -121,16 +122,19 @@ class Worker:
         labels: Labels | None = None,
         processor: ImageProcessor | None = None,
         limits: tuple[int, ...] = (),
+        kind: RecordKind = "text",
     ) -> None:
         """`labels`: those of a classifier; `processor`: what images go through, where there may be any; `limits`: what
-        rows are profiled by, if at all."""
-        self._encoder: Encoder | LabelledEncoder | VisionEncoder
+        rows are profiled by, if at all; `kind`: what records hold."""
+        self._encoder: Encoder | LabelledEncoder | PreferenceEncoder | VisionEncoder
         if labels is not None:
             self._encoder = LabelledEncoder(tokenizer, labels)
         else:
             encoder = Encoder(tokenizer, train_on=data.train_on, add_special_tokens=data.add_special_tokens)
             self._encoder = encoder if processor is None else VisionEncoder(encoder, processor)
-        self._labelled = labels is not None
+            if kind not in ("text", "labelled"):
+                self._encoder = PreferenceEncoder(encoder, margins=kind == "graded")
+        self._kind: RecordKind = "labelled" if labels is not None else kind
         self._find_special = None if labels is not None else tokenizer.find_special
         self._data = data
         self._sources = sources
@@ -148,7 +152,7 @@ class Worker:
         good, examples = [], []
         for index, record in batch.records:
             try:
-                example, unused = read(record.value, source.format, source.columns, labelled=self._labelled)
+                example, unused = read(record.value, source.format, source.columns, kind=self._kind)
                 examples.append(located(example, record.file, self._data.cache))
                 good.append((index, record.where))
                 result.tally.unused_keys.update(key for key in unused if not self._is_read_by_template(key))
@@ -173,18 +177,17 @@ class Worker:
     def _keep(self, result: Result, index: int, where: str, example: Example, encoded: Encoded) -> None:
         """Add a row to a result, unless it is too long or teaches nothing, and count what became of it."""
         tally, limit = result.tally, self._data.max_length
-        ids = encoded.ids
         tally.records += 1
-        tally.longest = max(tally.longest, len(ids))
+        tally.longest = max(tally.longest, encoded.longest)
         tally.special_texts += self._holds_special_tokens(example)
         for note in encoded.image_notes:
             setattr(tally, note, getattr(tally, note) + 1)
-        result.lengths.append(len(ids))
+        result.lengths.extend(len(ids) for ids, _ in encoded.sequences)
         if result.profile is not None:
             result.profile.add_row(encoded)
-        if len(ids) > limit:
+        if encoded.longest > limit:
             if self._data.overlong == "error":
-                result.problems.append((where, f"has {len(ids):,} tokens; data.max_length is {limit:,}"))
+                result.problems.append((where, f"has {encoded.longest:,} tokens; data.max_length is {limit:,}"))
                 tally.refused += 1
                 return
             if self._data.overlong == "drop":
@@ -192,20 +195,27 @@ class Worker:
                 return
             encoded = self._encoder.cut(example, encoded, limit)
             tally.truncated += 1
-        labels = 1 if encoded.target else sum(encoded.trained)
-        if not labels:
+        if not _teaches(encoded):
             tally.no_label += 1
             return
         tally.rows += 1
         tally.tokens += len(encoded.ids)
-        tally.trained_tokens += labels
+        tally.trained_tokens += encoded.labels
         tally.reasoning_dropped += encoded.drops_reasoning
         tally.images += len(encoded.images)
-        result.chunk.add(index, encoded.ids, encoded.trained, encoded.target, encoded.segments, encoded.images)
+        result.chunk.add(index, encoded)
 
     def _holds_special_tokens(self, example: Example) -> bool:
         """Some text of the record holds what the tokenizer takes for a special token, as transformers' does."""
         return self._find_special is not None and any(map(self._find_special, _texts_of(example)))
+
+
+def _teaches(encoded: Encoded) -> bool:
+    """Rows with something to be learnt: of a pair, the difference between its answers."""
+    if not encoded.split:
+        return encoded.labels > 0
+    (chosen, _), (rejected, _) = sequences = encoded.sequences
+    return all(any(trained) for _, trained in sequences) and chosen != rejected
 
 
 def _texts_of(example: Example) -> Iterator[str]:
@@ -220,6 +230,11 @@ def _texts_of(example: Example) -> Iterator[str]:
                     yield from _leaves(calls)
             if example.tools:
                 yield from _leaves(example.tools)
+        case Preference():
+            yield from _texts_of(example.chosen)
+            yield from _texts_of(example.rejected)
+        case Judged():
+            yield from _texts_of(example.answer)
         case Pair():
             yield from (example.prompt, example.completion)
         case Text():

@@ -64,8 +64,8 @@ class Prepared:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row of all."""
-        return max(int(rows.lengths.max(initial=0)) for rows in (self.train, self.eval) if rows is not None)
+        """Tokens of the longest sequence of all."""
+        return max(rows.longest for rows in (self.train, self.eval) if rows is not None)
 
 
 def prepare(config: Config, *, progress: Callable[[int], None] | None = None) -> Prepared:
@@ -139,6 +139,8 @@ def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
         "seed": config.training.seed if seeded else None,
         "sources": {split: [_source_facts(source) for source in given] for split, given in sources.items()},
     }
+    if config.task == "preference":
+        facts["records"] = config.record_kind  # by which losses share their rows
     if config.task == "sequence_classification":
         facts["labels"] = label_facts(config)
     if (processor := load_image_processor(config, tokenizer)) is not None:
@@ -204,13 +206,11 @@ def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Ca
     if labels is not None:
         config = within_positions(config, tokenizer)
     processor = load_image_processor(config, tokenizer)
-    worker = Worker(tokenizer, config.data, sources, labels, processor)
+    worker = Worker(tokenizer, config.data, sources, labels, processor, kind=config.record_kind)
     done = 0
     with ExitStack() as stack:
         writers = {
-            split: stack.enter_context(
-                RowWriter(folder / split, labelled=labels is not None, pictured=processor is not None)
-            )
+            split: stack.enter_context(RowWriter(folder / split, config.record_kind, pictured=processor is not None))
             for split in sources
         }
         stack.enter_context(
@@ -220,7 +220,7 @@ def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Ca
         for result in stack.enter_context(closing(results)):
             writers[result.split].write(result.source, result.chunk)
             tallies[result.split][result.source].add(result.tally)
-            done += len(result.lengths)
+            done += result.tally.records
             fault_injection.reach("prepare")
             if progress:
                 progress(done)

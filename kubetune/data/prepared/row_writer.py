@@ -3,6 +3,9 @@
 A folder holds `tokens.u32` and `trained.u8` (all rows end to end), `offsets.i64` (`[rows + 1]`, where each begins),
 `labels.u32` (labels in each row), and `source.u16` and `row.u32` (the source, and the record in it, that each is of).
 Labelled rows also have `targets.f32` (`[rows, width]`, what each is to be told as) and `segments.u8` (token types).
+Pairs of answers are one row each, and also have `splits.u32` (`[rows]`, where in it the second sequence, the rejected
+answer, begins); a reward model's have `targets.f32` (`[rows, 1]`, by how much the first is better). Judged answers have
+`targets.f32` (`[rows, 1]`, 1 for a good one, 0 for a bad one).
 Rows of a task with images also have these in one table, row after row: `images.i64` (`[rows + 1]`, the first image of
 each row), `image_crcs.u32`, `image_paths.utf8` (end to end) and `image_paths.i64` (`[images + 1]`, where each begins).
 """
@@ -11,13 +14,14 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from kubetune.config.schema import RecordKind
+    from kubetune.data.text.encode import Encoded
     from kubetune.data.vision.image_processor import ImageRef
 
 FILES: Final = {
@@ -28,7 +32,15 @@ FILES: Final = {
     "source": "source.u16",
     "row": "row.u32",
 }
-LABELLED_FILES: Final = {"targets": "targets.f32", "segments": "segments.u8"}
+EXTRA_FILES: Final = {"targets": "targets.f32", "segments": "segments.u8", "splits": "splits.u32"}
+FILES_OF_KIND: Final[dict[str, tuple[str, ...]]] = {
+    "text": (),
+    "labelled": ("targets", "segments"),
+    "pair": ("splits",),
+    "graded": ("splits", "targets"),
+    "judged": ("targets",),
+}
+"""Those of EXTRA_FILES that rows have, by the kind of record that they are made of."""
 PICTURED_FILES: Final = {
     "images": "images.i64",
     "image_crcs": "image_crcs.u32",
@@ -48,35 +60,29 @@ class Chunk:
     rows: array[int] = field(default_factory=lambda: array("I"))
     targets: array[float] = field(default_factory=lambda: array("f"))
     segments: bytearray = field(default_factory=bytearray)
+    splits: array[int] = field(default_factory=lambda: array("I"))
     images: list[tuple[ImageRef, ...]] = field(default_factory=list)
 
-    def add(
-        self,
-        row: int,
-        ids: Sequence[int],
-        trained: Sequence[bool],
-        target: Sequence[float] = (),
-        segments: Sequence[int] = (),
-        images: tuple[ImageRef, ...] = (),
-    ) -> None:
-        """Append one row; `row` is its index in its source. A row with a `target` counts as one label."""
-        self.tokens.extend(ids)
-        self.trained += bytes(trained)
-        self.lengths.append(len(ids))
-        self.labels.append(1 if target else sum(trained))
-        self.targets.extend(target)
-        self.segments += bytes(segments)
+    def add(self, row: int, encoded: Encoded) -> None:
+        """Append one row; `row` is its index in its source."""
+        self.tokens.extend(encoded.ids)
+        self.trained += bytes(encoded.trained)
+        self.lengths.append(len(encoded.ids))
+        self.labels.append(encoded.labels)
+        self.targets.extend(encoded.target)
+        self.segments += bytes(encoded.segments)
+        self.splits.append(encoded.split)
         self.rows.append(row)
-        self.images.append(images)
+        self.images.append(encoded.images)
 
 
 class RowWriter:
     """Writes the rows of one split into a new folder, in the order they come."""
 
-    def __init__(self, folder: Path, *, labelled: bool = False, pictured: bool = False) -> None:
+    def __init__(self, folder: Path, kind: RecordKind, *, pictured: bool = False) -> None:
         folder.mkdir()
-        names = FILES | (LABELLED_FILES if labelled else {}) | (PICTURED_FILES if pictured else {})
-        self._labelled, self._pictured = labelled, pictured
+        self._extra, self._pictured = FILES_OF_KIND[kind], pictured
+        names = FILES | {name: EXTRA_FILES[name] for name in self._extra} | (PICTURED_FILES if pictured else {})
         self._files = {name: open(folder / file, "xb") for name, file in names.items()}  # noqa: SIM115
         self._end = self._images_end = self._paths_end = 0
         for name in ("offsets", *(("images", "image_path_offsets") if pictured else ())):
@@ -94,9 +100,8 @@ class RowWriter:
         self._files["labels"].write(chunk.labels.tobytes())
         self._files["source"].write(array("H", [source]).tobytes() * len(chunk.rows))
         self._files["row"].write(chunk.rows.tobytes())
-        if self._labelled:
-            self._files["targets"].write(chunk.targets.tobytes())
-            self._files["segments"].write(chunk.segments)
+        for name in self._extra:
+            self._files[name].write(memoryview(getattr(chunk, name)))
         if self._pictured:
             self._write_images(chunk)
 

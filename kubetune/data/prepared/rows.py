@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kubetune.data.prepared.row_writer import FILES, LABELLED_FILES, PICTURED_FILES
+from kubetune.data.prepared.row_writer import EXTRA_FILES, FILES, PICTURED_FILES
 from kubetune.data.vision.image_processor import ImageRef
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _DTYPES: Final = {
     "row": "u4",
     "targets": "f4",
     "segments": "u1",
+    "splits": "u4",
     "images": "i8",
     "image_crcs": "u4",
     "image_paths": "u1",
@@ -56,7 +57,7 @@ class Rows:
         self.weights = tuple(weights)
 
     def _map(self, name: str) -> NDArray[Any]:
-        file = self.folder / (FILES | LABELLED_FILES | PICTURED_FILES)[name]
+        file = self.folder / (FILES | EXTRA_FILES | PICTURED_FILES)[name]
         if not file.stat().st_size:
             return np.empty(0, _DTYPES[name])  # an empty file cannot be mapped
         return np.memmap(file, _DTYPES[name], "r").view(np.ndarray)
@@ -111,10 +112,31 @@ class Rows:
 
     @cached_property
     def targets(self) -> NDArray[np.float32] | None:
-        """Labels of rows as the loss wants them, `[rows, width]`; None where rows have no label of their own."""
-        if not (self.folder / LABELLED_FILES["targets"]).exists():
+        """Numbers that rows have themselves, `[rows, width]`; None where they have none.
+
+        Labels of a classifier as its loss wants them; by how much the chosen answer of a pair is better; 1 for a judged
+        answer that is good, 0 for a bad one.
+        """
+        if not (self.folder / EXTRA_FILES["targets"]).exists():
             return None
         return self._map("targets").reshape(len(self), -1)
+
+    @cached_property
+    def splits(self) -> NDArray[np.uint32] | None:
+        """Beginnings of the second sequences in their rows, `[rows]`; None where every row is one sequence."""
+        return self._map("splits") if (self.folder / EXTRA_FILES["splits"]).exists() else None
+
+    @property
+    def is_labelled(self) -> bool:
+        """A property of a classifier's rows: they have targets and token types."""
+        return (self.folder / EXTRA_FILES["segments"]).exists()
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        if self.splits is None:
+            return int(self.lengths.max(initial=0))
+        return int(np.maximum(self.splits, self.lengths - self.splits).max(initial=0))
 
     @cached_property
     def _segments(self) -> NDArray[np.uint8]:
@@ -141,3 +163,11 @@ class Rows:
         """Ids of a row, and for each of them whether it is a label."""
         start, end = self._offsets[index], self._offsets[index + 1]
         return self._tokens[start:end], self._trained[start:end]
+
+    def sequences(self, index: int) -> tuple[tuple[NDArray[np.uint32], NDArray[np.bool_]], ...]:
+        """Ids of each sequence of a row, and whether they are labels: of a pair, the chosen answer and the rejected."""
+        ids, trained = self.row(index)
+        if self.splits is None:
+            return ((ids, trained),)
+        split = int(self.splits[index])
+        return (ids[:split], trained[:split]), (ids[split:], trained[split:])

@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from kubetune.base.files import written_whole
 from kubetune.config.schema import SourceConfig
-from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Labelled, Pair, Text, convert
+from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Judged, Labelled, Pair, Preference, Text, convert
 from kubetune.data.reading.images import ADDRESS, image_of_row
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import Record
 from kubetune.data.reading.splits import read_taken
 from kubetune.errors import DataError
 
+_COMPARED: Final = "holds answers to be compared, of which none is simply to be learnt"
 _TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))
 
 
@@ -76,6 +77,8 @@ def _to_messages(example: Example) -> dict[str, Any] | None:
             return {"messages": _messages(prompt, completion)}
         case Labelled(text, second, label):
             return {"messages": _messages(text if second is None else f"{text}\n{second}", str(label))}
+        case Preference() | Judged():
+            raise ValueError(_COMPARED)
         case Text():
             raise ValueError("is a plain text, which nobody says to anybody; convert it with --to text")
 
@@ -104,6 +107,8 @@ def _to_pair(example: Example) -> dict[str, Any] | None:
             return {"prompt": before, "completion": [answer]} | more
         case Labelled(text, second, label):
             return {"prompt": text if second is None else f"{text}\n{second}", "completion": str(label)}
+        case Preference() | Judged():
+            raise ValueError(_COMPARED)
         case Text():
             raise ValueError("is a plain text, which has no prompt; convert it with --to text")
 

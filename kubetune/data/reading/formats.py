@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kubetune.config.schema import RecordKind
 from kubetune.data.reading.fields import Fields, keys, listed, parsed, required, show, text_of
 from kubetune.data.reading.images import data_address
 from kubetune.data.reading.messages import IMAGE_TAG as IMAGE_TAG
 from kubetune.data.reading.messages import Turn, read_message, read_tools, read_turn
+from kubetune.data.reading.preferences import Side, judged_side_of, sides_of
 from kubetune.data.reading.refusals import require_no_preference, require_readable
 
 Value = Mapping[str, Any]
@@ -66,23 +68,40 @@ class Labelled:
     label: Label
 
 
-Example = Chat | Pair | Text | Labelled
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Two answers to one prompt, each as an example of its own, and by how much the chosen one is better, if known."""
+
+    chosen: Chat | Pair
+    rejected: Chat | Pair
+    margin: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An answer to a prompt, good or bad."""
+
+    answer: Chat | Pair
+    is_good: bool
+
+
+Example = Chat | Pair | Text | Labelled | Preference | Judged
 
 
 def convert(
-    value: Value, shape: str = "auto", columns: Mapping[str, str] | None = None, *, labelled: bool = False
+    value: Value, shape: str = "auto", columns: Mapping[str, str] | None = None, *, kind: RecordKind = "text"
 ) -> Example:
     """The normal form of a record, of which nobody asks what was left aside; see `read`."""
-    return read(value, shape, columns, labelled=labelled)[0]
+    return read(value, shape, columns, kind=kind)[0]
 
 
 def read(
-    value: Value, shape: str = "auto", columns: Mapping[str, str] | None = None, *, labelled: bool = False
+    value: Value, shape: str = "auto", columns: Mapping[str, str] | None = None, *, kind: RecordKind = "text"
 ) -> tuple[Example, tuple[str, ...]]:
     """The normal form of a record, and the keys of it that hold something and decide nothing.
 
-    `shape` is a key of SHAPES or `auto`; `columns` maps the names expected to the names in the file; `labelled` says
-    that the task is classification. Raises ValueError that says what was found and what was expected, also for keys
+    `shape` is a key of SHAPES or `auto`; `columns` maps the names expected to the names in the file; `kind` is what
+    the task learns from. Raises ValueError that says what was found and what was expected, also for keys
     that would make another thing of the record than its texts say: preferences, media, settings of a template.
     """
     columns = columns or {}
@@ -93,23 +112,57 @@ def read(
         if found not in value:
             raise ValueError(f"has no column {found!r}, which data.columns gives for {expected!r}; {keys(value)}")
         value = {**{key: item for key, item in value.items() if key != found}, expected: value[found]}
-    if not labelled and shape not in ("labelled", "text"):
+    if kind not in ("text", "labelled"):
+        example, unused = _read_preference(value, shape, kind)
+        return example, tuple(sorted({*unused, *replaced}))
+    if kind == "text" and shape not in ("labelled", "text"):
         require_no_preference(value, columns)
     record = Fields(value)
     for key in replaced:
         record.note_unused(key)
-    shape = detect(value, labelled=labelled) if shape == "auto" else shape
+    shape = detect(value, kind=kind) if shape == "auto" else shape
     if SHAPES[shape] in (_from_messages, _from_sharegpt, _from_alpaca, _from_pair):
         require_readable(record)
     return SHAPES[shape](record), record.unused
 
 
-def detect(value: Value, *, labelled: bool = False) -> str:
+def _read_preference(value: Value, shape: str, kind: RecordKind) -> tuple[Preference | Judged, set[str]]:
+    """Answers to be compared or judged, and the keys that hold something and decide nothing."""
+    if shape in ("text", "labelled"):
+        raise ValueError(f"is read as {shape} by `data.format`, which has no answers to compare; expected auto")
+    if kind == "judged":
+        side, is_good = judged_side_of(value, shape)
+        answer, unused = _read_side(side)
+        return Judged(answer, is_good), unused
+    margin = value.get("margin") if kind == "graded" else None
+    if margin is not None:
+        value = {key: item for key, item in value.items() if key != "margin"}
+        if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin):
+            raise ValueError(f"margin is {show(margin)}; expected a number: by how much the chosen answer is better")
+    (chosen, unused), (rejected, more) = map(_read_side, sides_of(value, shape))
+    if chosen == rejected:
+        raise ValueError("has the same answer as chosen and as rejected; expected two that differ")
+    return Preference(chosen, rejected, None if margin is None else float(margin)), unused | more
+
+
+def _read_side(side: Side) -> tuple[Chat | Pair, set[str]]:
+    record = Fields(side.record)
+    require_readable(record)
+    try:
+        answer = _from_pair(record)
+    except ValueError as error:
+        raise ValueError(str(error).replace("completion", side.name)) from None
+    if isinstance(answer, Chat) and all(m["role"] != "assistant" for m in answer.messages[answer.context :]):
+        raise ValueError(f"{side.name} holds no message of the assistant; expected the answer")
+    return answer, set(record.unused)
+
+
+def detect(value: Value, *, kind: RecordKind = "text") -> str:
     """The shape of a record by its keys, and by those that are null only where there are no others.
 
     Raises ValueError when it has none.
     """
-    if labelled:
+    if kind == "labelled":
         return "labelled"
     for there in ({key for key in value if value[key] is not None}, value.keys()):
         for shape, *needed in _MARKS:

@@ -13,7 +13,7 @@ from kubetune.data.reading.fields import Fields, parsed, show, text_of
 IMAGE_TAG: Final = "<image>"
 
 ROLES: Final = ("system", "user", "assistant", "tool")
-_SPEAKERS: Final = {
+SPEAKERS: Final = {
     "human": "user",
     "user": "user",
     "prompter": "user",
@@ -60,7 +60,7 @@ def read_turn(turn: Any, where: str, record: Fields) -> Turn:
     if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
         raise ValueError(f"{where} is {show(turn)}; expected an object with `from` and `value`")
     speaker = turn["from"]
-    role = _SPEAKERS.get(speaker) if isinstance(speaker, str) else None
+    role = SPEAKERS.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         raise ValueError(f"{where}.from is {show(speaker)}; expected human, gpt, system, function_call or observation")
     rest = {key: item for key, item in turn.items() if key not in ("from", "value") and item is not None}

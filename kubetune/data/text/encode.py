@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tokenizers import Encoding
 
-from kubetune.data.reading.formats import Chat, Example, Labelled, Pair, Text
+from kubetune.data.reading.formats import Chat, Example, Pair, Text
 from kubetune.data.text.bpe_cache import Words
 from kubetune.data.text.templates import Rendered
 from kubetune.data.text.tokenizer import Tokenizer
@@ -29,7 +29,8 @@ TrainOn = Literal["assistant", "all"]
 class Encoded:
     """One row: `ids`, and for each of them whether it is a label. The first never is: nothing predicts it.
 
-    Of a labelled text no token is a label; it has a `target` and token types (`segments`) instead.
+    Of a labelled text no token is a label; it has a `target` and token types (`segments`) instead. Of a pair, the
+    second sequence begins at `split`; 0 where there is one sequence only.
     """
 
     ids: list[int]
@@ -42,6 +43,23 @@ class Encoded:
     """In the order of their tokens."""
     image_notes: tuple[str, ...] = ()
     """Notes on them that are to be counted, as `image_processor.Seen` has them."""
+    split: int = 0
+
+    @property
+    def labels(self) -> int:
+        """Number of its labels: of its tokens, or the one that it has itself."""
+        return sum(self.trained) or (1 if self.segments else 0)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest sequence."""
+        return max(self.split, len(self.ids) - self.split)
+
+    @property
+    def sequences(self) -> tuple[tuple[list[int], list[bool]], ...]:
+        """Ids of each sequence, and whether they are labels."""
+        parts = (slice(0, self.split), slice(self.split, None)) if self.split else (slice(None),)
+        return tuple((self.ids[part], self.trained[part]) for part in parts)
 
 
 class Encoder:
@@ -163,8 +181,8 @@ class Encoder:
         starts[len(text)] = len(ids)
         return ids, starts
 
-    def _encode_plain(self, example: Pair | Text | Labelled) -> Encoded:
-        if isinstance(example, Labelled):
+    def _encode_plain(self, example: Example) -> Encoded:
+        if not isinstance(example, Pair | Text):
             raise ValueError("is a labelled text; set `task: sequence_classification`, or `data.format: text`")
         eos = self.tokenizer.eos_id
         if isinstance(example, Text):

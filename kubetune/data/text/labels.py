@@ -225,7 +225,7 @@ def _look_through(config: Config) -> Seen:
     for source in config.data.train:
         for record in read_source(source, Problems()):
             try:
-                example = convert(record.value, source.format, source.columns, labelled=True)
+                example = convert(record.value, source.format, source.columns, kind="labelled")
             except ValueError as error:
                 first_bad = first_bad or f"{record.where}: {error}"
                 continue

@@ -1,0 +1,227 @@
+"""Answers to be compared or judged, in every peer's spelling, as rows and as batches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kubetune.batching.feed import batch_of
+from kubetune.config.schema import Config, DataConfig, ModelConfig, RecordKind, SourceConfig
+from kubetune.data.prepared.pipeline import Batch, Result, Worker
+from kubetune.data.prepared.prepare import Prepared, prepare
+from kubetune.data.prepared.rows import Rows
+from kubetune.data.reading.formats import Chat, Judged, Pair, Preference, convert
+from kubetune.data.reading.readers import Record
+from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
+from kubetune.errors import DataError
+from tests.tiny import train_tokenizer
+
+ASKED, GOOD, BAD = (
+    {"role": "user", "content": "why?"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "assistant", "content": "no"},
+)
+SYSTEM = {"role": "system", "content": "be"}
+HUMAN, GPT, BOT = (
+    {"from": "human", "value": "why?"},
+    {"from": "gpt", "value": "yes"},
+    {"from": "gpt", "value": "no"},
+)
+
+CHATS: dict[str, dict[str, Any]] = {
+    "trl": {"prompt": [ASKED], "chosen": [GOOD], "rejected": [BAD]},
+    "trl, implicit prompt": {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
+    "ultrafeedback": {
+        "prompt": "why?", "prompt_id": "a", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD],
+        "messages": [ASKED, GOOD], "score_chosen": 8.5, "score_rejected": 7.0,
+    },
+    "hh": {"chosen": "\n\nHuman: why?\n\nAssistant: yes", "rejected": "\n\nHuman: why?\n\nAssistant: no"},
+    "hh in trl's style": {"prompt": "\n\nHuman: why?\n\nAssistant:", "chosen": " yes", "rejected": " no"},
+    "llama_factory sharegpt": {"conversations": [HUMAN], "chosen": GPT, "rejected": BOT},
+    "llama_factory alpaca": {"instruction": "why?", "input": "", "chosen": "yes", "rejected": "no"},
+    "llama_factory ranking": {"instruction": "why?", "input": "", "output": ["yes", "no"]},
+    "llama_factory openai": {"messages": [ASKED], "chosen": GOOD, "rejected": BAD},
+    "ms_swift": {"messages": [ASKED, GOOD], "rejected_response": "no"},
+    "ms_swift turns": {"messages": [ASKED, GOOD], "rejected_response": [BAD]},
+    "ms_swift messages": {"messages": [ASKED, GOOD], "rejected_messages": [ASKED, BAD]},
+    "axolotl chat_template": {"messages": [ASKED], "chosen": [GOOD], "rejected": "no"},
+    "axolotl argilla_chat": {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD], "chosen_rating": 5.0},
+    "axolotl intel": {"system": "", "question": "why?", "chosen": "yes", "rejected": "no"},
+    "axolotl icr": {"system": None, "input": "why?", "chosen": "yes", "rejected": "no"},
+    "axolotl argilla": {"instruction": "why?", "chosen_response": "yes", "rejected_response": "no"},
+    "axolotl prompt_pairs": {"system": "", "prompt": "why?", "chosen": "yes", "rejected": "no"},
+    "axolotl ultra": {"prompt": "why?", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
+}  # fmt: skip
+WANTED = Preference(Chat((ASKED, GOOD), context=1), Chat((ASKED, BAD), context=1))
+
+JUDGED: dict[str, dict[str, Any]] = {
+    "trl": {"prompt": [ASKED], "completion": [BAD], "label": False},
+    "ms_swift": {"messages": [ASKED, BAD], "label": False},
+    "llama_factory sharegpt": {"messages": [ASKED, BAD], "kto_tag": False},
+    "llama_factory alpaca": {"instruction": "why?", "input": "", "output": "no", "kto_tag": False},
+    "axolotl argilla": {"instruction": "why?", "completion": "no", "label": 0},
+    "axolotl argilla_chat": {"prompt": [ASKED], "completion": [ASKED, BAD], "label": "False"},
+    "axolotl intel": {"question": "why?", "completion": "no", "label": False},
+}
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_every_spelling_of_a_pair_is_one_pair(name: str) -> None:
+    assert convert(CHATS[name], kind="pair") == WANTED
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_every_spelling_of_a_judged_answer_is_one(name: str) -> None:
+    assert convert(JUDGED[name], kind="judged") == Judged(WANTED.rejected, False)
+
+
+def test_plain_texts_stay_plain_unless_the_format_says_messages() -> None:
+    record = {"prompt": "why?", "chosen": " yes", "rejected": " no"}
+    assert convert(record, kind="pair") == Preference(Pair("why?", " yes"), Pair("why?", " no"))
+    spoken = {"prompt": "why?", "chosen": "yes", "rejected": "no"}
+    assert convert(spoken, "messages", kind="pair") == WANTED
+    shared = {"chosen": "It is like this", "rejected": "It is love"}
+    assert convert(shared, kind="pair") == Preference(Pair("It is", " like this"), Pair("It is", " love"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_folder: Path) -> Tokenizer:
+    return load_tokenizer(ModelConfig(path=str(tokenizer_folder)))
+
+
+def encode(record: dict[str, Any], tokenizer: Tokenizer, kind: RecordKind = "pair", **data: Any) -> Result:
+    source = SourceConfig(path="a.jsonl")
+    settings = DataConfig(train=(source,), **data)
+    worker = Worker(tokenizer, settings, {"train": (source,)}, kind=kind)
+    return worker.encode(Batch(0, "train", [(0, Record("a.jsonl", 7, record))]))
+
+
+def prepared(folder: Path, records: list[dict[str, Any]], tokenizer: Path, **settings: Any) -> Prepared:
+    file = folder / "pairs.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    data = {"train": str(file), "cache": str(folder / "cache"), "num_proc": 1, **settings.pop("data", {})}
+    return prepare(Config.model_validate({"model": str(tokenizer), "task": "preference", "data": data, **settings}))
+
+
+def texts(rows: Rows, index: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    """Text of each sequence of a row, and of its labels."""
+    return [
+        tuple(tokenizer.decode(part.tolist(), skip_special_tokens=False) for part in (ids, ids[trained]))  # type: ignore[misc]
+        for ids, trained in rows.sequences(index)
+    ]
+
+
+def test_a_pair_is_one_row_and_two_sequences(tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> None:
+    longer = {"chosen": [SYSTEM, ASKED, GOOD], "rejected": [SYSTEM, ASKED, {**BAD, "content": "no, no and no"}]}
+    found = prepared(tmp_path, [CHATS["trl"], longer], tokenizer_folder)
+    start = "<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n"
+    assert found.train.splits is not None
+    assert found.train.targets is None
+    assert texts(found.train, 0, tokenizer) == [
+        (f"{start}yes<|im_end|>\n", "yes<|im_end|>"),
+        (f"{start}no<|im_end|>\n", "no<|im_end|>"),
+    ]
+    assert found.train.lengths.tolist() == [sum(len(ids) for ids, _ in found.train.sequences(i)) for i in (0, 1)]
+    assert found.longest == len(found.train.sequences(1)[1][0])
+    batch = batch_of(found.train, np.array([1, 0]), None)
+    sequences = [ids for i in (1, 0) for ids, _ in found.train.sequences(i)]
+    assert batch.cu_seqlens == (0, *np.cumsum([len(ids) for ids in sequences]).tolist())
+    assert batch.samples == (1, 0)
+    assert batch.input_ids.tolist() == np.concatenate(sequences).tolist()
+    assert batch.position_ids[list(batch.cu_seqlens[:-1])].tolist() == [0, 0, 0, 0]
+    assert batch.input_ids[batch.rows + 1].tolist() == batch.labels.tolist()
+
+
+def test_judged_answers_are_one_sequence_each_with_a_target(tmp_path: Path, tokenizer_folder: Path) -> None:
+    records = [JUDGED["trl"], {**JUDGED["trl"], "label": True}]
+    found = prepared(tmp_path, records, tokenizer_folder, preference={"loss": "kto"}).train
+    assert found.splits is None
+    assert not found.is_labelled
+    batch = batch_of(found, np.array([0, 1]), None)
+    assert batch.targets is not None
+    assert batch.targets.tolist() == [[0.0], [1.0]]
+    assert len(batch.labels) == int(found.trained_counts.sum()) > 2
+
+
+def test_a_reward_model_has_margins(tmp_path: Path, tokenizer_folder: Path) -> None:
+    records = [CHATS["trl"], {**CHATS["trl"], "margin": 2}]
+    found = prepared(tmp_path, records, tokenizer_folder, task="reward_model").train
+    assert found.targets is not None
+    assert found.targets.tolist() == [[0.0], [2.0]]
+    assert found.splits is not None
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "equal": ({"prompt": "a", "chosen": "b", "rejected": "b"}, "same answer"),
+    "equal conversations": ({"chosen": [ASKED, GOOD], "rejected": [ASKED, GOOD]}, "same answer"),
+    "empty": ({"prompt": "a", "chosen": "b", "rejected": ""}, "rejected is empty"),
+    "empty message": ({"prompt": [ASKED], "chosen": [GOOD], "rejected": [{**BAD, "content": " "}]}, "rejected[0]"),
+    "other prompts": (
+        {"chosen": [ASKED, GOOD], "rejected": [{**ASKED, "content": "who?"}, GOOD]},
+        "prompts that differ: message 1 of chosen is the user's",
+    ),
+    "another prompt beside": ({"prompt": "who?", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, "`prompt` that"),
+    "no answer": ({"chosen": [ASKED, GOOD], "rejected": [ASKED]}, "no rejected answer"),
+    "no rejected": ({"prompt": "a", "chosen": "b"}, "expected two answers"),
+    "two prompts": ({"prompt": "a", "question": "b", "chosen": "c", "rejected": "d"}, "`prompt` and `question`"),
+    "two chosen": ({"prompt": "a", "chosen": "b", "chosen_response": "c", "rejected": "d"}, "`chosen_response`"),
+    "half a conversation": ({"prompt": "a", "chosen": [ASKED, GOOD], "rejected": "d"}, "whole conversations"),
+    "no prompt": ({"chosen": "yes", "rejected": "no"}, "share no beginning"),
+    "other images": ({**CHATS["ms_swift"], "rejected_images": ["a.png"]}, "`rejected_images` other than"),
+    "images": ({**CHATS["trl"], "images": ["a.png"]}, "preferences are learnt of texts alone"),
+    "video": ({**CHATS["trl"], "videos": ["a.mp4"]}, "has `videos`"),
+    "answer of the user": ({"prompt": [ASKED], "chosen": [GOOD], "rejected": [ASKED]}, "one answer with its prompt"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_pair_is_refused_with_its_line(name: str, tokenizer: Tokenizer) -> None:
+    record, words = REFUSED[name]
+    ((where, problem),) = encode(record, tokenizer).problems
+    assert where == "a.jsonl:7"
+    assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"prompt": "a", "completion": "b"}, "expected a `label`"),
+        ({"prompt": "a", "completion": "b", "label": 2}, "expected true for a good answer"),
+        ({"prompt": "a", "completion": "b", "label": True, "kto_tag": False}, "say different things"),
+        ({**CHATS["trl"], "label": True}, "has two answers"),
+        ({"messages": [ASKED], "label": True}, "ends with a message of the user"),
+    ],
+)
+def test_what_is_not_judged_is_refused_with_its_line(record: dict[str, Any], words: str, tokenizer: Tokenizer) -> None:
+    ((where, problem),) = encode(record, tokenizer, "judged").problems
+    assert where == "a.jsonl:7"
+    assert words in problem
+
+
+def test_pairs_are_dropped_cut_or_refused_by_their_longest_answer(tokenizer: Tokenizer) -> None:
+    long = {"prompt": [ASKED], "chosen": [GOOD], "rejected": [{**BAD, "content": "no " * 60}]}
+    whole = encode(long, tokenizer).chunk
+    limit = whole.splits[0]
+    assert encode(long, tokenizer, max_length=limit).tally.overlong == 1
+    assert "tokens; data.max_length is" in encode(long, tokenizer, max_length=limit, overlong="error").problems[0][1]
+    cut = encode(long, tokenizer, max_length=limit, overlong="truncate")
+    assert cut.tally.truncated == 1
+    assert cut.chunk.tokens == whole.tokens[: 2 * limit]
+    assert cut.chunk.splits[0] == limit
+    away = encode(long, tokenizer, max_length=10, overlong="truncate")
+    assert away.tally.no_label == 1
+    assert not away.chunk.lengths
+
+
+def test_lost_pairs_end_the_preparation(tmp_path: Path, tokenizer_folder: Path) -> None:
+    with pytest.raises(DataError, match="would be left out"):
+        prepared(tmp_path, [CHATS["trl"]], tokenizer_folder, data={"max_length": 10, "overlong": "truncate"})
