@@ -37,9 +37,9 @@ _INTRODUCTION = """\
 _ALIASES = """\
 ## Other spellings
 
-Names that other tools use are accepted for the same setting, at the top of the file or, where they have no dot, in the
-section they lead to. Every key of `training` may stand at the top as well. Giving one setting in two spellings is an
-error.
+Names that other tools use, or earlier versions of kubetune, are accepted for the same setting, at the top of the file
+or, where they have no dot, in the section they lead to. Every key of `training` may stand at the top as well. Giving
+one setting in two spellings is an error.
 
 | written | means |
 |---|---|

@@ -20,7 +20,7 @@ from typing import Literal
 from kubetune.base.files import explained_writes
 from kubetune.cluster import pods, preparation
 from kubetune.cluster.preparation import cause_of_failure, find_pods
-from kubetune.cluster.runs import ending_of, read_progress, workload_kind
+from kubetune.cluster.runs import final_status, read_progress, workload_kind
 from kubetune.errors import USER, ConfigError, EnvironmentFault, KubetuneError
 from kubetune.kube_api.api_errors import Refused, Unreachable
 from kubetune.kube_api.client import Cluster, Object
@@ -249,7 +249,7 @@ class LogFollower:
         if state == "absent" and self._workload[1] == self._spec.name:
             state, _ = preparation.standing(self._cluster, self._spec, state, found)
         never_ends = state == "running" and self._spec.kubernetes.kind == "statefulset"
-        if never_ends and ending_of(workload, read_progress(self._cluster, self._spec, found)):
+        if never_ends and final_status(workload, read_progress(self._cluster, self._spec, found)):
             self._stays, self._last_line = True, time.monotonic()
             return True
         return state in ("done", "failed") or (state in ("absent", "stopped") and not going)

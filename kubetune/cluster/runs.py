@@ -59,7 +59,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ObservedRun:
     """A run at one moment. `pods` are the trainer's, by node and age; `progress` is in_pod's answer,
     or as much of it as is known without one.
 
@@ -205,7 +205,7 @@ def on_all(question: Callable[[S], T], asked: Sequence[S]) -> list[T]:
     return [answer.result() for answer in answers]
 
 
-def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
+def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
     """Everything there is to know about a run now."""
     workload = cluster.get(workload_kind(spec), spec.name)
     found = trainer_pods(cluster, spec)
@@ -217,14 +217,14 @@ def take_snapshot(cluster: Cluster, spec: RunSpec) -> Snapshot:
         reason = cause or reason
     progress, silence = ask_progress(cluster, spec, found)
     events = events_of(cluster, spec)
-    if state == "running" and (ending := ending_of(workload, progress)):
-        state, reason = _STATES.get(ending["code"], "failed"), ending["reason"]
+    if state == "running" and (ended := final_status(workload, progress)):
+        state, reason = _STATES.get(ended["code"], "failed"), ended["reason"]
     if progress is None and not silence:
         progress = left_progress(found)
     if progress is None:
         progress = noted_progress(cluster, spec) if state == "stopped" else logged_progress(cluster, found)
     last = find_cause(found, events)
-    return Snapshot(spec, workload, found, events, state, reason, progress, preparing, silence, last)
+    return ObservedRun(spec, workload, found, events, state, reason, progress, preparing, silence, last)
 
 
 def find_cause(found: Sequence[Object], events: Sequence[Object]) -> dict[str, Any] | None:
@@ -251,14 +251,20 @@ def find_cause(found: Sequence[Object], events: Sequence[Object]) -> dict[str, A
     return None
 
 
-def ending_of(workload: Object | None, progress: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Ending of a run whose pods go on: those of a StatefulSet, for a moment all, and those of `dev`, which idle.
+def exit_status_in(progress: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Exit status that a run's progress tells of; pods of an earlier kubetune call it `ending`."""
+    found: dict[str, Any] | None = (progress or {}).get("exit_status") or (progress or {}).get("ending")
+    return found
+
+
+def final_status(workload: Object | None, progress: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Exit status of a run whose pods go on: those of a StatefulSet, for a moment all, and those of `dev`, which idle.
 
     None also after an end that another start follows.
     """
-    ending: dict[str, Any] | None = (progress or {}).get("ending")
-    is_over = ending is not None and (ending["code"] in _FINAL or (workload is not None and pods.is_idling(workload)))
-    return ending if is_over else None
+    ended = exit_status_in(progress)
+    is_over = ended is not None and (ended["code"] in _FINAL or (workload is not None and pods.is_idling(workload)))
+    return ended if is_over else None
 
 
 def read_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Other tools' names for our settings: one table, read when a config is loaded and printed in docs/config.md.
+"""Other tools' names for our settings, and our own earlier ones: a table, read by loading, shown in docs/config.md.
 
 Only names whose meaning is the same are here. Those that need judgement belong to `kubetune import`.
 """
@@ -136,6 +136,15 @@ ALIASES: dict[str, Alias] = {
     "nnodes": Alias("compute.nodes"),
     "num_nodes": Alias("compute.nodes"),
 }
+
+RENAMED = {
+    "training.lean": "training.fused_forwards",
+    "training.probe": "training.preflight",
+    "logging.samples": "logging.before_after",
+}
+"""Our own names of earlier versions: in run files, and in the configs that run directories keep."""
+
+ALIASES |= {old.removeprefix("training."): Alias(new) for old, new in RENAMED.items()}
 
 # Every key of `training` is Hugging Face's own and may stand at the top of the file, as it does there.
 ALIASES |= {name: Alias(f"training.{name}") for name in TrainingConfig.model_fields}

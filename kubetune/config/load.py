@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 
 from kubetune.base.files import StrPath
 from kubetune.config import json_schema, organisation
-from kubetune.config.aliases import canonical, canonical_file
+from kubetune.config.aliases import RENAMED, canonical, canonical_file
 from kubetune.config.environment import max_samples, read_variables
 from kubetune.config.problems import explain
 from kubetune.config.provenance import Entry, KeyPath, Origin, Problem, Tree, dotted
@@ -180,8 +180,8 @@ def load_resolved(source: Mapping[str, Any] | Path, where: str = "resolved confi
     `where` the data came from, in words.
     """
     try:
-        text = source.read_text("utf-8") if isinstance(source, Path) else json.dumps(source)
-        return Config.model_validate_json(text, strict=True)
+        values = json.loads(source.read_text("utf-8")) if isinstance(source, Path) else source
+        return Config.model_validate_json(json.dumps(_renamed(values)), strict=True)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[:_SHOWN_PROBLEMS]
         reason = "; ".join(f"{dotted(one['loc'])}: {one['msg']}".removeprefix(": ") for one in wrong)
@@ -189,6 +189,18 @@ def load_resolved(source: Mapping[str, Any] | Path, where: str = "resolved confi
         reason = str(error)
     name = source if isinstance(source, Path) else where
     raise ConfigError(f"{name}: not a config written by this version of kubetune, or a damaged one: {reason}")
+
+
+def _renamed(values: Any) -> Any:
+    """`resolved` data of any version with the keys of this one."""
+    if not isinstance(values, Mapping):
+        return values
+    values = dict(values)
+    for old, new in RENAMED.items():
+        (section, was), now = old.split("."), new.split(".")[1]
+        if isinstance(there := values.get(section), Mapping) and was in there:
+            values[section] = {now if key == was else key: value for key, value in there.items()}
+    return values
 
 
 def read_config(run_dir: Path) -> Config:

@@ -85,7 +85,7 @@ def shortened(config: Config, steps: int) -> Config:
         update={
             "training": config.training.model_copy(update={**only, "early_stopping_patience": None}),
             "tracking": TrackingConfig(),
-            "logging": config.logging.model_copy(update={"report_json": None, "samples": 0}),
+            "logging": config.logging.model_copy(update={"report_json": None, "before_after": 0}),
             "kubernetes": None,
             "push": None,
             "mirror": None,

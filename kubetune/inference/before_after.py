@@ -1,5 +1,5 @@
 """Answers of a run's model to rows it was not trained on, before training and at each checkpoint that was kept:
-samples.jsonl, for its report.
+before_after.jsonl, for its report.
 
     python -m kubetune.inference.before_after RUN_DIR [N]
 
@@ -45,11 +45,11 @@ _MOST_CHARACTERS = 4000
 
 
 def main(argv: Sequence[str]) -> int:
-    """Record the samples of a run that has ended; returns an exit code."""
+    """Record the answers for a run that has ended; returns an exit code."""
     run_dir = Path(argv[0])
     logs.configure("INFO")
     try:
-        number = int(argv[1]) if len(argv) > 1 else read_config(run_dir).logging.samples
+        number = int(argv[1]) if len(argv) > 1 else read_config(run_dir).logging.before_after
         record(run_dir, number)
     except errors.KubetuneError as error:
         logs.ERROR.error("%s", error)
@@ -67,7 +67,7 @@ def record(run_dir: Path, number: int) -> Path:
         raise errors.ConfigError(f"{run_dir} is a run of task {config.task}, which writes nothing that could be shown")
     rows = prepare(config).eval
     if rows is None:
-        raise errors.ConfigError(f"{run_dir} has no evaluation data to take samples from; set data.eval")
+        raise errors.ConfigError(f"{run_dir} has no evaluation data to ask it about; set data.eval")
     questions, before, best, after = _ask_best(run_dir, rows, number)
     said = {best: after}
     for step in steps(run_dir):
@@ -86,11 +86,11 @@ def record(run_dir: Path, number: int) -> Path:
         }
         for i, question in enumerate(questions)
     ]
-    path = run_dir / metrics.SAMPLES
+    path = run_dir / metrics.BEFORE_AFTER
     text = "".join(f"{json.dumps(line, ensure_ascii=False, default=str)}\n" for line in lines)
     files.write_atomic(path, text, within=run_dir)
     kept = counted(len(said), "checkpoint")
-    logs.RESULT.info("%s before and after training, at %s: %s", counted(len(lines), "sample"), kept, path)
+    logs.RESULT.info("%s before and after training, at %s: %s", counted(len(lines), "row"), kept, path)
     return path
 
 

@@ -58,11 +58,11 @@ def tune(learner: Learner, config: Config, workload: Workload, device: torch.dev
         some = "all" if layers is None else f"the first {layers}"
         logs.MODEL.info("activations of %s layers are recomputed in the backward", some)
         recompute_activations(model, layers)
-    if training.lean and route.padding_free:
+    if training.fused_forwards and route.padding_free:
         pointwise.plan_compile(fused)
-        swapped = fused_forwards.make_lean(model, fused=fused, undo=learner.undo)
+        swapped = fused_forwards.swap_forwards(model, fused=fused, undo=learner.undo)
         logs.MODEL.debug(
-            "cheaper forwards: %s", ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none"
+            "fused forwards: %s", ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none"
         )
         if fused:
             logs.MODEL.info("pointwise kernels are compiled after the first step, which waits for none")

@@ -1,4 +1,4 @@
-"""Cheaper forwards for modules of an unmodified Hugging Face + PEFT model. Names, parameters and saving stay.
+"""Fused forwards for modules of an unmodified Hugging Face + PEFT model. Names, parameters and saving stay.
 
 LoRA layers and dropout are known by their class, and tests hold them to PEFT's and torch's own; norms, SwiGLU and
 rotary embeddings are recognised by their structure and proved equal on the model at hand before they are swapped.
@@ -27,7 +27,7 @@ from kubetune.models.padding_free import language_model, unwrap
 Forward = Callable[..., Tensor]
 
 
-def make_lean(model: nn.Module, *, fused: bool, undo: ExitStack) -> Counter[str]:
+def swap_forwards(model: nn.Module, *, fused: bool, undo: ExitStack) -> Counter[str]:
     """Swap what can be swapped; with `fused` also what pays only when compiled. Returns how many of each kind.
 
     `undo` takes back what was swapped for all models of an architecture.

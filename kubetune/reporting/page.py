@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 AXES = {"tokens": "tokens", "epoch": "epochs", "hours": "hours in steps"}
 """Axes that charts can be drawn over, other than steps."""
 _EVALUATIONS = 24
-_SAMPLES = 12
+_ANSWERS = 12
 _CLASSES = 40
 COLOURS = 12
 """Of lines and runs in the style sheet; runs beyond them are told apart by their letters alone."""
@@ -224,8 +224,8 @@ def _run_facts(run: RunRecord) -> dict[str, Any]:
         "evaluation": _evaluations(run),
         "best_step": best["step"] if best else None,
         "matrix": _matrix(run.evaluation),
-        "samples": run.samples[:_SAMPLES],
-        "sample_count": len(run.samples),
+        "answers": run.answers[:_ANSWERS],
+        "answer_count": len(run.answers),
         "splits": _splits(run),
         "ranks": _ranks(run),
         "config_text": as_yaml(run.config),
@@ -426,7 +426,7 @@ def _comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "packages": packages,
         "same_data": _same_data(runs, names),
         "damage": [(name, line) for name, run in zip(names, runs, strict=True) for line in _damage(run)],
-        "samples": _answers(runs),
+        "answers": _answers(runs),
     }
 
 
@@ -444,10 +444,10 @@ def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
 
 
 def _answers(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Samples of the same request, with what each run answers."""
+    """Requests, with what each run answers to them."""
     found: dict[str, dict[str, Any]] = {}
     for i, run in enumerate(runs):
-        for sample in run.samples:
-            entry = found.setdefault(sample["prompt"], {"sample": sample, "answers": [None] * len(runs)})
-            entry["answers"][i] = sample["after"]
-    return sorted(found.values(), key=lambda entry: entry["answers"].count(None))[:_SAMPLES]
+        for line in run.answers:
+            entry = found.setdefault(line["prompt"], {"request": line, "answers": [None] * len(runs)})
+            entry["answers"][i] = line["after"]
+    return sorted(found.values(), key=lambda entry: entry["answers"].count(None))[:_ANSWERS]

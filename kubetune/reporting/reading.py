@@ -19,7 +19,7 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.planning.plan import Plan
 from kubetune.reporting.numbers import Numbers, read_numbers
-from kubetune.rundir import metrics
+from kubetune.rundir import metrics, older_files
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
 from kubetune.rundir.exit_status import ExitStatus, read_exit_status
 
@@ -61,7 +61,7 @@ class RunRecord:
     report: dict[str, Any]
     data: dict[str, Any]
     evaluation: dict[str, Any]
-    samples: Lines
+    answers: Lines
     checkpoints: Sequence[Checkpoint]
     incidents: Sequence[Incident]
     exit_status: ExitStatus | None
@@ -111,7 +111,7 @@ def read_run(run_dir: Path, points: int = POINTS) -> RunRecord:
         report=report,
         data=_object(run_dir / metrics.DATA, damage),
         evaluation=_object(run_dir / metrics.EVALUATION, damage),
-        samples=_lines(run_dir / metrics.SAMPLES, damage),
+        answers=_lines(older_files.before_after(run_dir), damage),
         checkpoints=_checkpoints(run_dir / "checkpoints", damage),
         incidents=[*_incidents(run_dir, events, damage), *_runaway(report)],
         exit_status=read_exit_status(run_dir),

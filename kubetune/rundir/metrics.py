@@ -39,7 +39,7 @@ DATA = "data.json"
 """Data that the run learnt from: statistics and lengths of its prepared rows."""
 EVALUATION = "evaluation.json"
 """Result of the last `kubetune evaluate`."""
-SAMPLES = "samples.jsonl"
+BEFORE_AFTER = older_files.BEFORE_AFTER
 """Prompts with what was expected and what the model said before and after, where somebody asked."""
 
 _COUNTED = (
@@ -171,7 +171,7 @@ def _is_event(line: Mapping[str, Any]) -> bool:
     return is_dated and isinstance(line.get("event"), str)
 
 
-def _is_sample(line: Mapping[str, Any]) -> bool:
+def _is_answered(line: Mapping[str, Any]) -> bool:
     """Lines of earlier versions have no `answers` by step and no `messages`."""
     turns, answers = line.get("messages", []), line.get("answers", [])
     return (
@@ -184,7 +184,14 @@ def _is_sample(line: Mapping[str, Any]) -> bool:
     )
 
 
-_IS_GOOD = {METRICS: _is_step, TIMINGS: _is_timing, LOAD: _is_step, EVENTS: _is_event, SAMPLES: _is_sample}
+_IS_GOOD = {
+    METRICS: _is_step,
+    TIMINGS: _is_timing,
+    LOAD: _is_step,
+    EVENTS: _is_event,
+    BEFORE_AFTER: _is_answered,
+    older_files.SAMPLES: _is_answered,
+}
 """Tests that every whole line of a file passes, and a damaged one may not."""
 
 

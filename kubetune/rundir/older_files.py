@@ -14,6 +14,9 @@ from kubetune.errors import EnvironmentFault
 REPORT_VERSION = 2
 """`schema_version` of report.json; 2 renamed keys of what is forecast and what came."""
 
+BEFORE_AFTER, SAMPLES = "before_after.jsonl", "samples.jsonl"
+"""The file of answers before and after training, and what it was called once."""
+
 _EVENTS = {"probe": "preflight"}
 _PREFLIGHT = {"foreseen_bytes": "forecast_bytes"}
 _REPORT = {"probe": "preflight", "hindsight": "actuals"}
@@ -25,6 +28,12 @@ _ACTUALS = {
         "of_a_device_and_hour": "per_device_hour",
     },
 }  # fmt: skip
+
+
+def before_after(run_dir: Path) -> Path:
+    """Path of the answers before and after training, by the file's name or by its earlier one."""
+    new, old = run_dir / BEFORE_AFTER, run_dir / SAMPLES
+    return old if old.exists() and not new.exists() else new
 
 
 def event(line: dict[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def progress(run_dir: Path) -> dict[str, Any]:
         "saved_step": _newest_checkpoint(run_dir),
         "restarts": max(0, sum(event["event"] == "launch" and event.get("node") == 0 for event in events) - 1),
         "last_exit": _cause(events),
-        "ending": asdict(status) if status else None,
+        "exit_status": asdict(status) if status else None,
     }
 
 

@@ -26,7 +26,7 @@ from kubetune.supervisor.place import RESOLVED, Place, read_place, read_plan
 
 PREPARE = "kubetune.data.prepared.prepare_worker"
 WORKER = "kubetune.worker"
-SAMPLES = "kubetune.inference.before_after"
+BEFORE_AFTER = "kubetune.inference.before_after"
 
 # After losing a peer on another node: time for that node's own, telling report to arrive on a shared disk.
 _PEER_REPORT_SECONDS = 2.0
@@ -77,7 +77,7 @@ def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worke
         line = f"kubetune: {told}ended with exit code {status.code}, logs in {run_dir / 'logs'}"
         print(logs.scrub(line), file=sys.stderr)
     elif place.node == 0:
-        _sample(run_dir, relay)
+        _ask_before_after(run_dir, relay)
         _push(run_dir, relay)
     return status.code
 
@@ -87,19 +87,20 @@ def _progress(run_dir: Path) -> dict[str, Any] | None:
     from kubetune.rundir.status import progress
 
     try:
-        return {key: told for key, told in progress(run_dir).items() if key not in ("ending", "last_exit")}
+        return {key: told for key, told in progress(run_dir).items() if key not in ("exit_status", "last_exit")}
     except (errors.KubetuneError, OSError, ValueError, KeyError):
         return None  # damaged files are told of by whoever reads them
 
 
-def _sample(run_dir: Path, relay: Relay) -> None:
+def _ask_before_after(run_dir: Path, relay: Relay) -> None:
     """Answers before and after training, where the config asks for some; when the ranks' memory is free again."""
-    wanted = files.read_object(run_dir / RESOLVED).get("logging", {}).get("samples")
-    if relay.stopping or not wanted:
+    from kubetune.config.load import read_config
+
+    if relay.stopping or not read_config(run_dir).logging.before_after:
         return
-    if relay.run(processes.module(SAMPLES, run_dir), os.environ) != errors.OK:
-        again = f"python -m {SAMPLES} {run_dir}"
-        print(f"kubetune: no samples; the run is done all the same. Again: {again}", file=sys.stderr)
+    if relay.run(processes.module(BEFORE_AFTER, run_dir), os.environ) != errors.OK:
+        again = f"python -m {BEFORE_AFTER} {run_dir}"
+        print(f"kubetune: no answers before and after; the run is done all the same. Again: {again}", file=sys.stderr)
 
 
 def _push(run_dir: Path, relay: Relay) -> None:

@@ -122,7 +122,7 @@ def _train(
         record_start(run, state, run_dir)
     if config.training.fp8:
         fp8.adopt(learner.model, world.device, lambda: warm_up.loss_ahead(run, state))
-    if config.training.probe:
+    if config.training.preflight:
         preflight.rehearse(run, state)
     stop.defer()
     with open_run_log(config, plan, run_dir, world, state) as run_log, run.checkpointer, learner.undo:

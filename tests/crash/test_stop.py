@@ -72,7 +72,7 @@ def test_stopped_in_the_rehearsal_before_the_first_step(
     toy_inputs: Path, tmp_path: Path, uninterrupted: Any, world_size: int, point: str
 ) -> None:
     """Nothing to save; of two ranks the kernel ends them, whatever library they are in."""
-    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"probe": True}, **LORA), world_size)
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"preflight": True}, **LORA), world_size)
     codes = stop_at(run_dir, world_size, point, 1)
     assert codes[0] == (errors.PREEMPTED if world_size == 1 else -signal.SIGTERM)
     assert checkpoints.steps(run_dir) == []

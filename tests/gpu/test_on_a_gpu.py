@@ -24,7 +24,7 @@ from kubetune.models import compiled_layers
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.attention import hooks
 from kubetune.models.attention.blockwise import Rule, block_attention
-from kubetune.models.fused_forwards import make_lean
+from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.kernels import fp8, pointwise
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention
@@ -84,7 +84,7 @@ def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(name: 
     _, exact = reference_gradients(model, rows)
     model = model.to(DEVICE, torch.bfloat16)
     recompute_activations(model, 1)
-    make_lean(model, fused=True, undo=ExitStack())
+    swap_forwards(model, fused=True, undo=ExitStack())
     assert relative_error(gradients_on_gpu(model, rows), exact) <= HALF
 
 
@@ -96,7 +96,7 @@ def test_compiled_layers_are_exact_and_need_no_other_graph(name: str, recompute:
     model, batches = build_model(name, PROMISED[name]), [random_rows(), random_rows((50, 90, 7), seed=1)]
     exact = [reference_gradients(model, rows)[1] for rows in batches]
     model = model.to(DEVICE)
-    make_lean(model, fused=True, undo=ExitStack())
+    swap_forwards(model, fused=True, undo=ExitStack())
     if recompute:
         recompute_activations(model)
 

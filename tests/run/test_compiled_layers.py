@@ -20,7 +20,7 @@ from kubetune.batching.batch import collate
 from kubetune.config.schema import LoraConfig
 from kubetune.models import acceleration, compiled_layers
 from kubetune.models.acceleration import recompute_activations
-from kubetune.models.fused_forwards import make_lean
+from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.kernels import fp8, pointwise
 from kubetune.models.learner import Learner
 from kubetune.models.lora import add_lora
@@ -93,7 +93,7 @@ def compiled(task: Learner) -> tuple[Learner, compiled_layers.CompiledLayers]:
 def compare(model: Any, tolerance: float = EXACT, *, fused: bool | None = True, recompute: int | None = 0) -> None:
     """Gradients of all packed batches, plain and by compiled layers, for which the first one's graphs are enough.
 
-    `fused`: what `make_lean` is told; None where it has been called.
+    `fused`: what `swap_forwards` is told; None where it has been called.
     """
     task = Learner(model, choose_attention(model))
     assert task.route.padding_free
@@ -101,7 +101,7 @@ def compare(model: Any, tolerance: float = EXACT, *, fused: bool | None = True, 
     if fused:
         pointwise.compile_pointwise()
     if fused is not None:
-        make_lean(model, fused=fused, undo=ExitStack())
+        swap_forwards(model, fused=fused, undo=ExitStack())
     if recompute != 0:
         recompute_activations(model, recompute)
     task, layers = compiled(task)
@@ -149,7 +149,7 @@ def test_dora_stays_exact() -> None:
 @compiles
 def test_layers_in_8_bit_floats_give_what_they_give_without_compiling() -> None:
     model = build_model("llama", SHAPES["llama"], dtype=torch.bfloat16)
-    make_lean(model, fused=False, undo=ExitStack())
+    swap_forwards(model, fused=False, undo=ExitStack())
     assert fp8.round_layers(model)
     compare(model, 0.1, fused=None)  # other roundings of bf16 flip some of 8 bits
 
@@ -164,7 +164,7 @@ def test_dropout_draws_by_the_seed_alike_in_layers_that_recompute() -> None:
         model = add_lora(base, settings, task_type="CAUSAL_LM", seed=0)
         randomize_lora(model)
         task = Learner(model, choose_attention(model))
-        make_lean(model, fused=False, undo=ExitStack())
+        swap_forwards(model, fused=False, undo=ExitStack())
         if recompute is None:
             recompute_activations(model, None)
         task, layers = compiled(task)
@@ -198,7 +198,7 @@ def test_layers_run_as_they_are_where_compiling_them_fails(
     """The last layer leaves out rows, which makes it another graph than the first: one too many for a limit of one."""
     model = build_model("llama", {**PROMISED["llama"], "num_hidden_layers": 2})
     task = Learner(model, choose_attention(model))
-    make_lean(model, fused=False, undo=ExitStack())
+    swap_forwards(model, fused=False, undo=ExitStack())
     expected = learn(task, 1)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     from torch._dynamo import config

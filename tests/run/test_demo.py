@@ -49,7 +49,7 @@ def test_the_summary_names_what_is_there(finished: tuple[Path, str]) -> None:
     adapter = folder / re.search(r"^adapter +(.+)$", printed, re.M)[1]
     base = AutoModelForCausalLM.from_pretrained(demo.EMBEDDED / "model")
     assert PeftModel.from_pretrained(base, adapter).peft_config["default"].r == 16
-    assert len(re.findall("^request", printed, re.M)) == demo.SAMPLES
+    assert len(re.findall("^request", printed, re.M)) == demo.SHOWN
 
 
 def test_the_next_command_works(finished: tuple[Path, str]) -> None:

@@ -54,7 +54,7 @@ def test_a_preflight_changes_no_bit_and_leaves_nothing(
         sections["model"] = {"path": str(inputs / "model"), "dtype": dtype}
     training = {"max_steps": 4, **training}
     plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, training, **sections), world_size)
-    config = toy.make_config(inputs, {**training, "probe": True}, **sections)
+    config = toy.make_config(inputs, {**training, "preflight": True}, **sections)
     rehearsed = toy.finished(tmp_path / "probed", config, world_size)
     assert toy.digests(plain) == toy.digests(rehearsed)
     assert {p.name for p in (plain / "checkpoints").iterdir()} == {
@@ -73,7 +73,7 @@ def test_a_preflight_changes_no_bit_and_leaves_nothing(
 def test_a_kill_in_its_save_leaves_nothing_and_what_goes_on_is_not_rehearsed_again(
     inputs: Path, tmp_path: Path
 ) -> None:
-    config = toy.make_config(inputs, {"max_steps": 4, "probe": True})
+    config = toy.make_config(inputs, {"max_steps": 4, "preflight": True})
     run_dir = toy.make_run(tmp_path / "killed", config)
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:commit.sealed"}) == [-signal.SIGKILL]
     assert [path.name[:11] for path in hidden(run_dir)][:1] == [".preflight."]
@@ -87,7 +87,7 @@ def test_a_kill_in_its_save_leaves_nothing_and_what_goes_on_is_not_rehearsed_aga
 
 
 def test_what_does_not_fit_ends_before_step_1_with_what_would(inputs: Path, tmp_path: Path) -> None:
-    config = toy.make_config(inputs, {"probe": True}, compute={"memory": "200Mi"})
+    config = toy.make_config(inputs, {"preflight": True}, compute={"memory": "200Mi"})
     run_dir = toy.make_run(tmp_path / "run", config)
     assert toy.train(run_dir) == [errors.ENVIRONMENT]
     assert metrics.read_metrics(run_dir) == []
@@ -123,7 +123,7 @@ def test_memory_that_runs_out_is_explained(inputs: Path, tmp_path: Path, is_rehe
         for number in range(4):
             file.write(json.dumps({"prompt": f"{number} " + "the lazy dog " * 5000, "completion": " what"}) + "\n")
     data = {"train": str(tmp_path / "long.jsonl"), "eval": None, "max_length": 100_000}
-    config = toy.make_config(inputs, {"probe": is_rehearsed, "global_batch_size": 2}, data=data)
+    config = toy.make_config(inputs, {"preflight": is_rehearsed, "global_batch_size": 2}, data=data)
     run_dir = toy.make_run(tmp_path / "run", config)
     with started(train_in_little, 1, str(run_dir), 500) as processes:
         codes = wait_all(processes)

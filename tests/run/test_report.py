@@ -280,7 +280,7 @@ def test_what_data_say_is_shown_and_not_run(run_dir: Path, tmp_path: Path) -> No
     copy = shutil.copytree(run_dir, tmp_path / "copy", symlinks=True)
     evil = "</script><script>alert(1)</script>"
     sample = {"prompt": evil, "expected": "a", "before": "b", "after": " a "}
-    (copy / metrics.SAMPLES).write_text(json.dumps(sample) + "\n")
+    (copy / metrics.BEFORE_AFTER).write_text(json.dumps(sample) + "\n")
     matrix = {"confusion": [[3, 1], [0, 4]], "names": ["<b>good", "bad"], "checkpoint": "best", "data": "dev.tsv"}
     (copy / metrics.EVALUATION).write_text(json.dumps(matrix))
     page = Page(write_report([copy], tmp_path / "report.html"))

@@ -25,7 +25,7 @@ DRAWN = "document.querySelector('[data-chart=\"{0}\"] canvas').toDataURL()"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two runs of 120 and 240 steps, with evaluations, a spike, and samples of long words."""
+    """Two runs of 120 and 240 steps, with evaluations, a spike, and answers of long words."""
     folder = tmp_path_factory.mktemp("runs")
     found = []
     for steps in (120, 240):
@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         settings = json.loads((run_dir / "resolved.json").read_text())
         (run_dir / "resolved.json").write_text(json.dumps({**settings, "name": run_dir.name, "output": "x" * 200}))
         sample = {"prompt": "request " * 40, "expected": "e" * 150, "before": "b", "after": "a"}
-        (run_dir / metrics.SAMPLES).write_text(json.dumps(sample) + "\n")
+        (run_dir / metrics.BEFORE_AFTER).write_text(json.dumps(sample) + "\n")
         looks = [{"step": s, "cpu_percent": 40.0, "memory_bytes": 2**30, "gpus": []} for s in range(1, steps, 9)]
         (run_dir / metrics.LOAD).write_text("".join(json.dumps(look) + "\n" for look in looks))
         found.append(run_dir)

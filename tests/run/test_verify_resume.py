@@ -134,9 +134,14 @@ def test_a_run_that_fails_is_no_verdict(inputs: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_leaves_this_machine(inputs: Path) -> None:
-    outlets = {"push": "org/model", "mirror": "s3://bucket/run", "tracking": {"mlflow": {}}, "logging": {"samples": 4}}
+    outlets = {
+        "push": "org/model",
+        "mirror": "s3://bucket/run",
+        "tracking": {"mlflow": {}},
+        "logging": {"before_after": 4},
+    }
     short = verify_resume.shortened(toy.make_config(inputs, **outlets), STEPS)
-    assert (short.push, short.mirror, short.tracking.mlflow, short.logging.samples) == (None, None, None, 0)
+    assert (short.push, short.mirror, short.tracking.mlflow, short.logging.before_after) == (None, None, None, 0)
 
 
 def run_verb(*args: str) -> subprocess.CompletedProcess[str]:

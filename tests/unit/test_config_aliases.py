@@ -29,6 +29,12 @@ def test_no_alias_hides_a_key() -> None:
     assert not ALIASES.keys() & json_schema.keys(json_schema.schema()).keys()
 
 
+@pytest.mark.parametrize("text", ["training: {lean: false, probe: true}", "lean: false\nprobe: true"])
+def test_our_own_earlier_names_are_still_understood(tmp_path: Path, text: str) -> None:
+    config = load(tmp_path, f"model: a/b\ndata: {{train: a.jsonl}}\nlogging: {{samples: 2}}\n{text}\n")
+    assert (config.training.fused_forwards, config.training.preflight, config.logging.before_after) == (False, True, 2)
+
+
 LLAMA_FACTORY = """\
 model_name_or_path: Qwen/Qwen3-4B
 finetuning_type: lora

@@ -22,7 +22,7 @@ from kubetune.rundir import metrics
 
 EMBEDDED = Path(__file__).parent / "embedded"
 HELD_OUT = EMBEDDED / "data" / "heldout.jsonl"
-SAMPLES = 3
+SHOWN = 3
 NEXT_PROMPT = "Please bounce wallet in staging."
 
 RUN_FILE = """\
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         return code
     answers = compare(run_dir)
     lines = (json.dumps(asdict(row), ensure_ascii=False) for row in answers)
-    write_atomic(run_dir / metrics.SAMPLES, "".join(f"{line}\n" for line in lines))
+    write_atomic(run_dir / metrics.BEFORE_AFTER, "".join(f"{line}\n" for line in lines))
     show(answers, run_file, run_dir, time.monotonic() - began)
     return errors.OK
 
@@ -125,7 +125,7 @@ def show(answers: Sequence[Answer], run_file: Path, run_dir: Path, seconds: floa
         ("  before", f"{exact_match(expected, [row.before for row in answers]):.0%}"),
         ("  after", f"{exact_match(expected, [row.after for row in answers]):.0%}"),
     ]
-    for row in answers[:SAMPLES]:
+    for row in answers[:SHOWN]:
         lines += [("", ""), ("request", row.prompt), ("  before", row.before), ("  after", row.after)]
     lines += [
         ("", ""),

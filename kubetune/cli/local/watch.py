@@ -253,14 +253,14 @@ def look_here(run_dir: Path, log_rank: int = 0) -> RunView:
 
     name = read_config(run_dir).name or run_dir.absolute().name
     status = read_status(run_dir, log_rank)
-    ending = status["progress"]["ending"]
-    if ending is None:
+    ended = status["progress"]["exit_status"]
+    if ended is None:
         silent = min((rank["silent_seconds"] for rank in status["ranks"]), default=None)
         state = "running" if silent is not None and silent < 30 else "waiting"
         why = "" if state == "running" else "no rank has said where it is: it starts, has just ended, or was cut off"
         return RunView(name, state, why, status)
-    state = {0: "done", 143: "stopped"}.get(ending["code"], "failed")
-    return RunView(name, state, "" if ending["reason"] == exit_status.DONE else ending["reason"], status, is_over=True)
+    state = {0: "done", 143: "stopped"}.get(ended["code"], "failed")
+    return RunView(name, state, "" if ended["reason"] == exit_status.DONE else ended["reason"], status, is_over=True)
 
 
 def look_there(cluster: Any, spec: Any, log_rank: int = 0) -> RunView:
@@ -268,20 +268,20 @@ def look_there(cluster: Any, spec: Any, log_rank: int = 0) -> RunView:
     from kubetune.cli.local.watch_screen import RunView
     from kubetune.cli.remote.status import facts
     from kubetune.cluster.gpus import query_gpus
-    from kubetune.cluster.runs import ask, running, take_snapshot
+    from kubetune.cluster.runs import ask, observe, running
 
-    snapshot = take_snapshot(cluster, spec)
-    told, targets = facts(snapshot), running(cluster, spec)
+    observed = observe(cluster, spec)
+    told, targets = facts(observed), running(cluster, spec)
     # without a pod to ask, what is known from logs and notes
     status: dict[str, Any] = {"progress": told}
-    if targets and not snapshot.silence:
+    if targets and not observed.silence:
         with suppress(EnvironmentFault):  # it has gone since it was asked for progress
             # An image of an earlier version knows the log of rank 0 only.
             (status,) = ask(cluster, targets[0], "status", spec.run_dir, *([str(log_rank)] if log_rank else []))
         if len(targets) > 1 and status.get("gpus"):
             found = query_gpus(cluster, targets)
             status["gpus"] = [{"node": node.node, **gpu} for node in found for gpu in node.rows]
-    why = told["why"] or (snapshot.silence and f"its pods cannot be asked: {snapshot.silence.splitlines()[0]}")
+    why = told["why"] or (observed.silence and f"its pods cannot be asked: {observed.silence.splitlines()[0]}")
     pods = f"{sum(pod['phase'] == 'Running' for pod in told['pods'])} of {told['nodes']} pods running"
-    is_over = snapshot.state in ("done", "failed", "stopped", "absent")
-    return RunView(spec.name, snapshot.state, why, status, is_over=is_over, where=f"{told['namespace']}, {pods}")
+    is_over = observed.state in ("done", "failed", "stopped", "absent")
+    return RunView(spec.name, observed.state, why, status, is_over=is_over, where=f"{told['namespace']}, {pods}")

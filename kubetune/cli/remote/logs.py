@@ -163,13 +163,13 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
 def _state(cluster: Cluster, spec: RunSpec, *, follow: bool) -> State:
     """State of the run; a StatefulSet that is followed, whose pods stay after the end, is done then."""
     from kubetune.cluster.pods import state_of
-    from kubetune.cluster.runs import ending_of, read_progress, trainer_pods, workload_kind
+    from kubetune.cluster.runs import final_status, read_progress, trainer_pods, workload_kind
 
     found = trainer_pods(cluster, spec)
     workload = cluster.get(workload_kind(spec), spec.name)
     state, _ = state_of(workload, found)
     stays = follow and state == "running" and spec.kubernetes.kind == "statefulset"
-    return "done" if stays and ending_of(workload, read_progress(cluster, spec, found)) else state
+    return "done" if stays and final_status(workload, read_progress(cluster, spec, found)) else state
 
 
 class _Counter:

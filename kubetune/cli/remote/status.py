@@ -13,7 +13,7 @@ from kubetune.cli.remote.run_on_cluster import add_run, connect, print_table
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
-    from kubetune.cluster.runs import Snapshot
+    from kubetune.cluster.runs import ObservedRun
     from kubetune.kube_api.client import Cluster, Object
 
 _SHOWN_EVENTS = 5
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print how things stand. Raises ConfigError when there is no such run."""
     from kubetune.cluster.pods import age_seconds
-    from kubetune.cluster.runs import event_time, find_run, list_runs, on_all, take_snapshot
+    from kubetune.cluster.runs import event_time, find_run, list_runs, observe, on_all
 
     cluster, name = connect(args)
     if name is None:
@@ -37,24 +37,24 @@ def run(args: argparse.Namespace) -> int:
         if not names:
             cluster.require_namespace()
 
-        def look(found: str) -> Snapshot | Unread:
+        def look(found: str) -> ObservedRun | Unread:
             try:
-                return take_snapshot(cluster, find_run(cluster, found))
+                return observe(cluster, find_run(cluster, found))
             except ConfigError as error:
                 return Unread(found, str(error))
 
         _print_runs(cluster, on_all(look, names), as_json=args.json)
         return OK
-    snapshot = take_snapshot(cluster, find_run(cluster, name))
+    observed = observe(cluster, find_run(cluster, name))
     if args.json:
-        print(json.dumps(facts(snapshot), indent=2))
+        print(json.dumps(facts(observed), indent=2))
         return OK
-    for line in headline(snapshot):
+    for line in headline(observed):
         print(visible(line))
-    if there := [*snapshot.preparing, *snapshot.pods]:
+    if there := [*observed.preparing, *observed.pods]:
         print()
-        print_table(("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY"), [_row(snapshot, p) for p in there])
-    for event in _news(snapshot)[-_SHOWN_EVENTS:]:
+        print_table(("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY"), [_row(observed, p) for p in there])
+    for event in _news(observed)[-_SHOWN_EVENTS:]:
         age = brief(age_seconds(event_time(event)))
         print(visible(f"! {age} ago, {event['involvedObject']['name']}: {event['reason']}: {event['message']}"))
     return OK
@@ -68,21 +68,21 @@ class Unread:
     why: str
 
 
-def _print_runs(cluster: Cluster, snapshots: Sequence[Snapshot | Unread], *, as_json: bool) -> None:
+def _print_runs(cluster: Cluster, runs: Sequence[ObservedRun | Unread], *, as_json: bool) -> None:
     if as_json:
-        every = [{**asdict(s), "state": "unknown"} if isinstance(s, Unread) else facts(s) for s in snapshots]
+        every = [{**asdict(s), "state": "unknown"} if isinstance(s, Unread) else facts(s) for s in runs]
         print(json.dumps(every, indent=2))
-    elif not snapshots:
+    elif not runs:
         print(f"no runs in namespace {cluster.namespace}")
     else:
         rows: list[tuple[object, ...]] = []
-        for snapshot in snapshots:
-            if isinstance(snapshot, Unread):
-                rows.append((snapshot.name, "", "unknown", snapshot.why))
+        for observed in runs:
+            if isinstance(observed, Unread):
+                rows.append((observed.name, "", "unknown", observed.why))
                 continue
-            told = facts(snapshot)
+            told = facts(observed)
             step = f"{told['step']}/{told['steps'] or '?'}" if told["step"] is not None else ""
-            eta = brief(told["seconds_left"]) if snapshot.state == "running" else ""
+            eta = brief(told["seconds_left"]) if observed.state == "running" else ""
             there = f"{sum(pod['phase'] == 'Running' for pod in told['pods'])}/{told['nodes']}"
             numbers = [_number(told[key], form, "") for key, form in (("loss", ".4f"), ("tokens_per_second", ",.0f"))]
             rows.append(
@@ -101,21 +101,21 @@ def _print_runs(cluster: Cluster, snapshots: Sequence[Snapshot | Unread], *, as_
         print_table(("RUN", "KIND", "STATE", "PODS", "RESTARTS", "STEP", "LOSS", "TOKENS/S", "ETA", "WHY"), rows)
 
 
-def facts(snapshot: Snapshot) -> dict[str, Any]:
+def facts(observed: ObservedRun) -> dict[str, Any]:
     """Facts that `--json` prints: everything, with None for what is not known."""
     from kubetune.cluster import pods
 
-    progress = snapshot.progress or {}
+    progress = observed.progress or {}
     restarts = progress.get("restarts")
     if restarts is None:
-        restarts = ((snapshot.workload or {}).get("status") or {}).get("restarts")
+        restarts = ((observed.workload or {}).get("status") or {}).get("restarts")
     return {
-        "name": snapshot.spec.name,
-        "namespace": snapshot.spec.kubernetes.namespace,
-        "kind": (snapshot.workload or {}).get("kind") or snapshot.spec.kubernetes.kind,
-        "state": snapshot.state,
-        "why": why(snapshot),
-        "nodes": snapshot.spec.nodes,
+        "name": observed.spec.name,
+        "namespace": observed.spec.kubernetes.namespace,
+        "kind": (observed.workload or {}).get("kind") or observed.spec.kubernetes.kind,
+        "state": observed.state,
+        "why": why(observed),
+        "nodes": observed.spec.nodes,
         "restarts": restarts,
         "phase": progress.get("phase"),
         "step": progress.get("step"),
@@ -126,8 +126,8 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
         "evaluation": progress.get("evaluation"),
         "saved_step": progress.get("saved_step"),
         "last_exit": progress.get("last_exit"),
-        "cause": snapshot.cause,
-        "not_asked": snapshot.silence or None,
+        "cause": observed.cause,
+        "not_asked": observed.silence or None,
         "pods": [
             {
                 "name": pods.name_of(pod),
@@ -136,60 +136,61 @@ def facts(snapshot: Snapshot) -> dict[str, Any]:
                 "phase": pods.phase_of(pod),
                 "restarts": pods.trainer_status(pod).get("restartCount", 0),
                 "exit_code": pods.exit_code(pod),
-                "why": pods.why(pod, _events_of(snapshot, pod)),
+                "why": pods.why(pod, _events_of(observed, pod)),
             }
-            for pod in snapshot.pods
+            for pod in observed.pods
         ],
-        "warnings": [event["message"] for event in _warnings(snapshot)],
+        "warnings": [event["message"] for event in _warnings(observed)],
     }
 
 
-def why(snapshot: Snapshot) -> str:
+def why(observed: ObservedRun) -> str:
     """Reason why a run is not running: the cause of its end, or what it waits for."""
     from kubetune.cluster import pods
 
-    if snapshot.state == "done":
-        return _reservation(snapshot)
-    if snapshot.state in ("running", "stopped"):
+    if observed.state == "done":
+        return _reservation(observed)
+    if observed.state in ("running", "stopped"):
         return ""
-    if snapshot.state == "absent":
+    if observed.state == "absent":
         return "its pods were removed; submit it again to go on with it"
-    reasons = [reason for pod in snapshot.pods if (reason := pods.why(pod, _events_of(snapshot, pod)))]
-    if snapshot.state == "failed":
-        guilty = pods.culprit(snapshot.pods)
+    reasons = [reason for pod in observed.pods if (reason := pods.why(pod, _events_of(observed, pod)))]
+    if observed.state == "failed":
+        guilty = pods.culprit(observed.pods)
         told = pods.message_of(guilty) if guilty else None
         if told and told["reason"]:
             return str(told["reason"])
         if guilty and pods.node_number(guilty) and pods.exit_code(guilty) not in pods.VICTIMS:
             return f"{pods.name_of(guilty)}: {pods.why(guilty)}"
-        return next(iter(reasons), snapshot.reason)
+        return next(iter(reasons), observed.reason)
     # Pods of earlier starts are there still; why the next do not come is asked here.
-    coming = [pod for pod in snapshot.pods if not pods.has_ended(pod)]
-    reasons = [reason for pod in coming if (reason := pods.why(pod, _events_of(snapshot, pod)))] or reasons
-    queue = snapshot.spec.kubernetes.queue
-    if queue and snapshot.workload is not None and pods.is_suspended(snapshot.workload):
+    coming = [pod for pod in observed.pods if not pods.has_ended(pod)]
+    reasons = [reason for pod in coming if (reason := pods.why(pod, _events_of(observed, pod)))] or reasons
+    queue = observed.spec.kubernetes.queue
+    if queue and observed.workload is not None and pods.is_suspended(observed.workload):
         return f"waiting in queue {queue}"
-    refused = [event["message"] for event in snapshot.events if event.get("reason") == "FailedCreate"]
-    return next(iter(reasons), refused[-1] if refused and not snapshot.pods else snapshot.reason)
+    refused = [event["message"] for event in observed.events if event.get("reason") == "FailedCreate"]
+    return next(iter(reasons), refused[-1] if refused and not observed.pods else observed.reason)
 
 
-def _reservation(snapshot: Snapshot) -> str:
+def _reservation(observed: ObservedRun) -> str:
     """Reservation of a run that ended well against its result, such as a loss that ran away."""
     from kubetune.cluster import pods
+    from kubetune.cluster.runs import exit_status_in
     from kubetune.rundir.exit_status import DONE
 
-    left = [message for pod in snapshot.pods if pods.node_number(pod) == 0 and (message := pods.message_of(pod))]
-    told = left[-1] if left else (snapshot.progress or {}).get("ending") or {}
+    left = [message for pod in observed.pods if pods.node_number(pod) == 0 and (message := pods.message_of(pod))]
+    told = left[-1] if left else exit_status_in(observed.progress) or {}
     return str(told.get("reason") or "").removeprefix(DONE).removeprefix(", ") if told.get("code") == OK else ""
 
 
-def headline(snapshot: Snapshot) -> Iterator[str]:
+def headline(observed: ObservedRun) -> Iterator[str]:
     """One line on how the run stands, and one on how far it is."""
-    told = facts(snapshot)
+    told = facts(observed)
     running = sum(pod["phase"] == "Running" for pod in told["pods"])
     parts = [
         f"{told['name']}: {told['kind']} in {told['namespace']}, {told['state']}",
-        f"{running} of {told['nodes']} pods running" if snapshot.state in ("running", "waiting") else "",
+        f"{running} of {told['nodes']} pods running" if observed.state in ("running", "waiting") else "",
         counted(told["restarts"], "restart") if told["restarts"] else "",
         told["why"],
     ]
@@ -200,17 +201,17 @@ def headline(snapshot: Snapshot) -> Iterator[str]:
             f"step {told['step']}/{told['steps'] or '?'}",
             f"loss {_number(told['loss'], '.4f')}",
             f"{_number(told['tokens_per_second'], ',.0f')} tokens/s",
-            f"ETA {brief(told['seconds_left'])}" if snapshot.state == "running" and told["seconds_left"] else "",
+            f"ETA {brief(told['seconds_left'])}" if observed.state == "running" and told["seconds_left"] else "",
             f"eval_loss {evaluation['eval_loss']:.4f} at step {evaluation['step']}" if evaluation else "",
             f"saved step {told['saved_step']}" if told["saved_step"] is not None else "",
         ]
         yield " · ".join(filter(None, numbers))
-    elif told["phase"] and snapshot.state == "running":
+    elif told["phase"] and observed.state == "running":
         yield f"no step yet; rank 0: {told['phase']}"
-    if snapshot.state != "failed" and told["restarts"] and (said := last_stop(told)):
+    if observed.state != "failed" and told["restarts"] and (said := last_stop(told)):
         yield said
-    if snapshot.silence:
-        yield f"! its pods could not be asked how far they are: {snapshot.silence.splitlines()[0]}"
+    if observed.silence:
+        yield f"! its pods could not be asked how far they are: {observed.silence.splitlines()[0]}"
 
 
 def last_stop(told: dict[str, Any]) -> str:
@@ -238,52 +239,52 @@ def _number(value: float | None, form: str, unknown: str = "?") -> str:
     return unknown if value is None else format(value, form)
 
 
-def _events_of(snapshot: Snapshot, pod: Object) -> list[Object]:
+def _events_of(observed: ObservedRun, pod: Object) -> list[Object]:
     name = pod["metadata"]["name"]
     uid = pod["metadata"].get("uid")
-    about = [(event["involvedObject"], event) for event in snapshot.events]
+    about = [(event["involvedObject"], event) for event in observed.events]
     return [event for ref, event in about if ref.get("name") == name and ref.get("uid", uid) == uid]
 
 
-def _news(snapshot: Snapshot) -> list[Object]:
+def _news(observed: ObservedRun) -> list[Object]:
     """Warnings that say more than the pods themselves."""
     from kubetune.cluster import pods
 
-    told = [pods.why(pod) for pod in (*snapshot.preparing, *snapshot.pods)]
-    return [event for event in _warnings(snapshot) if not any(str(event["message"]) in reason for reason in told)]
+    told = [pods.why(pod) for pod in (*observed.preparing, *observed.pods)]
+    return [event for event in _warnings(observed) if not any(str(event["message"]) in reason for reason in told)]
 
 
-def _warnings(snapshot: Snapshot) -> list[Object]:
+def _warnings(observed: ObservedRun) -> list[Object]:
     """Warnings of what is not over: of a container that has started since, or of pods that others stand for."""
     from kubetune.cluster import pods
     from kubetune.cluster.runs import event_time
 
-    there = {pod["metadata"].get("uid"): pod for pod in (*snapshot.preparing, *snapshot.pods)}
-    all_run = sum(map(pods.is_running, snapshot.pods)) >= snapshot.spec.nodes
+    there = {pod["metadata"].get("uid"): pod for pod in (*observed.preparing, *observed.pods)}
+    all_run = sum(map(pods.is_running, observed.pods)) >= observed.spec.nodes
 
     def matters(event: Object) -> bool:
         pod = there.get(event["involvedObject"].get("uid"))
-        if event.get("type") != "Warning" or snapshot.state in ("done", "stopped"):
+        if event.get("type") != "Warning" or observed.state in ("done", "stopped"):
             return False
         if pod is None:
             return not all_run
         began = pods.began(pod)
         return began is None or event_time(event)[: len(began) - 1] >= began[:-1]
 
-    return [event for event in snapshot.events if matters(event)]
+    return [event for event in observed.events if matters(event)]
 
 
-def _row(snapshot: Snapshot, pod: Object) -> tuple[object, ...]:
+def _row(observed: ObservedRun, pod: Object) -> tuple[object, ...]:
     from kubetune.cluster import pods
 
     status = pods.trainer_status(pod)
     age = brief(pods.age_seconds(pod["metadata"].get("creationTimestamp")))
     return (
         pods.name_of(pod),
-        "" if pod in snapshot.preparing else pods.node_number(pod),
+        "" if pod in observed.preparing else pods.node_number(pod),
         pod["spec"].get("nodeName"),
         pods.phase_of(pod),
         status.get("restartCount", 0),
         age,
-        visible(pods.why(pod, _events_of(snapshot, pod), advise=False)),  # the headline advises
+        visible(pods.why(pod, _events_of(observed, pod), advise=False)),  # the headline advises
     )

@@ -19,7 +19,7 @@ from kubetune.manifests.smoke import smoke_config, testing
 from kubetune.planning.plan import make_plan
 
 if TYPE_CHECKING:
-    from kubetune.cluster.runs import Snapshot
+    from kubetune.cluster.runs import ObservedRun
     from kubetune.config.schema import Config
     from kubetune.kube_api.client import Cluster
     from kubetune.manifests.spec import RunSpec
@@ -117,28 +117,29 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
     from kubetune.cli.remote.logs import printer, teller
     from kubetune.cli.remote.status import headline
     from kubetune.cluster.log_follow import LogFollower
-    from kubetune.cluster.runs import take_snapshot
+    from kubetune.cluster.runs import observe
 
     keep = local_folder(spec) / "logs" / "pods"
     emit = printer(spec) if show_logs else lambda source, text: None
     with told_on_interrupt(f"{spec.name} goes on; kubetune stop {spec.typed} would stop it"):
         LogFollower(cluster, spec, emit, keep=keep, look=teller(cluster, spec)).follow()
-    snapshot = take_snapshot(cluster, spec)
-    for line in headline(snapshot):
+    observed = observe(cluster, spec)
+    for line in headline(observed):
         print(line)
-    return exit_code(snapshot)
+    return exit_code(observed)
 
 
-def exit_code(snapshot: Snapshot) -> int:
+def exit_code(observed: ObservedRun) -> int:
     """The exit code of a run that has ended: its own verdict, else what its pods ended with."""
     from kubetune.cluster import pods
+    from kubetune.cluster.runs import exit_status_in
 
-    if snapshot.state == "done":
+    if observed.state == "done":
         return errors.OK
-    if snapshot.state == "stopped":
+    if observed.state == "stopped":
         return errors.PREEMPTED
-    if snapshot.progress and snapshot.progress.get("ending"):  # what a pod left behind has none
-        return int(snapshot.progress["ending"]["code"])
-    codes = [code for pod in (*snapshot.preparing, *snapshot.pods) if (code := pods.exit_code(pod))]
+    if told := exit_status_in(observed.progress):  # what a pod left behind has none
+        return int(told["code"])
+    codes = [code for pod in (*observed.preparing, *observed.pods) if (code := pods.exit_code(pod))]
     final = [code for code in codes if code in (errors.USER, errors.DIVERGED, errors.ENVIRONMENT)]
     return (final or codes or [errors.BUG])[-1]

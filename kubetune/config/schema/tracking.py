@@ -44,11 +44,11 @@ class LoggingConfig(Section):
     batches: Literal["all", "first-last", "none"] = Field(
         "first-last", description="Which batches get a `[BATCH]` line at DEBUG."
     )
-    samples: int = Field(
+    before_after: int = Field(
         0,
         ge=0,
         le=100,
         description="After the run, let the model answer so many rows of the evaluation data, as it was before "
-        "training and at each checkpoint kept: `samples.jsonl`, shown in the report.",
+        "training and at each checkpoint kept: `before_after.jsonl`, shown in the report.",
     )
     report_json: str | None = Field(None, description="Where to copy the report JSON besides the run directory.")

@@ -81,7 +81,7 @@ class TrainingConfig(Section):
         description="`ddp`: every process holds the whole model. `fsdp`: each holds a slice of every weight (FSDP2) "
         "and borrows the rest layer by layer, for models that do not fit one GPU.",
     )
-    lean: bool = Field(
+    fused_forwards: bool = Field(
         True,
         description="Use faster forward code: for LoRA layers always, for norms and the like once equal "
         "results are proved.",
@@ -106,7 +106,9 @@ class TrainingConfig(Section):
         description="`auto`: go on from the newest good checkpoint. `must`: fail without one. `never`: refuse to "
         "touch a run that has one.",
     )
-    probe: bool = Field(False, description="Before step 1: the longest batch, an evaluation, a save; what they take.")
+    preflight: bool = Field(
+        False, description="Before step 1: the longest batch, an evaluation, a save; what they take."
+    )
     timeout_seconds: float = Field(
         1800.0,
         ge=1,

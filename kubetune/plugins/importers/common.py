@@ -326,7 +326,7 @@ TRAINING: dict[str, Rule] = {
     "average_tokens_across_devices": always(
         "one divisor for the whole global batch, as here", "one divisor for the whole global batch"
     ),
-    "auto_find_batch_size": dropped("`kubetune plan` and training.probe say what fits"),
+    "auto_find_batch_size": dropped("`kubetune plan` and training.preflight say what fits"),
     "push_to_hub": push,
     "hub_strategy": only(["end"], "uploaded after a good end, as here", "the best is uploaded once, after a good end"),
     "data_seed": dropped("training.seed decides the order of the data too"),

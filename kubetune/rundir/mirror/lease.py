@@ -19,7 +19,7 @@ from typing import Any
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.config.differences import moved_numbers
-from kubetune.config.load import dotted_values
+from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.rundir import metrics
 
 REMOTE = "mirror.json"
@@ -92,7 +92,8 @@ class Lease:
         there = self.read("resolved.json")
         if there is None or not (has_begun or self.read("metrics.jsonl")):
             return
-        if changes := moved_numbers(dict(dotted_values(json.loads(there))), dict(dotted_values(starting))):
+        old = resolved(load_resolved(json.loads(there), f"{self._address}/resolved.json"))
+        if changes := moved_numbers(dict(dotted_values(old)), dict(dotted_values(starting))):
             raise errors.ConfigError(
                 [
                     *(f"{key} was {was}, now is {now}" for key, was, now in changes),

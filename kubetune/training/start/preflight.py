@@ -1,4 +1,4 @@
-"""The rehearsal of a run before its first step (`training.probe`): its longest batch, an evaluation and a save.
+"""The rehearsal of a run before its first step (`training.preflight`): its longest batch, an evaluation and a save.
 
 What would fail after hours fails now: memory, a metric that the task does not have, a folder that cannot be written.
 Nothing of it stays: no weight moves, the gradient is cleared, the loop seeds every micro-batch anew, and the checkpoint
@@ -64,7 +64,7 @@ def explaining_shortage(config: Config, plan: Plan, world: World) -> Iterator[No
         raise errors.EnvironmentFault(
             f"rank {world.rank} ran out of memory ({_first_line(error)}); there are {size(budget.device_bytes)} "
             f"({budget.whose}); {budget.advice(UNSURE_SHARE)}. What was saved is good: after such a change the same "
-            "command goes on. training.probe tries the longest batch before step 1"
+            "command goes on. training.preflight tries the longest batch before step 1"
         ) from error
 
 

@@ -16,7 +16,7 @@ from kubetune import errors
 from kubetune.inference import before_after
 from kubetune.inference.generate import Sampling, answer, load_run
 from kubetune.reporting import write_report
-from kubetune.rundir import metrics
+from kubetune.rundir import metrics, older_files
 from tests import toy
 
 
@@ -44,9 +44,9 @@ def test_the_model_answers_before_and_after(
     found = [json.loads(line) for line in before_after.record(run_dir, 3).read_text().splitlines()]
     held_out = [json.loads(line) for line in (inputs / "eval.jsonl").read_text().splitlines()]
     pairs = {(row["prompt"], row["completion"].strip()) for row in held_out}
-    assert {(sample["prompt"], sample["expected"].strip()) for sample in found} <= pairs
+    assert {(line["prompt"], line["expected"].strip()) for line in found} <= pairs
     assert len(found) == 3
-    assert all(sample["before"] != sample["after"] for sample in found), "three steps at this rate change what is said"
+    assert all(line["before"] != line["after"] for line in found), "three steps at this rate change what is said"
     assert before_after.record(run_dir, 3).read_text() == "".join(
         f"{json.dumps(s, ensure_ascii=False)}\n" for s in found
     )
@@ -58,7 +58,7 @@ def test_the_model_answers_before_and_after(
 def test_what_has_no_answers_is_explained(inputs: Path, tmp_path: Path) -> None:
     config = toy.make_config(inputs, {"max_steps": 1}, data={"eval": None})
     run_dir = toy.finished(tmp_path / "run", config)
-    with pytest.raises(errors.ConfigError, match=r"no evaluation data to take samples from; set data\.eval"):
+    with pytest.raises(errors.ConfigError, match=r"no evaluation data to ask it about; set data\.eval"):
         before_after.record(run_dir, 3)
     assert before_after.main([str(run_dir), "3"]) == errors.USER
 
@@ -70,17 +70,17 @@ def test_each_kept_checkpoint_answers_and_the_page_shows_them_by_step(
     run_dir = toy.finished(
         tmp_path / "run", toy.make_config(inputs, {"max_steps": 6, "save_steps": 2, "eval_steps": 2})
     )
-    (sample,) = (json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines())
-    assert [found["step"] for found in sample["answers"]] == [2, 4, 6]
-    by_step = {found["step"]: found["answer"] for found in sample["answers"]}
-    assert by_step[sample["step"]] == sample["after"], "the best one is among them"
+    (line,) = (json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines())
+    assert [found["step"] for found in line["answers"]] == [2, 4, 6]
+    by_step = {found["step"]: found["answer"] for found in line["answers"]}
+    assert by_step[line["step"]] == line["after"], "the best one is among them"
     for step, said in by_step.items():
-        prompts, sampling = [sample["prompt"]], Sampling(8)
+        prompts, sampling = [line["prompt"]], Sampling(8)
         assert answer(load_run(run_dir, str(step)), prompts, sampling) == [said], "what that checkpoint says when asked"
     page = write_report([run_dir], tmp_path / "report.html").read_text()
-    labels = re.findall("<dt>([^<]*)</dt>", page[page.index('class="sample"') :])
+    labels = re.findall("<dt>([^<]*)</dt>", page[page.index('class="answers"') :])
     assert labels[:6] == ["request", "expected", "before", "step 2", "step 4", "step 6"]
-    assert page.count('<span class="tag">best</span>', page.index('class="sample"'), page.index("</article>")) == 1
+    assert page.count('<span class="tag">best</span>', page.index('class="answers"'), page.index("</article>")) == 1
 
 
 def test_a_conversation_is_shown_turn_by_turn(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,16 +91,17 @@ def test_a_conversation_is_shown_turn_by_turn(inputs: Path, tmp_path: Path, monk
     (tmp_path / "talks.jsonl").write_text(f"{json.dumps({'messages': answered})}\n" * 2)
     data = {"eval": str(tmp_path / "talks.jsonl"), "max_length": 512}
     run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, {"max_steps": 1}, data=data))
-    (sample,) = (json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines())
-    assert [(turn["role"], turn["content"]) for turn in sample["messages"]] == talk
-    assert sample["expected"].strip() == "lazy"
+    (line,) = (json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines())
+    assert [(turn["role"], turn["content"]) for turn in line["messages"]] == talk
+    assert line["expected"].strip() == "lazy"
     page = write_report([run_dir], tmp_path / "report.html").read_text()
     turns = re.findall('<span class="who">(.*?)</span><div><pre class="prompt">(.*?)</pre>', page)
     assert turns == [(role, html.escape(content)) for role, content in talk]
-    del sample["messages"], sample["answers"], sample["step"]
-    (run_dir / metrics.SAMPLES).write_text(f"{json.dumps(sample)}\n")
+    del line["messages"], line["answers"], line["step"]
+    (run_dir / metrics.BEFORE_AFTER).unlink()
+    (run_dir / older_files.SAMPLES).write_text(f"{json.dumps(line)}\n")
     page = write_report([run_dir], tmp_path / "old.html").read_text()
-    assert html.escape(sample["prompt"]) in page, "a file of an earlier version is shown as it is"
+    assert html.escape(line["prompt"]) in page, "a file of an earlier version is shown as it is"
     assert "<dt>after</dt>" in page
 
 
@@ -108,9 +109,9 @@ def test_a_conversation_is_shown_turn_by_turn(inputs: Path, tmp_path: Path, monk
 def test_a_run_records_them_when_it_has_ended(inputs: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = [f"model={inputs / 'model'}", f"data.train={inputs / 'train.jsonl'}", "data.eval=0.2", "lora.r=4"]
-    words += ["training.max_steps=2", "logging.samples=2", f"data.cache={inputs / 'cache'}", f"output={run_dir}"]
+    words += ["training.max_steps=2", "logging.before_after=2", f"data.cache={inputs / 'cache'}", f"output={run_dir}"]
     command = [sys.executable, "-m", "kubetune", "train", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 samples before and after training, at 1 checkpoint" in done.stdout
-    assert len(metrics.read_lines(run_dir / metrics.SAMPLES)) == 2
+    assert "2 rows before and after training, at 1 checkpoint" in done.stdout
+    assert len(metrics.read_lines(run_dir / metrics.BEFORE_AFTER)) == 2
