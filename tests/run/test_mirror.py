@@ -236,7 +236,7 @@ def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
         wait_until(lambda: Mirror(here, address).remote_steps() == [3, 6, 7])
         later = Mirror(there, address)
         assert later.fetch() == 7
-        later.title.take()
+        later.lease.take()
         wait_until(lambda: not follower.is_alive())
     finally:
         stop.set()
