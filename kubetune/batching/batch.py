@@ -51,7 +51,8 @@ class Batch:
     int64 `[labels]`, what they should predict. `samples`: ids of the rows it was made from. Of labelled texts, `labels`
     is fp32 `[sequences, width]`, `rows` is empty, and `segments` holds the token types, int64 `[tokens]`. `pictures`
     are those of a vision-language model. A pair is two sequences, the chosen answer first; `targets`, of answers: fp32
-    `[samples, 1]`; `reference`: fp32 `[sequences]`, log-probabilities of their labels before training.
+    `[samples, 1]`; `reference`: fp64 `[samples, 2]`, log-probabilities of their labels before training. `label_counts`:
+    labels of each sequence. `whole`: what a task needs to know of the whole global batch.
     """
 
     input_ids: Tensor
@@ -64,6 +65,8 @@ class Batch:
     pictures: Pictures | None = None
     targets: Tensor | None = None
     reference: Tensor | None = None
+    label_counts: tuple[int, ...] = ()
+    whole: object = None
 
     @property
     def num_tokens(self) -> int:
@@ -111,6 +114,7 @@ def collate(rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], sample
         rows=torch.from_numpy(targets - 1),
         labels=torch.from_numpy(ids[targets]),
         samples=tuple(int(s) for s in samples),
+        label_counts=tuple(np.diff(np.searchsorted(targets, cu_seqlens)).tolist()),
     )
 
 

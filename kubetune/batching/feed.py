@@ -35,9 +35,10 @@ SMALLEST_BATCH_TOKENS = 256  # below that a batch costs more in calls than in ar
 
 @dataclass(frozen=True)
 class Work:
-    """One rank's share of an optimizer step, and the sizes of the whole global batch."""
+    """One rank's share of an optimizer step, what its loss is divided by, and the sizes of the whole global batch."""
 
     batches: list[Batch]
+    divisor: int
     labels: int
     tokens: int
     samples: int
@@ -84,12 +85,8 @@ class Feed:
         if self._reader is not None:
             soon = (int(i) for micro in self._mine(step + 1) for i in micro)
             self._reader.look_ahead(image for i in soon for image in self._rows.images(i))
-        return Work(
-            batches=batches,
-            labels=int(self._rows.trained_counts[ids].sum()),
-            tokens=int(self._lengths[ids].sum()),
-            samples=len(ids),
-        )
+        labels, tokens = int(self._rows.trained_counts[ids].sum()), int(self._lengths[ids].sum())
+        return Work(batches, divisor=labels, labels=labels, tokens=tokens, samples=len(ids))
 
     def largest(self) -> Batch:
         """A micro-batch about as large as the run's largest: the longest rows, as many as one can hold."""
@@ -148,15 +145,18 @@ def evaluation_batches(
     ids = evaluated(rows)
     if limit is not None:
         ids = np.sort(ids[np.argsort(hash_ids(ids, "evaluation sample"), kind="stable")][:limit])
+    split = deal(groups(rows, plan, ids, padding_free=padding_free), rows.lengths, world.size)
+    return _evened(split) if even else split
+
+
+def groups(rows: Rows, plan: Plan, ids: Ids, *, padding_free: bool) -> list[Ids]:
+    """Rows that go through the model together where nothing is learnt from them, whatever the world."""
     if padding_free and plan.micro_batch_tokens is not None:
         share = -(-int(rows.lengths[ids].sum()) // EVALUATION_BATCHES)
-        groups = pack(ids, rows.lengths, min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS)))
-    else:
-        size = plan.per_device_eval_batch_size if padding_free else 1
-        by_length = ids[np.argsort(-rows.lengths[ids], kind="stable")]
-        groups = [by_length[start : start + size] for start in range(0, len(ids), size)]
-    split = deal(groups, rows.lengths, world.size)
-    return _evened(split) if even else split
+        return pack(ids, rows.lengths, min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS)))
+    size = plan.per_device_eval_batch_size if padding_free else 1
+    by_length = ids[np.argsort(-rows.lengths[ids], kind="stable")]
+    return [by_length[start : start + size] for start in range(0, len(ids), size)]
 
 
 def _evened(split: list[list[Ids]]) -> list[list[Ids]]:
@@ -168,7 +168,7 @@ def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None) -> Batch:
     """These rows as one batch of tensors; `reader` is `picture_reader(rows)`, kept from batch to batch."""
     if not len(ids):
         # One token and no label: it passes through the whole model, and adds nothing.
-        nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))]
+        nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))] * rows.sequences_per_row
         return collate(nothing) if reader is None else collate_pictured(nothing, [[]], reader.processor)
     samples = [int(i) for i in ids]
     if reader is not None:
@@ -178,4 +178,5 @@ def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None) -> Batch:
         segments = [rows.segments(i) for i in samples]
         return collate_labelled([rows.row(i)[0] for i in samples], segments, rows.targets[ids], samples)
     batch = collate([sequence for i in samples for sequence in rows.sequences(i)], samples)
-    return batch if rows.targets is None else replace(batch, targets=torch.from_numpy(rows.targets[ids]))
+    targets, reference = (None if t is None else torch.from_numpy(t[ids]) for t in (rows.targets, rows.reference))
+    return replace(batch, targets=targets, reference=reference)

@@ -15,7 +15,11 @@ CLASSIFIER_METRICS: Final[dict[ProblemType, str]] = {
 
 LANGUAGE_METRICS: Final = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
 
-PREFERENCE_METRICS: Final = ("eval_loss", "eval_accuracy", "eval_margin")
+PREFERENCE_MEASURES: Final = ("accuracy", "margin", "reward_chosen", "reward_rejected", "logp_chosen", "logp_rejected")
+"""Measures, besides the loss, of steps and evaluations of `task: preference`; KTO has `kl` too."""
+
+REWARD_MEASURES: Final = ("accuracy", "margin", "reward_chosen", "reward_rejected")
+"""The same of `task: reward_model`."""
 
 
 def full_name(metric: Any) -> Any:
@@ -26,7 +30,8 @@ def full_name(metric: Any) -> Any:
 def metrics_of(task: str, problem_type: str) -> tuple[str, ...]:
     """All metrics that evaluations of this task may have; which ones a classifier has, its data decide."""
     if task in ("preference", "reward_model"):
-        return PREFERENCE_METRICS
+        measures = PREFERENCE_MEASURES if task == "preference" else REWARD_MEASURES
+        return ("eval_loss", *(f"eval_{name}" for name in measures))
     if task != "sequence_classification":
         return LANGUAGE_METRICS
     known = [names for problem, names in CLASSIFIER_METRICS.items() if problem_type in ("auto", problem)]

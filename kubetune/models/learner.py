@@ -13,6 +13,7 @@ from kubetune.models.padding_free import Route, hidden_states, unwrap
 
 if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
+    from kubetune.config.schema import PreferenceConfig
     from kubetune.data.text.labels import Labels
     from kubetune.models.compiled_layers import CompiledLayers
     from kubetune.models.kernels.cross_entropy import GradientSum
@@ -27,7 +28,8 @@ def _hidden(learner: Learner, batch: Batch) -> Tensor:
 class Learner:
     """A model, with what is known of it written here and not on its modules, which are others'.
 
-    `route`: how sequences go through it. `labels`: what a classifier tells apart. `hidden`: the final hidden states
+    `route`: how sequences go through it. `labels`: what a classifier tells apart. `preference`: which answers are to be
+    preferred, and how. `hidden`: the final hidden states
     `[tokens, hidden]` of a packed batch. `sums_once_per_step`: a sharded model keeps whole gradients until the last
     micro-batch of a step. `compiled_layers`: decoder layers that are compiled once the first step is done.
     `gradient_sums`: where the optimizer adds up the gradients of parameters. `undo`: takes back what was changed in
@@ -37,6 +39,7 @@ class Learner:
     model: nn.Module
     route: Route
     labels: Labels | None = None
+    preference: PreferenceConfig | None = None
     hidden: Callable[[Learner, Batch], Tensor] = _hidden
     sums_once_per_step: bool = False
     compiled_layers: CompiledLayers | None = None

@@ -8,21 +8,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from kubetune.config.metric_names import LANGUAGE_METRICS
+from kubetune.config.metric_names import metrics_of
 from kubetune.config.schema import Config
 from kubetune.data.text.labels import Labels
 from kubetune.tasks.protocol import Task
 
 TASKS = {
     "causal_lm": "kubetune.tasks.causal_lm",
+    "preference": "kubetune.tasks.preference",
     "sequence_classification": "kubetune.tasks.sequence_classification",
     "vision_language": "kubetune.tasks.vision_language",
 }
 
 
-def metric_names(labels: Labels | None) -> tuple[str, ...]:
-    """Metrics of an evaluation: of a classifier with these labels, or of a language model."""
-    return LANGUAGE_METRICS if labels is None else labels.metrics
+def metric_names(config: Config, labels: Labels | None) -> tuple[str, ...]:
+    """Metrics of an evaluation of the config's task: of a classifier, with these labels."""
+    return metrics_of(config.task, config.classification.problem_type) if labels is None else labels.metrics
 
 
 def task_module(config: Config) -> Task:
@@ -31,9 +32,10 @@ def task_module(config: Config) -> Task:
 
 
 if TYPE_CHECKING:
-    from kubetune.tasks import causal_lm, sequence_classification, vision_language
+    from kubetune.tasks import causal_lm, preference, sequence_classification, vision_language
 
     # mypy compares each module with the protocol.
     _causal_lm: Task = causal_lm
+    _preference: Task = preference
     _sequence_classification: Task = sequence_classification
     _vision_language: Task = vision_language

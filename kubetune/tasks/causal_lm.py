@@ -23,11 +23,13 @@ from kubetune.models.padding_free import choose_attention, logit_rule
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from kubetune.batching.feed import Work
     from kubetune.config.schema import Config
     from kubetune.data.prepared.rows import Rows
 
 
 AUTO_CLASS = "AutoModelForCausalLM"
+STEP_METRICS: tuple[str, ...] = ()
 
 
 def build(config: Config, world: World, workload: Workload) -> Learner:
@@ -79,6 +81,11 @@ def loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     return linear_cross_entropy(hidden, batch.labels, head_of(learner), scale)
 
 
+def completed(_: Learner, work: Work, __: World) -> Work:
+    """The work as it is, which its labels divide."""
+    return work
+
+
 def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
     with packed(batch.cu_seqlens, batch.rows):
@@ -103,7 +110,7 @@ class Sums(NamedTuple):
 def evaluate(learner: Learner, batch: Batch) -> Sums:
     """Sums over one micro-batch."""
     with packed(batch.cu_seqlens):
-        total, right, each = fsdp.inside(learner.lm, _score, learner, batch)
+        total, right, each = fsdp.inside(learner.lm, scored, learner, batch)
     number = len(batch.samples)
     sequence = np.searchsorted(batch.cu_seqlens, batch.rows.cpu().numpy(), side="right") - 1
     losses = np.bincount(sequence, each.double().cpu().numpy(), number).astype(np.float64)
@@ -112,7 +119,8 @@ def evaluate(learner: Learner, batch: Batch) -> Sums:
     return Sums(float(total), float(right), float(batch.num_labels), samples, losses, counts)
 
 
-def _score(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def scored(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """`score` of the labels of one micro-batch."""
     hidden = learner.hidden(learner, batch)[batch.rows]
     return score(hidden, batch.labels, head_of(learner))
 

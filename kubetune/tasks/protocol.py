@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kubetune.batching.batch import Batch
+    from kubetune.batching.feed import Work
     from kubetune.config.schema import Config
     from kubetune.data.prepared.rows import Rows
     from kubetune.data.text.labels import Labels
@@ -27,6 +28,10 @@ class Task(Protocol):
     def AUTO_CLASS(self) -> str:  # a constant of the module
         """Name of transformers' class that loads what is exported."""
 
+    @property
+    def STEP_METRICS(self) -> tuple[str, ...]:  # a constant of the module
+        """Names of what `backward` measures besides the loss."""
+
     def build(self, config: Config, world: World, workload: Workload, /) -> Learner:
         """A learner ready to train: loaded, adapted, its attention proved, tuned for the work."""
 
@@ -36,8 +41,12 @@ class Task(Protocol):
     def load_settings(self, config: Config, folder: Path, /) -> dict[str, Any]:
         """Settings that `from_pretrained` needs besides, to load the model of a checkpoint folder."""
 
+    def completed(self, learner: Learner, work: Work, world: World, /) -> Work:
+        """The work of a step with its divisor, in batches that know what they need of the whole global batch."""
+
     def backward(self, learner: Learner, batch: Batch, scale: float, /) -> Tensor:
-        """Add `scale` times the gradient of a micro-batch to the parameters; return its loss so scaled, detached."""
+        """Add `scale` times the gradient of a micro-batch to the parameters; return loss and STEP_METRICS so scaled,
+        detached, `[1 + metrics]` or a scalar. Over a step's micro-batches and ranks they add up to means."""
 
     def evaluate(self, learner: Learner, batch: Batch, /) -> Any:
         """One micro-batch evaluated, in the form that `metrics` takes."""

@@ -32,6 +32,8 @@ from kubetune.models.classifier_pooling import (
 )
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import unwrap
+from kubetune.tasks.causal_lm import STEP_METRICS as STEP_METRICS
+from kubetune.tasks.causal_lm import completed as completed
 from kubetune.tasks.classification_metrics import count_confusions, losses_of, measure, probabilities
 
 if TYPE_CHECKING:

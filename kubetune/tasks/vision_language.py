@@ -30,7 +30,9 @@ from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, backbone, check_padding_free, choose_attention, logit_rule, unwrap
 from kubetune.planning.model_shapes import TOWERS
 from kubetune.tasks.causal_lm import (
+    STEP_METRICS,
     backward,
+    completed,
     confusion,
     evaluate,
     labels_of,
@@ -47,8 +49,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUTO_CLASS",
+    "STEP_METRICS",
     "backward",
     "build",
+    "completed",
     "confusion",
     "evaluate",
     "labels_of",

@@ -29,7 +29,6 @@ from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
 from kubetune.models.acceleration import Workload
 from kubetune.models.kernels import fp8
-from kubetune.models.learner import Learner
 from kubetune.models.loading import check_positions, check_rows, choose_dtype
 from kubetune.planning.plan import Plan, learning_rate_at
 from kubetune.rundir import heartbeat
@@ -37,14 +36,13 @@ from kubetune.rundir.checkpoints import State
 from kubetune.tasks import metric_names
 from kubetune.tasks.protocol import Task
 from kubetune.training import finite, loss_scale, step_digest
-from kubetune.training.adamw import FlatAdamW
 from kubetune.training.adamw_sharded import make_optimizer
 from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.evaluation import evaluate
 from kubetune.training.host_copies import writes_in_background
 from kubetune.training.run import Run
 from kubetune.training.run_log import RunLog, log_batch, open_run_log
-from kubetune.training.start import preflight, warm_up
+from kubetune.training.start import preflight, reference, warm_up
 from kubetune.training.start.facts import log_model, log_padding, record_start
 from kubetune.training.stop import StopRequest
 
@@ -66,10 +64,27 @@ def train(
     """
     # A sharded model talks with the other ranks wherever it is used.
     with process_group.noticing_losses(), preflight.explaining_shortage(config, plan, world):
-        return _train(config, plan, run_dir, data, task, world, stop, base)
+        run = _build(config, plan, run_dir, data, task, world, stop, base)
+        first = State(
+            data_fingerprint=data.fingerprint,
+            global_batch_size=plan.global_batch_size,
+            global_batch_tokens=plan.global_batch_tokens,
+        )
+        state = run.checkpointer.restore(config.training.resume, first)
+        if state.step == 0 and choose_dtype(config.model.dtype, world.device) == torch.float16:
+            state = replace(state, loss_scale=loss_scale.FIRST)
+        if world.is_main:
+            record_start(run, state, run_dir)
+        if config.training.fp8:
+            fp8.adopt(run.learner.model, world.device, lambda: warm_up.loss_ahead(run, state))
+        if config.training.preflight:
+            preflight.rehearse(run, state)
+        stop.defer()
+        with open_run_log(config, plan, run_dir, world, state) as run_log, run.checkpointer, run.learner.undo:
+            return loop(run, state, run_log)
 
 
-def _train(
+def _build(
     config: Config,
     plan: Plan,
     run_dir: Path,
@@ -77,68 +92,22 @@ def _train(
     task: Task,
     world: World,
     stop: StopRequest,
-    base: Check | None = None,
-) -> State:
+    base: Check | None,
+) -> Run:
+    """The model as it is before training, and all that the loop works with."""
     if data.eval is not None:
-        preflight.require_metric(config.training.metric_for_best_model, metric_names(data.labels))
+        preflight.require_metric(config.training.metric_for_best_model, metric_names(config, data.labels))
     check_rows(getattr(transformers, task.AUTO_CLASS), config, data)
     heartbeat.beat("loading")
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(plan, data))
     check_positions(learner.model, data.longest)
+    reference.attach(config, plan, learner, data, world, run_dir, base)
     optimizer = make_optimizer(learner.model, config.training)
     learner = replace(learner, gradient_sums=optimizer.collected)
     log_model(learner, optimizer)
     log_padding(data.tokenizer, world)
-    run = Run(
-        config=config,
-        plan=plan,
-        world=world,
-        stop=stop,
-        task=task,
-        learner=learner,
-        optimizer=optimizer,
-        feed=Feed(
-            data.train,
-            plan,
-            config.training.seed,
-            world,
-            padding_free=learner.route.padding_free,
-            even=fsdp.is_sharded(learner.model),
-        ),
-        data=data,
-        checkpointer=_checkpointer(config, run_dir, data, world, learner, optimizer, base),
-    )
-    run.checkpointer.require_room()
-    first = State(
-        data_fingerprint=data.fingerprint,
-        global_batch_size=plan.global_batch_size,
-        global_batch_tokens=plan.global_batch_tokens,
-    )
-    state = run.checkpointer.restore(config.training.resume, first)
-    if state.step == 0 and choose_dtype(config.model.dtype, world.device) == torch.float16:
-        state = replace(state, loss_scale=loss_scale.FIRST)
-    if world.is_main:
-        record_start(run, state, run_dir)
-    if config.training.fp8:
-        fp8.adopt(learner.model, world.device, lambda: warm_up.loss_ahead(run, state))
-    if config.training.preflight:
-        preflight.rehearse(run, state)
-    stop.defer()
-    with open_run_log(config, plan, run_dir, world, state) as run_log, run.checkpointer, learner.undo:
-        return loop(run, state, run_log)
-
-
-def _checkpointer(
-    config: Config,
-    run_dir: Path,
-    data: Prepared,
-    world: World,
-    learner: Learner,
-    optimizer: FlatAdamW,
-    base: Check | None,
-) -> Checkpointer:
-    return Checkpointer(
+    checkpointer = Checkpointer(
         run_dir,
         world,
         learner.model,
@@ -150,6 +119,10 @@ def _checkpointer(
         timeout_seconds=config.training.timeout_seconds,
         base=base,
     )
+    checkpointer.require_room()
+    even = fsdp.is_sharded(learner.model)
+    feed = Feed(data.train, plan, config.training.seed, world, padding_free=learner.route.padding_free, even=even)
+    return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer)
 
 
 def _workload(plan: Plan, data: Prepared) -> Workload:
@@ -167,22 +140,22 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
             warm_up.compile_planned(run, state)
         heartbeat.beat("step", state.step)
         began = time.perf_counter()
-        work = run.feed.step(state.step)
-        losses = [_backward(run, state, i, batch, work) for i, batch in enumerate(work.batches)]
+        work = run.task.completed(run.learner, run.feed.step(state.step), world)
+        found = [_backward(run, state, i, batch, work) for i, batch in enumerate(work.batches)]
+        losses = [values[0] for values in found]
         computed = time.perf_counter() - began
         step_digest.record(world.rank, state.step, work.batches, losses, optimizer)
-        loss, stopping, failing, ranks = _agree(run, losses, computed)
+        measured, stopping, failing, ranks = _agree(run, found, computed)
         norm = optimizer.reduce_gradient(world) / state.loss_scale
         if state.loss_scale > 1.0 and not math.isfinite(norm):
             state = loss_scale.lowered(optimizer, state)
             continue
-        finite.require_finite(
-            loss, norm, state.step, _with_samples(work, losses), world, partial(finite.origin, run.data, run.config)
-        )
+        loss = measured["loss"]
+        parts = [(batch.samples, part) for batch, part in zip(work.batches, losses, strict=True)]
+        finite.require_finite(loss, norm, state.step, parts, world, partial(finite.origin, run.data, run.config))
         above = finite.steps_above_threshold(loss, state, run.config.training)
         optimizer.scale_gradient(1.0 / state.loss_scale, norm, run.config.training.max_grad_norm)
-        rate = learning_rate_at(plan, state.step)
-        optimizer.update(rate)
+        optimizer.update(learning_rate_at(plan, state.step))
         seconds = time.perf_counter() - began
         state = replace(
             loss_scale.raised(state),
@@ -193,7 +166,7 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
             seconds=state.seconds + seconds,
             steps_above_threshold=above,
         )
-        run_log.step(state, work, loss=loss, rate=rate, norm=norm, seconds=seconds, ranks=ranks)
+        run_log.step(state, work, measured, norm=norm, seconds=seconds, ranks=ranks)
         if failing:
             run.checkpointer.finish()
         if stopping:
@@ -209,34 +182,33 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
 
 
 def _backward(run: Run, state: State, micro: int, batch: Batch, work: Work) -> torch.Tensor:
-    """Gradient of one micro-batch, divided by the labels of the whole global batch, whatever the split."""
+    """Loss and metrics of one micro-batch `[1 + metrics]`, divided by the whole global batch's divisor; its gradient
+    is added to the parameters'."""
     heartbeat.beat("micro-batch")
     run.learner.expect_backward(is_last=micro == len(work.batches) - 1)
     began = time.perf_counter()
     batch = batch.to(run.world.device)
     # Dropout depends on where we are, not on what ran before: a resumed run draws the same masks.
     torch.manual_seed(mixed_seed(run.config.training.seed, state.step, micro, run.world.rank))
-    loss: torch.Tensor = (
-        run.task.backward(run.learner, batch, state.loss_scale / max(work.labels, 1)) / state.loss_scale
-    )
+    found = run.task.backward(run.learner, batch, state.loss_scale / max(work.divisor, 1)) / state.loss_scale
     if logs.BATCH.isEnabledFor(10):
-        log_batch(run.config, micro, len(work.batches), batch, float(loss), began)
-    return loss
+        log_batch(run.config, micro, len(work.batches), batch, float(found.reshape(-1)[0]), began)
+    return found.reshape(-1)
 
 
-def _agree(run: Run, losses: Sequence[torch.Tensor], computed: float) -> tuple[float, bool, bool, list[float]]:
-    """One small message: (loss of the global batch, whether any rank was asked to stop, whether a checkpoint in the
-    background failed on any, seconds of each rank)."""
-    rank_seconds = [0.0] * run.world.size
+def _agree(
+    run: Run, found: Sequence[torch.Tensor], computed: float
+) -> tuple[dict[str, float], bool, bool, list[float]]:
+    """One small message: (loss and metrics of the global batch, whether any rank was asked to stop, whether a
+    checkpoint in the background failed on any, seconds of each rank)."""
+    names, rank_seconds = ("loss", *run.task.STEP_METRICS), [0.0] * run.world.size
     rank_seconds[run.world.rank] = computed
-    mine = float(torch.stack(list(losses)).double().sum()) if losses else 0.0
+    columns = torch.stack(list(found)).double().t().contiguous() if found else ()
+    mine = torch.stack([column.sum() for column in columns]).tolist() if found else [0.0] * len(names)
     flags = [float(run.stop.requested), float(run.checkpointer.has_failed)]
-    loss, stopping, failing, *ranks = process_group.sum_numbers([mine, *flags, *rank_seconds], run.world)
-    return loss, stopping > 0, failing > 0, ranks
-
-
-def _with_samples(work: Work, losses: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.Tensor]]:
-    return [(batch.samples, loss) for batch, loss in zip(work.batches, losses, strict=True)]
+    numbers = process_group.sum_numbers([*mine, *flags, *rank_seconds], run.world)
+    stopping, failing, *ranks = numbers[len(names) :]
+    return dict(zip(names, numbers, strict=False)), stopping > 0, failing > 0, ranks
 
 
 def _stop(run: Run, state: State, run_log: RunLog) -> None:

@@ -22,7 +22,7 @@ from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
-from kubetune.planning.plan import Plan
+from kubetune.planning.plan import Plan, learning_rate_at
 from kubetune.rundir import machine, metrics, trackers
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.metrics import METRICS, MetricsLog, stream_lines
@@ -52,11 +52,13 @@ class RunLog:
         return step / self._plan.steps_per_epoch
 
     def step(
-        self, state: State, work: Work, *, loss: float, rate: float, norm: float, seconds: float, ranks: Sequence[float]
+        self, state: State, work: Work, measured: dict[str, float], norm: float, seconds: float, ranks: Sequence[float]
     ) -> None:
-        """One optimizer step is done. `ranks`: seconds each rank computed, before waiting for the others."""
+        """One optimizer step is done. `measured`: its loss, and what else the task measures, NaN where there is nothing
+        of it; `ranks`: seconds each rank computed, before waiting for the others."""
         if self._numbers is None:
             return
+        loss, rate = measured["loss"], learning_rate_at(self._plan, state.step - 1)
         values = {
             "epoch": self.epoch(state.step),
             "loss": loss,
@@ -65,6 +67,7 @@ class RunLog:
             "samples": work.samples,
             "tokens": work.tokens,
             "trained_tokens": work.labels,
+            **{name: value for name, value in measured.items() if not math.isnan(value)},
         }
         speed = work.tokens / seconds
         timing = {

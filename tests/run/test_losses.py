@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kubetune.models.kernels import cross_entropy, pointwise
 from kubetune.models.kernels.cross_entropy import Head, linear_cross_entropy
+from kubetune.models.kernels.log_probabilities import linear_log_probabilities
 from kubetune.models.padding_free import LogitRule
 from kubetune.training.adamw import AdamSettings, Collected, FlatAdamW
 
@@ -27,14 +28,18 @@ class Toy(nn.Module):
         self.sums: dict[nn.Parameter, Collected] = {}
         self.labels = torch.randint(VOCABULARY, (LABELS,), generator=generator)
 
+    def head(self, rule: LogitRule) -> Head:
+        return Head(self.weight, self.bias, rule, self.sums.get(self.weight), self.sums.get(self.bias))
+
     def fused(self, rule: LogitRule) -> Tensor:
-        head = Head(self.weight, self.bias, rule, self.sums.get(self.weight), self.sums.get(self.bias))
-        return linear_cross_entropy(self.hidden, self.labels, head, SCALE)
+        return linear_cross_entropy(self.hidden, self.labels, self.head(rule), SCALE)
+
+    def logits(self, rule: LogitRule) -> Tensor:
+        logits = F.linear(self.hidden.float(), self.weight.float(), self.bias.float()) * rule.multiplier
+        return torch.tanh(logits / rule.cap) * rule.cap if rule.cap else logits
 
     def plain(self, rule: LogitRule) -> Tensor:
-        logits = F.linear(self.hidden.float(), self.weight.float(), self.bias.float()) * rule.multiplier
-        logits = torch.tanh(logits / rule.cap) * rule.cap if rule.cap else logits
-        return F.cross_entropy(logits, self.labels, reduction="sum") * SCALE
+        return F.cross_entropy(self.logits(rule), self.labels, reduction="sum") * SCALE
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +107,26 @@ def test_nothing_as_wide_as_the_vocabulary_comes_and_goes(monkeypatch: pytest.Mo
         linear_cross_entropy(hidden, labels, head).backward()
     largest = max(event.self_cpu_memory_usage for event in profile.function_events)
     assert 0 < largest < rows * vocabulary * dtype.itemsize
+
+
+@pytest.mark.parametrize("rule", [LogitRule(), LogitRule(multiplier=2.0, cap=4.0)])
+@pytest.mark.parametrize("head", ["frozen", "trained", "with-optimizer"])
+def test_log_probabilities_have_the_gradient_of_any_function_of_them(rule: LogitRule, head: str) -> None:
+    expected, toy = Toy(), Toy()
+    for each in (expected, toy) if head == "frozen" else ():
+        each.weight.requires_grad_(False)
+        each.bias.requires_grad_(False)
+    if head == "with-optimizer":
+        toy.sums = FlatAdamW(toy.named_parameters(), AdamSettings()).collected
+    for _ in range(2):
+        plain = -F.cross_entropy(expected.logits(rule), expected.labels, reduction="none")
+        fused = linear_log_probabilities(toy.hidden, toy.labels, toy.head(rule))
+        torch.testing.assert_close(fused, plain, rtol=1e-6, atol=1e-6)
+        for found in (plain, fused):  # what a row weighs depends on the sum of several
+            F.softplus(found[:20].sum() - found[20:].sum()).backward()
+    for name, parameter in toy.named_parameters():
+        wanted = expected.get_parameter(name).grad
+        if wanted is None:
+            assert parameter.grad is None
+        else:
+            torch.testing.assert_close(parameter.grad, wanted, rtol=1e-5, atol=1e-6)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from kubetune.data.prepared.order import hash_ids
 from kubetune.data.prepared.row_writer import EXTRA_FILES, FILES, PICTURED_FILES
 from kubetune.data.vision.image_processor import ImageRef
 
@@ -42,7 +43,8 @@ class Rows:
     """The rows of one split. Nothing is read before it is asked for.
 
     `weights[s]` says how often each epoch has the rows of source s; `processor` is for images, where rows may have
-    any; `names` are the sources', where they are told apart.
+    any; `names` are the sources', where they are told apart. `reference`: what training finds before its first step,
+    the log-probability of both answers of each row under the model as it is then, `[rows, 2]`.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Rows:
         self.folder, self.names = folder, tuple(names)
         self.processor = processor
         self.weights = tuple(weights)
+        self.reference: NDArray[np.float64] | None = None
 
     def _map(self, name: str) -> NDArray[Any]:
         file = self.folder / (FILES | EXTRA_FILES | PICTURED_FILES)[name]
@@ -164,9 +167,30 @@ class Rows:
         start, end = self._offsets[index], self._offsets[index + 1]
         return self._tokens[start:end], self._trained[start:end]
 
+    @cached_property
+    def _others(self) -> NDArray[np.int64] | None:
+        """Of judged rows, for each another one, in an order that has nothing to do with theirs, `[rows]`."""
+        if self.targets is None or self.is_labelled or self.splits is not None:
+            return None
+        order = np.argsort(hash_ids(np.arange(len(self)), "unrelated answers"), kind="stable")
+        others = np.empty(len(self), np.int64)
+        others[order] = np.roll(order, 1)
+        return others
+
+    @property
+    def sequences_per_row(self) -> int:
+        """Sequences that go through the model for a row."""
+        return 1 if self.splits is None and self._others is None else 2
+
     def sequences(self, index: int) -> tuple[tuple[NDArray[np.uint32], NDArray[np.bool_]], ...]:
-        """Ids of each sequence of a row, and whether they are labels: of a pair, the chosen answer and the rejected."""
+        """Ids of each sequence of a row, and whether they are labels: of a pair, the chosen answer and the rejected;
+        of a judged row, its answer, and that of another row to the same question."""
         ids, trained = self.row(index)
+        if self._others is not None:
+            start, (other, is_label) = int(trained.argmax()), self.row(int(self._others[index]))
+            answer = slice(int(is_label.argmax()), int(is_label.argmax()) + self.longest - start)
+            mixed = np.concatenate([ids[:start], other[answer]]), np.concatenate([trained[:start], is_label[answer]])
+            return (ids, trained), mixed
         if self.splits is None:
             return ((ids, trained),)
         split = int(self.splits[index])

@@ -7,6 +7,7 @@ vocabulary is made in place, in rooms that every chunk of a run uses again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -88,7 +89,7 @@ def cross_entropy_in_place(logits: Tensor, labels: Tensor, scale: float, rule: L
     sloped = _room(2, logits, len(logits), logits.shape[1], torch.float32) if rule.cap else bent
     log_probabilities = torch.log_softmax(bent, -1, out=sloped)
     column = labels[:, None]
-    loss = -log_probabilities.gather(1, column).sum()
+    loss = -log_probabilities.gather(1, column)[:, 0]
     minus_one = log_probabilities.new_full((1, 1), -1.0).expand_as(column)
     gradient = log_probabilities.exp_().scatter_add_(1, column, minus_one)
     if rule.cap:
@@ -97,14 +98,23 @@ def cross_entropy_in_place(logits: Tensor, labels: Tensor, scale: float, rule: L
     return loss, gradient if gradient is logits else logits.copy_(gradient)
 
 
-def _add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
+def chunks(hidden: Tensor, labels: Tensor, head: Head, scale: float) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Stretches of rows, the loss of each row, and `scale` × gradient of their raw logits, until the next is asked."""
+    rows = chunk_rows(len(head.weight))
+    buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
+    for start in range(0, len(hidden), rows):
+        span = slice(start, start + rows)
+        yield span, *_cross_entropy(_logits(hidden[span], head, buffer), labels[span], scale, head.rule)
+
+
+def add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
     """`total += d_logits.T @ x`, a stripe of the vocabulary at a time: `[vocabulary, hidden]` never exists twice."""
     rows = max(1, STRIPE // x.shape[1])
     for start in range(0, len(total), rows):
         total[start : start + rows] += d_logits[:, start : start + rows].t() @ x
 
 
-def _opened(parameter: Tensor, collected: GradientSum | None) -> Tensor:
+def opened(parameter: Tensor, collected: GradientSum | None) -> Tensor:
     # In fp32: hundreds of chunks would be rounded away in bf16.
     return torch.zeros(parameter.shape, device=parameter.device) if collected is None else collected.opened()
 
@@ -129,19 +139,14 @@ class FusedLinearCrossEntropy(Function):
         bias_sum: GradientSum | None,
     ) -> Tensor:
         d_hidden = torch.empty_like(hidden)
-        d_weight = _opened(weight, weight_sum) if ctx.needs_input_grad[1] else None
-        d_bias = _opened(bias, bias_sum) if bias is not None and ctx.needs_input_grad[2] else None
+        d_weight = opened(weight, weight_sum) if ctx.needs_input_grad[1] else None
+        d_bias = opened(bias, bias_sum) if bias is not None and ctx.needs_input_grad[2] else None
         loss = torch.zeros((), device=hidden.device)
-        rows = chunk_rows(len(weight))
-        buffer = _room(0, hidden, min(rows, len(hidden)), len(weight), hidden.dtype)
-        for start in range(0, len(hidden), rows):
-            x = hidden[start : start + rows]
-            logits = _logits(x, Head(weight, bias, rule), buffer)
-            chunk_loss, d_logits = _cross_entropy(logits, labels[start : start + rows], scale, rule)
-            loss += chunk_loss
-            torch.mm(d_logits, weight, out=d_hidden[start : start + rows])
+        for span, losses, d_logits in chunks(hidden, labels, Head(weight, bias, rule), scale):
+            loss += losses.sum()
+            torch.mm(d_logits, weight, out=d_hidden[span])
             if d_weight is not None:
-                _add_product(d_weight, d_logits, x)
+                add_product(d_weight, d_logits, hidden[span])
             if d_bias is not None:
                 d_bias += d_logits.float().sum(0)
         ctx.save_for_backward(

@@ -68,7 +68,7 @@ def rotary_backward(d_q: Tensor, d_k: Tensor, cos: Tensor, sin: Tensor) -> tuple
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, scale: float, multiplier: float, cap: float) -> tuple[Tensor, Tensor]:
-    """Raw logits `[rows, vocabulary]` (overwritten) -> (summed loss, `scale` × gradient of the raw logits)."""
+    """Raw logits `[rows, vocabulary]` (overwritten) -> (loss of each row, `scale` × gradient of the raw logits)."""
     bent = logits
     if multiplier != 1.0:
         bent = bent.float() * multiplier
@@ -76,7 +76,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, scale: float, multiplier: floa
         bent = torch.tanh(bent.float() / cap) * cap
     log_probabilities = F.log_softmax(bent, -1, dtype=torch.float32)
     column = labels[:, None]
-    loss = -log_probabilities.gather(1, column).sum()
+    loss = -log_probabilities.gather(1, column)[:, 0]
     if torch.compiler.is_compiling():
         # A scatter would cut the fused loop in two; comparing with the label does not.
         hit = torch.arange(logits.shape[1], device=logits.device) == column

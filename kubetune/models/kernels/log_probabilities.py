@@ -1,0 +1,81 @@
+"""Log-probability of each label, to be differentiated by any function of them, without `[tokens, vocabulary]` logits.
+
+What each label weighs is known only after all of a sequence's have been added up. Where the head is frozen its product
+with the gradient is made in the forward all the same, unweighted, and weighted row by row in the backward: two matrix
+products per chunk, as the cross-entropy has. A head that learns is run again in the backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from kubetune.models.kernels.cross_entropy import GradientSum, Head, add_product, chunks, opened
+from kubetune.models.padding_free import LogitRule
+
+
+class LinearLogProbabilities(Function):
+    """`log_softmax(hidden @ weight.T + bias)` at the labels, fp32 `[labels]`.
+
+    The gradient of a head that is trained by FlatAdamW is added to the optimizer's buffer in the backward: once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        rule: LogitRule,
+        weight_sum: GradientSum | None,
+        bias_sum: GradientSum | None,
+    ) -> Tensor:
+        learns = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        slopes = None if learns else torch.empty_like(hidden)
+        found = torch.empty(len(hidden), device=hidden.device)
+        for span, losses, d_logits in chunks(hidden, labels, Head(weight, bias, rule), -1.0):
+            torch.neg(losses, out=found[span])
+            if slopes is not None:
+                torch.mm(d_logits, weight, out=slopes[span])
+        if slopes is not None:
+            ctx.save_for_backward(slopes)
+        else:
+            ctx.save_for_backward(hidden, weight, bias, labels)
+        ctx.head = rule, weight_sum, bias_sum
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if len(ctx.saved_tensors) == 1:
+            (slopes,) = ctx.saved_tensors
+            return (slopes * grad[:, None]).to(slopes.dtype), *(None,) * 6
+        hidden, weight, bias, labels = ctx.saved_tensors
+        rule, weight_sum, bias_sum = ctx.head
+        d_hidden = torch.empty_like(hidden)
+        d_weight = opened(weight, weight_sum) if ctx.needs_input_grad[1] else None
+        d_bias = opened(bias, bias_sum) if ctx.needs_input_grad[2] else None
+        for span, _, d_logits in chunks(hidden, labels, Head(weight, bias, rule), -1.0):
+            d_logits.mul_(grad[span, None])
+            torch.mm(d_logits, weight, out=d_hidden[span])
+            if d_weight is not None:
+                add_product(d_weight, d_logits, hidden[span])
+            if d_bias is not None:
+                d_bias += d_logits.float().sum(0)
+        return (
+            d_hidden,
+            None if d_weight is None or weight_sum is not None else d_weight.to(weight.dtype),
+            None if d_bias is None or bias_sum is not None else d_bias.to(weight.dtype),
+            *(None,) * 4,
+        )
+
+
+def linear_log_probabilities(hidden: Tensor, labels: Tensor, head: Head) -> Tensor:
+    """Log-probability of each of `labels` `[labels]` after the rows `[labels, hidden]`, fp32 `[labels]`."""
+    found = LinearLogProbabilities.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, labels, head.rule, head.weight_sum, head.bias_sum
+    )
+    return cast(Tensor, found)
