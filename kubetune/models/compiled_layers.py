@@ -87,6 +87,13 @@ def warm_up(compiled: CompiledLayers, learn: Callable[[], tuple[float, float]]) 
     """
     if not compiled.is_planned:
         return
+    # The same micro-batch is learnt up to three times, and its gradient thrown away:
+    #   1. as it is, with seed 0: what compiling has to reproduce;
+    #   2. as it is, with seed 1: where that differs (dropout), masks are drawn in another order by fused kernels, so
+    #      numbers cannot be compared, and the layers are trusted as far as the compiler is;
+    #   3. compiled, with seed 0: traces, compiles and measures in one. Beyond rounding it must equal the first.
+    # The order matters: the plain passes come first, so that a failure of theirs is the run's own and shows as such;
+    # errors of the compiler alone lead back to the plain form, which every later step then takes without asking.
     plain = _with_seed(0, learn)
     is_random = not _agree(_with_seed(1, learn), plain, 1e-6)
     began, before = time.perf_counter(), graphs()

@@ -132,6 +132,13 @@ def _workload(plan: Plan, data: Prepared) -> Workload:
 
 def loop(run: Run, state: State, run_log: RunLog) -> State:
     """From `state.step` to the last step, or until early stopping."""
+    # A step may be stopped, killed, or left alone by its peers anywhere; its order makes that harmless:
+    #   1. Every rank computes its share of the global batch, which follows from the step alone.
+    #   2. One message tells all the same: the loss, whether anybody must stop, whose background save failed. From here
+    #      all ranks take the same branches, so none waits in a collective that another will never enter.
+    #   3. Gradients meet and are judged before weights move: what is ever saved has come from finite numbers.
+    #   4. `state` counts the step when its update is done. Weights, optimizer and state of one step make a checkpoint.
+    #   5. A stop is obeyed only after that, or within an evaluation, which the next start makes anew. It shortens no step.
     plan, world, optimizer = run.plan, run.world, run.optimizer
     if state.step:
         state = _finish_step(run, state, run_log)  # a stop may have come between a step and its evaluation
@@ -222,6 +229,8 @@ def _stop(run: Run, state: State, run_log: RunLog) -> None:
 
 def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
     """Work that is due after a step: an evaluation, then a checkpoint that knows its result."""
+    # Called after each step and once where a run goes on, since a stop may have come in between: `evaluated_step` and
+    # `saved_step`, which lie in the checkpoint, say what of it was done, so that nothing is done twice or left out.
     heartbeat.beat("end of step", state.step)
     plan, last = run.plan, state.step == run.plan.num_steps
     if run.data.eval is not None and state.evaluated_step < state.step and (last or plan.is_eval_step(state.step)):
@@ -250,16 +259,10 @@ def _judge(run: Run, state: State, values: dict[str, float]) -> State:
     name = run.config.training.metric_for_best_model
     preflight.require_metric(name, values)
     greater = prefers_greater(run.config.training)
-    value, best = values[name], state.best_value
+    value, best, state = values[name], state.best_value, replace(state, evaluated_step=state.step)
     if best is None or (value > best if greater else value < best):
-        return replace(
-            state, evaluated_step=state.step, best_step=state.step, best_value=value, evaluations_without_improvement=0
-        )
-    return replace(
-        state,
-        evaluated_step=state.step,
-        evaluations_without_improvement=state.evaluations_without_improvement + 1,
-    )
+        return replace(state, best_step=state.step, best_value=value, evaluations_without_improvement=0)
+    return replace(state, evaluations_without_improvement=state.evaluations_without_improvement + 1)
 
 
 def _is_patience_spent(run: Run, state: State) -> bool:

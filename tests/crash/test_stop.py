@@ -15,7 +15,7 @@ import pytest
 from kubetune import errors
 from kubetune.base import processes
 from kubetune.rundir import checkpoints, exit_status
-from kubetune.training import worker as train_worker
+from kubetune.training import worker
 from tests import toy
 from tests.crash.chaos import descendants
 from tests.ranks import started, wait_all, wait_until
@@ -28,7 +28,7 @@ slow = pytest.mark.slow
 def stop_at(run_dir: Path, world_size: int, point: str, nth: int, rank: int = 0) -> list[int]:
     """Exit codes of ranks of which one gets SIGTERM at a point; all must have ended five seconds later."""
     environ = {"KUBETUNE_FAULT": f"signal 19:{point}:{nth}:{rank}"}
-    with started(train_worker.main, world_size, [str(run_dir)], environ=environ) as ranks:
+    with started(worker.main, world_size, [str(run_dir)], environ=environ) as ranks:
         toy.wait_until_stopped(ranks[rank])
         began = time.monotonic()
         ranks[rank].terminate()
@@ -122,7 +122,7 @@ def test_a_rank_that_nobody_meets_stops_at_once(toy_inputs: Path, tmp_path: Path
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs), 2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         meeting = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_PORT": str(silent.getsockname()[1])}
-        with started(train_worker.main, 1, [str(run_dir)], environ=meeting) as (process,):
+        with started(worker.main, 1, [str(run_dir)], environ=meeting) as (process,):
             silent.settimeout(60)
             connection, _ = silent.accept()
             with connection:
@@ -138,7 +138,7 @@ def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path, num_proc: i
     """Nothing to save, so at once, and nobody is left who prepares on."""
     config = toy.make_config(toy_inputs, {"max_steps": 2}, data=much_data(toy_inputs, tmp_path, num_proc))
     run_dir = toy.make_run(tmp_path / "run", config)
-    with started(train_worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "hang:prepare"}) as (process,):
+    with started(worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "hang:prepare"}) as (process,):
         wait_until(lambda: any((tmp_path / "cache" / "prepared").glob(".*.tmp/train/tokens*")))
         pid = process.pid
         assert pid is not None
@@ -157,14 +157,14 @@ def test_processes_that_prepare_ignore_a_stop(toy_inputs: Path, tmp_path: Path, 
     """A SIGTERM to the whole group must not look like a worker that died."""
     config = toy.make_config(toy_inputs, {"max_steps": 2}, data=much_data(toy_inputs, tmp_path, num_proc))
     run_dir = toy.make_run(tmp_path / "run", config)
-    with started(train_worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:prepare"}) as (process,):
-        (worker,) = wait_for_children(process)
-        wait_until(lambda: toy.is_stopped(worker))
-        below = processes.children(worker)
+    with started(worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:prepare"}) as (process,):
+        (preparing,) = wait_for_children(process)
+        wait_until(lambda: toy.is_stopped(preparing))
+        below = processes.children(preparing)
         assert len(below) >= (num_proc if num_proc > 1 else 0)
-        for pid in [worker, *below]:
+        for pid in [preparing, *below]:
             os.kill(pid, signal.SIGTERM)
-        os.kill(worker, signal.SIGCONT)
+        os.kill(preparing, signal.SIGCONT)
         assert wait_all([process]) == [0]
 
 
@@ -185,7 +185,7 @@ def wait_for_children(process: ForkServerProcess) -> list[int]:
 def test_asked_twice_it_saves_once(toy_inputs: Path, tmp_path: Path, uninterrupted: Any) -> None:
     config = toy.make_config(toy_inputs, {"save_steps": 14}, **LORA)
     run_dir = toy.make_run(tmp_path / "run", config)
-    with started(train_worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 15:step:2"}) as (process,):
+    with started(worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 15:step:2"}) as (process,):
         wait_until(lambda: process.exitcode is not None or "asked to stop" in log(run_dir))
         assert process.pid is not None
         os.kill(process.pid, signal.SIGTERM)

@@ -22,11 +22,11 @@ import json, os, sys
 import datasets, huggingface_hub.utils._http as http
 from kubetune import errors
 from kubetune.data.prepared import fetch_worker
-from kubetune.publishing import hub_upload as push
+from kubetune.publishing import hub_upload
 from kubetune.config.schema import ModelConfig
 from kubetune.data.reading import hub
 from kubetune.data.reading import sources
-push.WAITS_SECONDS, hub.PATIENCE_SECONDS = (0.0,), 1.0
+hub_upload.WAITS_SECONDS, hub.PATIENCE_SECONDS = (0.0,), 1.0
 for function in (http.http_backoff, http.http_stream_backoff.__wrapped__):
     function.__kwdefaults__["max_wait_time"] = function.__kwdefaults__["base_wait_time"] = 0.01
 
@@ -40,7 +40,7 @@ def ask(what, repo, folder):
             case "data":
                 sources.load_dataset(repo, None, "train")
             case "push":
-                push.upload(folder, repo, private=True, message="m")
+                hub_upload.upload(folder, repo, private=True, message="m")
     except errors.KubetuneError as error:
         print(error, file=sys.stderr)
         return error.exit_code

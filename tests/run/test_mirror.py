@@ -258,7 +258,7 @@ def test_who_may_still_be_alive_elsewhere_is_named_when_displaced(
     (first / "logs/rank-0.beat.json").write_text(json.dumps({"rank": 0, "time": 1_800_000_000.0}))
     monkeypatch.setattr(lease.socket, "gethostname", lambda: "first-host")
     copy = Mirror(first, address)
-    copy.title.take()
+    copy.lease.take()
     copy.send()
     monkeypatch.setattr(lease.socket, "gethostname", lambda: "second-host")
     second = Mirror(tmp_path / "second", address)
@@ -272,7 +272,7 @@ def test_who_may_still_be_alive_elsewhere_is_named_when_displaced(
     monkeypatch.setattr(lease.socket, "gethostname", lambda: "third-host")
     third = Mirror(tmp_path / "third", address)
     third.fetch()
-    third.title.take()
+    third.lease.take()
     assert caplog.text == "", "the second one said that it ended"
 
 
@@ -283,9 +283,9 @@ def test_two_that_claim_an_empty_store_at_once_do_not_both_get_it(store: Store, 
         shutil.copytree(run_dir, made, symlinks=True, ignore=shutil.ignore_patterns(lease.LOCAL))
         copies.append(Mirror(made, "s3://runs/raced"))
     for _ in range(2):  # the second time as when the answer to the first was lost
-        copies[0].title._create(lease.Owner("first"))
+        copies[0].lease._create(lease.Owner("first"))
     with pytest.raises(errors.ConfigError, match="holds another run"):
-        copies[1].title._create(lease.Owner("second"))
+        copies[1].lease._create(lease.Owner("second"))
     copies[0].send()
 
 

@@ -174,13 +174,13 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(
 def test_another_run_and_an_earlier_start_are_refused(scheme: str, run_dir: Path, tmp_path: Path) -> None:
     address, other, later = f"{scheme}://runs/owned", tmp_path / "other", tmp_path / "later"
     mine = Mirror(shutil.copytree(run_dir, tmp_path / "mine", symlinks=True), address)
-    mine.title.take()
+    mine.lease.take()
     mine.send()
     shutil.copytree(run_dir, other, symlinks=True, ignore=shutil.ignore_patterns(lease.LOCAL))
     assert main(["sync", str(other), address]) == errors.USER
     moved = Mirror(later, address)
     assert moved.fetch() == 7
-    moved.title.take()
+    moved.lease.take()
     with pytest.raises(errors.ConfigError, match="is kept up by a later start of this run"):
         mine.send()
     moved.send()

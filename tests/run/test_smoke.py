@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 
 from kubetune import errors
 from kubetune.base import processes
-from kubetune.diagnostics.smoke import rank as smoke_worker
+from kubetune.diagnostics.smoke import rank as smoke_rank
 from kubetune.diagnostics.smoke.measure import Reduction, outliers
 from kubetune.diagnostics.smoke.settings import Settings
 from kubetune.distributed.nccl_log import Network
@@ -37,8 +37,8 @@ def examine(settings: Settings, folder: Path) -> int:
     """A rank that leaves its report, or the error that it ended with, in a file."""
     rank = os.environ["RANK"]
     try:
-        found: dict[str, Any] = asdict(report := smoke_worker.examine(settings))
-        found["problems"] = smoke_worker.judge(report, settings)
+        found: dict[str, Any] = asdict(report := smoke_rank.examine(settings))
+        found["problems"] = smoke_rank.judge(report, settings)
     except errors.KubetuneError as error:
         found = {"error": str(error), "code": error.exit_code}
     (folder / f"{rank}.json").write_text(json.dumps(found))
@@ -266,7 +266,7 @@ def test_volumes_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 def print_to(path: Path, settings: Settings) -> int:
     """A rank as the verb starts it, which prints to a file."""
     with path.open("w") as file, redirect_stdout(file):
-        return smoke_worker.run_rank(settings)
+        return smoke_rank.run_rank(settings)
 
 
 def test_a_loss_that_does_not_fall_is_bad(tmp_path: Path) -> None:
@@ -281,14 +281,14 @@ def test_wrong_sums_are_named(tmp_path: Path) -> None:
     with started(examine, 1, SMALL, tmp_path) as ranks:
         assert wait_all(ranks) == [0]
     facts = reports(tmp_path)[0]
-    training = smoke_worker.Training(**facts["training"])
-    places = [smoke_worker.Place(rank, f"host-{rank}", "CPU", 0) for rank in range(2)]
+    training = smoke_rank.Training(**facts["training"])
+    places = [smoke_rank.Place(rank, f"host-{rank}", "CPU", 0) for rank in range(2)]
     wrong = [Reduction(4096, 1e-3, 1.0, 1.0, wrong_ranks=(1,))]
-    report = smoke_worker.Report(2, "gloo", {}, places, wrong, [], [1.0, 1.0], [], training)
-    assert smoke_worker.judge(report, SMALL) == ["all-reduce of 4,096 bytes gave wrong sums on rank 1 on host-1"]
+    report = smoke_rank.Report(2, "gloo", {}, places, wrong, [], [1.0, 1.0], [], training)
+    assert smoke_rank.judge(report, SMALL) == ["all-reduce of 4,096 bytes gave wrong sums on rank 1 on host-1"]
     networks = [Network("IB"), Network("Socket", "no adapter of that name can be opened")]
-    report = smoke_worker.Report(2, "nccl", {}, places, [], [], [1.0, 1.0], [], training, networks)
-    assert smoke_worker.judge(report, SMALL) == [
+    report = smoke_rank.Report(2, "nccl", {}, places, [], [], [1.0, 1.0], [], training, networks)
+    assert smoke_rank.judge(report, SMALL) == [
         "rank 1 on host-1: RDMA was asked for (NCCL_IB_HCA), but NCCL uses sockets: no adapter of that name can be "
         "opened"
     ]

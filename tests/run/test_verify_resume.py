@@ -19,8 +19,7 @@ from kubetune.config.schema import Config
 from kubetune.diagnostics import verify_resume
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import metrics
-from kubetune.training import loop
-from kubetune.training import worker as train_worker
+from kubetune.training import loop, worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -41,14 +40,14 @@ def config(inputs: Path) -> Config:
 def seed_by_chance(argv: Sequence[str]) -> int:
     """A rank that draws other dropout masks each time."""
     loop.mixed_seed = lambda *salt: int.from_bytes(os.urandom(7), "little")
-    return train_worker.main(argv)
+    return worker.main(argv)
 
 
 def forget_seed_on_resume(argv: Sequence[str]) -> int:
     """A rank that draws the right masks until it goes on from a checkpoint."""
     if any((Path(argv[0]) / "checkpoints").glob("step-*")):
         loop.mixed_seed = lambda *salt: 7
-    return train_worker.main(argv)
+    return worker.main(argv)
 
 
 def skip_a_batch_on_resume(argv: Sequence[str]) -> int:
@@ -60,11 +59,11 @@ def skip_a_batch_on_resume(argv: Sequence[str]) -> int:
                 return super().step(step + 1)
 
         loop.Feed = Hasty
-    return train_worker.main(argv)
+    return worker.main(argv)
 
 
 def verdict_of(
-    config: Config, folder: Path, worker: Callable[[Sequence[str]], int] = train_worker.main, world_size: int = 1
+    config: Config, folder: Path, worker: Callable[[Sequence[str]], int] = worker.main, world_size: int = 1
 ) -> verify_resume.Verdict:
     """The verdict on real ranks that run `worker`."""
 

@@ -16,7 +16,7 @@ from kubetune.planning.flops import planned_cost
 from kubetune.planning.gpu_specs import stated_tflops
 from kubetune.planning.model_shapes import Weights, shapes_of
 from kubetune.rundir import metrics
-from kubetune.training import flops as throughput
+from kubetune.training import flops as measured_flops
 from tests.architectures import MIXTURE, PROMISED, build_model
 
 LENGTH = 24
@@ -35,7 +35,7 @@ def counted(model: Any) -> dict[str, int]:
 @pytest.mark.parametrize("lora", [False, True])
 def test_linear_flops_equal_what_pytorch_counts(kind: str, lora: bool) -> None:
     model = build_model(kind, PROMISED[kind], lora=lora)
-    cost = throughput.cost_of(model, has_vocabulary=True)
+    cost = measured_flops.cost_of(model, has_vocabulary=True)
     products = sum(count for name, count in counted(model).items() if "mm" in name and "bmm" not in name)
     # Every token has a logit in this plain forward. With LoRA nobody computes the gradient of the first layer's
     # inputs, which are frozen embeddings; the count keeps it.
@@ -46,15 +46,15 @@ def test_linear_flops_equal_what_pytorch_counts(kind: str, lora: bool) -> None:
 
 def test_a_frozen_weight_costs_two_thirds_of_a_trained_one() -> None:
     model = build_model("llama", PROMISED["llama"], lora=False)
-    full = throughput.cost_of(model, has_vocabulary=True)
-    frozen = throughput.cost_of(model.requires_grad_(False), has_vocabulary=True)
+    full = measured_flops.cost_of(model, has_vocabulary=True)
+    frozen = measured_flops.cost_of(model.requires_grad_(False), has_vocabulary=True)
     assert frozen.token == pytest.approx(full.token * 4 / 6)
     assert frozen.label == pytest.approx(full.label * 4 / 6)
 
 
 def test_of_experts_only_those_visited_count() -> None:
     costs = [
-        throughput.cost_of(build_model("mixtral", {**MIXTURE, "num_experts_per_tok": visited}, lora=False),
+        measured_flops.cost_of(build_model("mixtral", {**MIXTURE, "num_experts_per_tok": visited}, lora=False),
                            has_vocabulary=True).token
         for visited in (1, 2)
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_plan_counts_what_a_run_counts(kind: str, lora: bool) -> None:
         found = next(iter(model.peft_config.values()))
         targets = tuple(sorted(found.target_modules))
         config = config.model_copy(update={"lora": LoraConfig(r=found.r, target_modules=targets)})
-    assert planned_cost(config, weights, has_vocabulary=True) == throughput.cost_of(model, has_vocabulary=True)
+    assert planned_cost(config, weights, has_vocabulary=True) == measured_flops.cost_of(model, has_vocabulary=True)
 
 
 def test_benchmarks_count_what_a_plan_counts() -> None:
@@ -88,8 +88,8 @@ def test_benchmarks_count_what_a_plan_counts() -> None:
 
 def test_the_peak_is_stated_or_measured() -> None:
     device = torch.device("cpu")
-    assert throughput.peak_of(device, torch.float32, 989.0) == (989.0, "compute.peak_tflops")
-    peak, source = throughput.peak_of(device, torch.float32, None)
+    assert measured_flops.peak_of(device, torch.float32, 989.0) == (989.0, "compute.peak_tflops")
+    peak, source = measured_flops.peak_of(device, torch.float32, None)
     assert 1e-4 < peak < 1e3
     assert source.startswith("measured: a 512 × 512 float32 product")
 

@@ -56,6 +56,16 @@ class Owner:
 class Lease:
     """The right of the run in `run_dir` to the copy at `address`. Raises whatever the store's library raises."""
 
+    # Object stores have no locks, and most no compare-and-swap. So nobody waits for a lease to expire, which would hold
+    # up the new start of a run whose machine has just died; instead
+    #   - the *run* has a name that never changes. It is written by `create`, which stores that can refuse to overwrite
+    #     make exclusive; whoever finds another name there refuses (`recognise`). So two runs never mix;
+    #   - the *start* that writes has a name too, and the newest wins: `take` overwrites it. The one displaced finds out
+    #     at its next look (`check`, each time before it sends) and stops. What it sent in between are
+    #     checkpoints of the same run, whole by their manifests, from the same steps: harmless;
+    #   - first the own name is kept here and then sent. Killed in between, or with the answer lost, the store still
+    #     names `before`, and `check` takes that for oneself, not for a later start.
+
     def __init__(self, store: Any, root: str, address: str, run_dir: Path) -> None:
         self._store, self._root, self._address, self._run_dir = store, root, address, run_dir
         self._place = f"{root}/{REMOTE}"

@@ -17,7 +17,7 @@ from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.errors import ConfigError, ModelError
 from kubetune.models.loading import check_positions, check_rows, load_pretrained
-from kubetune.planning import model_shapes as weights
+from kubetune.planning import model_shapes
 from kubetune.training.start.facts import log_padding
 from tests.architectures import PADDING_FREE, PROMISED, build_model, save_model
 from tests.tiny import train_tokenizer
@@ -172,14 +172,14 @@ def test_an_index_that_leads_elsewhere_is_refused(tmp_path, name):
     folder = save_model(tmp_path / "model")
     (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
     (folder / "other.safetensors").touch()
-    (folder / weights.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": name}}))
+    (folder / model_shapes.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": name}}))
     config = config_of(folder)
-    for read in (lambda: check_model_folder(config.model), lambda: weights.files_of(folder)):
+    for read in (lambda: check_model_folder(config.model), lambda: model_shapes.files_of(folder)):
         with pytest.raises(ModelError, match=r"index\.json names .*; expected names of \*\.safetensors files"):
             read()
     with pytest.raises(ModelError, match=r"index\.json names"):
         load_pretrained(AutoModelForCausalLM, config, torch.device("cpu"))
-    (folder / weights.INDEX).write_text("[" * 100_000)
+    (folder / model_shapes.INDEX).write_text("[" * 100_000)
     with pytest.raises(ModelError, match="cannot be read"):
         check_model_folder(config.model)
 
@@ -212,7 +212,7 @@ def test_an_odd_config_of_a_model_is_no_bug(tmp_path, key, value):
     folder = save_model(tmp_path / "model")
     facts = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**facts, key: value}))
-    weights.read_weights(str(folder), {})
+    model_shapes.read_weights(str(folder), {})
     is_ignored = key == "architectures"  # transformers does not look at it
     with nullcontext() if is_ignored else pytest.raises(ModelError, match=re.escape(str(folder))):
         load_pretrained(AutoModelForCausalLM, config_of(folder), torch.device("cpu"))
