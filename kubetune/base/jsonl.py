@@ -1,7 +1,7 @@
 """Files of JSON lines that a run keeps: whole lines are appended, read as a stream, and damage is stepped over by name.
 
 A file system that was repaired after a power cut leaves torn lines and runs of NULs. They cost the lines they hit and
-nothing else: neither the run that writes on nor a page that is made of the rest. What the lines say is metrics.py's.
+nothing else: neither the run that goes on nor a page that is made of the rest. Not for what they say (rundir/metrics).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     2026-11-20 10:15:00 [TRAIN] step 12/300 loss 1.9312
 
 Every rank writes `logs/rank-N.log`; the console shows rank 0, and the errors of the others as `[rank 3] …`.
-Not for numbers (metrics.py) and not for the progress bar (progress_bar.py).
+Not for numbers (rundir/metrics) and not for the progress bar (progress_bar.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ties between the processes of a run: nobody outlives whoever started them.
 
 A kill -9 of the first process must not leave ranks behind that go on writing checkpoints, so the kernel is asked to do
-what the dead can no longer do. Linux only; elsewhere these functions change nothing. Not for starting ranks (agent.py).
+what the dead can no longer do. Linux only; elsewhere they change nothing. Not for starting ranks (supervisor).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The command line: one module per verb, imported only when that verb is used.
 
-A verb module has `add_arguments(parser)` and `run(args) -> int` (the exit code); `port-forward` is port_forward.py.
-Adding a verb is one file, one line in overview.GROUPS, and its examples.
+A verb module has `add_arguments(parser)` and `run(args) -> int` (the exit code); `port-forward` is remote/port_forward.
+Adding a verb is one file, one line in overview.GROUPS, and its examples. Not for what a verb does (library and the
+rooms above), but for what is typed and printed. Read `overview` first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Meaning of the status of pods and workloads: a pod's node, what it waits for, the state of a run.
 
-Pure questions to plain dicts as the API server gives them. Asking the server is client.py's.
+Pure questions to plain dicts as the API server gives them. Asking the server is kube_api/client's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Secrets that were written into a config by mistake, recognised so that they are refused and never echoed.
 
-Secrets come from the environment, or from Kubernetes Secrets by reference. How log lines are cleaned is in logs.py.
+Secrets come from the environment, or from Kubernetes Secrets by reference. How log lines are cleaned is in base/logs.
 """
 
 from __future__ import annotations

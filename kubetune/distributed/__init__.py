@@ -1,4 +1,5 @@
-"""Several processes that train one model: who is who, how they find each other, torchrun, and who hangs.
+"""Several processes that train one model: who is who, how they find each other, who is missing, torchrun.
 
-The room where torch begins. Read `process_group` first.
+The room where torch begins. Not for splitting models (models/fsdp) or batches (data/prepared/order). Read
+`process_group` first, then `rendezvous`.
 """

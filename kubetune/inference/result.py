@@ -2,7 +2,7 @@
 
 Every verb that asks, measures or publishes a model opens it by `open_result`; nothing else looks for checkpoints, bases
 or tokenizers. What a run from elsewhere names by a path of that place is looked for where `--model` says. What is found
-is compared with what the run was trained on (identity.py) while it is loaded.
+is compared with what the run was trained on (data/prepared/identity) while it is loaded.
 """
 
 from __future__ import annotations

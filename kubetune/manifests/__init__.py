@@ -1,6 +1,7 @@
 """Kubernetes manifests of a run: a pure function from config and plan to plain dicts, and dicts to YAML.
 
-Nothing here talks to a cluster, reads a file or a clock: the same config gives the same bytes on any machine.
+Nothing here talks to a cluster or reads a clock, and only `local_files` reads files: the same config gives the same
+bytes on any machine. Not for applying them (cluster). Read `spec` first, then `trainer`.
 A new kind of workload is one module with `workload(spec)` and one line in KINDS.
 """
 

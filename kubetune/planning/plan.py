@@ -1,7 +1,7 @@
 """The arithmetic of a run: processes, batches, steps and schedule, from the config and a few numbers of the data.
 
 Pure and without torch: the same call on a laptop, in a pod and on every rank gives the same Plan. Looking at the
-machine is gpus.py's; memory is not reckoned here.
+machine is base/gpus; memory is not reckoned here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """From a checkpoint to a model that others can load: exported, merged, proved the same, described, uploaded.
 
-Read `export` first.
+Not for running it (inference, plugins/serving). Read `export` first, then `equivalence`.
 """

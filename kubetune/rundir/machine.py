@@ -1,6 +1,6 @@
 """The machine that a run is on: what it is made of, how busy it is, and what of git is checked out there.
 
-For the run's own record, its report and its trackers. What GPUs are asked is gpus.py's.
+For the run's own record, its report and its trackers. What GPUs are asked is base/gpus'.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """State of a run at this moment, read from its run directory and its machine: what `kubetune watch` shows.
 
-The same on a laptop and, by in_pod.py, in a pod; asks no API server.
+The same on a laptop and, by cluster/in_pod, in a pod; asks no API server.
 """
 
 from __future__ import annotations

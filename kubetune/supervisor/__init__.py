@@ -1,4 +1,5 @@
 """The first process of a run, on a laptop and in a pod alike: it starts the ranks and says how the run ended.
 
-Imports no torch, so that it is there at once and stays small. Read `agent` first.
+Imports no torch, so that it is there at once and stays small. Not for what a rank does (training). Read `agent` first,
+then `supervise`.
 """

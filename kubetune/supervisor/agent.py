@@ -4,7 +4,7 @@
     python -m kubetune.agent RUN_DIR --config run.yaml [key=value …]   makes it first, as pods do
 
 As process 1 of a container torchrun would ignore SIGTERM while it imports and while it waits for other nodes; this one
-never imports torch and listens from its first moments. Not for deciding what a run is (config/, plan.py).
+never imports torch and listens from its first moments. Not for deciding what a run is (config/, planning/).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from kubetune import errors
 from kubetune.base import files, logs, processes
@@ -24,10 +24,6 @@ from kubetune.rundir import exit_status
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.supervisor.place import hold, read_place
 from kubetune.supervisor.supervise import supervise
-
-if TYPE_CHECKING:
-    pass
-
 
 # Another start could only end the same way.
 _FINAL = (errors.OK, errors.USER, errors.DIVERGED)

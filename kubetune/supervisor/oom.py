@@ -1,7 +1,7 @@
 """Ranks killed for memory: told from other kills, and ended for good where another start could only end the same way.
 
 A killed rank is worth another start as long as the run gets farther by it. Not for what a rank itself can say of its
-memory (files.py, loop.py): the kernel kills without a word.
+memory (base/files, training/loop): the kernel kills without a word.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Tasks, the things that can be learnt: one module each, imported on use.
 
-Each fulfils the protocol in protocol.py, which is to be read first.
+Each fulfils one protocol. Not for the loop, which is the same for all (training). Read `protocol` first, then
+`causal_lm`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """One rank of a run: the loop, its optimizer, its checkpoints, its evaluation, and what it tells.
 
-Read `worker` first, then `loop`.
+Not for several ranks at once (supervisor starts them, distributed lets them talk). Read `worker` first, then `loop`.
 """

@@ -64,7 +64,7 @@ class Collected:
             self.gradient.add_(gradient)
 
     def opened(self) -> Tensor:
-        """The sum, for those who add to it themselves (cross_entropy.py)."""
+        """The sum, for those who add to it themselves (kernels/cross_entropy.py)."""
         self.is_zero = False
         return self.gradient
 
@@ -91,7 +91,7 @@ class FlatAdamW:
         self.master, self.gradient, self.exp_avg, self.exp_avg_sq = (torch.zeros(size, device=device) for _ in range(4))
         self.step_count = torch.zeros((), device=device)
         self._mirrors: list[tuple[nn.Parameter, Tensor]] = []
-        self.collected: dict[nn.Parameter, Collected] = {}  # cross_entropy.py adds to the head's directly
+        self.collected: dict[nn.Parameter, Collected] = {}  # kernels/cross_entropy.py adds to the head's directly
         self._decayed = sum(part.numel() for (name, p), part in zip(named, held, strict=True) if decays(name, p))
         start = 0
         for (_, parameter), part in zip(named, held, strict=True):

@@ -1,6 +1,6 @@
 """Content of a checkpoint of a run, when it is written, and how a run goes on from one.
 
-`checkpoints.py` knows folders and checksums, `optimizer_shards.py` the optimizer's file; this file knows models and
+`rundir/checkpoints` knows folders and checksums, `optimizer_shards.py` the optimizer's file; this file knows models and
 optimizers.
 """
 

@@ -138,7 +138,7 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
     #      all ranks take the same branches, so none waits in a collective that another will never enter.
     #   3. Gradients meet and are judged before weights move: what is ever saved has come from finite numbers.
     #   4. `state` counts the step when its update is done. Weights, optimizer and state of one step make a checkpoint.
-    #   5. A stop is obeyed only after that, or within an evaluation, which the next start makes anew. It shortens no step.
+    #   5. A stop is obeyed only after that, or within an evaluation, which the next start makes anew.
     plan, world, optimizer = run.plan, run.world, run.optimizer
     if state.step:
         state = _finish_step(run, state, run_log)  # a stop may have come between a step and its evaluation

@@ -1,7 +1,7 @@
 """Digests of what each step worked with, for `kubetune verify-resume`: nothing unless KUBETUNE_TRACE names a folder.
 
 Each rank appends one line a step to `rank-N.jsonl` there: sample ids, losses to the last bit, and digests of the random
-state and of all that the optimizer holds. Not for numbers that people read (metrics.py).
+state and of all that the optimizer holds. Not for numbers that people read (rundir/metrics).
 """
 
 from __future__ import annotations

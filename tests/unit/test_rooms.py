@@ -110,6 +110,17 @@ def test_every_room_is_on_the_list_and_says_what_it_is_for() -> None:
     assert not silent
 
 
+def test_a_room_says_what_it_is_not_for_and_what_to_read_first() -> None:
+    for name in ORDER:
+        said = " ".join(
+            (ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text("utf-8"))) or "").split()
+        )
+        assert re.search(r"\b[Nn]ot for\b", said), name
+        first = re.search(r"\bRead `([\w/]+)`", said)
+        assert first, name
+        assert any((PACKAGE / name / f"{first[1]}{end}").exists() for end in ("", ".py")), (name, first[1])
+
+
 def test_a_room_imports_only_itself_and_rooms_above_it() -> None:
     wrong = [
         f"{module}:{found.line} imports {found.module}"

@@ -1,6 +1,6 @@
 """Rows worth looking at, picked as all rows go by: the first of each source, the longest, the least trained, repeats.
 
-For the data's page (data_page.py). Keeps token ids of a few dozen rows and no others, and the paths of images.
+For the data's page (reporting/data_page). Keeps token ids of a few dozen rows and no others, and the paths of images.
 """
 
 from __future__ import annotations

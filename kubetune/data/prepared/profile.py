@@ -1,6 +1,6 @@
 """Make-up of rows, counted as they go by: shares that are learnt, tokens of images, what shorter rows would lose.
 
-For the data's page (data_page.py). Counts whole rows, before any is cut or left out.
+For the data's page (reporting/data_page). Counts whole rows, before any is cut or left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Images to what a vision tower takes, by the image processor that comes with the model, and how many tokens they are.
 
 For processors that cut an image into a grid of patches as large as the image asks for: Qwen2-VL's and those after it.
-Other models' processors are used whole (whole_processor.py). Whether a file is an image at all is images.py's work.
+Other models' processors are used whole (whole_processor.py). Not for telling what is an image (reading/images).
 """
 
 from __future__ import annotations
