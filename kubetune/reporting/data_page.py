@@ -86,6 +86,8 @@ def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], sett
             )
         if stats["no_label"]:
             said.append(f"{counted(stats['no_label'], 'row')} of {name} left out: nothing in them is trained.")
+        if stats["unusable"]:
+            said.append(f"{counted(stats['unusable'], 'pair')} of {name} left out: nothing tells its answers apart.")
         said += [f"In {name}: {change}." for change in stats["changes"]]
         if stats["duplicates"]:
             said.append(f"{counted(stats['duplicates'], 'repetition')} among the rows of {name}, word for word.")

@@ -214,7 +214,7 @@ GOOD, BAD = {"role": "assistant", "content": "Good"}, {"role": "assistant", "con
     ],
 )
 def test_preferences_are_no_answers_to_learn(value: dict[str, Any], advice: dict[str, str] | None) -> None:
-    with pytest.raises(ValueError, match=r"preference data.* causal_lm would train the bad answers") as told:
+    with pytest.raises(ValueError, match=r"preference data.*`task: causal_lm` would train the bad answers") as told:
         convert(value)
     if advice is None:
         assert "columns" not in str(told.value)

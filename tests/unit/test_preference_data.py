@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kubetune import cli
 from kubetune.batching.feed import batch_of
 from kubetune.config.schema import Config, DataConfig, ModelConfig, RecordKind, SourceConfig
 from kubetune.data.prepared.pipeline import Batch, Result, Worker
@@ -105,9 +108,13 @@ def encode(record: dict[str, Any], tokenizer: Tokenizer, kind: RecordKind = "pai
     return worker.encode(Batch(0, "train", [(0, Record("a.jsonl", 7, record))]))
 
 
-def prepared(folder: Path, records: list[dict[str, Any]], tokenizer: Path, **settings: Any) -> Prepared:
-    file = folder / "pairs.jsonl"
+def write(file: Path, records: list[dict[str, Any]]) -> Path:
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+def prepared(folder: Path, records: list[dict[str, Any]], tokenizer: Path, **settings: Any) -> Prepared:
+    file = write(folder / "pairs.jsonl", records)
     data = {"train": str(file), "cache": str(folder / "cache"), "num_proc": 1, **settings.pop("data", {})}
     return prepare(Config.model_validate({"model": str(tokenizer), "task": "preference", "data": data, **settings}))
 
@@ -149,7 +156,8 @@ def test_judged_answers_are_one_sequence_each_with_a_target(tmp_path: Path, toke
     batch = batch_of(found, np.array([0, 1]), None)
     assert batch.targets is not None
     assert batch.targets.tolist() == [[0.0], [1.0]]
-    assert len(batch.labels) == int(found.trained_counts.sum()) > 2
+    assert found.trained_counts.tolist() == [3, 3]
+    assert batch.samples == (0, 1)
 
 
 def test_a_reward_model_has_margins(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -225,3 +233,78 @@ def test_pairs_are_dropped_cut_or_refused_by_their_longest_answer(tokenizer: Tok
 def test_lost_pairs_end_the_preparation(tmp_path: Path, tokenizer_folder: Path) -> None:
     with pytest.raises(DataError, match="would be left out"):
         prepared(tmp_path, [CHATS["trl"]], tokenizer_folder, data={"max_length": 10, "overlong": "truncate"})
+
+
+def test_unusable_pairs_are_left_out_where_that_is_wished(tokenizer: Tokenizer) -> None:
+    for name in ("equal", "equal conversations", "empty", "empty message", "other prompts", "no answer"):
+        found = encode(REFUSED[name][0], tokenizer, unusable_pairs="drop")
+        assert not found.problems
+        assert (found.tally.records, found.tally.unusable, found.tally.rows) == (1, 1, 0)
+    assert encode(REFUSED["two prompts"][0], tokenizer, unusable_pairs="drop").problems
+
+
+def check_of(file: Path, tokenizer: Path, *args: str) -> dict[str, Any]:
+    command = ("data", "check", str(file), "--model", str(tokenizer), "--json", *args)
+    found, code = run_cli(*command)
+    report = json.loads(found)
+    assert (code == 0) == report["ok"]
+    return report  # type: ignore[no-any-return]
+
+
+def run_cli(*args: str) -> tuple[str, int]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            code = cli.main([*args])
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return out.getvalue(), code
+
+
+def test_a_check_shows_both_answers_and_counts_them(tmp_path: Path, tokenizer_folder: Path) -> None:
+    file = write(tmp_path / "pairs.jsonl", [CHATS["hh"], CHATS["ms_swift"], {**CHATS["trl"], "chosen": "yes and yes"}])
+    report = check_of(file, tokenizer_folder, "task=preference")
+    assert report["sample_answers"] == ["chosen", "rejected"] * 2
+    shown = ["".join(f"[{p['text']}]" if p["trained"] else p["text"] for p in s) for s in report["samples"]]
+    prompt = "<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n"
+    assert shown == [f"{prompt}[yes<|im_end|>]\n", f"{prompt}[no<|im_end|>]\n"] * 2
+    assert report["splits"]["train"]["answers"]["chosen_longer"] >= 1
+    assert "of the chosen longer" in report["splits"]["train"]["changes"][0]
+    bad = write(tmp_path / "bad.jsonl", [CHATS["trl"], REFUSED["equal"][0], REFUSED["other prompts"][0]])
+    report = check_of(bad, tokenizer_folder, "task=preference")
+    assert [line.split(": ")[0] for line in report["problems"]["first"]] == [f"{bad}:2", f"{bad}:3"]
+    seen, _ = run_cli("data", "check", str(file), "--model", str(tokenizer_folder), "task=preference")
+    assert "row 1 (the chosen answer stands between ⟦ and ⟧)" in seen
+    assert "⟦no<|im_end|>⟧" in seen
+
+
+def test_a_check_without_a_model_knows_pairs(tmp_path: Path) -> None:
+    records = [CHATS["hh"], CHATS["ms_swift"], JUDGED["trl"], {"messages": [ASKED, GOOD]}]
+    found, code = run_cli("data", "check", str(write(tmp_path / "a.jsonl", records)), "--json")
+    assert code == 0
+    assert json.loads(found)["records"] == {"Preference": 2, "Judged": 1, "Chat": 1}
+
+
+def test_the_page_of_the_data_shows_both_answers(tmp_path: Path, tokenizer_folder: Path) -> None:
+    file, page = write(tmp_path / "pairs.jsonl", [CHATS["hh"], CHATS["ms_swift"]]), tmp_path / "page.html"
+    check_of(file, tokenizer_folder, "task=preference", "--html", str(page))
+    text = page.read_text("utf-8")
+    assert "pairs of answers" in text
+    assert '<mark class="piece trained rejected">no</mark>' in text
+    assert "<em>rejected:</em>" in text
+
+
+def test_conversion_writes_one_shape(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    chats = write(tmp_path / "pairs.jsonl", [*CHATS.values(), {**CHATS["trl"], "margin": 2.0}])
+    assert run_cli("data", "convert", str(chats), "--to", "preference", "-o", str(output))[1] == 0
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert lines[:-1] == [CHATS["trl"]] * len(CHATS)
+    assert lines[-1] == {**CHATS["trl"], "margin": 2.0}
+    assert run_cli("data", "convert", str(chats), "--to", "judged", "-o", str(output))[1] == 0
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert lines[:2] == [
+        {"prompt": [ASKED], "completion": [GOOD], "label": True},
+        {"prompt": [ASKED], "completion": [BAD], "label": False},
+    ]
+    assert run_cli("data", "convert", str(chats), "--to", "messages", "-o", str(output))[1] == 2

@@ -189,8 +189,10 @@ def _show(report: Report, console: Console) -> None:
     if report.leaked:
         are = "are" if report.leaked > 1 else "is"
         console.print(f"[yellow]{counted(report.leaked, 'row')} of eval {are} in train too[/yellow]")
-    for number, sample in enumerate(report.samples, 1):
-        _show_sample(number, [(visible(text), trained) for text, trained in shortened(sample)], console)
+    number = 0
+    for sample, answer in zip(report.samples, report.sample_answers, strict=True):
+        number += answer != "rejected"
+        _show_sample(number, answer, [(visible(text), trained) for text, trained in shortened(sample)], console)
     if report.date:
         console.print(f"the chat template writes a date: {report.date} (data.date)", highlight=False)
     if report.positions:
@@ -199,14 +201,16 @@ def _show(report: Report, console: Console) -> None:
     console.print(f"\n[bold {colour}]{'ready to train' if report.ok else 'not ready to train'}[/bold {colour}]")
 
 
-def _show_sample(number: int, sample: Sample, console: Console) -> None:
+def _show_sample(number: int, answer: str, sample: Sample, console: Console) -> None:
     from rich.text import Text
 
+    what = f"the {answer} answer" if answer else "what is trained"
     if console.color_system and not console.no_color:
-        console.print(f"\n[bold]row {number}[/bold] (what is trained is [green]green[/green])")
-        console.print(Text.assemble(*((text, "green" if trained else "dim") for text, trained in sample)))
+        colour = "red" if answer in ("rejected", "bad") else "green"
+        console.print(f"\n[bold]row {number}[/bold] ({what} is [{colour}]{colour}[/{colour}])")
+        console.print(Text.assemble(*((text, colour if trained else "dim") for text, trained in sample)))
     else:
-        console.print(f"\nrow {number} (what is trained stands between ⟦ and ⟧)")
+        console.print(f"\nrow {number} ({what} stands between ⟦ and ⟧)")
         console.print(Text("".join(f"⟦{text}⟧" if trained else text for text, trained in sample)))
 
 

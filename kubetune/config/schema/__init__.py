@@ -149,6 +149,8 @@ class Config(Section):
                 "training.early_stopping_patience: needs evaluations; set data.eval to a share such as 0.05 or a file"
             )
         problems += self.preference.problems_of_task(self.task)
+        if self.record_kind not in ("pair", "graded") and self.data.unusable_pairs != "error":
+            problems.append("data.unusable_pairs: means nothing to a run that compares no pairs; leave it out")
         if self.record_kind not in ("text", "labelled") and self.data.train_on == "all":
             problems.append(f"data.train_on: found all with `task: {self.task}`, which compares answers; leave it out")
         name = self.training.metric_for_best_model

@@ -81,6 +81,11 @@ class DataConfig(Section):
     max_lost_share: float = Field(
         0.1, ge=0, le=1, description="Stop before training when more than this share of the rows would be left out."
     )
+    unusable_pairs: Literal["error", "drop"] = Field(
+        "error",
+        description="What becomes of pairs whose answers are equal, empty, or to different prompts: refused with their "
+        "lines, or left out and counted (`max_lost_share`).",
+    )
     packing: bool = Field(
         True,
         description="Fill micro-batches with whole sequences up to `per_device_train_batch_size × max_length` tokens. "

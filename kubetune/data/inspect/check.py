@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby, islice
 from typing import Any
 
 from kubetune.base.humanize import counted
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import Config, RecordKind, SourceConfig
 from kubetune.data.inspect.gallery import Gallery, brief
 from kubetune.data.prepared.pipeline import Split, Tally, Worker, encode_batches
 from kubetune.data.prepared.profile import LIMITS, Profile
@@ -23,9 +23,10 @@ from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.formats import Chat, read
 from kubetune.data.reading.images import ADDRESS, image_of_row
 from kubetune.data.reading.messages import OF_TEMPLATES
+from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import SHOWN, Problems
 from kubetune.data.reading.sources import evaluated_rows, read_source
-from kubetune.data.reading.splits import changes, plan_batches, require_rows, split_sources, summarise
+from kubetune.data.reading.splits import answers, changes, plan_batches, require_rows, split_sources, summarise
 from kubetune.data.text.encode_labelled import within_positions
 from kubetune.data.text.labels import Labels, find_labels
 from kubetune.data.text.tokenizer import Tokenizer
@@ -34,16 +35,20 @@ from kubetune.errors import DataError
 from kubetune.planning.base_model import embeddings_of, positions_of
 
 Sample = list[tuple[str, bool]]
-"""A rendered row in pieces, each with whether it is trained."""
+"""A rendered sequence in pieces, each with whether it is trained."""
+
+Answer = tuple[str, list[int], bytes]
+"""A sequence with its name, such as `chosen`, if it has one."""
 
 
 @dataclass
 class Report:
     """Findings of a check. `stats` are those of prepared data; `lengths` count rows by token count.
 
-    Of the rows of eval, an evaluation takes `evaluated`. `labels` are a classifier's, and `classes` count the rows of
-    each; `profiles` are there for a page. `positions` says what becomes of rows that are longer than
-    the model has positions. `date` is what the chat template is told that asks for today's.
+    `sample_answers`: chosen, rejected, good or bad, of each of `samples`, or nothing. Of the rows of eval, `evaluated`
+    are taken. `labels` are a classifier's, and `classes` count the rows of each; `profiles` are there for a page.
+    `positions` says what becomes of rows that are longer than the model has positions. `date` is what the chat template
+    is told that asks for today's.
     """
 
     problems: Problems = field(default_factory=Problems)
@@ -56,6 +61,7 @@ class Report:
     leaked: int = 0
     evaluated: int = 0
     samples: list[Sample] = field(default_factory=list)
+    sample_answers: list[str] = field(default_factory=list)
     positions: str = ""
     date: str = ""
     verdict: str = "ok"
@@ -70,7 +76,7 @@ class Report:
         splits = {
             split: stats
             | {"duplicates": self.duplicates[split], "length_histogram": dict(histogram(self.lengths[split]))}
-            | {"changes": changes(stats)}
+            | {"changes": [*changes(stats), *answers(stats)]}
             | ({"classes": dict(self.classes[split])} if split in self.classes else {})
             for split, stats in self.stats.items()
         }
@@ -84,6 +90,7 @@ class Report:
             "splits": splits,
             "eval_rows_also_in_train": self.leaked,
             "eval_rows_evaluated": self.evaluated,
+            "sample_answers": self.sample_answers,
             "samples": [[{"text": text, "trained": trained} for text, trained in sample] for sample in self.samples],
         }
 
@@ -111,8 +118,8 @@ def check(
     if report.labels is not None and report.labels.problem_type != "regression":
         report.classes = {split: Counter(dict.fromkeys(report.labels.names, 0)) for split in sources}
     limits = tuple(sorted({*LIMITS, config.data.max_length})) if gallery is not None else ()
-    processor = load_image_processor(config, tokenizer)
-    worker = Worker(tokenizer, config.data, sources, report.labels, processor, limits, config.record_kind)
+    images = load_image_processor(config, tokenizer)
+    worker = Worker(tokenizer, config.data, sources, report.labels, images, limits, config.record_kind)
     batches = plan_batches(config, report.problems, tallies)
     embeddings, largest, holding = embeddings_of(config, os.environ), -1, 0
     for result in encode_batches(worker, batches, report.problems, config.data.num_proc):
@@ -131,9 +138,7 @@ def check(
         if gallery is not None:
             gallery.add(result, digests, said if report.labels is not None else [None] * len(digests))
         if result.split == "train":
-            missing = samples - len(report.samples)
-            rows = islice(zip(_rows(result.chunk), said, strict=True), missing)
-            report.samples += [_sample(tokenizer, *row, names) for row, names in rows]
+            _show(report, tokenizer, zip(_answers(result.chunk, config.record_kind), said, strict=True), samples)
     report.stats = {split: summarise(sources[split], given) for split, given in tallies.items()}
     report.duplicates = {split: counts.total() - len(counts) for split, counts in seen.items()}
     if "eval" in seen:
@@ -181,7 +186,7 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> tuple[Pro
     there = lru_cache(maxsize=4096)(os.path.isfile)
     for record in read_source(source, problems):
         try:
-            example, keys = read(record.value, source.format, source.columns)
+            example, keys = read(record.value, source.format, source.columns, kind=likely_kind(record.value))
         except ValueError as error:
             problems.add(record.where, str(error))
             continue
@@ -199,6 +204,22 @@ def _rows(chunk: Chunk) -> Iterator[tuple[list[int], bytes]]:
     for length in chunk.lengths:
         begin, end = end, end + length
         yield chunk.tokens[begin:end].tolist(), bytes(chunk.trained[begin:end])
+
+
+def _show(report: Report, tokenizer: Tokenizer, rows: Iterable[tuple[list[Answer], list[str]]], samples: int) -> None:
+    """Render rows until the report has enough of them."""
+    for sequences, said in islice(rows, samples - len(report.samples) + report.sample_answers.count("rejected")):
+        report.samples += [_sample(tokenizer, ids, trained, said) for _, ids, trained in sequences]
+        report.sample_answers += [name for name, _, _ in sequences]
+
+
+def _answers(chunk: Chunk, kind: RecordKind) -> Iterator[list[Answer]]:
+    """The sequences of each row, each with the answer that it is, if it is one of those compared or judged."""
+    for number, (ids, trained) in enumerate(_rows(chunk)):
+        if split := chunk.splits[number]:
+            yield [("chosen", ids[:split], trained[:split]), ("rejected", ids[split:], trained[split:])]
+        else:
+            yield [(("bad", "good")[int(chunk.targets[number])] if kind == "judged" else "", ids, trained)]
 
 
 def _said(labels: Labels | None, chunk: Chunk) -> Iterator[list[str]]:

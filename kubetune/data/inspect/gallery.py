@@ -25,7 +25,8 @@ _MOST_IMAGES = 4
 
 @dataclass(frozen=True)
 class Picked:
-    """A row with where it is from: the index of its source, and of its record in it. `labels`: what it is told as."""
+    """A row with where it is from: the index of its source, and of its record in it. `labels`: what it is told as;
+    `second`: the beginning of the rejected answer of a pair."""
 
     split: str
     source: int
@@ -34,6 +35,7 @@ class Picked:
     trained: bytes
     images: Sequence[str] = ()
     labels: Sequence[str] | None = None
+    second: int = 0
 
     @property
     def trained_share(self) -> float:
@@ -71,7 +73,8 @@ class Gallery:
                 continue
             row = Picked(result.split, result.source, record, result.chunk.tokens[begin:end],
                          bytes(result.chunk.trained[begin:end]),
-                         [image.path for image in result.chunk.images[number]], said[number])  # fmt: skip
+                         [image.path for image in result.chunk.images[number]], said[number],
+                         result.chunk.splits[number])  # fmt: skip
             if len(first) < self._per_source:
                 first.append(row)
             self._longest = row if is_longest else self._longest
@@ -100,11 +103,14 @@ def brief(text: str) -> str:
 
 def _shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, Any]:
     special = {id for id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
-    tokens = _first_tokens(row, special)
-    pieces = []
-    for (trained, is_special), run in groupby(tokens, key=lambda token: (bool(token[1]), token[0] in special)):
-        text = brief(tokenizer.decode([id for id, _ in run], skip_special_tokens=False))
-        pieces.append({"text": text, "trained": trained, "special": is_special})
+    ends = (row.second, len(row.ids)) if row.second else (len(row.ids),)
+    pieces, shown = list[dict[str, Any]](), 0
+    for begin, end in zip((0, *ends), ends, strict=False):
+        tokens = _first_tokens(row.ids[begin:end], row.trained[begin:end], special)
+        shown += len(tokens)
+        for (trained, is_special), run in groupby(tokens, key=lambda token: (bool(token[1]), token[0] in special)):
+            text = brief(tokenizer.decode([id for id, _ in run], skip_special_tokens=False))
+            pieces.append({"text": text, "trained": trained, "special": is_special, "rejected": begin > 0})
     return {
         "why": why,
         "path": path,
@@ -112,18 +118,18 @@ def _shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, 
         "tokens": len(row.ids),
         "trained": sum(row.trained),
         "labels": row.labels,
-        "cut": len(tokens) < len(row.ids),
+        "cut": shown < len(row.ids),
         "pieces": pieces,
         "images": [thumbnail(image) for image in row.images[:_MOST_IMAGES]],
         "more_images": max(0, len(row.images) - _MOST_IMAGES),
     }
 
 
-def _first_tokens(row: Picked, special: set[int]) -> list[tuple[int, int]]:
-    """The tokens of a row that are shown, each with whether it is trained; a run of one special token counts as one."""
+def _first_tokens(ids: Sequence[int], trained: bytes, special: set[int]) -> list[tuple[int, int]]:
+    """The tokens of a sequence that are shown, and whether each is trained; a run of a special token counts as one."""
     found: list[tuple[int, int]] = []
     read = 0
-    for (id, _), run in groupby(zip(row.ids, row.trained, strict=True)):
+    for (id, _), run in groupby(zip(ids, trained, strict=True)):
         same = list(run)
         found += same[: _MOST_TOKENS - read] if id not in special else same
         read += 1 if id in special else len(same)

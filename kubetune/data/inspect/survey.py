@@ -14,7 +14,7 @@ from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.prepared.histogram import bars
-from kubetune.data.reading.formats import Chat, Example, Label, Labelled, Pair, Text, convert
+from kubetune.data.reading.formats import Chat, Example, Judged, Label, Labelled, Pair, Preference, Text, convert
 from kubetune.data.reading.images import UnusableImage, image_file, verifier
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import class_names
@@ -125,6 +125,8 @@ _KINDS: dict[type, str] = {
     Pair: "prompts with a completion",
     Text: "plain texts",
     Labelled: "texts with a label",
+    Preference: "pairs of answers",
+    Judged: "judged answers",
 }
 
 
@@ -138,8 +140,18 @@ def _texts(example: Example) -> Iterator[tuple[str, str]]:
             yield "completion", example.completion
         case Text():
             yield "text", example.text
+        case Preference():
+            yield from _texts(example.chosen)
+            yield from (("rejected", text) for _, text in list(_texts(example.rejected))[_prompt_texts(example) :])
+        case Judged():
+            yield from _texts(example.answer)
         case Labelled():
             yield "text", " ".join(filter(None, (example.text, example.second)))
+
+
+def _prompt_texts(pair: Preference) -> int:
+    """Number of the texts before the answers."""
+    return pair.chosen.context if isinstance(pair.chosen, Chat) else 1
 
 
 def _classes(label: Label, names: Mapping[Any, str]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.prepared.workers import map_in_processes
 from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Judged, Pair, Preference, Text, read
 from kubetune.data.reading.images import image_file
+from kubetune.data.reading.preferences import Unusable
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import Record
 from kubetune.data.text.encode import Encoded, Encoder
@@ -61,7 +62,8 @@ class Tally:
     hold what the tokenizer takes for special tokens. Of the images of all records,
     `images_above_budget` have more tokens than `vision.image_max_tokens`, `images_animated` lose all frames but the
     first, and `images_deep` lose what 8 bits of grey cannot hold. `unused_keys` hold something in so many records and
-    decide nothing.
+    decide nothing. `unusable` pairs have no difference to be learnt, and were left out; `answers` are counts of those
+    that are compared or judged.
     """
 
     records: int = 0
@@ -69,6 +71,7 @@ class Tally:
     overlong: int = 0
     truncated: int = 0
     no_label: int = 0
+    unusable: int = 0
     refused: int = 0
     unreadable: int = 0
     reasoning_dropped: int = 0
@@ -81,11 +84,12 @@ class Tally:
     trained_tokens: int = 0
     longest: int = 0
     unused_keys: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
 
     @property
     def lost_share(self) -> float:
         """Share of the records that no row was made of."""
-        return (self.overlong + self.no_label) / self.records if self.records else 0.0
+        return (self.overlong + self.no_label + self.unusable) / self.records if self.records else 0.0
 
     def add(self, other: Tally) -> None:
         """Count the other's records too."""
@@ -156,6 +160,11 @@ class Worker:
                 examples.append(located(example, record.file, self._data.cache))
                 good.append((index, record.where))
                 result.tally.unused_keys.update(key for key in unused if not self._is_read_by_template(key))
+            except Unusable as error:
+                if self._data.unusable_pairs == "drop":
+                    result.tally.add(Tally(records=1, unusable=1))
+                else:
+                    result.problems.append((record.where, str(error)))
             except ValueError as error:
                 result.problems.append((record.where, str(error)))
         rows = self._encoder.encode_batch(examples)
@@ -201,6 +210,7 @@ class Worker:
         tally.rows += 1
         tally.tokens += len(encoded.ids)
         tally.trained_tokens += encoded.labels
+        tally.answers.update(_answers(example, encoded))
         tally.reasoning_dropped += encoded.drops_reasoning
         tally.images += len(encoded.images)
         result.chunk.add(index, encoded)
@@ -208,6 +218,16 @@ class Worker:
     def _holds_special_tokens(self, example: Example) -> bool:
         """Some text of the record holds what the tokenizer takes for a special token, as transformers' does."""
         return self._find_special is not None and any(map(self._find_special, _texts_of(example)))
+
+
+def _answers(example: Example, encoded: Encoded) -> dict[str, int]:
+    """Counts of the answers of a row, and of their labels."""
+    if isinstance(example, Judged):
+        return {"good" if example.is_good else "bad": 1}
+    if not encoded.split:
+        return {}
+    chosen, rejected = (sum(trained) for _, trained in encoded.sequences)
+    return {"chosen_tokens": chosen, "rejected_tokens": rejected, "chosen_longer": int(chosen > rejected)}
 
 
 def _teaches(encoded: Encoded) -> bool:

@@ -141,6 +141,8 @@ def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
     }
     if config.task == "preference":
         facts["records"] = config.record_kind  # by which losses share their rows
+    if config.record_kind in ("pair", "graded"):
+        facts["unusable_pairs"] = data.unusable_pairs
     if config.task == "sequence_classification":
         facts["labels"] = label_facts(config)
     if (processor := load_image_processor(config, tokenizer)) is not None:

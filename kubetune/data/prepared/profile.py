@@ -38,18 +38,22 @@ class Profile:
 
     def add_row(self, row: Encoded) -> None:
         """Count one row."""
-        end, labels = len(row.ids), 0
-        for limit in reversed(self.limits):
-            if limit < end:
-                labels += sum(row.trained[limit:end])
-                self.lost[limit] += labels
-                end = limit
-        labels += sum(row.trained[:end])
-        self.labels += labels
-        if labels:
-            self.shares[min(99, 100 * labels // len(row.ids)) // SHARE_STEP] += 1
+        for ids, trained in row.sequences:
+            self._add_sequence(len(ids), trained)
         if row.images:
             self.image_tokens[row.ids.count(self.image_token)] += 1  # type: ignore[arg-type]
+
+    def _add_sequence(self, length: int, trained: Sequence[bool]) -> None:
+        end, labels = length, 0
+        for limit in reversed(self.limits):
+            if limit < end:
+                labels += sum(trained[limit:end])
+                self.lost[limit] += labels
+                end = limit
+        labels += sum(trained[:end])
+        self.labels += labels
+        if labels:
+            self.shares[min(99, 100 * labels // length) // SHARE_STEP] += 1
 
     def add(self, other: Profile) -> None:
         """Count the rows of another too."""

@@ -5,28 +5,28 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from kubetune.base.files import written_whole
-from kubetune.config.schema import SourceConfig
+from kubetune.config.schema import RecordKind, SourceConfig
 from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Judged, Labelled, Pair, Preference, Text, convert
 from kubetune.data.reading.images import ADDRESS, image_of_row
+from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import Record
 from kubetune.data.reading.splits import read_taken
 from kubetune.errors import DataError
 
-_COMPARED: Final = "holds answers to be compared, of which none is simply to be learnt"
 _TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))
 
 
 def convert_source(source: SourceConfig, output: Path, to: str, seed: int = 42) -> Counter[str]:
     """Write all records of a source to a JSONL file, whole or not at all.
 
-    `to` is `messages`, `prompt_completion` or `text`. Returns how many were `read`, `written` and `skipped` (no
+    `to` is a key of SHAPERS. Returns how many were `read`, `written` and `skipped` (no
     answer to learn). Raises DataError with every record that is bad or cannot take the shape.
     """
     problems, counts = Problems(), Counter[str](read=0, written=0, skipped=0)
@@ -45,15 +45,15 @@ def _converted(
 ) -> Iterator[dict[str, Any]]:
     for record in _threads(read_taken(source, seed, problems), counts):
         try:
-            example = _placed(convert(record.value, source.format, source.columns), record.file, output)
-            value = _SHAPERS[to](example)
+            kind = _KINDS[to](record.value) if to in _KINDS else "text"
+            example = convert(record.value, source.format, source.columns, kind=kind)
+            example = _placed(example, record.file, output)
+            found = [SHAPERS[to](part) for part in _parts(example, to)]
         except ValueError as error:
             problems.add(record.where, str(error))
             continue
-        if value is None:
-            counts["skipped"] += 1
-        else:
-            yield value
+        counts["skipped"] += found.count(None)
+        yield from (value for value in found if value is not None)
 
 
 def _placed(example: Example, data_file: str, output: Path) -> Example:
@@ -77,9 +77,7 @@ def _to_messages(example: Example) -> dict[str, Any] | None:
             return {"messages": _messages(prompt, completion)}
         case Labelled(text, second, label):
             return {"messages": _messages(text if second is None else f"{text}\n{second}", str(label))}
-        case Preference() | Judged():
-            raise ValueError(_COMPARED)
-        case Text():
+        case _:
             raise ValueError("is a plain text, which nobody says to anybody; convert it with --to text")
 
 
@@ -107,9 +105,7 @@ def _to_pair(example: Example) -> dict[str, Any] | None:
             return {"prompt": before, "completion": [answer]} | more
         case Labelled(text, second, label):
             return {"prompt": text if second is None else f"{text}\n{second}", "completion": str(label)}
-        case Preference() | Judged():
-            raise ValueError(_COMPARED)
-        case Text():
+        case _:
             raise ValueError("is a plain text, which has no prompt; convert it with --to text")
 
 
@@ -123,7 +119,49 @@ def _to_text(example: Example) -> dict[str, Any] | None:
             raise ValueError("cannot be one text without a chat template; convert it with --to messages")
 
 
-_SHAPERS: Final = {"messages": _to_messages, "prompt_completion": _to_pair, "text": _to_text}
+def _parts(example: Example, to: str) -> tuple[Example, ...]:
+    """The example, or a pair as its two answers, where judged ones are asked for."""
+    if to == "judged" and isinstance(example, Preference):
+        return Judged(example.chosen, True), Judged(example.rejected, False)
+    return (example,)
+
+
+def _to_preference(example: Example) -> dict[str, Any]:
+    if not isinstance(example, Preference):
+        raise ValueError("has no two answers to compare")
+    prompt, chosen, beside = _halves(example.chosen)
+    margin = {} if example.margin is None else {"margin": example.margin}
+    return {"prompt": prompt, "chosen": chosen, "rejected": _halves(example.rejected)[1]} | beside | margin
+
+
+def _to_judged(example: Example) -> dict[str, Any]:
+    if not isinstance(example, Judged):
+        raise ValueError("has no answer with a `label`")
+    prompt, completion, beside = _halves(example.answer)
+    return {"prompt": prompt, "completion": completion, "label": example.is_good} | beside
+
+
+def _halves(answer: Chat | Pair) -> tuple[Any, Any, dict[str, Any]]:
+    """The prompt and the answer, as texts or messages, and what stands beside them."""
+    if isinstance(answer, Pair):
+        return answer.prompt, answer.completion, {}
+    before, after = list(answer.messages[: answer.context]), list(answer.messages[answer.context :])
+    return before, after, _beside(answer.tools, answer.images)
+
+
+SHAPERS: Final[dict[str, Callable[[Example], dict[str, Any] | None]]] = {
+    "messages": _to_messages,
+    "prompt_completion": _to_pair,
+    "text": _to_text,
+    "preference": _to_preference,
+    "judged": _to_judged,
+}
+"""The shapes that records can be written in."""
+
+_KINDS: Final[dict[str, Callable[[Mapping[str, Any]], RecordKind]]] = {
+    "preference": lambda _: "graded",
+    "judged": lambda value: "pair" if likely_kind(value) == "pair" else "judged",
+}
 
 
 def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record]:

@@ -16,7 +16,7 @@ from kubetune.data.reading.fields import Fields, keys, listed, parsed, required,
 from kubetune.data.reading.images import data_address
 from kubetune.data.reading.messages import IMAGE_TAG as IMAGE_TAG
 from kubetune.data.reading.messages import Turn, read_message, read_tools, read_turn
-from kubetune.data.reading.preferences import Side, judged_side_of, sides_of
+from kubetune.data.reading.preferences import Side, Unusable, judged_side_of, sides_of
 from kubetune.data.reading.refusals import require_no_preference, require_readable
 
 Value = Mapping[str, Any]
@@ -141,7 +141,7 @@ def _read_preference(value: Value, shape: str, kind: RecordKind) -> tuple[Prefer
             raise ValueError(f"margin is {show(margin)}; expected a number: by how much the chosen answer is better")
     (chosen, unused), (rejected, more) = map(_read_side, sides_of(value, shape))
     if chosen == rejected:
-        raise ValueError("has the same answer as chosen and as rejected; expected two that differ")
+        raise Unusable("has the same answer as chosen and as rejected; expected two that differ")
     return Preference(chosen, rejected, None if margin is None else float(margin)), unused | more
 
 
@@ -151,7 +151,8 @@ def _read_side(side: Side) -> tuple[Chat | Pair, set[str]]:
     try:
         answer = _from_pair(record)
     except ValueError as error:
-        raise ValueError(str(error).replace("completion", side.name)) from None
+        kind = Unusable if "is empty" in str(error) else ValueError
+        raise kind(str(error).replace("completion", side.name)) from None
     if isinstance(answer, Chat) and all(m["role"] != "assistant" for m in answer.messages[answer.context :]):
         raise ValueError(f"{side.name} holds no message of the assistant; expected the answer")
     return answer, set(record.unused)

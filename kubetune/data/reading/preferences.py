@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from kubetune.config.schema import RecordKind
 from kubetune.data.reading.fields import keys, listed, show
 from kubetune.data.reading.messages import SPEAKERS
 
@@ -27,11 +28,22 @@ _OF_REJECTED: Final = ("images", "videos", "audios", "tools", "objects")
 _SPOKEN: Final = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 
 
+class Unusable(ValueError):
+    """A pair without a difference that could be learnt."""
+
+
 class Side(NamedTuple):
     """One answer with its prompt, as a record of the shape prompt_completion, and what it is called in the file."""
 
     record: dict[str, Any]
     name: str
+
+
+def likely_kind(value: Mapping[str, Any]) -> RecordKind:
+    """The kind of a record whose task is not known: with answers to compare, one that is judged, or a text."""
+    if any(value.get(key) for key in (*_CHOSEN, *_REJECTED)) or isinstance(value.get("output"), list):
+        return "pair"
+    return "judged" if any(isinstance(value.get(key), bool) for key in _VERDICTS) else "text"
 
 
 def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
@@ -188,12 +200,12 @@ def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[list[Any], 
     pairs = list(zip(chosen, rejected, strict=False))
     same = next((i for i, (one, other) in enumerate(pairs) if _said(one) != _said(other)), len(pairs))
     if same == len(chosen) == len(rejected):
-        raise ValueError("has the same answer as chosen and as rejected; expected two that differ")
+        raise Unusable("has the same answer as chosen and as rejected; expected two that differ")
     for name, talk in (("chosen", chosen), ("rejected", rejected)):
         if same == len(talk):
-            raise ValueError(f"has no {name} answer: that conversation ends where the other goes on")
+            raise Unusable(f"has no {name} answer: that conversation ends where the other goes on")
         if _speaker(talk[same]) not in ("assistant", None):
-            raise ValueError(
+            raise Unusable(
                 f"has prompts that differ: message {same + 1} of {name} is the {_speaker(talk[same])}'s; expected two "
                 "conversations that differ from an answer of the assistant on"
             )
@@ -213,7 +225,7 @@ def _shared_text(chosen: str, rejected: str) -> tuple[str, tuple[str, str]]:
             if chosen == rejected
             else "an answer that the other begins with"
         )
-        raise ValueError(f"has {what}; expected two that differ, and a `prompt`")
+        raise Unusable(f"has {what}; expected two that differ, and a `prompt`")
     same = len(re.sub(r"\s*\S*$", "", chosen[:same]))  # no word, and no space before one, is cut in two
     if not same:
         raise ValueError("has no `prompt`, and its answers share no beginning that could be it")

@@ -37,16 +37,16 @@ def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) 
     if found := [key for key in _PREFERENCES if isinstance(value.get(key), (str, list, dict)) and value[key]]:
         chosen = next((key for key in found if key.startswith(("chosen", "positive"))), None)
         prompt = next((key for key in _PROMPTS if value.get(key)), None)
-        advice = f"; to learn the good ones alone, give `columns: {{{_columns(prompt, chosen)}}}`" if chosen else ""
+        advice = f", or to learn the good ones alone, give `columns: {{{_columns(prompt, chosen)}}}`" if chosen else ""
         raise ValueError(
-            f"is preference data, by {' and '.join(f'`{key}`' for key in found)}, which is for tasks such as DPO; "
-            f"kubetune's causal_lm would train the bad answers like the good ones{advice}"
+            f"is preference data, by {' and '.join(f'`{key}`' for key in found)}, and "
+            f"`task: causal_lm` would train the bad answers like the good ones; set `task: preference`{advice}"
         )
     for key in _VERDICTS:
         if _is_false(value.get(key)) and any(value.get(answer) for answer in _ANSWERED):
             raise ValueError(
-                f"is preference data: `{key}` is {show(value[key])}, so its answer is a bad one, for tasks such as "
-                "KTO; kubetune's causal_lm would train the bad answers. Leave out such records"
+                f"is preference data: `{key}` is {show(value[key])}, so its answer is a bad one, and `task: causal_lm` "
+                "would train the bad answers; set `task: preference` and `preference.loss: kto`, or leave them out"
             )
 
 

@@ -81,11 +81,26 @@ def remarks(stats: dict[str, Any]) -> list[str]:
         "overlong": "left out as too long",
         "truncated": "truncated",
         "no_label": "left out with nothing to train on",
+        "unusable": "pairs left out whose answers are equal, empty, or to different prompts",
         "refused": "refused",
         "unreadable": "that cannot be read",
     }
     found = (f"{stats[name]:,} {fate}" for name, fate in fates.items() if stats.get(name))
-    return [*found, *changes(stats)]
+    return [*found, *changes(stats), *answers(stats)]
+
+
+def answers(stats: dict[str, Any]) -> list[str]:
+    """The answers of a split that are compared or judged, in numbers: lengths may be all that is learnt of them."""
+    found, rows = stats.get("answers") or {}, stats["rows"]
+    if "chosen_tokens" in found and rows:
+        chosen, rejected = (found[f"{name}_tokens"] / rows for name in ("chosen", "rejected"))
+        longer = found.get("chosen_longer", 0) / rows
+        return [
+            f"chosen answers of {chosen:,.1f} tokens, rejected of {rejected:,.1f}; {longer:.0%} of the chosen longer"
+        ]
+    if found:
+        return [f"{found.get('good', 0):,} good answers and {found.get('bad', 0):,} bad"]
+    return []
 
 
 def changes(stats: dict[str, Any]) -> list[str]:
@@ -107,7 +122,7 @@ def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
         raise DataError(f"data.{split} holds no records. Nothing was written.")
     if stats["rows"] and stats["lost_share"] <= allowed:
         return
-    lost = stats["overlong"] + stats["no_label"]
+    lost = stats["overlong"] + stats["no_label"] + stats.get("unusable", 0)
     records = counted(stats["records"], "record")
     causes, remedies = [], ["mend the data", "raise data.max_lost_share"]
     if stats["overlong"]:
@@ -118,6 +133,8 @@ def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
     if stats["no_label"]:
         reason = "no answer, or it was truncated" if stats["longest"] > limit else "no answer"
         causes.append(f"{stats['no_label']:,} with nothing to train on ({reason})")
+    if stats.get("unusable"):  # not in data that were prepared before
+        causes.append(f"{stats['unusable']:,} with equal or empty answers, or different prompts")
     if stats["longest"] > limit:
         remedies.insert(0, "raise data.max_length")
     if not lost:
