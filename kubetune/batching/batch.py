@@ -10,36 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kubetune.batching.beside import Pictures, PrefixTree, moved_tensor
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """The images of a micro-batch, and where they stand in it.
-
-    `positions`: int64 `[3, tokens]`, in time, down and across; `is_image`: bool `[tokens]`. `pixel_values`: fp32
-    `[patches, values]`, of all images end to end; `grids`: int64 `[images, 3]`, patches in time, down and across.
-    Both are None where no sequence has an image. `inputs`, of a model whose images are no grids: what its own processor
-    made of those of a lone sequence.
-    """
-
-    positions: Tensor
-    is_image: Tensor
-    pixel_values: Tensor | None = None
-    grids: Tensor | None = None
-    inputs: dict[str, Tensor] | None = None
-
-    def to(self, device: torch.device) -> Pictures:
-        """The same on a device."""
-        names = [field.name for field in fields(self) if field.name != "inputs"]
-        moved: dict[str, Any] = {name: _moved(getattr(self, name), device) for name in names}
-        inputs = self.inputs and {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        return Pictures(**moved, inputs=inputs)
-
-
-def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if tensor is None else tensor.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -52,7 +26,8 @@ class Batch:
     is fp32 `[sequences, width]`, `rows` is empty, and `segments` holds the token types, int64 `[tokens]`. `pictures`
     are those of a vision-language model. A pair is two sequences, the chosen answer first; `targets`, of answers: fp32
     `[samples, 1]`; `reference`: fp64 `[samples, 2]`, log-probabilities of their labels before training. `label_counts`:
-    labels of each sequence. `whole`: what a task needs to know of the whole global batch.
+    labels of each sequence. `whole`: what a task needs to know of the whole global batch. With a `tree` rows share
+    beginnings, which are sequences of their own.
     """
 
     input_ids: Tensor
@@ -67,6 +42,12 @@ class Batch:
     reference: Tensor | None = None
     label_counts: tuple[int, ...] = ()
     whole: object = None
+    tree: PrefixTree | None = None
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Numbers of the sequences that others go on from (PrefixTree); empty where none does."""
+        return () if self.tree is None else self.tree.parents
 
     @property
     def num_tokens(self) -> int:
@@ -81,22 +62,9 @@ class Batch:
         if device.type == "cpu":
             return self
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {name: _moved(t, device) for name, t in tensors.items() if isinstance(t, Tensor)}
-        return replace(self, pictures=self.pictures and self.pictures.to(device), **moved)
-
-
-def image_inputs(batch: Batch) -> dict[str, Tensor]:
-    """The images of a batch as transformers' models take them; nothing where it has none."""
-    pictures = batch.pictures
-    if pictures is not None and pictures.inputs is not None:
-        return pictures.inputs
-    if pictures is None or pictures.pixel_values is None or pictures.grids is None:
-        return {}
-    return {
-        "pixel_values": pictures.pixel_values,
-        "image_grid_thw": pictures.grids,
-        "mm_token_type_ids": pictures.is_image.int()[None],
-    }
+        moved: dict[str, Any] = {n: moved_tensor(t, device) for n, t in tensors.items() if isinstance(t, Tensor)}
+        pictures = self.pictures and self.pictures.to(device)
+        return replace(self, pictures=pictures, tree=self.tree and self.tree.to(device), **moved)
 
 
 def collate(rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], samples: Sequence[int] = ()) -> Batch:

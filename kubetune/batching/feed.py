@@ -10,6 +10,7 @@ import torch
 
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.batching.image_batches import PictureReader, collate_pictured, picture_reader
+from kubetune.batching.shared_batches import collate_shared
 from kubetune.data.prepared.order import (
     Ids,
     deal,
@@ -22,6 +23,7 @@ from kubetune.data.prepared.order import (
     split_batch,
     step_boundaries,
 )
+from kubetune.data.prepared.prefixes import split_shared
 from kubetune.data.prepared.prepare import Rows
 from kubetune.data.reading.sources import evaluated_rows
 from kubetune.distributed.process_group import World
@@ -35,25 +37,39 @@ SMALLEST_BATCH_TOKENS = 256  # below that a batch costs more in calls than in ar
 
 @dataclass(frozen=True)
 class Work:
-    """One rank's share of an optimizer step, what its loss is divided by, and the sizes of the whole global batch."""
+    """One rank's share of an optimizer step, what its loss is divided by, and the sizes of the whole global batch.
+
+    `computed`: of its tokens, those that go through the model, which computes shared beginnings once; 0: not counted.
+    """
 
     batches: list[Batch]
     divisor: int
     labels: int
     tokens: int
     samples: int
+    computed: int = 0
 
 
 class Feed:
     """Training batches. With `padding_free` False every sequence is a micro-batch of its own.
 
     `even`: every rank gets equally many micro-batches, because each takes all ranks; some may hold no sample then.
+    `shares`: rows that begin alike are put together, and their beginnings computed once.
     """
 
     def __init__(
-        self, rows: Rows, plan: Plan, seed: int, world: World, *, padding_free: bool = True, even: bool = False
+        self,
+        rows: Rows,
+        plan: Plan,
+        seed: int,
+        world: World,
+        *,
+        padding_free: bool = True,
+        even: bool = False,
+        shares: bool = False,
     ) -> None:
         self._rows, self._plan, self._seed, self._world, self._even = rows, plan, seed, world, even
+        self._shares = shares
         self._reader = picture_reader(rows)
         self._token_budget = plan.micro_batch_tokens if padding_free else None
         self._sequences = plan.per_device_train_batch_size if padding_free else 1
@@ -81,12 +97,17 @@ class Feed:
     def step(self, step: int) -> Work:
         """This rank's micro-batches of a step."""
         ids = self.samples(step)
-        batches = [batch_of(self._rows, micro, self._reader) for micro in self._mine(step)]
+        mine, computed = self._mine(step)
+        batches = [batch_of(self._rows, micro, self._reader, shares=self._shares) for micro in mine]
         if self._reader is not None:
-            soon = (int(i) for micro in self._mine(step + 1) for i in micro)
+            soon = (int(i) for micro in self._mine(step + 1)[0] for i in micro)
             self._reader.look_ahead(image for i in soon for image in self._rows.images(i))
         labels, tokens = int(self._rows.trained_counts[ids].sum()), int(self._lengths[ids].sum())
-        return Work(batches, divisor=labels, labels=labels, tokens=tokens, samples=len(ids))
+        return Work(batches, divisor=labels, labels=labels, tokens=tokens, samples=len(ids), computed=computed)
+
+    def step_tokens(self, step: int) -> tuple[int, int]:
+        """Tokens of a step that go through the model, and all its tokens."""
+        return self._mine(step)[1], int(self._lengths[self.samples(step)].sum())
 
     def largest(self) -> Batch:
         """A micro-batch about as large as the run's largest: the longest rows, as many as one can hold."""
@@ -98,16 +119,15 @@ class Feed:
             ids = fill(self._lengths, self._token_budget, most)
         return batch_of(self._rows, ids, self._reader)
 
-    def _split(self, step: int) -> list[Ids]:
-        """Row ids of this rank's micro-batches of a step."""
-        split = split_batch(
-            self.samples(step),
-            self._lengths,
-            self._world.size,
-            token_budget=self._token_budget,
-            sequences=self._sequences,
-        )
-        return (_evened(split) if self._even else split)[self._world.rank]
+    def _split(self, step: int) -> tuple[list[Ids], int]:
+        """Row ids of this rank's micro-batches of a step, and the tokens that all ranks compute."""
+        ids, size = self.samples(step), self._world.size
+        if self._shares and self._token_budget is not None:
+            split, computed = split_shared(ids, self._rows.beginnings, size, self._token_budget)
+        else:
+            split = split_batch(ids, self._lengths, size, token_budget=self._token_budget, sequences=self._sequences)
+            computed = int(self._lengths[ids].sum())
+        return (_evened(split) if self._even else split)[self._world.rank], computed
 
 
 def rows_per_epoch(rows: Rows) -> int:
@@ -164,7 +184,7 @@ def _evened(split: list[list[Ids]]) -> list[list[Ids]]:
     return [share + [NOTHING] * (longest - len(share)) for share in split]
 
 
-def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None) -> Batch:
+def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None, *, shares: bool = False) -> Batch:
     """These rows as one batch of tensors; `reader` is `picture_reader(rows)`, kept from batch to batch."""
     if not len(ids):
         # One token and no label: it passes through the whole model, and adds nothing.
@@ -177,6 +197,7 @@ def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None) -> Batch:
     if rows.is_labelled and rows.targets is not None:
         segments = [rows.segments(i) for i in samples]
         return collate_labelled([rows.row(i)[0] for i in samples], segments, rows.targets[ids], samples)
-    batch = collate([sequence for i in samples for sequence in rows.sequences(i)], samples)
+    sequences = [sequence for i in samples for sequence in rows.sequences(i)]
+    batch = (collate_shared if shares else collate)(sequences, samples)
     targets, reference = (None if t is None else torch.from_numpy(t[ids]) for t in (rows.targets, rows.reference))
     return replace(batch, targets=targets, reference=reference)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from kubetune.batching.batch import Batch, Pictures, collate
+from kubetune.batching.batch import Batch, collate
+from kubetune.batching.beside import Pictures
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.vision.image_processor import ImageProcessor, ImageRef, Picture, Upright
 from kubetune.errors import DataError
@@ -121,3 +123,17 @@ def grid_positions(is_image: NDArray[np.bool_], grids: Sequence[tuple[int, int]]
         now += max(down, across)
     places[:, at:] = np.arange(now, now + len(is_image) - at)
     return places
+
+
+def image_inputs(batch: Batch) -> dict[str, Tensor]:
+    """The images of a batch as transformers' models take them; nothing where it has none."""
+    pictures = batch.pictures
+    if pictures is not None and pictures.inputs is not None:
+        return pictures.inputs
+    if pictures is None or pictures.pixel_values is None or pictures.grids is None:
+        return {}
+    return {
+        "pixel_values": pictures.pixel_values,
+        "image_grid_thw": pictures.grids,
+        "mm_token_type_ids": pictures.is_image.int()[None],
+    }

@@ -18,8 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from kubetune import errors
 from kubetune.base import processes
 from kubetune.base.files import StrPath
-from kubetune.batching.batch import image_inputs
-from kubetune.batching.image_batches import PictureReader, collate_pictured
+from kubetune.batching.image_batches import PictureReader, collate_pictured, image_inputs
 from kubetune.config.schema import Config
 from kubetune.data.reading.formats import Chat, convert
 from kubetune.data.reading.problems import Problems

@@ -77,8 +77,12 @@ def head_of(learner: Learner) -> Head:
 
 def loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """`scale × Σ cross-entropy` over the labels of one micro-batch. Call it, and `.backward()`, inside `packed`."""
-    hidden = learner.hidden(learner, batch)[batch.rows]
-    return linear_cross_entropy(hidden, batch.labels, head_of(learner), scale)
+    hidden, head = learner.hidden(learner, batch)[batch.rows], head_of(learner)
+    if batch.tree is None:
+        return linear_cross_entropy(hidden, batch.labels, head, scale)
+    counts = [length for length, _ in batch.tree.counts]
+    runs = zip(hidden[batch.tree.places].split(counts), batch.labels.split(counts), batch.tree.counts, strict=True)
+    return torch.stack([linear_cross_entropy(x, y, head, scale * rows) for x, y, (_, rows) in runs]).sum()
 
 
 def completed(_: Learner, work: Work, __: World) -> Work:
@@ -88,7 +92,7 @@ def completed(_: Learner, work: Work, __: World) -> Work:
 
 def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
-    with packed(batch.cu_seqlens, batch.rows):
+    with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
         value = fsdp.inside(learner.lm, loss, learner, batch, scale)
         value.backward()
     return value.detach()
@@ -109,20 +113,22 @@ class Sums(NamedTuple):
 @torch.no_grad()
 def evaluate(learner: Learner, batch: Batch) -> Sums:
     """Sums over one micro-batch."""
-    with packed(batch.cu_seqlens):
+    with packed(batch.cu_seqlens, parents=batch.parents):
         total, right, each = fsdp.inside(learner.lm, scored, learner, batch)
     number = len(batch.samples)
-    sequence = np.searchsorted(batch.cu_seqlens, batch.rows.cpu().numpy(), side="right") - 1
+    sequence = np.repeat(np.arange(len(batch.label_counts)), batch.label_counts)
     losses = np.bincount(sequence, each.double().cpu().numpy(), number).astype(np.float64)
     counts = np.bincount(sequence, minlength=number).astype(np.float64)
     samples = np.asarray(batch.samples, np.int64)
-    return Sums(float(total), float(right), float(batch.num_labels), samples, losses, counts)
+    return Sums(float(total), float(right), float(len(sequence)), samples, losses, counts)
 
 
 def scored(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """`score` of the labels of one micro-batch."""
-    hidden = learner.hidden(learner, batch)[batch.rows]
-    return score(hidden, batch.labels, head_of(learner))
+    """`score` of the labels of one micro-batch, those of each row after those of the one before."""
+    hidden, labels = learner.hidden(learner, batch)[batch.rows], batch.labels
+    if batch.tree is not None:
+        hidden, labels = hidden[batch.tree.places[batch.tree.entries]], labels[batch.tree.entries]
+    return score(hidden, labels, head_of(learner))
 
 
 def sample_losses(_: Learner, parts: Sequence[Sums]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

@@ -130,7 +130,7 @@ def _gain_of_others(learner: Learner, batch: Batch) -> float:
 def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return loss and STEP_METRICS, scaled, detached."""
     settings = _settings(learner)
-    with packed(batch.cu_seqlens, batch.rows):
+    with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
         answers = _answers(batch, fsdp.inside(learner.lm, _log_probabilities, learner, batch))
         whole = batch.whole if isinstance(batch.whole, Whole) else _whole(settings, answers)
         value = losses(settings, answers, whole).sum()
@@ -140,14 +140,16 @@ def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
 
 
 def _log_probabilities(learner: Learner, batch: Batch) -> Tensor:
-    hidden = learner.hidden(learner, batch)[batch.rows]
-    return linear_log_probabilities(hidden, batch.labels, head_of(learner))
+    hidden, tree = learner.hidden(learner, batch)[batch.rows], batch.tree
+    if tree is None:
+        return linear_log_probabilities(hidden, batch.labels, head_of(learner))
+    return linear_log_probabilities(hidden[tree.places], batch.labels, head_of(learner))[tree.entries]
 
 
 @torch.no_grad()
 def _scored(learner: Learner, batch: Batch) -> Answers:
     """Answers of a batch, without a gradient."""
-    with packed(batch.cu_seqlens):
+    with packed(batch.cu_seqlens, parents=batch.parents):
         return _answers(batch, -fsdp.inside(learner.lm, scored, learner, batch)[2])
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from kubetune import errors
-from kubetune.batching.batch import Batch, image_inputs
-from kubetune.batching.image_batches import collate_pictured
+from kubetune.batching.batch import Batch
+from kubetune.batching.image_batches import collate_pictured, image_inputs
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.image_processor import ImageProcessor, Picture, Upright, load_image_processor
 from kubetune.distributed.process_group import World

@@ -18,7 +18,7 @@ import transformers
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.batching.batch import Batch
-from kubetune.batching.feed import Feed, Work
+from kubetune.batching.feed import Work
 from kubetune.config.naming import prefers_greater
 from kubetune.config.schema import Config
 from kubetune.data.prepared.identity import Check
@@ -26,7 +26,6 @@ from kubetune.data.prepared.order import mixed_seed
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.models import fsdp
 from kubetune.models.acceleration import Workload
 from kubetune.models.kernels import fp8
 from kubetune.models.loading import check_positions, check_rows, choose_dtype
@@ -44,6 +43,7 @@ from kubetune.training.run import Run
 from kubetune.training.run_log import RunLog, log_batch, open_run_log
 from kubetune.training.start import preflight, reference, warm_up
 from kubetune.training.start.facts import log_model, log_padding, record_start
+from kubetune.training.start.feeding import make_feed
 from kubetune.training.stop import StopRequest
 
 
@@ -120,8 +120,7 @@ def _build(
         base=base,
     )
     checkpointer.require_room()
-    even = fsdp.is_sharded(learner.model)
-    feed = Feed(data.train, plan, config.training.seed, world, padding_free=learner.route.padding_free, even=even)
+    feed = make_feed(config, plan, data, world, learner)
     return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer)
 
 

@@ -77,6 +77,8 @@ class RunLog:
             "peak_memory_bytes": peak_memory_bytes(self._world.device),
             "rank_seconds": list(ranks),
         }
+        if 0 < work.computed < work.tokens:
+            timing["computed_tokens"] = work.computed
         self.last_step = state.step
         self._numbers.write(state.step, values)
         self._numbers.write_timing(state.step, timing)
@@ -159,7 +161,7 @@ def _write_page(run_dir: Path, file: Path) -> None:
 def log_batch(config: Config, micro: int, count: int, batch: Batch, loss: float, began: float) -> None:
     """`[COLLATE]` and `[BATCH]` at DEBUG, as often as logging.batches says."""
     if logs.shows_batch(config.logging.batches, micro, count):
-        sequences = len(batch.cu_seqlens) - 1
+        sequences = len(batch.cu_seqlens) - 1 if batch.tree is None else len(batch.samples)
         logs.COLLATE.debug("input_ids [%d], %d sequences, %d labels", batch.num_tokens, sequences, batch.num_labels)
         logs.BATCH.debug(
             "micro-batch %d/%d: samples %s, loss share %.4f, %.3f s",

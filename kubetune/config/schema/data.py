@@ -91,6 +91,11 @@ class DataConfig(Section):
         description="Fill micro-batches with whole sequences up to `per_device_train_batch_size × max_length` tokens. "
         "The sequences stay isolated, so the loss is the same; `false`: a fixed number of sequences each.",
     )
+    share_prefixes: Literal["auto", False] = Field(
+        "auto",
+        description="Compute the beginning that several rows of a micro-batch share once; loss and gradients stay the "
+        "same. `auto`: where packed rows share at least 2 % of their tokens and the model allows it; `false`: never.",
+    )
     train_on: Literal["assistant", "all"] = Field(
         "assistant", description="`assistant`: loss on answers only. `all`: loss on every token."
     )

@@ -195,3 +195,7 @@ class Rows:
             return ((ids, trained),)
         split = int(self.splits[index])
         return (ids[:split], trained[:split]), (ids[split:], trained[split:])
+
+    def beginnings(self, index: int) -> list[NDArray[np.uint32]]:
+        """Ids of each sequence of a row."""
+        return [ids for ids, _ in self.sequences(index)]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from kubetune.models.attention.blockwise import Rule, block_attention
+from kubetune.models.attention.blockwise import Rule, block_attention, paths
 from kubetune.models.attention.padded import padded_attention
 
 LONG = 1024  # beyond this many tokens the quadratic memory of BlockAttention costs more than SDPA's slower kernel
@@ -34,11 +34,13 @@ class CannotRunPaddingFree(RuntimeError):
 
 @dataclass
 class Packing:
-    """The packed batch being run: its `cu_seqlens`, and the rows whose output is wanted (None: all)."""
+    """The packed batch being run: its `cu_seqlens`, the rows whose output is wanted (None: all), and which sequences go
+    on from which others (`parents` of a PrefixTree)."""
 
     cu_seqlens: tuple[int, ...] | None = None
     rows: Tensor | None = None
     causal: bool = True
+    parents: tuple[int, ...] = ()
 
 
 # One per process, not thread-local: activation checkpointing runs the forward again in autograd's own threads.
@@ -46,18 +48,30 @@ CURRENT = Packing()
 
 
 @contextmanager
-def packed(cu_seqlens: tuple[int, ...], rows: Tensor | None = None, causal: bool = True) -> Iterator[None]:
+def packed(
+    cu_seqlens: tuple[int, ...], rows: Tensor | None = None, causal: bool = True, parents: tuple[int, ...] = ()
+) -> Iterator[None]:
     """Say what is being run. Must enclose the backward too; without it "padding_free" attention refuses to run."""
-    CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal = cu_seqlens, rows, causal
+    CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal, CURRENT.parents = cu_seqlens, rows, causal, parents
     try:
         yield
     finally:
-        CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal = None, None, True
+        CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal, CURRENT.parents = None, None, True, ()
 
 
 def longest(cu_seqlens: tuple[int, ...]) -> int:
     """Length of the longest sequence of a packed batch."""
     return max(stop - start for start, stop in pairwise(cu_seqlens))
+
+
+@lru_cache(maxsize=2)
+def longest_path(cu_seqlens: tuple[int, ...], parents: tuple[int, ...]) -> tuple[int, int]:
+    """Place of the longest sequence of a packed batch, with its shared beginnings, right behind which a PrefixTree puts
+    it."""
+    spans = max(paths(cu_seqlens, parents), key=lambda path: sum(span.stop - span.start for span in path))
+    if any(before.stop != after.start for before, after in pairwise(spans)):
+        raise CannotRunPaddingFree("a shared beginning is not followed by its longest sequence")
+    return spans[0].start, spans[-1].stop
 
 
 class MaskRule:
@@ -81,7 +95,7 @@ def probe_mask(
     cu_seqlens, device = CURRENT.cu_seqlens, settings.get("device", "cpu")
     if attention_mask is not None or cu_seqlens is None or q_length != cu_seqlens[-1]:
         raise CannotRunPaddingFree("padding, or no packed batch declared")
-    start, stop = max(pairwise(cu_seqlens), key=lambda span: span[1] - span[0])
+    start, stop = longest_path(cu_seqlens, CURRENT.parents)
     length, zero = stop - start, torch.zeros((), dtype=torch.long, device=device)
     keys = torch.arange(start, stop, device=device)
 
@@ -139,11 +153,14 @@ def packed_attention(
     if CURRENT.causal and not getattr(module, "is_causal", True):
         raise CannotRunPaddingFree("attention that is not causal")
     window = attention_mask.window
-    if sliding_window and sliding_window < longest(cu_seqlens) and window != sliding_window:
+    start, stop = longest_path(cu_seqlens, CURRENT.parents)
+    if sliding_window and sliding_window < stop - start and window != sliding_window:
         raise CannotRunPaddingFree("mask and sliding_window disagree")
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
     scale = scaling if scaling is not None else q.shape[-1] ** -0.5
     rule = Rule(scale, CURRENT.causal, window, softcap or 0.0, dropout)
+    if CURRENT.parents:
+        return shared_attention(q, k, v, s_aux, (cu_seqlens, CURRENT.parents), rule)[None], None
     return attend(q, k, v, s_aux, cu_seqlens, rule)[None], None
 
 
@@ -167,6 +184,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cu_seqlens: tu
             local = tuple(end - run[0] for end in run)
             parts.append(block_attention(q[span], k[span], v[span], None, local, rule))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def shared_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    layout: tuple[tuple[int, ...], tuple[int, ...]],
+    rule: Rule,
+) -> Tensor:
+    """The same where sequences go on from others: `layout` is `cu_seqlens` and `parents`."""
+    if rule.dropout or not rule.causal:
+        raise CannotRunPaddingFree("shared beginnings with attention dropout, or without a causal mask")
+    cu_seqlens, parents = layout
+    return block_attention(q, k, v, sinks, cu_seqlens, rule, parents)
 
 
 def _runs(cu_seqlens: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:

@@ -1,0 +1,119 @@
+"""Beginnings that rows share: every token of every row is there, whatever is shared, and no row is lost or repeated."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubetune.data.prepared.order import Ids, split_batch
+from kubetune.data.prepared.prefixes import GRAIN, Tokens, beginnings, split_shared, tree
+
+PIECES = [np.random.default_rng(number).integers(0, 50, 5 + 9 * number).astype(np.uint32) for number in range(8)]
+ROWS = st.lists(
+    st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=4).map(
+        lambda chosen: np.concatenate([PIECES[piece] for piece in chosen])
+    ),
+    min_size=1,
+    max_size=24,
+)
+"""Rows made of a few pieces, so that many begin alike, some are equal, and some are the beginning of another."""
+
+
+def read_back(rows: list[Tokens]) -> dict[int, list[int]]:
+    """Ids of each row, as they are found by going up the tree from where it ends."""
+    segments = tree(rows)
+    parents = {segment.parent for segment in segments}
+    found = {}
+    for number, segment in enumerate(segments):
+        if number in parents:
+            continue
+        (row,), path = segment.rows.tolist(), [segment]
+        while path[0].parent >= 0:
+            path.insert(0, segments[path[0].parent])
+        assert [part.end for part in path[:-1]] == [part.start for part in path[1:]]
+        found[row] = [int(i) for part in path for i in rows[part.rows[0]][part.start : part.end]]
+    return found
+
+
+@given(ROWS)
+def test_a_tree_holds_every_row_and_each_ends_alone(rows: list[Tokens]) -> None:
+    assert read_back(rows) == {number: row.tolist() for number, row in enumerate(rows)}
+
+
+@given(ROWS)
+def test_the_longest_row_of_a_tree_lies_in_the_order_of_its_tokens(rows: list[Tokens]) -> None:
+    segments = tree(rows)
+    for number, segment in enumerate(segments):
+        assert segment.parent < number
+        if segment.parent < 0:
+            longest = max(len(rows[row]) for row in segment.rows)
+            place, last = number, segment
+            while last.end < longest:
+                place += 1
+                assert segments[place].parent == place - 1
+                last = segments[place]
+
+
+@given(ROWS)
+def test_a_tree_is_as_large_as_sorted_rows_less_what_each_shares(rows: list[Tokens]) -> None:
+    _, shared = beginnings(rows)
+    assert sum(segment.end - segment.start for segment in tree(rows)) == sum(map(len, rows)) - shared.sum()
+    assert not (shared % GRAIN).any()
+
+
+def test_one_other_token_is_never_shared() -> None:
+    row = np.arange(100, dtype=np.uint32)
+    other = row.copy()
+    other[40] = 7
+    assert [segment.end for segment in tree([row, other]) if segment.parent < 0] == [40 // GRAIN * GRAIN]
+    other[3] = 7
+    assert len(tree([row, other])) == 2
+
+
+def test_beginnings_nest() -> None:
+    trunk = np.arange(200, dtype=np.uint32)
+    rows = [np.append(trunk[:n], 300 + n).astype(np.uint32) for n in (48, 96, 160, 160)]
+    segments = tree(rows)
+    depths: list[int] = []
+    for segment in segments:
+        depths.append(0 if segment.parent < 0 else depths[segment.parent] + 1)
+    assert max(depths) == 3
+
+
+@given(ROWS, st.integers(1, 5), st.integers(1, 600))
+def test_a_split_keeps_rows_together_and_loses_none(rows: list[Tokens], world: int, budget: int) -> None:
+    lengths = np.array([len(row) for row in rows], np.int64)
+    ids = np.random.default_rng(len(rows)).permutation(len(rows)).astype(np.int64)
+    split, computed = split_shared(ids, lambda i: [rows[i]], world, budget)
+    assert len(split) == world
+    micros = [micro for share in split for micro in share]
+    assert sorted(int(i) for micro in micros for i in micro) == list(range(len(rows)))
+    sizes = [sum(s.end - s.start for s in tree([rows[i] for i in micro])) for micro in micros]
+    assert all(len(micro) == 1 or size <= budget for micro, size in zip(micros, sizes, strict=True))
+    assert sum(sizes) <= computed <= lengths.sum()
+
+
+def test_rows_that_share_nothing_are_split_as_ever() -> None:
+    draw = np.random.default_rng(0)
+    rows = [draw.integers(0, 1000, draw.integers(20, 90)).astype(np.uint32) for _ in range(40)]
+    lengths, ids = np.array([len(row) for row in rows], np.int64), draw.permutation(40).astype(np.int64)
+    ours, computed = split_shared(ids, lambda i: [rows[i]], 3, 200)
+    theirs = split_batch(ids, lengths, 3, token_budget=200, sequences=1)
+    assert as_lists(ours) == as_lists(theirs)
+    assert computed == lengths.sum()
+
+
+def as_lists(split: list[list[Ids]]) -> list[list[list[int]]]:
+    return [[micro.tolist() for micro in share] for share in split]
+
+
+def test_ranks_share_a_common_beginning_evenly() -> None:
+    trunk = np.arange(1000, dtype=np.uint32)
+    rows = [np.append(trunk, np.full(200 + 3 * n, 2000 + n)).astype(np.uint32) for n in range(16)]
+    lengths = np.array([len(row) for row in rows], np.int64)
+    split, computed = split_shared(np.arange(16), lambda i: [rows[i]], 2, 10_000)
+    loads = [sum(s.end - s.start for micro in share for s in tree([rows[i] for i in micro])) for share in split]
+    assert sum(loads) == computed
+    assert max(loads) - min(loads) <= lengths.max() - 992
+    assert computed < lengths.sum() / 3
