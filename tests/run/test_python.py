@@ -19,6 +19,7 @@ import pytest
 import kubetune
 from kubetune import errors
 from kubetune.supervisor.place import hold
+from tests.ranks import wait_until
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
@@ -109,8 +110,9 @@ def test_what_is_wrong_before_a_run_begins_is_raised_from_its_process(
 
 @pytest.mark.slow
 def test_a_run_that_is_done_is_found_so(shown: tuple[Path, dict[str, Any], str]) -> None:
-    _, names, _ = shown
-    assert kubetune.train(names["run"].config, quiet=True) == names["run"]
+    folder, names, _ = shown
+    with contextlib.chdir(folder):  # where its `output` is meant from
+        assert kubetune.train(names["run"].config, quiet=True) == names["run"]
     assert len(names["run"].metrics()) == 5
 
 
@@ -168,7 +170,7 @@ def start(settings: dict[str, Any], how: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_ctrl_c_saves_a_checkpoint_and_is_raised(tmp_path: Path) -> None:
-    with start(config(tmp_path, max_steps=100_000), "SIGINT") as program:
+    with start(config(tmp_path, max_steps=100_000, compile=False), "SIGINT") as program:
         printed = program.communicate()[0]
     assert program.returncode == 0
     run = kubetune.Run.open(tmp_path / "run")
@@ -180,11 +182,12 @@ def test_ctrl_c_saves_a_checkpoint_and_is_raised(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a kernel that tells of a parent's death")
 def test_the_end_of_the_caller_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
-    with start(config(tmp_path, max_steps=100_000), "SIGKILL") as program:
-        printed = program.communicate()[0]  # ends when the run's process has closed it too
+    with start(config(tmp_path, max_steps=100_000, compile=False), "SIGKILL") as program:
+        printed = program.communicate()[0]
     assert program.returncode == -signal.SIGKILL
     assert "[TRAIN] step 1/" in printed
     run = kubetune.Run.open(tmp_path / "run")
+    wait_until(lambda: run.exit_status is not None)
     assert run.exit_status.code == errors.PREEMPTED
     assert run.last.is_dir()
 
