@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 WAYS = ("refused", "reset", "cut", "silent", "slow", "garbage", "401", "403", "404", "429", "500")
-"""`slow`: a byte every tenth of a second, for ever. `429` asks to be left alone for an hour."""
+"""`slow`: a byte of the head every tenth of a second, for ever. `429` asks to be left alone for an hour."""
+
+DRIP = "drip"
+"""The right answer, whose content comes a byte every tenth of a second."""
 
 
 class BrokenStore(ThreadingHTTPServer):
-    """`way`: one of WAYS, or "" to pass on to `behind`; `healthy`: requests to pass on first."""
+    """`way`: one of WAYS, or "" to pass on to `behind`.
+
+    `healthy`: requests to pass on first; `until`: what is in the path of the first that is not.
+    """
 
     daemon_threads = True
 
-    def __init__(self, behind: str = "", way: str = "", healthy: int = 0) -> None:
+    def __init__(self, behind: str = "", way: str = "", healthy: int = 0, until: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Connection)
-        self.behind, self.way, self.healthy = behind, way, healthy
+        self.behind, self.way, self.healthy, self.until = behind, way, healthy, until
         self.asked = 0
+        self.has_broken = False
         self.ended = threading.Event()
 
     @property
@@ -44,7 +52,8 @@ class _Connection(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         self.server.asked += 1
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.server.asked <= self.server.healthy or not self.server.way:
+        self.server.has_broken |= self.server.asked > self.server.healthy and self.server.until in self.path
+        if not self.server.has_broken or not self.server.way:
             self._pass_on(body)
         elif self.server.way in ("refused", "reset"):
             self._reset()
@@ -53,8 +62,9 @@ class _Connection(BaseHTTPRequestHandler):
         elif self.server.way == "slow":
             with suppress(OSError):
                 self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
-                while not self.server.ended.wait(0.1):
-                    self.wfile.write(b"x")
+                self._drip(itertools.repeat(b"x"))
+        elif self.server.way == DRIP:
+            self._pass_on(body)
         elif self.server.way == "cut":
             self._send(200, b'{"run', {"Content-Length": "1000"})
             self._reset()
@@ -67,6 +77,7 @@ class _Connection(BaseHTTPRequestHandler):
 
     def _pass_on(self, body: bytes) -> None:
         headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
+        headers = {"Content-Type": "application/octet-stream", **headers}  # else urllib would say that it is a form
         request = urllib.request.Request(
             self.server.behind + self.path, data=body or None, headers=headers, method=self.command
         )
@@ -83,7 +94,16 @@ class _Connection(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            if self.server.way == DRIP and self.server.has_broken:
+                self._drip(content[at : at + 1] for at in range(len(content)))
+            else:
+                self.wfile.write(content)
+
+    def _drip(self, content: Iterable[bytes]) -> None:
+        for byte in content:
+            if self.server.ended.wait(0.1):
+                break
+            self.wfile.write(byte)
 
     def _reset(self) -> None:
         self.close_connection = True
@@ -92,9 +112,9 @@ class _Connection(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(behind: str = "", way: str = "", healthy: int = 0) -> Iterator[BrokenStore]:
+def serving(behind: str = "", way: str = "", healthy: int = 0, until: str = "") -> Iterator[BrokenStore]:
     """A broken store while the block runs; of way `refused` only its port, after the healthy requests."""
-    with BrokenStore(behind, way, healthy) as store:
+    with BrokenStore(behind, way, healthy, until) as store:
         thread = threading.Thread(target=store.serve_forever, args=(0.01,))
         thread.start()
         try:

@@ -2,43 +2,65 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 
 from kubetune import errors
-from kubetune.rundir.mirror import copier
-from tests import s3
-from tests.broken_store import WAYS, serving
+from kubetune.base import processes
+from kubetune.rundir import checkpoints
+from kubetune.rundir.mirror import copier, store
+from kubetune.rundir.mirror.sync import Mirror
+from tests import s3, toy
+from tests.broken_store import DRIP, WAYS, serving
 from tests.ranks import started, wait_all
 from tests.s3 import Store
 
 SECONDS = 2.0
-FILES = ("resolved.json", "metrics.jsonl", "logs/rank-0.log", "checkpoints/step-000003/model.safetensors")
+WEIGHTS = Path("checkpoints/step-000003/model.safetensors")
+
+Ask = Callable[[str, Path, str, str], None]
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    for name in (*FILES, "checkpoints/step-000003/manifest.json"):
-        path = tmp_path / "run" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{}\n")
-    return tmp_path / "run"
+    """A run with a checkpoint, as far as a copy looks at it."""
+    made = tmp_path / "run"
+    (made / "logs").mkdir(parents=True)
+    (made / "resolved.json").write_text(json.dumps({"training": {"save_total_limit": 3}}))
+    (made / "metrics.jsonl").write_text('{"step": 1}\n')
+    (made / "logs" / "rank-0.log").write_text("said\n")
+    weights = os.urandom(1000)
+    checkpoints.commit(made, checkpoints.State(step=3), lambda to: (to / WEIGHTS.name).write_bytes(weights))
+    checkpoints.link(made, "last", 3)
+    return made
 
 
-def send_the_rest(run_dir: str, address: str, said: str) -> int:
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Store]:
+    """A store in which nothing is wrong."""
+    with s3.serving() as found:
+        yield found
+
+
+def ways(quick: str) -> list[Any]:
+    return [pytest.param(way, marks=() if way == quick else pytest.mark.slow) for way in WAYS]
+
+
+def send_the_rest(run_dir: str, address: str, said: str) -> None:
     """What the copy's process does when a run has ended: its standard input is empty here."""
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    copier.FINISH_SECONDS = copier.MARGIN_SECONDS = SECONDS
-    code = copier.main(["follow", run_dir, address])
-    os._exit(code)  # not waiting for what s3fs still wants to say
+    copier.FINISH_SECONDS = store.ANSWER_SECONDS = store.FILE_SECONDS = SECONDS
+    processes.leave(copier.main(["follow", run_dir, address]))
 
 
-QUICK = "500"
-
-
-@pytest.mark.parametrize("way", [pytest.param(way, marks=() if way == QUICK else pytest.mark.slow) for way in WAYS])
+@pytest.mark.parametrize("way", ways("500"))
 def test_a_store_that_fails_is_told_of_in_time(run_dir: Path, way: str) -> None:
     address, told = f"s3://{s3.BUCKET}/{way}", run_dir.with_suffix(".told")
     with serving(way=way) as server:
@@ -49,3 +71,65 @@ def test_a_store_that_fails_is_told_of_in_time(run_dir: Path, way: str) -> None:
     said = told.read_text()
     assert "Traceback" not in said
     assert sum(line.startswith("kubetune: ") and address in line for line in said.splitlines()) == 1, said
+
+
+@pytest.fixture
+def ask(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Sends or restores a run, asking the store at an URL; tried again no longer than for SECONDS."""
+    monkeypatch.setattr(copier, "FINISH_SECONDS", SECONDS)
+    monkeypatch.setattr(copier, "RESTORE_SECONDS", SECONDS)
+    monkeypatch.setattr(store, "FILE_SECONDS", 10.0)  # for those that are silent or drip
+    stop = threading.Event()
+    stop.set()
+
+    def ask(verb: str, run_dir: Path, address: str, url: str) -> None:
+        with monkeypatch.context() as change:
+            change.setenv("AWS_ENDPOINT_URL", url)
+            mirror = Mirror(run_dir, address)
+            copier.restore(mirror) if verb == "restore" else copier.follow(mirror, stop)
+
+    return ask
+
+
+@pytest.mark.parametrize("way", ways("garbage"))
+def test_a_store_that_fails_while_a_checkpoint_is_sent_never_seems_to_hold_it(
+    ask: Ask, bucket: Store, run_dir: Path, way: str
+) -> None:
+    address = f"s3://{s3.BUCKET}/sent-{way}"
+    with serving(bucket.url, way, until=str(WEIGHTS)) as server:
+        with pytest.raises(errors.EnvironmentFault, match=f"{address} lacks the end of the run: "):
+            ask("follow", run_dir, address, server.url)
+        assert server.has_broken
+    there = Mirror(run_dir, address)
+    assert set(there.remote_files()) >= {"metrics.jsonl", "logs/rank-0.log"}
+    assert there.remote_steps() == []
+    ask("follow", run_dir, address, bucket.url)
+    assert there.remote_steps() == [3]
+
+
+@pytest.mark.parametrize("way", [*ways("reset"), pytest.param(DRIP, marks=pytest.mark.slow)])
+def test_a_store_that_fails_while_a_run_is_fetched_leaves_it_to_be_fetched(
+    ask: Ask, bucket: Store, run_dir: Path, tmp_path: Path, way: str
+) -> None:
+    """Neither half a checkpoint is there afterwards, nor a run that seems to have begun and would start over."""
+    address, empty = f"s3://{s3.BUCKET}/fetched-{way}", tmp_path / "empty"
+    Mirror(run_dir, address).send()
+    with serving(bucket.url, way, until=str(WEIGHTS)) as server:
+        with pytest.raises(errors.EnvironmentFault, match=f"{address} cannot be read: ") as fault:
+            ask("restore", empty, address, server.url)
+        assert server.has_broken
+    assert way != DRIP or f"less than 65,536 bytes of {address[5:]}/{WEIGHTS} in 10 s" in str(fault.value)
+    assert (empty / "metrics.jsonl").is_file()
+    assert checkpoints.steps(empty) == []
+    with pytest.raises(errors.EnvironmentFault, match="cannot be read"):
+        ask("restore", empty, address, "http://127.0.0.1:1")
+    ask("restore", empty, address, bucket.url)
+    assert toy.digests(empty) == toy.digests(run_dir)
+
+
+def test_a_store_without_a_whole_checkpoint_starts_nothing_over(bucket: Store, run_dir: Path, tmp_path: Path) -> None:
+    address = f"s3://{s3.BUCKET}/damaged"
+    Mirror(run_dir, address).send()
+    fsspec.filesystem("s3", skip_instance_cache=True).pipe_file(f"{s3.BUCKET}/damaged/{WEIGHTS}", b"x" * 1000)
+    with pytest.raises(errors.ConfigError, match=r"damaged: no checkpoint is whole, of 1\. Put one back there"):
+        copier.restore(Mirror(tmp_path / "empty", address))

@@ -27,15 +27,12 @@ from kubetune import errors
 from kubetune.base import logs, processes
 from kubetune.base.signals import Relay
 from kubetune.rundir import metrics
-from kubetune.rundir.mirror.sync import Mirror
+from kubetune.rundir.mirror.sync import FETCHING, Mirror
 
 SECONDS_BETWEEN_LOOKS = 5.0
 LONGEST_WAIT_SECONDS = 60.0
 FINISH_SECONDS = 1800.0
-"""After the end of a run: how long it is tried to send the rest, and how long of that nothing may arrive."""
-
-MARGIN_SECONDS = 60.0
-"""Added for a request that is never answered, which its library does not let go of."""
+"""After the end of a run: how long it is tried to send the rest."""
 
 STARTING = "KUBETUNE_STARTING"
 """Environment variable with the resolved config of the run that begins, as JSON: another one's copy is refused."""
@@ -170,7 +167,6 @@ def main(argv: Sequence[str]) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             stop = threading.Event()
             threading.Thread(target=_stop_at_the_end_of_input, args=(stop,), daemon=True).start()
-            threading.Thread(target=_end_when_nothing_arrives, args=(mirror, stop), daemon=True).start()
             follow(mirror, stop)
         else:
             restore(mirror, json.loads(os.environ.get(STARTING, "null")))
@@ -185,24 +181,13 @@ def _stop_at_the_end_of_input(stop: threading.Event) -> None:
     stop.set()
 
 
-def _end_when_nothing_arrives(mirror: Mirror, stop: threading.Event) -> None:
-    """End this process where the store takes nothing for too long after the end of the run, but does not say no."""
-    stop.wait()
-    ended, patience = time.monotonic(), FINISH_SECONDS + MARGIN_SECONDS
-    while (left := max(ended, mirror.last_arrival) + patience - time.monotonic()) > 0:
-        time.sleep(left)
-    said = f"kubetune: {mirror.address} lacks the end of the run: nothing was taken for {patience:g} s"
-    os.write(2, f"{logs.scrub(said)}\n".encode())
-    os._exit(errors.ENVIRONMENT)  # what hangs cannot be asked to leave
-
-
 def restore(mirror: Mirror, starting: dict[str, Any] | None = None) -> None:
     """Fetch what the store has newer. An unreachable store is no reason to stop where the run itself is here.
 
     On an empty machine it is: a run that starts over would displace the copy of the one it should go on with. Raises
     ConfigError where the copy is another run's: of another name, or of another config than the one `starting` here.
     """
-    has_run = mirror.lease.has_begun()
+    has_run = mirror.lease.has_begun() and not (mirror.run_dir / FETCHING).exists()
 
     def attempt() -> int | None:
         if not has_run and starting is not None:
@@ -223,4 +208,4 @@ def restore(mirror: Mirror, starting: dict[str, Any] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    processes.leave(main(sys.argv[1:]))  # waiting for no request that was given up

@@ -22,10 +22,13 @@ from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.rundir import checkpoints
 from kubetune.rundir.mirror.lease import REMOTE, Lease
+from kubetune.rundir.mirror.store import PatientStore
 
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 LINKS = ("best", "last")
 CONFIG = "resolved.json"
+FETCHING = ".fetching"
+"""In a run directory while it is fetched, and after a fetch that was cut off: less may be here than seems to be."""
 RUN_FILES = (
     "config.yaml", CONFIG, "plan.json", "metrics.jsonl", "timings.jsonl", "events.jsonl", "tracking.json",
     "report.json", "identity.json",
@@ -67,33 +70,25 @@ class Mirror:
 
     def __init__(self, run_dir: Path, address: str) -> None:
         check_installed(address)
-        from fsspec.callbacks import Callback
         from fsspec.core import url_to_fs
 
         self.run_dir, self.address = run_dir, address
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # tracebacks of what is told here in a line
         try:
             # Another process may write there too; what was listed a minute ago is not what is there.
-            self._fs, root = url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
+            found, root = url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
         except (ValueError, OSError) as error:
             library = LIBRARIES[address.partition("://")[0]]
             raise errors.ConfigError(
                 f"{address} cannot be opened: {error}. Credentials are looked for where {library} does so. "
                 "Nothing was sent."
             ) from error
-        self._root = root.rstrip("/")
+        self._fs, self._root = PatientStore(found), root.rstrip("/")
         self.lease = Lease(self._fs, self._root, address, run_dir)
         self._sent: dict[str, tuple[int, int]] = {}
         self._sent_steps: dict[int, str] = {}
         self._sent_links: dict[str, str] = {}
         self._last_logs = -SECONDS_BETWEEN_LOGS
-        self.last_arrival = time.monotonic()
-        """Time at which the store last took a part of a file, on the monotonic clock."""
-        self._arrivals = Callback(hooks={"arrival": lambda size, value, **_: self._note_arrival(value)})
-
-    def _note_arrival(self, value: int) -> None:
-        if value:  # told of the size of a file nothing has arrived yet
-            self.last_arrival = time.monotonic()
 
     def remote_files(self) -> dict[str, int]:
         """Sizes of the run's files in the store, by their path in the run directory."""
@@ -123,6 +118,16 @@ class Mirror:
         for name in LINKS:
             self._send_link(name)
         self._forget_pruned(steps)
+        if everything:
+            self._require_arrival({name: size for name, (size, _) in self._sent.items()})
+
+    def _require_arrival(self, sizes: Mapping[str, int]) -> None:
+        """Raise OSError where the store has less than it took: a network's login page, say, takes everything."""
+        there = self.remote_files()
+        if lost := [name for name, size in sizes.items() if there.get(name, -1) < size]:
+            for name in lost:
+                self._sent.pop(name, None)
+            raise OSError(f"{lost[0]} was taken but is not there" + f", nor {len(lost) - 1} more" * (len(lost) > 1))
 
     def _folder(self, step: int) -> Path:
         return checkpoints.folder_of(self.run_dir, step)
@@ -142,13 +147,16 @@ class Mirror:
             except FileNotFoundError:
                 continue  # it was there a moment ago
 
-    def _put(self, path: Path, name: str) -> None:
+    def _put(self, path: Path, name: str) -> int:
+        """Send a file, and return its size before; one that has just gone is 0."""
         try:
-            self._fs.put_file(str(path), f"{self._root}/{name}", callback=self._arrivals)
-            self.last_arrival = time.monotonic()
+            size = path.stat().st_size
+            self._fs.put_file(str(path), f"{self._root}/{name}")
         except FileNotFoundError:
             if path.exists():
                 raise  # it is the bucket that is missing
+            return 0
+        return size
 
     def _send_step(self, step: int) -> None:
         folder = self._folder(step)
@@ -160,11 +168,14 @@ class Mirror:
             return
         place = f"{self._root}/checkpoints/{folder.name}"
         if self.lease.read(f"checkpoints/{folder.name}/{checkpoints.MANIFEST}") != manifest:
+            sizes = {}
             for path in sorted(folder.rglob("*")):
                 if path.is_file() and path.name != checkpoints.MANIFEST:
-                    self._put(path, f"checkpoints/{folder.name}/{path.relative_to(folder)}")
+                    name = f"checkpoints/{folder.name}/{path.relative_to(folder)}"
+                    sizes[name] = self._put(path, name)
             if not (folder / checkpoints.MANIFEST).exists():
                 return
+            self._require_arrival(sizes)
             self._fs.pipe_file(f"{place}/{checkpoints.MANIFEST}", manifest.encode())
             _log.info("%s is at %s", folder.name, self.address)
         self._sent_steps[step] = manifest
@@ -212,39 +223,55 @@ class Mirror:
         self.lease.recognise(claims=False)
         there = self.remote_files()
         remote, local = self.remote_steps(), checkpoints.steps(self.run_dir)
-        if not there or (local and not everything and (not remote or remote[-1] <= local[-1])):
+        mark = self.run_dir / FETCHING
+        is_wanted = everything or not local or mark.exists() or (remote and remote[-1] > local[-1])
+        if not there or not is_wanted:
+            mark.unlink(missing_ok=True)
             return None
+        files.write_atomic(mark, "")
         links = {name: self.lease.read(f"checkpoints/{name}") for name in LINKS}
         named = [name for name in there if not name.startswith("checkpoints/")]
         wanted = named if everything else [name for name in named if name in RUN_FILES or self._is_longer(name, there)]
         best = self._step_of(links["best"] or "")
         if CONFIG in there:
-            self._fetch_file(CONFIG)  # first: it tells other nodes on the same disk whose directory this is
+            self._fetch_file(CONFIG, there)  # first: it tells other nodes on the same disk whose directory this is
         for step in remote[:-1]:
             if everything or step == best:
                 self._fetch_step(step)
         for name in wanted:
-            self._fetch_file(name)
+            self._fetch_file(name, there)
         newest = self._fetch_newest(remote)  # last, because a fetch that was cut off is known by its lack
+        if newest is None and remote and not local:
+            raise errors.ConfigError(
+                f"{self.address}: no checkpoint is whole, of {len(remote)}. Put one back there, or start over with "
+                "another address. Nothing was trained."
+            )
         if newest is not None:
             checkpoints.link(self.run_dir, "last", newest)
         if self._folder(best).is_dir():
             checkpoints.link(self.run_dir, "best", best)
+        mark.unlink()
         return newest
 
-    def _fetch_file(self, name: str) -> None:
+    def _fetch_file(self, name: str, there: Mapping[str, int]) -> None:
         """A file of the run, by way of the disk and not of the memory: exports are large."""
         final = files.join_inside(self.run_dir, name)
         partial = files.temporary_sibling(final)
         try:
             with explained_disk(final):
                 final.parent.mkdir(parents=True, exist_ok=True)
-                self._fs.get_file(f"{self._root}/{name}", str(partial))
+                self._get(f"{self._root}/{name}", partial, there[name])
                 with partial.open("rb") as file:
                     os.fsync(file.fileno())
                 os.replace(partial, final)
         finally:
             partial.unlink(missing_ok=True)
+
+    def _get(self, place: str, path: Path, size: int) -> None:
+        """Fetch a file that the store lists with this size; it may have grown since. Raises OSError for less."""
+        self._fs.get_file(place, str(path))
+        if (got := path.stat().st_size) < size:
+            raise OSError(f"{place} came with {got:,} bytes instead of {size:,}")
 
     def _is_longer(self, name: str, there: Mapping[str, int]) -> bool:
         """The store knows more of this log of a rank, which is appended to over all starts."""
@@ -267,10 +294,10 @@ class Mirror:
             with explained_disk(final):
                 partial.mkdir(parents=True)
                 place = f"{self._root}/checkpoints/{final.name}/"
-                for name in self._fs.find(place):
+                for name, facts in self._fs.find(place, detail=True).items():
                     target = files.join_inside(partial, name[len(place) :])
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    self._fs.get_file(name, str(target))
+                    self._get(name, target, int(facts["size"]))
                 if problem := checkpoints.verify(partial):
                     _log.warning("%s at %s %s; left there", final.name, self.address, problem)
                     return False
