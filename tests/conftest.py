@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import logging
 import os
 import signal
@@ -23,6 +25,9 @@ os.environ["KUBETUNE_DEFAULTS"] = ""  # none, whatever this machine has
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["KUBETUNE_CPU_DTYPE"] = "float32"  # whatever this machine's CPU is fastest at
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(OFFLINE), os.environ.get("PYTHONPATH"))))
+
+# What modules are made of stays; looking through it for garbage again and again takes longer than to make it.
+gc.disable()
 
 # Shells start what runs in the background deaf to Ctrl-C, and children inherit that: tests send it to some.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,9 +58,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _caches_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep what tests cache out of the user's ~/.cache, and away from other test processes."""
+def _process_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what tests cache out of the user's ~/.cache, and away from other test processes; let ranks begin here."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    if ranks := sys.modules.get("tests.ranks"):
+        importlib.import_module("tests.warm")
+    gc.freeze()
+    gc.enable()
+    if ranks:
+        ranks.start_server()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Real ranks in about a second: processes forked from a server that has imported torch, transformers and peft.
+"""Real ranks in about a second: processes forked from a copy of this one, which has imported torch and transformers.
 
     norms = run_ranks(gradient_norm, 2, run_dir)       # gradient_norm(world, run_dir) on two ranks joined by gloo
 
@@ -7,25 +7,67 @@ Each rank is a process of its own with torchrun's variables, so signals, deaths 
 
 from __future__ import annotations
 
+import importlib
+import logging
 import multiprocessing
 import os
 import select
 import socket
+import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 SECONDS = 120.0
 """Longer than anything started here takes, even on a crowded machine."""
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["kubetune.training.worker", "kubetune.training.loop", "kubetune.data.prepared.prepare", "tests.warm"]
-)
+
+
+def start_server() -> None:
+    """Make the server that ranks are forked from: a copy of this process, which need not import everything again.
+
+    To be called before the first test, so that no rank inherits what a test has changed.
+    """
+    resource_tracker.ensure_running()
+    with patch.object(util, "spawnv_passfds", _fork):
+        forkserver.ensure_running()
+
+
+def _fork(path: object, args: object, descriptors: list[int]) -> int:
+    """Stand-in for the start of a new interpreter: id of a process that serves ranks as that one would."""
+    pid = os.fork()
+    if pid == 0:
+        _serve(*descriptors)
+    return pid
+
+
+def _serve(listener: int, alive: int) -> NoReturn:
+    """Serve until the tests have ended; nothing that pytest has put into this process counts any more."""
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor > 2 and descriptor not in (listener, alive, nowhere):
+                # Not closed: a number that is given out anew could still be written to by who had it before.
+                os.dup2(nowhere, descriptor, inheritable=False)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
+        importlib.reload(warnings)  # filters, and where warnings go
+        for handler in [*logging.getLogger().handlers]:
+            logging.getLogger().removeHandler(handler)
+        forkserver.main(listener, alive, [])
+    except SystemExit:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
 
 
 def free_port() -> int:

@@ -1,8 +1,6 @@
-"""Imported once by the server that ranks are forked from: what a run would otherwise import and build each time."""
+"""Imported before ranks are forked: what a run would otherwise import and build each time."""
 
 from __future__ import annotations
-
-import gc
 
 import peft.tuners.lora.bnb
 import peft.utils.transformers_weight_conversion
@@ -12,13 +10,15 @@ import transformers.models.llama.modeling_llama
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import kubetune.config.flags
+import kubetune.data.prepared.prepare
 import kubetune.data.prepared.statistics
 import kubetune.planning.actuals
 import kubetune.supervisor.agent
 import kubetune.tasks.causal_lm
 import kubetune.tasks.sequence_classification
+import kubetune.training.loop
+import kubetune.training.worker
 
 __all__ = ["kubetune", "peft", "sklearn", "transformers"]
 
 get_checkpoint_conversion_mapping("llama")  # compiles a thousand patterns, once
-gc.freeze()  # so that a rank's collector neither walks through all this nor copies its pages

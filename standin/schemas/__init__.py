@@ -9,11 +9,15 @@ PodGroup, is written by hand.
 from __future__ import annotations
 
 import json
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
+# A grammar of addresses, which jsonschema takes where it is installed: it is compiled for a second, and never used.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
+from jsonschema import Draft202012Validator  # noqa: E402
 
 OLDEST, NEWEST = "1.29", "1.37"
 
