@@ -208,8 +208,9 @@ class Checkpointer:
 
     def _write(self, folder: Path, held: Held) -> None:
         with explained_full_disk(folder):
+            (card := folder / "README.md").write_text("---\n---\n")  # or PEFT compiles a template for one each time
             self.model.save_pretrained(folder, state_dict=held.weights)
-            (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, a form with nothing filled in
+            card.unlink()  # a form with nothing filled in
             if self.labelled and hasattr(self.model, "get_base_model"):
                 # An adapter of a classifier is of no use without the names and number of its classes.
                 self.model.get_base_model().config.save_pretrained(folder)
