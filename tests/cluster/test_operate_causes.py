@@ -69,8 +69,8 @@ def test_the_reason_of_a_mistake_comes_from_any_node(desk: Desk, kind: str) -> N
 
 
 def test_the_agent_leaves_its_word_with_kubernetes(desk: Desk) -> None:
-    """The true agent, which finds no model where the run file says."""
-    desk.write({"compute.nodes": 1})
+    """The true agent, which finds no model where the run file says, before its ranks have imported anything."""
+    desk.write({"compute.nodes": 1, "compute.processes": 2})
     desk.quick("submit", "run.yaml")
     desk.cluster.wait_condition("Job", "fit", "Failed", seconds=60)
     (pod,) = desk.cluster.find("Pod", TRAINERS)

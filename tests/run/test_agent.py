@@ -98,7 +98,7 @@ def ending(run_dir: Path) -> tuple[int, str]:
     return found.code, found.reason
 
 
-def is_gone(pid: int, seconds: float = 2) -> bool:
+def is_gone(pid: int, seconds: float = 30) -> bool:
     """Whether a process has ended, or does so soon."""
     try:
         pidfd = os.pidfd_open(pid)
@@ -116,7 +116,7 @@ def environ_of(run_dir: Path, rank: int) -> dict[str, str]:
     return environ
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 143, 145])
+@pytest.mark.parametrize("code", [0, 2, 143, 145, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 3, 4))])
 def test_a_single_rank_is_started_directly_and_its_code_passed_on(tmp_path: Path, start: Start, code: int) -> None:
     agent = start({"0": {"end": code}})
     assert agent.finish() == code
@@ -192,7 +192,7 @@ def test_no_rank_outlives_a_killed_agent(start: Start) -> None:
     agent = start({"0": {"wait": True, "deaf": True}})
     (pid,) = agent.wait_for_starts(1).values()
     agent.process.kill()
-    agent.finish(seconds=2)
+    agent.finish()
     assert is_gone(pid)
 
 
@@ -222,7 +222,7 @@ def test_process_1_of_a_container_heeds_sigterm(tmp_path: Path, start: Start) ->
         assert outer.stdout.readline().startswith("started 0")
         (process_1,) = processes.children(outer.pid)
         os.kill(process_1, signal.SIGTERM)
-        assert outer.wait(10) == 143
+        assert outer.wait(60) == 143
 
 
 # Stands before the real module, the first that the agent imports, and asks the agent to stop at that moment.
@@ -247,7 +247,7 @@ def test_process_1_is_stopped_while_it_imports(tmp_path: Path) -> None:
     done = subprocess.run(
         ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "kubetune.agent", str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(early), PYTHONPATH])},
-        capture_output=True, timeout=20,
+        capture_output=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 143, done.stderr
     assert ending(tmp_path) == (143, "asked to stop by SIGTERM")
@@ -301,7 +301,7 @@ def test_two_ranks_do_not_outlive_a_kill_above_them(start: Start, victim: str) -
     ranks = agent.wait_for_starts(2)
     (torchrun,) = processes.children(agent.process.pid)
     os.kill(torchrun if victim == "torchrun" else agent.process.pid, signal.SIGKILL)
-    assert agent.finish(seconds=5) == (145 if victim == "torchrun" else -signal.SIGKILL)
+    assert agent.finish() == (145 if victim == "torchrun" else -signal.SIGKILL)
     assert all(map(is_gone, ranks.values()))
 
 
@@ -329,7 +329,7 @@ def test_a_node_that_waits_for_others_stops_at_once(start: Start) -> None:
         connection, _ = silent_master.accept()
         # From now on it waits for an answer in C++, where it looks at no signal.
         agent.process.terminate()
-        assert agent.finish(seconds=5) == 143
+        assert agent.finish() == 143
         connection.close()
 
 
@@ -341,7 +341,7 @@ def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start) 
     agents = [start({}, nodes=2, environ=dict(environ), resolved=patience) for environ in environs]
     absent = "node 1 never came: 2 nodes were to meet", f"did not find node 0 at 127.0.0.1:{ports[1]} within 1 s"
     for agent, named in zip(agents, absent, strict=True):
-        assert agent.finish(seconds=30) == 145
+        assert agent.finish() == 145
         assert named in agent.errors
         assert "Traceback" not in agent.errors
     assert absent[0] in ending(tmp_path)[1]

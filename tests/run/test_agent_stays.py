@@ -30,7 +30,7 @@ def test_a_final_end_waits_to_be_stopped(tmp_path: Path, stop: signal.Signals) -
             lines.append(line)
         assert "exit code 2 is final" in lines[-1]
         agent.send_signal(stop)
-        assert agent.wait(timeout=10) == 2
+        assert agent.wait(timeout=60) == 2
 
 
 def test_without_the_variable_it_ends(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_of(inputs: Path, **training: Any) -> Config:
     lora = {"r": 8, "dropout": 0.0, "target_modules": "all-linear"}
     model = {"path": str(inputs / "wide"), "dtype": "bfloat16"}
-    return toy.make_config(inputs, training, lora=lora, model=model)
+    return toy.make_config(inputs, {"max_steps": 8, **training}, lora=lora, model=model)
 
 
 def test_a_run_learns_about_the_same_and_resumes_bit_by_bit(inputs: Path, tmp_path: Path) -> None:

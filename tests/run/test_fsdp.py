@@ -285,11 +285,12 @@ def peaks(world: World, config: Config, small: Config) -> tuple[int, int, int, i
 
 
 def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_config(
-        LlamaConfig(
-            hidden_size=512, intermediate_size=1536, num_hidden_layers=16, num_attention_heads=8, vocab_size=12_000
-        )
+    shape = LlamaConfig(
+        hidden_size=512, intermediate_size=1536, num_hidden_layers=16, num_attention_heads=8, vocab_size=12_000
     )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape)
+    model.to_empty(device="cpu")  # whatever its weights are
     size = sum(p.nbytes for p in model.parameters())
     assert size > 250e6
     model.save_pretrained(tmp_path)

@@ -13,6 +13,7 @@ import pytest
 from kubetune import cli, errors
 from kubetune.cli.overview import VERBS
 from kubetune.rundir import exit_status
+from kubetune.rundir.mirror import copier
 from tests import toy
 
 
@@ -69,7 +70,7 @@ def test_the_answer_stands_alone(
 
 @pytest.mark.parametrize(
     ("command", "said"),
-    [("push run org/name", "… uploading"), ("sync run s3://bucket/run --minutes 0.05", "again in 1 s")],
+    [("push run org/name", "… uploading"), ("sync run s3://bucket/run --minutes 0.5", "again in 1 s")],
     ids=["push", "sync"],
 )
 def test_what_is_said_before_a_failure_stands_elsewhere(
@@ -77,6 +78,7 @@ def test_what_is_said_before_a_failure_stands_elsewhere(
 ) -> None:
     """Nothing can be pushed offline, and nothing be copied to a port where nobody listens."""
     monkeypatch.chdir(folder)
+    monkeypatch.setitem(copier.persistently.__kwdefaults__, "wait", lambda seconds: None)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")

@@ -9,20 +9,22 @@ import os
 import pty
 import select
 import shutil
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kubetune import cli, errors
+from kubetune.base import processes
 from kubetune.config.load import load_resolved
 from kubetune.rundir import exit_status, metrics
 from kubetune.supervisor.local import check_run_dir
 from tests import toy
 from tests.bombs import plant_modules
+from tests.ranks import wait_until
 from tests.tiny import train_tokenizer
 
 STEPS = 24
@@ -144,35 +146,6 @@ def test_what_the_environment_decides_is_said_and_a_report_without_a_place_is_re
     assert not (tmp_path / "run").exists()
 
 
-def wait_for(path: Path, text: str, process: subprocess.Popen[str], seconds: float = 60) -> None:
-    """Wait until a log file of a running process holds `text`."""
-    deadline = time.monotonic() + seconds
-    while not path.exists() or text not in path.read_text():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, f"no {text!r} in {path}"
-        select.select([], [], [], 0.01)
-
-
-def test_sigterm_saves_and_the_same_command_goes_on_bit_for_bit(
-    inputs: Path, tmp_path: Path, finished: tuple[Path, subprocess.CompletedProcess[str]]
-) -> None:
-    run_dir = tmp_path / "run"
-    with subprocess.Popen(
-        command(inputs, run_dir), cwd=inputs, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        wait_for(run_dir / "logs" / "rank-0.log", "step 3/", process)
-        process.terminate()
-        process.communicate(timeout=60)
-    assert process.returncode == 143
-    stopped = exit_status.read_exit_status(run_dir)
-    assert stopped is not None
-    assert stopped.step is not None
-    assert 3 <= stopped.step < STEPS
-    assert (run_dir / "checkpoints" / f"step-{stopped.step:06d}" / "manifest.json").exists()
-    assert train(inputs, run_dir).returncode == 0
-    assert (run_dir / "metrics.jsonl").read_bytes() == (finished[0] / "metrics.jsonl").read_bytes()
-
-
 def read_screen(terminal: int, until: bytes, seconds: float = 60) -> bytes:
     """What appears on a terminal, up to `until` or the end."""
     screen = b""
@@ -185,27 +158,37 @@ def read_screen(terminal: int, until: bytes, seconds: float = 60) -> bytes:
     return screen
 
 
-def test_on_a_terminal_a_second_start_is_refused_and_ctrl_c_saves_below_the_progress_bar(
-    inputs: Path, tmp_path: Path
+def test_on_a_terminal_ctrl_c_saves_below_the_progress_bar_and_the_same_command_goes_on_bit_for_bit(
+    inputs: Path, tmp_path: Path, finished: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
-    run_dir, endless = tmp_path / "run", "training.max_steps=100000"
+    """It stands still after a few steps, while a second start is refused."""
+    run_dir = tmp_path / "run"
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(inputs)
-        os.execve(sys.executable, command(inputs, run_dir, endless), environ())
-    screen = read_screen(terminal, b"tokens/s")
-    assert b"[TRAIN] step" not in screen
-    code, said = start_refused(inputs, run_dir, endless)
+        os.execve(sys.executable, command(inputs, run_dir), environ() | {"KUBETUNE_FAULT": "signal 19:step:4"})
+    wait_until(lambda: any(map(toy.is_stopped, processes.children(pid))))
+    code, said = start_refused(inputs, run_dir)
     assert code == 3
     assert f"process {pid}" in said
     os.write(terminal, b"\x03")
+    screen = read_screen(terminal, b"Ctrl-C once more")
+    for rank in processes.children(pid):
+        os.kill(rank, signal.SIGCONT)
     screen += read_screen(terminal, b"no such text")
     _, status = os.waitpid(pid, 0)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 143, screen.decode()
-    assert b"Ctrl-C once more" in screen
+    assert b"tokens/s" in screen
+    assert b"[TRAIN] step" not in screen
     assert "[TRAIN] step 1/" in (run_dir / "logs" / "rank-0.log").read_text()
-    assert list((run_dir / "checkpoints").glob("step-*/manifest.json"))
+    stopped = exit_status.read_exit_status(run_dir)
+    assert stopped is not None
+    assert stopped.step is not None
+    assert 4 <= stopped.step < STEPS
+    assert (run_dir / "checkpoints" / f"step-{stopped.step:06d}" / "manifest.json").exists()
+    assert train(inputs, run_dir).returncode == 0
+    assert (run_dir / "metrics.jsonl").read_bytes() == (finished[0] / "metrics.jsonl").read_bytes()
 
 
 def test_two_processes_leave_a_log_each_and_run_nothing_of_the_current_folder(inputs: Path, tmp_path: Path) -> None:
@@ -226,15 +209,19 @@ def test_two_processes_leave_a_log_each_and_run_nothing_of_the_current_folder(in
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_bad_data_end_with_2_before_any_training(inputs: Path, tmp_path: Path, processes: int) -> None:
+def test_bad_data_end_with_2_before_any_training(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": 3}\n' * 20)
-    done = train(inputs, tmp_path / "run", f"data.train={tmp_path / 'bad.jsonl'}", f"compute.processes={processes}")
-    assert done.returncode == 2
+    done = train(inputs, tmp_path / "run", f"data.train={tmp_path / 'bad.jsonl'}", "compute.processes=2")
+    require_nothing_trained(tmp_path / "run", done)
+
+
+def require_nothing_trained(run_dir: Path, done: subprocess.CompletedProcess[str]) -> None:
+    """A start with `bad.jsonl` ended before its first step, and said what is there all the same."""
+    assert done.returncode == 2, done.stdout + done.stderr
     assert "bad.jsonl:1:" in done.stdout
     assert "This start trained nothing; the run directory holds its config and logs." in done.stdout
     assert "Nothing was written" not in done.stdout + done.stderr  # because that much was
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+    assert {path.name for path in run_dir.iterdir()} == {
         "config.yaml", "resolved.json", "plan.json", "logs", "events.jsonl", "exit.json",
     }  # fmt: skip
 
@@ -312,7 +299,7 @@ def test_a_folder_of_other_things_is_left_alone(inputs: Path, tmp_path: Path) ->
 
 def test_a_pod_makes_the_run_directory_from_its_config(inputs: Path, tmp_path: Path) -> None:
     """The second time with data that were refused the first time, and are mended."""
-    data = tmp_path / "data.jsonl"
+    data = tmp_path / "bad.jsonl"
     text = f"model: {inputs / 'model'}\ndata: {{train: {data}, max_length: 64}}\nlora: {{}}\n"
     (tmp_path / "run.yaml").write_text(text)
     for rows, code in (('{"prompt": 3}\n' * 20, 2), ((inputs / "train.jsonl").read_text(), 0)):
@@ -322,6 +309,8 @@ def test_a_pod_makes_the_run_directory_from_its_config(inputs: Path, tmp_path: P
             cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
+        if code == 2:
+            require_nothing_trained(tmp_path / "run", done)
     assert (tmp_path / "run" / "config.yaml").read_text() == text
     resolved = json.loads((tmp_path / "run" / "resolved.json").read_text())
     assert resolved["output"] == "run"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -95,7 +95,6 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-@settings(max_examples=200)
 @given(st.lists(st.dictionaries(texts, values, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_what_is_dumped_is_read_back_by_every_parser(objects: list[dict[str, Any]]) -> None:
     text = dump(objects)
