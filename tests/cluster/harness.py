@@ -73,40 +73,40 @@ class Cluster:
     def delete(self, kind: str, name: str) -> None:
         self.request("DELETE", self._path(kind, name))
 
-    def wait(self, kind: str, name: str, test: Callable[[Object], object], seconds: float = 30) -> Object:
+    def wait(self, kind: str, name: str, test: Callable[[Object], object], seconds: float = 60) -> Object:
         """Watch one object until `test` is true of it; AssertionError with all that is known when time is up."""
         return self._wait(kind, f"metadata.name={name}", test, seconds)
 
-    def wait_event(self, text: str, seconds: float = 30) -> Object:
+    def wait_event(self, text: str, seconds: float = 60) -> Object:
         """Wait for an event in this namespace whose message contains `text`."""
         return self._wait("Event", "", lambda event: text in event["message"], seconds)
 
-    def wait_gone(self, kind: str, name: str, seconds: float = 30) -> None:
+    def wait_gone(self, kind: str, name: str, seconds: float = 60) -> None:
         """Watch until there is no object of that name."""
         for obj in self._watch(kind, f"metadata.name={name}", seconds):
             if obj is None:
                 return
         raise AssertionError(f"{kind} {name} is still there after {seconds} s\n{self._why()}")
 
-    def wait_phase(self, pod: str, *phases: str, seconds: float = 30) -> Object:
+    def wait_phase(self, pod: str, *phases: str, seconds: float = 60) -> Object:
         """The pod once it is in one of these phases."""
         return self.wait("Pod", pod, lambda obj: phase(obj) in phases, seconds)
 
-    def wait_condition(self, kind: str, name: str, type_: str, seconds: float = 30) -> Object:
+    def wait_condition(self, kind: str, name: str, type_: str, seconds: float = 60) -> Object:
         """The object once its condition of that type is true."""
         return self.wait(kind, name, lambda obj: condition(obj, type_), seconds)
 
-    def wait_pods(self, labels: str, count: int, seconds: float = 30) -> list[Object]:
+    def wait_pods(self, labels: str, count: int, seconds: float = 60) -> list[Object]:
         """The pods with these labels, once there are so many."""
         self._wait("Pod", "", lambda _: len(self.find("Pod", labels)) == count, seconds, when_gone=True)
         return self.find("Pod", labels)
 
-    def wait_ready(self, job: str, pods: int = 1, seconds: float = 30) -> list[Object]:
+    def wait_ready(self, job: str, pods: int = 1, seconds: float = 60) -> list[Object]:
         """The pods of a Job, once so many of them are ready."""
         self.wait("Job", job, lambda found: found.get("status", {}).get("ready") == pods, seconds)
         return self.find("Pod", f"job-name={job}")
 
-    def wait_replacement(self, pod: Object, seconds: float = 30) -> Object:
+    def wait_replacement(self, pod: Object, seconds: float = 60) -> Object:
         """The running pod that took the place of another one in the same Job."""
 
         def place(found: Object) -> list[str | None]:
@@ -122,7 +122,7 @@ class Cluster:
         """All of a container's log so far."""
         return "".join(self._log_lines(pod, timeout_seconds=30, container=container))
 
-    def wait_log(self, pod: str, text: str, seconds: float = 30) -> None:
+    def wait_log(self, pod: str, text: str, seconds: float = 60) -> None:
         """Follow the log of a started pod until a line contains `text`."""
         seen = []
         for line in self._log_lines(pod, timeout_seconds=seconds, follow="true"):
@@ -266,7 +266,7 @@ class Cluster:
     # -- inside
     def _wait_for_connections(self, accepted: bool) -> None:
         host, port = self._address.split(":")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with socket.socket() as probe:
                 if (probe.connect_ex((host, int(port))) == 0) == accepted:

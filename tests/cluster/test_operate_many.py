@@ -119,8 +119,8 @@ def test_what_is_refused_meanwhile_is_raised_where_it_is_asked_for(desk: Desk, m
         client = Client()
     desk.cluster.trouble("watch .*", code=401, message="Unauthorized")
     with Informer(client, "PersistentVolumeClaim") as there:
-        assert there.changed.wait(20)
+        assert there.changed.wait(60)
         there.changed.clear()
-        there.changed.wait(20)
+        there.changed.wait(60)
         with pytest.raises(Exception, match="log in again"):
             there.objects()

@@ -39,7 +39,7 @@ def refused(cluster: Cluster, token: str, method: str, path: str) -> str:
     request = urllib.request.Request(cluster.control_plane.url + path, method=method)
     request.add_header("Authorization", f"Bearer {token}")
     try:
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=60).close()
     except urllib.error.HTTPError as error:
         with error:
             return str(json.load(error)["message"])
@@ -104,7 +104,7 @@ def test_a_watch_goes_on_where_the_last_one_ended(cluster: Cluster) -> None:
 
 
 def watched(cluster: Cluster, path: str) -> list[tuple[str, str]]:
-    with urllib.request.urlopen(cluster.control_plane.url + path, timeout=10) as answer:
+    with urllib.request.urlopen(cluster.control_plane.url + path, timeout=60) as answer:
         events = [json.loads(line) for line in answer]
     return [(event["type"], event["object"]["metadata"]["name"]) for event in events]
 

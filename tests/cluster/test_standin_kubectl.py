@@ -33,7 +33,7 @@ def test_apply_get_describe_diff_delete(cluster: Cluster) -> None:
     manifest = text(job("fit", pod_spec("echo done")), config_map("settings", a="1"))
     applied = cluster.kubectl("apply", "-f", "-", stdin=manifest).stdout
     assert applied.splitlines() == ["job.batch/fit created", "configmap/settings created"]
-    cluster.kubectl("wait", "--for=condition=Complete", "job/fit", "--timeout=20s")
+    cluster.kubectl("wait", "--for=condition=Complete", "job/fit", "--timeout=50s")
     again = cluster.kubectl("apply", "-f", "-", stdin=manifest).stdout
     assert again.splitlines() == ["job.batch/fit unchanged", "configmap/settings unchanged"]
     assert cluster.kubectl("diff", "-f", "-", stdin=manifest).stdout == ""
@@ -118,7 +118,7 @@ def test_port_forward_reaches_the_pods_own_loopback(cluster: Cluster) -> None:
             assert forward.stdout is not None
             port = forward.stdout.readline().split("127.0.0.1:")[1].split()[0]
             for _ in range(2):
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/hostname", timeout=20) as answer:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/hostname", timeout=60) as answer:
                     assert answer.read() == b"web\n"
         finally:
             forward.terminate()
@@ -134,9 +134,9 @@ def test_rollout_and_scale(cluster: Cluster, kind: str) -> None:
         spec |= {"serviceName": "web", "podManagementPolicy": "Parallel"}
     manifest = {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": "web"}, "spec": spec}
     cluster.kubectl("apply", "-f", "-", stdin=text(manifest))
-    cluster.kubectl("rollout", "status", f"{kind}/web", "--timeout=20s")
+    cluster.kubectl("rollout", "status", f"{kind}/web", "--timeout=50s")
     cluster.kubectl("set", "env", f"{kind}/web", "COLOR=green")
-    cluster.kubectl("rollout", "status", f"{kind}/web", "--timeout=20s")
+    cluster.kubectl("rollout", "status", f"{kind}/web", "--timeout=50s")
     pods = [found for found in cluster.find("Pod") if not terminating(found)]
     assert [found["spec"]["containers"][0]["env"][0]["value"] for found in pods] == ["green"] * 2
     cluster.kubectl("scale", f"{kind}/web", "--replicas=1")
@@ -150,7 +150,7 @@ def test_drain_evicts_with_the_grace_period(cluster: Cluster) -> None:
     (first,) = cluster.wait_ready("fit")
     cluster.wait_log(name_of(first), "up")
     node = first["spec"]["nodeName"]
-    cluster.kubectl("drain", node, "--timeout=20s", "--pod-selector=job-name=fit")
+    cluster.kubectl("drain", node, "--timeout=50s", "--pod-selector=job-name=fit")
     second = cluster.wait_replacement(first)
     assert second["spec"]["nodeName"] != node
     assert cluster.get("Job", "fit")["status"].get("failed", 0) == 0

@@ -13,7 +13,7 @@ from tests.cluster.manifests import config_map, container, headless_service, job
 TALK = textwrap.dedent(
     """
     import os, socket, time
-    rank, master, deadline = os.environ["RANK"], (os.environ["MASTER"], 29500), time.monotonic() + 20
+    rank, master, deadline = os.environ["RANK"], (os.environ["MASTER"], 29500), time.monotonic() + 60
     if rank == "0":
         with socket.create_server(("", 29500)) as server:
             connection, (peer, _) = server.accept()
@@ -21,7 +21,7 @@ TALK = textwrap.dedent(
     else:
         while True:
             try:
-                with socket.create_connection(master, timeout=5) as connection:
+                with socket.create_connection(master, timeout=30) as connection:
                     connection.sendall(f"rank {rank} on {socket.gethostname()}".encode())
                 break
             except OSError:  # the name appears only when the other pod has an address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import select
@@ -55,13 +56,21 @@ def descendants_of(pid: int) -> list[int]:
     return [int(child) for child in children] + [found for child in children for found in descendants_of(int(child))]
 
 
+def mounts_but_of_others(folder: Path) -> list[str]:
+    """All that is mounted on this machine, without the disks of tests that run beside this one."""
+    ours, everyones = f"{folder}/", f"/pytest-of-{getpass.getuser()}/"
+    return [
+        line for line in Path("/proc/self/mounts").read_text().splitlines() if ours in line or everyones not in line
+    ]
+
+
 def test_nothing_outlives_a_killed_server(own_control_plane: ControlPlane, tmp_path: Path) -> None:
     cluster = Cluster(own_control_plane, "default", tmp_path)
     marker, memory = f"standin-{os.getpid()}", {"name": "memory", "emptyDir": {"medium": "Memory"}}
     own = {"env": [{"name": "MARKER", "value": marker}], "volumeMounts": [{"name": "memory", "mountPath": "/memory"}]}
     script = "trap '' TERM HUP INT; setsid sleep 600 & echo up; wait"
     template = pod_spec(script, container=own, volumes=[memory])
-    mounts, links = Path("/proc/self/mounts").read_text(), os.listdir("/sys/class/net")
+    mounts, links = mounts_but_of_others(tmp_path), os.listdir("/sys/class/net")
     cluster.apply(job("fit", template, completions=2, parallelism=2))
     cluster.wait_ready("fit", pods=2)
     running = {*descendants_of(own_control_plane.process.pid), *processes_with(marker)}
@@ -71,7 +80,7 @@ def test_nothing_outlives_a_killed_server(own_control_plane: ControlPlane, tmp_p
     for pid in running:
         wait_until_dead(pid)
     assert processes_with(marker) == []
-    assert Path("/proc/self/mounts").read_text() == mounts
+    assert mounts_but_of_others(tmp_path) == mounts
     assert os.listdir("/sys/class/net") == links
 
 
@@ -82,7 +91,7 @@ def wait_until_dead(pid: int) -> None:
     except ProcessLookupError:
         return
     with os.fdopen(descriptor) as process:
-        assert select.select([process], [], [], 10)[0], f"process {pid} is still there"
+        assert select.select([process], [], [], 60)[0], f"process {pid} is still there"
 
 
 def test_the_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
@@ -108,7 +117,7 @@ def test_by_hand_it_says_where_its_kubeconfig_is_until_ctrl_c(tmp_path: Path) ->
         with urlopen(f"{kubeconfig['clusters'][0]['cluster']['server']}/api/v1/nodes") as answer:
             nodes = json.load(answer)["items"]
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
     assert [(name_of(node), node["status"]["capacity"]["nvidia.com/gpu"]) for node in nodes] == [
         ("node-0", "0"),
         ("node-1", "0"),

@@ -195,7 +195,7 @@ def _kill_launcher(run_dir: Path, kind: Kind, blow: Blow) -> bool:
             return False
         below = descendants(agent.pid)
         agent.kill()
-    wait_until(lambda: not any(processes.is_alive(pid) for pid in below), seconds=5)
+    wait_until(lambda: not any(processes.is_alive(pid) for pid in below))
     return True
 
 

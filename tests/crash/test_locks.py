@@ -116,7 +116,7 @@ def test_who_has_lost_its_place_ends(tmp_path: Path) -> None:
         assert holder.stdout
         assert holder.stdout.readline() == "held\n"
         (tmp_path / "x.lock.held").write_text("process 7 on far\n7\nelsewhere\nabc\n000000000003\n")
-        assert holder.wait(10) == errors.ENVIRONMENT
+        assert holder.wait(60) == errors.ENVIRONMENT
         assert "is lost to another process" in holder.communicate()[1]
     assert "far" in (tmp_path / "x.lock.held").read_text()
 

@@ -34,7 +34,7 @@ def stop_at(run_dir: Path, world_size: int, point: str, nth: int, rank: int = 0)
         ranks[rank].terminate()
         toy.go_on(ranks[rank])
         codes = wait_all(ranks)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     return codes
 
 
@@ -129,7 +129,7 @@ def test_a_rank_that_nobody_meets_stops_at_once(toy_inputs: Path, tmp_path: Path
                 began = time.monotonic()
                 process.terminate()
                 assert wait_all([process]) == [-signal.SIGTERM]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert exit_status.judge([1], {}, [exit_status.Death(1, -signal.SIGTERM, 0.0)]).code == errors.PREEMPTED
 
 
@@ -147,8 +147,8 @@ def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path, num_proc: i
         began = time.monotonic()
         process.terminate()
         assert wait_all([process]) == [errors.PREEMPTED]
-    assert time.monotonic() - began < 5
-    wait_until(lambda: not any(processes.is_alive(pid) for pid in below), seconds=5)
+    assert time.monotonic() - began < 30
+    wait_until(lambda: not any(processes.is_alive(pid) for pid in below))
     assert toy.train(run_dir) == [0]
 
 

@@ -90,7 +90,7 @@ def test_everybody_stops_soon_and_the_next_start_goes_on(
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
         assert agent.wait(60) == errors.PREEMPTED
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
     assert not [pid for pid in everybody if processes.is_alive(pid)]
     status = exit_status.read_exit_status(run_dir)
     assert status is not None

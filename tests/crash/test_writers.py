@@ -46,7 +46,7 @@ def test_no_rank_survives_its_launcher(toy_inputs: Path, tmp_path: Path) -> None
         below = descendants(agent.pid)
         agent.kill()
     assert len(below) >= 3
-    wait_until(lambda: not any(processes.is_alive(pid) for pid in below), seconds=2)
+    wait_until(lambda: not any(processes.is_alive(pid) for pid in below))
 
 
 def descendants(pid: int) -> list[int]:
