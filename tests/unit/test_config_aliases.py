@@ -140,3 +140,46 @@ def test_words_of_earlier_run_files_are_still_read(tmp_path: Path) -> None:
     """Runs made with them are evaluated and go on."""
     config = load(tmp_path, "model: {path: m, attention: flat}\ndata: {train: x}\ntraining: {compile: blocks}\n")
     assert (config.model.attention, config.training.compile) == ("padding_free", "layers")
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        ("pref_beta: 0.3\npref_loss: sigmoid\npref_ftx: 0.1", {"loss": "dpo", "beta": 0.3, "sft_weight": 0.1}),
+        ("loss_type: robust\nlabel_smoothing: 0.1", {"loss": "robust", "label_smoothing": 0.1}),
+        ("preference: {loss: simpo, simpo_gamma: 0.7}", {"loss": "simpo", "gamma": 0.7, "beta": 2.0}),
+        ("loss_type: kto\ndesirable_weight: 0.5", {"loss": "kto", "desirable_weight": 0.5}),
+        ("loss_type: cpo", {"loss": "cpo", "sft_weight": 1.0}),
+    ],
+)
+def test_words_of_preference_tuning(tmp_path: Path, lines: str, wanted: dict[str, Any]) -> None:
+    found = load(tmp_path, f"model: a/b\ntask: preference\ndata: {{train: a.jsonl}}\n{lines}\n").preference
+    assert {key: getattr(found, key) for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (
+            "task: preference\npreference: {gamma: 0.5}",
+            "gamma means nothing to `loss: dpo`",
+        ),
+        ("task: preference\npreference: {loss: ipo, label_smoothing: 0.1}", "label_smoothing means nothing to"),
+        ("task: preference\npreference: {loss: robust}", "label_smoothing: found 0 with `loss: robust`"),
+        ("task: preference\npreference: {loss: orpo, sft_weight: 0.1}", "sft_weight means nothing to `loss: orpo`"),
+        ("task: preference\npreference: {loss: simpo, reference_free: true}", "reference_free means nothing to"),
+        ("task: preference\npreference: {center_coefficient: 0.1}", "is for `task: reward_model`"),
+        ("task: reward_model\npreference: {beta: 0.2}", "preference.beta: means nothing to `task: reward_model`"),
+        ("preference: {loss: ipo}", "preference.loss: means nothing to `task: causal_lm`"),
+        ("task: preference\npreference: {loss: nca_pair}", "expected one of dpo, ipo, hinge, robust, orpo, simpo"),
+        ("task: preference\ntrain_on_inputs: true", "data.train_on: found all with `task: preference`"),
+        ("task: causal_lm\ndata.unusable_pairs: drop", "data.unusable_pairs: means nothing"),
+    ],
+)
+def test_what_means_nothing_together_is_refused(tmp_path: Path, lines: str, problem: str) -> None:
+    dropped = "data.unusable_pairs" in lines
+    data = "{train: a.jsonl, unusable_pairs: drop}" if dropped else "{train: a.jsonl}"
+    lines = lines.replace("\ndata.unusable_pairs: drop", "")
+    with pytest.raises(ConfigError) as told:
+        load(tmp_path, f"model: a/b\ndata: {data}\n{lines}\n")
+    assert problem in str(told.value)

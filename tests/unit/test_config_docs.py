@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from kubetune.cli.prepare.init import STARTER
+from kubetune.cli.prepare.init import STARTER, TASKS, starter
 from kubetune.config import json_schema
 from kubetune.config.load import load_config
 from kubetune.planning.plan import make_plan
@@ -80,3 +80,9 @@ def test_editors_refuse_what_the_loader_refuses(text: str) -> None:
 )
 def test_editors_accept_short_forms_and_other_spellings(text: str) -> None:
     assert not list(validator().iter_errors(plain(text)))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_there_is_a_starter_for_each_kind_of_learning(task: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(starter(task), "utf-8")
+    assert load_config(tmp_path / "run.yaml").task == task

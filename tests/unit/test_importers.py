@@ -519,8 +519,8 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rl: dpo\nbase_model: x\ndatasets: [{path: y}]\n", ":1: rl is dpo; kubetune does supervised fine-tuning only"),
-        ("stage: rm\nfinetuning_type: lora\n", ":1: stage is rm"),
+        ("rl: grpo\nbase_model: x\ndatasets: [{path: y}]\n", ":1: rl is grpo; kubetune does supervised fine-tuning"),
+        ("stage: ppo\nfinetuning_type: lora\n", ":1: stage is ppo"),
         (
             "a: 1\nb: 2\n",
             "not recognised as a config of axolotl, LLaMA-Factory, TRL, ms-swift, job resources; found keys a, b",
@@ -530,7 +530,7 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
         ("base_model: x\nbase_model: y\n", ":2: base_model: given twice"),
         ("compute_environment: LOCAL\n", "is a config of accelerate"),
         ("model: x\nmodel_class: llm\n", "is a config of LLaMA-Factory's second trainer"),
-        ("model_name_or_path: x\ndataset_name: y\nbeta: 0.1\n", ":3: beta is 0.1; kubetune does supervised"),
+        ("model_name_or_path: x\ndataset_name: y\nreward_funcs: [z]\n", ":3: reward_funcs is [z]; kubetune does"),
         ("model: x\ndata: {train: y}\n", "is a run file of kubetune already"),
         ("base_model: [\n", "not valid YAML"),
         ("", "holds no setting"),

@@ -64,15 +64,31 @@ compute:
 # kubernetes: {image: registry.example/kubetune:1.0, namespace: finetune}    # for `kubetune render`
 """
 
+TASKS = {
+    "causal_lm": "task: causal_lm",
+    "preference": """\
+task: preference
+preference:
+  loss: dpo                     # dpo | ipo | hinge | robust | orpo | simpo | cpo | kto (answers with a `label`)
+  beta: 0.1
+# train.jsonl: {"prompt": …, "chosen": …, "rejected": …}, or what other tools read: docs/preference.md""",
+    "reward_model": """\
+task: reward_model              # a score for each answer, learnt from pairs
+# preference: {center_coefficient: 0.01}    # pull of the scores towards a mean of zero
+# train.jsonl: {"prompt": …, "chosen": …, "rejected": …}, or what other tools read: docs/preference.md""",
+}
+"""Lines of the starter that say what is learnt."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there instead of printing it")
+    parser.add_argument("--task", choices=TASKS, default="causal_lm", help="what is learnt (default causal_lm)")
     parser.add_argument("--schema", action="store_true", help="the JSON Schema of run files for editors instead")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the starter file. Raises ConfigError rather than overwrite anything."""
-    text = _schema_text() if args.schema else STARTER
+    text = _schema_text() if args.schema else starter(args.task)
     if args.output is None:
         print(text, end="")
         return 0
@@ -83,6 +99,15 @@ def run(args: argparse.Namespace) -> int:
     if not args.schema:
         print(f"edit it, then: kubetune plan {args.output}")
     return 0
+
+
+def starter(task: str) -> str:
+    """The starter file of a task."""
+    text = STARTER.replace(TASKS["causal_lm"], TASKS[task])
+    if task != "causal_lm":  # answers alone are compared, at a lower rate than they are learnt at
+        lines = [line for line in text.splitlines(keepends=True) if "train_on:" not in line]
+        text = "".join(lines).replace("learning_rate: 2e-4 ", "learning_rate: 5e-6 ")
+    return text
 
 
 def _schema_text() -> str:

@@ -15,7 +15,7 @@ Loss = Literal["dpo", "ipo", "hinge", "robust", "orpo", "simpo", "cpo", "kto"]
 _WITH_REFERENCE: Final = ("dpo", "ipo", "hinge", "robust")
 _DEFAULTS: Final[dict[Any, dict[str, float]]] = {"simpo": {"beta": 2.0, "gamma": 1.0}, "cpo": {"sft_weight": 1.0}}
 """Defaults of a loss that are not everybody's, as its paper has them."""
-_ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
+ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
     "label_smoothing": ("dpo", "robust", "cpo", "simpo"),
     "gamma": ("simpo",),
     "sft_weight": (*_WITH_REFERENCE, "cpo", "simpo"),
@@ -62,7 +62,7 @@ class PreferenceConfig(Section):
     def _keys_fit_the_loss(self) -> PreferenceConfig:
         problems = [
             f"{key} means nothing to `loss: {self.loss}`; leave it out, or take {' or '.join(losses)}"
-            for key, losses in _ONLY_WITH.items()
+            for key, losses in ONLY_WITH.items()
             if self.loss not in losses and getattr(self, key) != type(self).model_fields[key].default
         ]
         if self.loss == "robust" and not self.label_smoothing:

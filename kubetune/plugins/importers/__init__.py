@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
-from kubetune.plugins.importers import axolotl, llama_factory, ms_swift, resources, trl
+from kubetune.plugins.importers import axolotl, llama_factory, ms_swift, preferences, resources, trl
 from kubetune.plugins.importers.common import complete, settle
 from kubetune.plugins.importers.draft import WRONG_KINDS, Draft, Note
 from kubetune.plugins.importers.foreign import Foreign, read_foreign
@@ -24,20 +25,19 @@ from kubetune.plugins.importers.writing import comment, inline, run_file
 
 PEERS: dict[str, ModuleType] = {module.NAME: module for module in (axolotl, llama_factory, trl, ms_swift, resources)}
 
-_SUPERVISED = {
-    "stage": ("sft", "pt"),
-    "rl": (),
-    "rlhf_type": (),
-    "reward_model": (),
+_KNOWN: dict[str, tuple[Any, ...]] = {
+    "stage": ("sft", "pt", "dpo", "kto", "rm"),
+    "rl": preferences.METHODS,
+    "rlhf_type": preferences.METHODS,
+    "reward_model": (True,),
     "process_reward_model": (),
     "task_type": ("causal_lm", "seq_cls"),
-    "beta": (),
-    "max_prompt_length": (),
-    "max_completion_length": (),
+    "num_generations": (),
     "reward_funcs": (),
 }
-"""Keys that say what kind of learning it is, and the kinds that are supervised fine-tuning."""
-_COMMANDS = ("sft", "pt", "train")
+"""Keys that say what kind of learning it is, and the kinds that kubetune does."""
+_COMMANDS = ("sft", "pt", "train", "rlhf", *preferences.METHODS)
+_DOES = "kubetune does supervised fine-tuning, preference tuning and reward models only"
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,15 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
 
 def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     """Fate of each setting. Raises ConfigError for a kind of learning that kubetune does not do."""
-    _require_supervised(path, foreign)
+    _require_known(path, foreign)
     draft = Draft(peer, foreign.settings, foreign.lines, str(path))
     try:
+        preferences.learn(draft, foreign.command)
         if peer == llama_factory.NAME:
             llama_factory.convert(draft, path.absolute().parent)
         else:
             PEERS[peer].convert(draft)
+        preferences.finish(draft)
         settle(draft)
     except WRONG_KINDS:
         draft.refuse_value(draft.at)
@@ -94,15 +96,15 @@ def _recognise(path: Path, foreign: Foreign) -> str:
     )
 
 
-def _require_supervised(path: Path, foreign: Foreign) -> None:
+def _require_known(path: Path, foreign: Foreign) -> None:
     problems = []
-    for key, allowed in _SUPERVISED.items():
+    for key, allowed in _KNOWN.items():
         value = foreign.settings.get(key)
         if value and value not in allowed:
             where = f"{path}:{foreign.lines.get(key, 1)}"
-            problems.append(f"{where}: {key} is {inline(value)[:60]}; kubetune does supervised fine-tuning only.")
+            problems.append(f"{where}: {key} is {inline(value)[:60]}; {_DOES}.")
     if foreign.command and foreign.command not in _COMMANDS:
-        problems.append(f"{path}: runs `{foreign.command}`; kubetune does supervised fine-tuning (sft, pt) only.")
+        problems.append(f"{path}: runs `{foreign.command}`; {_DOES}.")
     if problems:
         raise ConfigError([*problems[:-1], f"{problems[-1]} Nothing was written."])
 

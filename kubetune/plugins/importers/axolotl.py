@@ -32,6 +32,7 @@ from kubetune.plugins.importers.draft import (
     same,
     unneeded,
 )
+from kubetune.plugins.importers.preferences import is_preferred
 from kubetune.plugins.importers.prompts import template, template_file
 from kubetune.plugins.importers.writing import inline
 
@@ -157,7 +158,9 @@ def _source(draft: Draft, key: str, item: Any) -> Any:
         if more or not generic:
             draft.drop(f"{key}.data_files", f"one file or pattern a source: {files}; write a source for each file")
     kind = item.get("type")
-    if isinstance(kind, dict):
+    if is_preferred(draft):
+        _answers(draft, key, item, source)
+    elif isinstance(kind, dict):
         _own_type(draft, key, kind, source)
     elif kind is not None:
         family = str(kind).split(".")[0].split(":")[0]
@@ -173,7 +176,9 @@ def _source(draft: Draft, key: str, item: Any) -> Any:
     if item.get("split") not in (None, "train"):
         source["split"] = item["split"]
     field, text = item.get("field_messages"), item.get("field") or item.get("text_column")
-    if source.get("format") in ("messages", "sharegpt"):
+    if is_preferred(draft):
+        pass
+    elif source.get("format") in ("messages", "sharegpt"):
         _messages(draft, key, item, source)
     elif field:
         draft.drop(f"{key}.field_messages", f"of type: chat_template; write columns: {{messages: {field}}}")
@@ -186,7 +191,7 @@ def _source(draft: Draft, key: str, item: Any) -> Any:
     for name, value in item.items():
         if name in _HARMLESS:
             draft.unneeded(f"{key}.{name}", _HARMLESS[name])
-        elif name not in (*_SOURCE_KEYS, *_TEMPLATE_KEYS) and value not in (None, "", [], {}, False):
+        elif name not in (*_SOURCE_KEYS, *_TEMPLATE_KEYS, *_ANSWER_FIELDS) and value not in (None, "", [], {}, False):
             draft.drop(f"{key}.{name}", _NOT_OF_SOURCES.get(name, "sources have no such setting"))
     return source
 
@@ -221,6 +226,35 @@ def _messages(draft: Draft, key: str, item: dict[str, Any], source: dict[str, An
     field = item.get("field_messages") or ("messages" if item.get("type") == "chat_template" else wanted)
     if field != wanted:
         source["columns"] = {wanted: field}
+
+
+def _answers(draft: Draft, key: str, item: dict[str, Any], source: dict[str, Any]) -> None:
+    """A source of answers to be compared or judged: their columns, and prompts in the model's own chat template."""
+    kind = item.get("type")
+    given = {**item, **kind} if isinstance(kind, dict) else item
+    columns = {ours: given[field] for field, ours in _ANSWER_FIELDS.items() if given.get(field) not in (None, ours)}
+    if columns:
+        source["columns"] = columns
+    if isinstance(kind, dict):
+        formats = ", ".join(name for name in kind if name.endswith("_format"))
+        if formats:
+            draft.drop(f"{key}.type", f"prompts are the chat template's, or the data's own; left out: {formats}")
+    elif kind is not None and str(kind) not in ("passthrough", "user_defined.default"):
+        source["format"] = "messages"
+        if not str(kind).startswith(("chat_template", "bradley_terry")):
+            why = "the model's chat template is used; `kubetune data check` shows what it writes"
+            draft.notes.append(Note("approximated", f"{key}.type", kind, f"format: messages; {why}"))
+
+
+_ANSWER_FIELDS = {
+    "field_messages": "messages",
+    "field_prompt": "prompt",
+    "field_system": "system",
+    "field_chosen": "chosen",
+    "field_rejected": "rejected",
+    "field_completion": "completion",
+    "field_label": "label",
+}
 
 
 def _own_type(draft: Draft, key: str, kind: dict[str, Any], source: dict[str, Any]) -> None:

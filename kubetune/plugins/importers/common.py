@@ -139,6 +139,8 @@ def sees(path: str) -> Rule:
 
 
 def _say_it_sees(draft: Draft, key: str) -> None:
+    if draft.settings.get(("task",)) in ("preference", "reward_model"):
+        draft.refuse(key, "is a setting of models that see, and kubetune compares answers of texts alone")
     if draft.settings.get(("task",)) != "vision_language":
         draft.settings.pop(("task",), None)
         draft.assume("task", "vision_language", f"{key} is a setting of models that see")
@@ -405,7 +407,7 @@ def _settle_sharding(draft: Draft) -> None:
     full = ("lora",) not in draft.settings
     refused = {
         "a quantised base, which is small,": draft.settings.get(("quantization",), "none") not in ("none", "auto"),
-        f"task: {task}": task == "sequence_classification",
+        f"task: {task}": task in ("sequence_classification", "reward_model"),
         f"task: {task} without lora": task == "vision_language" and full,
         "DoRA": bool(draft.settings.get(("lora", "use_dora"))),
         "a model with lora.modules_to_save": draft.has("lora.modules_to_save"),

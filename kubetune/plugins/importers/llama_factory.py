@@ -32,6 +32,7 @@ from kubetune.plugins.importers.draft import (
     same,
     unneeded,
 )
+from kubetune.plugins.importers.preferences import is_preferred
 from kubetune.plugins.importers.prompts import template
 
 NAME = "LLaMA-Factory"
@@ -161,7 +162,7 @@ def _source(draft: Draft, key: str, name: str, registry: tuple[Path, dict[str, A
         source["subset"] = entry["subset"]
     if entry.get("split", "train") != "train":
         source["split"] = entry["split"]
-    if entry.get("ranking"):
+    if entry.get("ranking") and not is_preferred(draft):
         draft.drop(f"{key}: {name}", "holds preferences, which supervised fine-tuning does not use")
     return source
 

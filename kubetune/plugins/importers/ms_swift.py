@@ -33,6 +33,7 @@ from kubetune.plugins.importers.draft import (
     same,
     unneeded,
 )
+from kubetune.plugins.importers.preferences import is_preferred
 from kubetune.plugins.importers.prompts import template
 
 NAME = "ms-swift"
@@ -66,7 +67,8 @@ def convert(draft: Draft) -> None:
         draft.carry(key, "lora", None) if method else draft.assume("lora", None)
     else:
         draft.approximate(key, "lora", None, f"{method} is not there, LoRA is")
-    _task(draft)
+    if not is_preferred(draft):
+        _task(draft)
     _data(draft)
     pin_fsdp(draft, "fsdp")
     draft.apply(RULES)

@@ -18,6 +18,7 @@ from kubetune.plugins.importers.draft import (
     same,
     unneeded,
 )
+from kubetune.plugins.importers.preferences import is_preferred
 from kubetune.plugins.importers.prompts import template_file
 
 NAME = "TRL"
@@ -52,7 +53,8 @@ def convert(draft: Draft) -> None:
             if key.startswith(("lora_", "use_dora", "use_rslora", "load_in_")) and draft.take(key) is not None:
                 draft.unneeded(key, "says nothing without use_peft")
     _data(draft)
-    _loss(draft)
+    if not is_preferred(draft):
+        _loss(draft)
     pin_fsdp(draft, "fsdp", "fsdp_config")
     draft.apply(RULES)
     for path, value in (_DEFAULTS | (_LORA if ("lora",) in draft.settings else {})).items():
