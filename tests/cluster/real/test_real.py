@@ -37,7 +37,7 @@ pytestmark = [
 KINDS = ("job", "jobset", "trainjob", "pytorchjob", "statefulset")
 COPY = (
     "import pathlib, shutil, kubetune; "
-    "shutil.copytree(pathlib.Path(kubetune.__file__).parent / 'demo/model', '/models/demo')"
+    "shutil.copytree(pathlib.Path(kubetune.__file__).parent / 'cli/local/embedded/model', '/models/demo')"
 )
 _POLL_SECONDS = 1.0
 
