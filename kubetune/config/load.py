@@ -59,7 +59,7 @@ def load_config(
     one in the current directory; existing local paths come back absolute, so that workers started elsewhere find them.
     Raises ConfigError with every problem found; checks between sections come when each key is right by itself.
     """
-    tree, problems = read_layers(path, overrides=overrides, flags=flags, environ=environ)
+    tree, problems = read_tree(path, overrides=overrides, flags=flags, environ=environ)
     try:
         config = Config.model_validate_json(json.dumps(tree.data), strict=True)
     except ValidationError as error:
@@ -69,7 +69,7 @@ def load_config(
     return config
 
 
-def read_layers(
+def read_tree(
     path: StrPath | Mapping[str, Any] | None,
     *,
     overrides: Sequence[str] = (),

@@ -153,12 +153,12 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
 
 def _make(run_dir: Path, config: Config, plan: Plan) -> Path:
     create_run_dir(config.model_copy(update={"output": str(run_dir)}), run_dir, plan)
-    (run_dir / "trace").mkdir()
+    (run_dir / "step_digests").mkdir()
     return run_dir
 
 
 def _train(run_dir: Path, start: Start, *, expected: int = errors.OK, fault: str | None = None) -> None:
-    environ = {step_digest.TRACE: str(run_dir / "trace")}
+    environ = {step_digest.FOLDER: str(run_dir / "step_digests")}
     code = start(run_dir, environ | ({fault_injection.FAULT: fault} if fault else {}))
     if code == expected:
         return
@@ -173,7 +173,7 @@ def _train(run_dir: Path, start: Start, *, expected: int = errors.OK, fault: str
 def facts_of(run_dir: Path) -> Facts:
     """All that a repeat of a run must reproduce, each value as text that is equal only for equal bits."""
     facts: Facts = {}
-    for path in (run_dir / "trace").iterdir():
+    for path in (run_dir / "step_digests").iterdir():
         rank = int(path.stem.removeprefix("rank-"))
         attempts: Counter[int] = Counter()
         for line in metrics.read_lines(path):

@@ -132,15 +132,15 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
     address = f"{host}:{port}"
     try:
         store = _open(host, port, size, rank, timeout_seconds) if size > 1 else HashStore()
-        meeting = Rendezvous(rank, size, _number(environ, "LOCAL_WORLD_SIZE", size), timeout_seconds, address, store)
-        meeting.call_roll()
+        found = Rendezvous(rank, size, _number(environ, "LOCAL_WORLD_SIZE", size), timeout_seconds, address, store)
+        found.call_roll()
     except dist.DistError as error:
         if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             raise errors.EnvironmentFault(
                 f"rank 0 cannot listen at {address}: {first_line(error)}. Set MASTER_PORT to a free port"
             ) from error
         raise not_found("rank", rank, address, timeout_seconds, error) from error
-    return meeting
+    return found
 
 
 def not_found(who: str, number: int, address: str, timeout_seconds: float, error: Exception) -> Absent:

@@ -82,13 +82,13 @@ def generate(
         raise ConfigError(f"{folder} is a classifier, which writes no answers; kubetune.classify asks it")
     from kubetune.inference.generate import Sampling, answer, load_run
 
-    speaker = load_run(folder, str(checkpoint), model=_text(model))
+    loaded = load_run(folder, str(checkpoint), model=_text(model))
     paths = [[str(path) for path in own] for own in images] if images is not None else None
     answers = answer(
-        speaker, prompts, Sampling(max_new_tokens, temperature, top_p, seed), images=paths, batch_size=batch_size
+        loaded, prompts, Sampling(max_new_tokens, temperature, top_p, seed), images=paths, batch_size=batch_size
     )
     for number, prompt in enumerate(prompts, 1):
-        for unseen in speaker.left_out(prompt)[:1]:
+        for unseen in loaded.left_out(prompt)[:1]:
             warnings.warn(f"prompt:{number}: {unseen}, which the model does not see", stacklevel=2)
     return answers
 

@@ -137,6 +137,6 @@ def _pairs(config: Config, tokens: int) -> int:
     length = min(config.data.max_length, tokens)
     if length > LONG_ROW:
         return 0
-    borders = range(0, length, EXACT_ROWS)
-    pairs = sum(min(EXACT_ROWS, length - first) * min(first + EXACT_ROWS, length) for first in borders)
+    firsts = range(0, length, EXACT_ROWS)
+    pairs = sum(min(EXACT_ROWS, length - first) * min(first + EXACT_ROWS, length) for first in firsts)
     return pairs * (tokens // length)

@@ -56,7 +56,7 @@ def part_name(rank: int, world_size: int) -> str:
 
 def write_part(path: Path, state: dict[str, Tensor], shards: Sequence[OptimizerShard]) -> None:
     """Write one rank's buffers; `state` holds flat ones of the shards' total length, and scalars."""
-    save_file(state, path, metadata={"pieces": json.dumps(shards)})
+    save_file(state, path, metadata={"shards": json.dumps(shards)})
     with open(path, "rb") as file:
         os.fsync(file.fileno())  # rank 0, which makes the rest durable, may be on another machine
 
@@ -125,7 +125,8 @@ class Buffers:
 
 
 def _sources(file: Any) -> Iterator[_Source]:
-    shards = json.loads((file.metadata() or {}).get("pieces", "null"))
+    said = file.metadata() or {}
+    shards = json.loads(said.get("shards") or said.get("pieces") or "null")  # `pieces`: so an earlier version said it
     if shards is None:
         shards = [(0, file.get_slice(MASTER).get_shape()[0])]
     offset = 0

@@ -1,4 +1,4 @@
-"""Digests of what each step worked with, for `kubetune verify-resume`: nothing unless KUBETUNE_TRACE names a folder.
+"""Digests of what steps worked with, for `kubetune verify-resume`: none unless KUBETUNE_STEP_DIGESTS names a folder.
 
 Each rank appends one line a step to `rank-N.jsonl` there: sample ids, losses to the last bit, and digests of the random
 state and of all that the optimizer holds. Not for numbers that people read (rundir/metrics).
@@ -18,12 +18,12 @@ from torch import Tensor
 from kubetune.batching.batch import Batch
 from kubetune.training.adamw import FlatAdamW
 
-TRACE = "KUBETUNE_TRACE"
+FOLDER = "KUBETUNE_STEP_DIGESTS"
 
 
 def record(rank: int, step: int, batches: Sequence[Batch], losses: Sequence[Tensor], optimizer: FlatAdamW) -> None:
     """Note the step that begins after `step` completed ones: called after its gradient, before its update."""
-    if TRACE not in os.environ:
+    if FOLDER not in os.environ:
         return
     random = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -35,7 +35,7 @@ def record(rank: int, step: int, batches: Sequence[Batch], losses: Sequence[Tens
         "random": {name: digest(state) for name, state in random.items()},
         "state": {name: digest(tensor) for name, tensor in optimizer.state().items()},
     }
-    with open(file_of(Path(os.environ[TRACE]), rank), "a") as file:
+    with open(file_of(Path(os.environ[FOLDER]), rank), "a") as file:
         file.write(json.dumps(line) + "\n")
 
 

@@ -76,11 +76,11 @@ def test_an_adapters_input_is_dropped_and_its_gradient_follows(bias: bool) -> No
         kept, growth = draw(x.reshape(-1, 64), p)
         return F.linear(x, weight, offset) + scaling * F.linear(F.linear(x * kept.view(x.shape) * growth, a), b)
 
-    def lean(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    def fused(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return pointwise.lora_linear(x, weight, offset, a, b, pointwise.Adapter(scaling, dropout=p))
 
     found = []
-    for forward in (plain, lean):
+    for forward in (plain, fused):
         inputs = [t.clone().requires_grad_() for t in (x, a, b)]
         torch.manual_seed(1)
         out = forward(*inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -46,6 +47,16 @@ def write(folder: Path, world_size: int) -> None:
     for rank in range(world_size):
         held = cut(world_size, rank)
         optimizer_shards.write_part(folder / optimizer_shards.part_name(rank, world_size), part(held), held)
+
+
+def test_shards_of_an_earlier_version_which_called_them_pieces_are_read(tmp_path: Path) -> None:
+    for rank in range(2):
+        held = cut(2, rank)
+        path = tmp_path / optimizer_shards.part_name(rank, 2)
+        save_file(part(held), path, metadata={"pieces": json.dumps(held)})
+    with Buffers(tmp_path) as buffers:
+        state = buffers.state(cut(1, 0), SIZE)
+    assert torch.equal(state["master"], WHOLE["master"])
 
 
 @settings(max_examples=40)

@@ -15,7 +15,7 @@ from kubetune.base.humanize import counted
 from kubetune.cli.prepare import plan_forecast
 from kubetune.cli.remote.run_on_cluster import print_table
 from kubetune.config.flags import add_run_arguments, config_from_args, sources_of
-from kubetune.config.load import dotted_values, read_layers, resolved
+from kubetune.config.load import dotted_values, read_tree, resolved
 from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import Lengths, estimate_lengths, estimate_rows, is_upper_bound, makes_data
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 def _show_origins(args: argparse.Namespace, config: Config) -> int:
     """Print each setting as the run will have it, with the file and line, variable or option that it comes from."""
     file, sources = sources_of(args, os.environ)
-    tree, _ = read_layers(file, **sources)
+    tree, _ = read_tree(file, **sources)
     rows = []
     for key, value in dotted_values(resolved(config)):
         path = tuple(key.split("."))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kubetune.base.files import write_atomic
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
-from kubetune.config.load import read_layers
+from kubetune.config.load import read_tree
 from kubetune.config.provenance import Tree, dotted
 from kubetune.errors import OK, ConfigError
 from kubetune.manifests import KINDS, dump, local_files, render, secret_templates
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def origins(path: Path | None) -> Tree:
     """Place of each key of the run file, or of the organisation's defaults, for messages."""
-    return read_layers(path)[0]
+    return read_tree(path)[0]
 
 
 def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> None:

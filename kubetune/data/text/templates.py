@@ -208,12 +208,12 @@ class ChatTemplate:
         """A rendering without the marks of its generation blocks, and those of the spans that are to be learnt."""
         text, spans, borders = _take_marks(raw)
         if {marked.parts[place.part].message for place in places}.issuperset(learnt):
-            speakers = [_speaker(*pair, marked, places) for pair in borders] if places else []
+            turns = [_turn_of(*pair, marked, places) for pair in borders] if places else []
         else:
-            speakers = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
-            if len(speakers) != len(spans):
+            turns = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
+            if len(turns) != len(spans):
                 raise ValueError(self._cannot_find(next(iter(learnt)), "marks other spans than one for each answer"))
-        kept = [span for span, speaker in zip(spans, speakers, strict=False) if speaker in learnt]
+        kept = [span for span, turn in zip(spans, turns, strict=False) if turn in learnt]
         return text, [self.settle(text, *span) for span in kept]
 
     def _cannot_find(self, turn: int, why: str) -> str:
@@ -361,7 +361,7 @@ class ChatTemplate:
         return start, end
 
 
-def _speaker(begin: int, end: int, marked: Marked, places: Sequence[Place]) -> int:
+def _turn_of(begin: int, end: int, marked: Marked, places: Sequence[Place]) -> int:
     """Turn whose text stands in a span or, where none begins in it, right before it: such a span only ends a turn."""
     first = bisect_left(places, begin, key=lambda place: place.offset)
     opened = (place for place in places[first:] if place.opens)
