@@ -53,17 +53,18 @@ def bill(
     tokens: int | None,
     gpu: str | None = None,
     known: Iterable[Speed] = (),
+    spared: float = 0.0,
 ) -> Bill | None:
     """Hours and price of a run over `tokens` tokens; None where tokens are unknown.
 
     The rate is `compute.tokens_per_second`, else that of `known` runs, else a share of `compute.peak_tflops`, or of
-    what the data sheet says of a device named `gpu`.
+    what the data sheet says of a device named `gpu`. `spared`: share of the tokens that is not computed again.
     """
     if tokens is None:
         return None
     compute = config.compute
-    per_token = flops_per_token(config, weights) if weights is not None else None
-    kind = kind_of(config, plan, weights, gpu)
+    per_token = flops_per_token(config, weights, spared=spared) if weights is not None else None
+    kind = kind_of(config, plan, weights, gpu, spared)
     earlier = earlier_runs.ranges(kind, known) if kind is not None else []
     peak, whose = compute.peak_tflops, "compute.peak_tflops"
     if peak is None and gpu is not None and element_bytes(config, plan) == 2:
@@ -91,7 +92,7 @@ def bill(
     return Bill(tokens, per_token and per_token * tokens, rate, source, hours, price(hours), spans)
 
 
-def kind_of(config: Config, plan: Plan, weights: Weights | None, gpu: str | None) -> Kind | None:
+def kind_of(config: Config, plan: Plan, weights: Weights | None, gpu: str | None, spared: float = 0.0) -> Kind | None:
     """Facts that the speed of this run depends on; None where that is not known, or not the device. `gpu`: its name."""
     shape = shape_of(weights) if weights is not None else None
     if weights is None or shape is None or not plan.rows or not plan.tokens_per_epoch or not plan.tokens_per_step:
@@ -106,7 +107,7 @@ def kind_of(config: Config, plan: Plan, weights: Weights | None, gpu: str | None
     dtype: str | None = config.model.dtype
     if dtype == "auto":
         dtype = "bfloat16" if plan.device == "cuda" else None
-    flops = flops_per_token(config, weights, length)
+    flops = flops_per_token(config, weights, length, spared)
     if flops is None:
         return None
     return Kind(
@@ -124,11 +125,14 @@ def kind_of(config: Config, plan: Plan, weights: Weights | None, gpu: str | None
     )
 
 
-def flops_per_token(config: Config, weights: Weights, length: float | None = None) -> float | None:
-    """Forward and backward of one token, a label, in a row of `length`, or of the longest kind."""
+def flops_per_token(config: Config, weights: Weights, length: float | None = None, spared: float = 0.0) -> float | None:
+    """Forward and backward of one token, a label, in a row of `length`, or of the longest kind.
+
+    `spared`: share of all tokens that stands in beginnings which other rows have computed.
+    """
     found = planned_cost(config, weights, has_vocabulary=not classifies(config))
     length = length or config.data.max_length
-    return None if found is None else found.of(1, causal_pairs(length) / length, 1)
+    return None if found is None else found.sparing(spared).of(1, causal_pairs(length) / length, 1)
 
 
 def time_line(found: Bill) -> str:

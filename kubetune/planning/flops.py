@@ -44,6 +44,10 @@ class Cost:
         """FLOPs of so many tokens, pairs of tokens that attend, and labels."""
         return self.token * tokens + self.pair * pairs + self.label * labels
 
+    def sparing(self, share: float) -> Cost:
+        """The cost where this share of the tokens, at the beginning of rows, has been computed for other rows."""
+        return Cost(self.token * (1 - share), self.pair * (1 - share**2), self.label)
+
 
 def cost(modules: Iterable[Linear], head: Linear | None, *, attention: int, layers: int, visited: float = 1.0) -> Cost:
     """Cost of a model of these linear modules, and of a head that is computed where there is a label.

@@ -44,15 +44,20 @@ def cost_of(model: nn.Module, *, has_vocabulary: bool) -> Cost:
     )
 
 
-def flops_per_token(each: Cost, rows: Rows, *, is_causal: bool) -> float:
-    """Mean over an epoch of the data, labels and attention shared out over all tokens."""
+def flops_per_token(each: Cost, rows: Rows, *, is_causal: bool, spared: float = 0.0) -> float:
+    """Mean over an epoch of the data, labels and attention shared out over all tokens.
+
+    `spared`: share of these that stands in beginnings which other rows have computed.
+    """
     lengths: Sequence[float] = rows.lengths.astype("float64").tolist()
     pairs = math.fsum(map(causal_pairs, lengths) if is_causal else (length**2 for length in lengths))
     tokens = math.fsum(lengths)
-    return each.of(tokens, pairs, float(rows.trained_counts.sum())) / max(1.0, tokens)
+    return each.sparing(spared).of(tokens, pairs, float(rows.trained_counts.sum())) / max(1.0, tokens)
 
 
-def describe(learner: Any, config: Config, rows: Rows, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def describe(
+    learner: Any, config: Config, rows: Rows, device: torch.device, dtype: torch.dtype, spared: float = 0.0
+) -> dict[str, Any]:
     """Device and dtype, and what report.json needs to speak of MFU, unless the model hides its sizes: FLOPs per token
     and the peak."""
     classifies = config.task == "sequence_classification"
@@ -66,7 +71,7 @@ def describe(learner: Any, config: Config, rows: Rows, device: torch.device, dty
     peak, source = peak_of(device, dtype, config.compute.peak_tflops)
     return {
         **known,
-        "flops_per_token": flops_per_token(found, rows, is_causal=is_causal),
+        "flops_per_token": flops_per_token(found, rows, is_causal=is_causal, spared=spared),
         "peak_tflops": peak,
         "peak_source": source,
     }

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from kubetune import cli
 from kubetune.batching.batch import collate
 from kubetune.batching.feed import Work
 from kubetune.batching.shared_batches import collate_shared
@@ -269,6 +270,25 @@ def test_a_killed_run_goes_on_to_the_same_bits(inputs: Path, shared_run: Path) -
     assert toy.train(killed, environ={"KUBETUNE_FAULT": "signal 9:step:6:0"}) == [-9]
     assert toy.train(killed) == [0]
     assert toy.digests(killed) == toy.digests(shared_run)
+
+
+def test_plans_and_checks_say_what_is_shared(
+    inputs: Path, shared_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans, checks = [], []
+    for sharing in ({}, {"share_prefixes": False}):
+        config = json.loads(config_of(inputs, **sharing).model_dump_json(exclude_unset=True))
+        file = inputs / "run.yaml"
+        file.write_text(json.dumps({**config, "output": str(inputs / "none"), "compute": {"gpus_per_node": 0}}))
+        assert cli.main(["plan", str(file), "--json"]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+        assert cli.main(["data", "check", str(file)]) == 0
+        checks.append(capsys.readouterr().out)
+    tokens = sum(line["tokens"] for line in metrics.read_metrics(shared_run) if "tokens" in line)
+    assert plans[0]["spared_share"] == pytest.approx(1 - sum(computed(shared_run)) / tokens, abs=0.05)
+    assert plans[0]["bill"]["flops"] < 0.9 * plans[1]["bill"]["flops"]
+    assert plans[1]["spared_share"] == 0
+    assert ["shared beginnings" in text for text in checks] == [True, False]
 
 
 def test_dropout_keeps_rows_apart_and_says_so(inputs: Path) -> None:

@@ -195,6 +195,9 @@ def _show(report: Report, console: Console) -> None:
         _show_sample(number, answer, [(visible(text), trained) for text, trained in shortened(sample)], console)
     if report.date:
         console.print(f"the chat template writes a date: {report.date} (data.date)", highlight=False)
+    if report.spared:
+        share = f"{report.spared:.0%} of the tokens, as far as the first rows show"
+        console.print(f"shared beginnings: {share}, computed once (data.share_prefixes)", highlight=False)
     if report.positions:
         console.print(f"[yellow]{report.positions}[/yellow]")
     colour = "green" if report.ok else "red"

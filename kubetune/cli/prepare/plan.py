@@ -47,9 +47,11 @@ def run(args: argparse.Namespace) -> int:
     tokens = lengths.tokens(rows) if lengths is not None else None
     plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ), tokens=tokens)
     longest = lengths.longest_of(rows) if lengths is not None else None
-    ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ, longest)
+    spared = lengths.spared if lengths is not None else 0.0
+    ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ, longest, spared)
     if args.json:
-        facts = {"rows_at_most": is_upper_bound(config, config.data.train), **plan_forecast.as_json(ahead)}
+        at_most = is_upper_bound(config, config.data.train)
+        facts = {"rows_at_most": at_most, "spared_share": spared, **plan_forecast.as_json(ahead)}
         print(json.dumps(plan.model_dump(mode="json") | facts, indent=2))
         return 0
     for label, text in (*describe(config, plan, lengths), *plan_forecast.describe(config, plan, ahead)):
@@ -109,6 +111,8 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     yield f"{label} batch", text
     yield "rows", _rows(config, plan)
     yield "tokens", _tokens(config, plan, lengths)
+    if lengths is not None and lengths.spared:
+        yield "shared beginnings", f"about {lengths.spared:.0%} of the tokens, which are computed once"
     positions = positions_of(config, os.environ)
     if positions is not None and lengths is not None and lengths.longest > positions.limit:
         yield "positions", positions.say(lengths.longest)

@@ -18,6 +18,7 @@ from kubetune.base.humanize import counted
 from kubetune.config.schema import Config, RecordKind, SourceConfig
 from kubetune.data.inspect.gallery import Gallery, brief
 from kubetune.data.prepared.pipeline import Split, Tally, Worker, encode_batches
+from kubetune.data.prepared.prefixes import spared_share
 from kubetune.data.prepared.profile import LIMITS, Profile
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.formats import Chat, read
@@ -34,6 +35,9 @@ from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.errors import DataError
 from kubetune.planning.base_model import embeddings_of, positions_of
 
+SHARING_ROWS = 512
+"""Rows that are looked at, to see how many tokens they share."""
+
 Sample = list[tuple[str, bool]]
 """A rendered sequence in pieces, each with whether it is trained."""
 
@@ -48,7 +52,8 @@ class Report:
     `sample_answers`: chosen, rejected, good or bad, of each of `samples`, or nothing. Of the rows of eval, `evaluated`
     are taken. `labels` are a classifier's, and `classes` count the rows of each; `profiles` are there for a page.
     `positions` says what becomes of rows that are longer than the model has positions. `date` is what the chat template
-    is told that asks for today's.
+    is told that asks for today's. `spared`: of the tokens of the first
+    rows, the share in beginnings that rows share, which are computed once.
     """
 
     problems: Problems = field(default_factory=Problems)
@@ -64,6 +69,7 @@ class Report:
     sample_answers: list[str] = field(default_factory=list)
     positions: str = ""
     date: str = ""
+    spared: float = 0.0
     verdict: str = "ok"
 
     @property
@@ -86,6 +92,7 @@ class Report:
             "verdict": self.verdict,
             "positions": self.positions,
             "date": self.date,
+            "spared_share": self.spared,
             "problems": problems,
             "splits": splits,
             "eval_rows_also_in_train": self.leaked,
@@ -122,6 +129,7 @@ def check(
     worker = Worker(tokenizer, config.data, sources, report.labels, images, limits, config.record_kind)
     batches = plan_batches(config, report.problems, tallies)
     embeddings, largest, holding = embeddings_of(config, os.environ), -1, 0
+    first: list[list[list[int]]] = []
     for result in encode_batches(worker, batches, report.problems, config.data.num_proc):
         tallies[result.split][result.source].add(result.tally)
         report.lengths[result.split].update(result.lengths)
@@ -138,21 +146,30 @@ def check(
         if gallery is not None:
             gallery.add(result, digests, said if report.labels is not None else [None] * len(digests))
         if result.split == "train":
+            _keep_first(first, _answers(result.chunk, config.record_kind))
             _show(report, tokenizer, zip(_answers(result.chunk, config.record_kind), said, strict=True), samples)
     report.stats = {split: summarise(sources[split], given) for split, given in tallies.items()}
     report.duplicates = {split: counts.total() - len(counts) for split, counts in seen.items()}
     if "eval" in seen:
-        weights = [source.weight for source in sources["eval"]]
-        report.evaluated = sum(evaluated_rows([tally.rows for tally in tallies["eval"]], weights))
-        report.leaked = sum(number for digest, number in seen["eval"].items() if digest in seen["train"])
+        rows, weights = [tally.rows for tally in tallies["eval"]], [source.weight for source in sources["eval"]]
+        report.evaluated, report.leaked = sum(evaluated_rows(rows, weights)), _leaked(seen)
     longest = max((max(lengths, default=0) for lengths in report.lengths.values()), default=0)
     report.verdict = _verdict(config, report)
     if report.ok and embeddings is not None and largest >= embeddings.known:
-        rows = sum(stats["rows"] for stats in report.stats.values())
+        total = sum(stats["rows"] for stats in report.stats.values())
         token = tokenizer.decode([largest], skip_special_tokens=False)
-        report.verdict = embeddings.say(largest, token, f"{holding:,} of {counted(rows, 'row')}")
+        report.verdict = embeddings.say(largest, token, f"{holding:,} of {counted(total, 'row')}")
     _compare_positions(report, config, longest)
+    report.spared = spared_share(config, first)
     return report
+
+
+def _leaked(seen: dict[Split, Counter[int]]) -> int:
+    return sum(number for digest, number in seen["eval"].items() if digest in seen["train"])
+
+
+def _keep_first(first: list[list[list[int]]], rows: Iterable[list[Answer]]) -> None:
+    first += [[ids for _, ids, _ in row] for row in islice(rows, SHARING_ROWS - len(first))]
 
 
 def _compare_positions(report: Report, config: Config, longest: int) -> None:

@@ -34,7 +34,7 @@ SAMPLE_PICTURED_ROWS = 50
 class Lengths:
     """Statistics of `sampled` rows: tokens of a row that is kept, on average and at most, and shares of them all.
 
-    `limit`: of a row's tokens.
+    `limit`: of a row's tokens; `spared`: of its tokens, the share in beginnings that rows share, computed once.
     """
 
     sampled: int
@@ -44,6 +44,7 @@ class Lengths:
     bad_share: float
     kept_share: float
     longest: int
+    spared: float = 0.0
 
     def longest_of(self, rows: int | None) -> int:
         """Tokens that no row of so many has more of: with a quarter to spare where not all of them were sampled."""
@@ -131,6 +132,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
         return None
     from kubetune.data.prepared.pipeline import located
+    from kubetune.data.prepared.prefixes import spared_share
     from kubetune.data.reading.formats import Labelled, convert
     from kubetune.data.reading.problems import Problems
     from kubetune.data.text.encode_labelled import framed_ids, within_positions
@@ -147,11 +149,13 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
             with contextlib.suppress(ValueError):  # a bad record: counted by its absence
                 example = convert(record.value, source.format, source.columns, kind=config.record_kind)
                 examples.append(located(example, record.file, config.data.cache))
+    splits: list[int] = []
     if labelled:
         ids = framed_ids(tokenizer, [example for example in examples if isinstance(example, Labelled)])
     else:
-        rows = _encoder(config, tokenizer).encode_batch(examples)
-        ids = [row.ids for row in rows if not isinstance(row, str)]
+        rows = [row for row in _encoder(config, tokenizer).encode_batch(examples) if not isinstance(row, str)]
+        ids = [row.ids for row in rows]
+        splits = [row.split for row in rows]
     if not ids:
         return None
     _require_embeddings(config, environ, tokenizer, ids)
@@ -160,6 +164,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     overlong = sum(length > limit for length in lengths)
     truncates = config.data.overlong == "truncate"
     kept = [min(length, limit) for length in lengths if truncates or length <= limit]
+    whole = [_sequences(*row) for row in zip(ids, splits, strict=False) if len(row[0]) <= limit]
     return Lengths(
         sampled=sampled,
         tokens_per_row=sum(kept) / max(1, len(kept)),
@@ -168,7 +173,12 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
         bad_share=1 - len(lengths) / sampled,
         kept_share=len(kept) / sampled,
         longest=max(kept, default=0),
+        spared=spared_share(config, whole),
     )
+
+
+def _sequences(ids: list[int], split: int) -> list[list[int]]:
+    return [ids[:split], ids[split:]] if split else [ids]
 
 
 def _require_embeddings(

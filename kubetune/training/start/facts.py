@@ -23,6 +23,7 @@ from kubetune.rundir.checkpoints import State
 from kubetune.training import flops
 from kubetune.training.adamw import FlatAdamW
 from kubetune.training.run import Run
+from kubetune.training.start.feeding import spared_share
 
 
 def gpu_name(world: World) -> str | None:
@@ -68,7 +69,8 @@ def log_padding(tokenizer: Tokenizer, world: World) -> None:
 def record_start(run: Run, state: State, run_dir: Path) -> None:
     """Note the event of this start, with what speeds are compared by."""
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
-    facts = flops.describe(run.learner, run.config, run.data.train, run.world.device, dtype)
+    spared = spared_share(run.feed, run.plan)
+    facts = flops.describe(run.learner, run.config, run.data.train, run.world.device, dtype, spared)
     facts["machine"] = machine.describe(Path.cwd())
     event = "resume" if state.step else "start"
     metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)

@@ -7,6 +7,7 @@ from functools import partial
 from kubetune.base import logs
 from kubetune.batching.feed import Feed
 from kubetune.config.schema import Config
+from kubetune.data.prepared.prefixes import LEAST_SHARE, may_share
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
@@ -16,9 +17,6 @@ from kubetune.planning.plan import Plan
 
 STEPS = 4
 """So many are looked at, to see whether rows begin alike."""
-
-LEAST_SHARE = 0.02
-"""Of the tokens, what must be spared for sharing to be taken up: batches of like rows are less even ones."""
 
 
 def make_feed(config: Config, plan: Plan, data: Prepared, world: World, learner: Learner) -> Feed:
@@ -32,11 +30,10 @@ def make_feed(config: Config, plan: Plan, data: Prepared, world: World, learner:
         padding_free=learner.route.padding_free,
         even=fsdp.is_sharded(learner.model),
     )
-    if config.data.share_prefixes is False or not config.data.packing or not _may_share(config):
+    if not may_share(config):
         return feed()
     sharing = feed(shares=True)
-    steps = [sharing.step_tokens(step) for step in range(min(STEPS, plan.num_steps))]
-    share = 1 - sum(computed for computed, _ in steps) / max(1, sum(tokens for _, tokens in steps))
+    share = spared_share(sharing, plan)
     if share < LEAST_SHARE:
         return feed()
     said = f"beginnings that rows share, {share:.0%} of the tokens, are computed"
@@ -48,6 +45,7 @@ def make_feed(config: Config, plan: Plan, data: Prepared, world: World, learner:
     return sharing
 
 
-def _may_share(config: Config) -> bool:
-    """Tasks whose rows may: KTO sets answers beside questions that are not theirs, sequence by sequence."""
-    return config.task == "causal_lm" or (config.task == "preference" and config.preference.loss != "kto")
+def spared_share(feed: Feed, plan: Plan) -> float:
+    """Share of the tokens of the first steps that are not computed again; 0 where beginnings are not shared."""
+    steps = [feed.step_tokens(step) for step in range(min(STEPS, plan.num_steps))]
+    return 1 - sum(computed for computed, _ in steps) / max(1, sum(tokens for _, tokens in steps))
