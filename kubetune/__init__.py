@@ -48,6 +48,7 @@ ROOMS = (
     ("batching", "prepared rows to packed batches"),
     ("models", "Hugging Face models made ready to train: loaded, adapted, sharded, padding-free"),
     ("tasks", "what can be learnt, a file each"),
+    ("scoring", "answers of a model, generated in batches and judged"),
     ("training", "one rank of a run: the loop, its optimizer, checkpoints, evaluation"),
     ("inference", "the result of a run, opened and asked"),
     ("publishing", "the result of a run, exported, proved the same, uploaded"),

@@ -1,7 +1,7 @@
 """The errors a user can meet, each with the exit code the process ends with.
 
 Exit codes are part of the interface: Kubernetes' podFailurePolicy and the launcher read them.
-0 done · 1 our bug · 2 the user's config or data · 3 the environment · 4 diverged ·
+0 done · 1 our bug · 2 the user's config or data · 3 the environment · 4 diverged · 5 done, but not good enough ·
 143 stopped early with a good checkpoint · 145 lost a peer. Codes of 128 and above mean "start me again".
 """
 
@@ -15,8 +15,12 @@ BUG = 1
 USER = 2
 ENVIRONMENT = 3
 DIVERGED = 4
+GATE = 5
 PREEMPTED = 143
 LOST_PEER = 145
+
+FINAL = (USER, DIVERGED, GATE)
+"""A failure that another start would only repeat."""
 
 
 class KubetuneError(Exception):
@@ -61,6 +65,12 @@ class Diverged(KubetuneError):
     """Loss or gradient stopped being finite, or the loss stayed too high; the last of them touched no weights."""
 
     exit_code = DIVERGED
+
+
+class GateFailed(KubetuneError):
+    """The run is done and saved, and metrics of its best checkpoint miss what `evaluation.gate` asks for."""
+
+    exit_code = GATE
 
 
 class Preempted(KubetuneError):

@@ -45,6 +45,7 @@ _EXIT_MEANING = {
     errors.USER: "a mistake in the config or the data",
     errors.ENVIRONMENT: "disk, device or cluster",
     errors.DIVERGED: "the loss diverged",
+    errors.GATE: "the gate of the evaluation failed",
     errors.PREEMPTED: "stopped early with a good checkpoint",
     errors.LOST_PEER: "lost another node",
     137: "killed (SIGKILL): out of memory, or its grace period was over",
@@ -163,7 +164,7 @@ def culprit(pods: Sequence[Object]) -> Object | None:
 
 
 def _blame(code: int) -> int:
-    if code in (errors.USER, errors.DIVERGED):
+    if code in errors.FINAL:
         return 0
     return 2 if code in VICTIMS else 1
 

@@ -22,7 +22,7 @@ from kubetune.cluster.pods import State
 from kubetune.cluster.termination import left_progress, logged_progress, noted_progress
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
-from kubetune.errors import DIVERGED, OK, PREEMPTED, USER, ConfigError, EnvironmentFault
+from kubetune.errors import FINAL, OK, PREEMPTED, ConfigError, EnvironmentFault
 from kubetune.kube_api.api_errors import Refused
 from kubetune.kube_api.client import Cluster, Object
 from kubetune.kube_api.kinds import WORKLOADS
@@ -42,7 +42,7 @@ _FAILED = re.compile(
     r"(?:for pod [^/\s]+/(?P<pod>\S+) failed|^Pod: [^.\s]+\.(?P<other>\S+) exited) with (?:exit )?code (?P<code>\d+)"
 )
 _STATES: dict[int, State] = {OK: "done", PREEMPTED: "stopped"}
-_FINAL = (OK, USER, DIVERGED)
+_FINAL = (OK, *FINAL)
 _STAMP = len("2026-11-20T10:15:00")
 # A node that is down answers to nothing, and the API server itself waits for it for half a minute.
 ASK_SECONDS = 15.0

@@ -41,6 +41,9 @@ LOCAL_PATHS: tuple[KeyPath, ...] = (
     ("model", "chat_template"),
     ("data", "train"),
     ("data", "eval"),
+    ("evaluation", "metrics", "file"),
+    ("evaluation", "forget", "data"),
+    ("evaluation", "forget"),
 )
 """Keys whose value may be a local file or folder; the sources below `data` hold theirs as text or under `path`."""
 

@@ -14,16 +14,13 @@ import sys
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import counted
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
-from kubetune.data.prepared.order import hash_ids
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.formats import Chat, convert
@@ -34,9 +31,7 @@ from kubetune.data.text.encode import learnt_messages
 from kubetune.inference.generate import EncodedPrompt, LoadedModel, Sampling, answers, load_run
 from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import folder_of, steps, verify
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from kubetune.scoring.questions import drawn
 
 MOST_TOKENS = 128
 """Of an answer; one that goes on is cut there, and so is what was expected."""
@@ -122,18 +117,15 @@ def _ask(run_dir: Path, step: int, questions: Sequence[_Question]) -> list[str]:
 
 def _questions(loaded: LoadedModel, rows: Rows, number: int) -> list[_Question]:
     """Rows drawn the same way each time: what the model is given, and what is expected of it."""
-    ids = np.arange(len(rows), dtype=np.int64)
-    found: list[_Question] = []
-    for index in ids[np.argsort(hash_ids(ids, "sample"), kind="stable")].tolist():
-        row, trained = rows.row(index)
-        begin = cut(trained)
-        if begin is None or len(found) == number:
-            continue
-        images = rows.images(index) if rows.processor is not None else ()
-        prompt = loaded.tokenizer.decode(row[:begin].tolist()).strip()[-_MOST_CHARACTERS:]
-        expected = loaded.tokenizer.decode(row[begin : begin + MOST_TOKENS].tolist())
-        found.append(_Question(index, EncodedPrompt(row[:begin].tolist(), images), prompt, expected))
-    return found
+    return [
+        _Question(
+            asked.row,
+            EncodedPrompt(list(asked.ids), asked.images),
+            loaded.tokenizer.decode(asked.ids).strip()[-_MOST_CHARACTERS:],
+            loaded.tokenizer.decode(asked.answer[:MOST_TOKENS]),
+        )
+        for asked in islice(drawn(rows), number)
+    ]
 
 
 def _turns(config: Config, rows: Rows, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
@@ -166,16 +158,6 @@ def _shortened(message: dict[str, Any]) -> dict[str, Any]:
 def _name(tool: Any) -> str:
     inner = tool.get("function", tool) if isinstance(tool, dict) else tool
     return str(inner.get("name", "?")) if isinstance(inner, dict) else str(inner)
-
-
-def cut(trained: NDArray[np.bool_]) -> int | None:
-    """Beginning of the last answer of a row; the middle of a text that is learnt whole; None where none is."""
-    places = np.flatnonzero(trained)
-    if not len(places):
-        return None
-    breaks = np.flatnonzero(np.diff(places) > 1)
-    begin = int(places[breaks[-1] + 1] if len(breaks) else places[0])
-    return begin if begin > 1 else max(1, (int(places[-1]) + 1) // 2)
 
 
 if __name__ == "__main__":

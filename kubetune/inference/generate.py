@@ -28,6 +28,7 @@ from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import ImageRef
 from kubetune.inference.result import Result, default_device, open_result
 from kubetune.models import loading
+from kubetune.scoring.generation import generate, greedy, until_end
 
 Prompt = str | Sequence[dict[str, Any]]
 
@@ -44,7 +45,7 @@ class Sampling:
     def settings(self) -> dict[str, Any]:
         """Arguments of transformers' `generate`."""
         if self.temperature == 0.0:
-            return {"max_new_tokens": self.max_new_tokens, "do_sample": False}
+            return greedy(self.max_new_tokens)
         return {
             "max_new_tokens": self.max_new_tokens,
             "do_sample": True,
@@ -241,23 +242,8 @@ def _generate(
     loaded: LoadedModel, prompts: list[EncodedPrompt], sampling: Sampling, streamer: BaseStreamer | None = None
 ) -> list[list[int]]:
     """New ids for prompts of one length, or a single one with images, without what follows the first end token."""
-    device = next(loaded.model.parameters()).device
-    ids = torch.tensor([prompt.ids for prompt in prompts], device=device)
-    ends = loaded.tokenizer.eos_ids
-    out = loaded.model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        eos_token_id=list(ends),
-        pad_token_id=loaded.tokenizer.pad_id,
-        streamer=streamer,
-        **loaded.look(prompts[0]),
-        **sampling.settings(),
-    )
-    return [_until_end(row, ends) for row in out[:, ids.shape[1] :].tolist()]
-
-
-def _until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
-    return ids[: next((n for n, id in enumerate(ids) if id in ends), len(ids))]
+    settings = {**loaded.look(prompts[0]), **sampling.settings()}
+    return generate(loaded.model, loaded.tokenizer, [p.ids for p in prompts], settings, streamer=streamer)
 
 
 class _Printer(BaseStreamer):
@@ -281,7 +267,7 @@ class _Printer(BaseStreamer):
 
     def flush(self, *, final: bool = False) -> None:
         """Show what is new and complete."""
-        text = self._tokenizer.decode(_until_end(self._ids, self._tokenizer.eos_ids))
+        text = self._tokenizer.decode(until_end(self._ids, self._tokenizer.eos_ids))
         if final or not text.endswith("\N{REPLACEMENT CHARACTER}"):
             self._show(text[len(self._shown) :])
             self._shown = text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kubetune.config.schema import Config
@@ -80,8 +81,7 @@ def check_data(config: Config, files: Mapping[str, str], *, spared_by: str) -> N
     """
     from kubetune.data.inspect.check import check_shapes
 
-    data = config.data
-    for source in (*data.train, *(data.eval if isinstance(data.eval, tuple) else ())):
+    for source in chain(*config.sources.values()):
         if source.path.partition("#")[0] not in files:
             continue
         problems, kinds, _ = check_shapes(source)

@@ -30,6 +30,7 @@ _BY_CODE = {
     errors.USER: "ConfigError",
     errors.ENVIRONMENT: "EnvironmentFault",
     errors.DIVERGED: "Diverged",
+    errors.GATE: "GateFailed",
     errors.LOST_PEER: "LostPeer",
 }
 
@@ -50,6 +51,7 @@ def train(config: ConfigLike, *, quiet: bool = False) -> Run:
         ModelError: the model cannot be had, or does not fit the task.
         EnvironmentFault: disk, device or network; also where the run goes on in another process.
         Diverged: the loss stopped being finite, or stayed too high.
+        GateFailed: the run is done, and misses what `evaluation.gate` asks for.
         Preempted: somebody else stopped the run; its `step` has a checkpoint.
         LostPeer: a rank was killed or hung; to train again goes on.
         KubetuneError: a bug in kubetune; the log in the run directory has the traceback.

@@ -14,14 +14,15 @@ MAX_CARRIED_BYTES = 256 * 1024
 
 
 def local_files(config: Config) -> dict[str, str]:
-    """The text of the local data files and chat template that can travel with the manifests, by absolute path.
+    """The text of the local data files, chat template and metrics that can travel with the manifests, by absolute path.
 
     This reads files, so `render` does not call it. Files that are not UTF-8, or that would make more than
     MAX_CARRIED_BYTES together, are left out; lint names them.
     """
     found: dict[str, str] = {}
     room = MAX_CARRIED_BYTES
-    for name in (*(path for _, path in source_paths(config)), config.model.chat_template or ""):
+    own = config.evaluation.metrics.file if config.evaluation.metrics else ""
+    for name in (*(path for _, path in source_paths(config)), config.model.chat_template or "", own):
         path = Path(name)
         if name in found or not path.is_absolute() or (config.kubernetes and on_volume(config.kubernetes, name)):
             continue
@@ -56,6 +57,11 @@ def pod_config(spec: RunSpec) -> dict[str, Any]:
     for name in ("train", "eval"):
         if isinstance(data.get(name), list):
             data[name] = [_moved(source, carried) for source in data[name]]
+    evaluation = given.get("evaluation") or {}
+    if forget := evaluation.get("forget"):
+        forget["data"] = [_moved(source, carried) for source in forget["data"]]
+    if own := evaluation.get("metrics"):
+        own["file"] = carried.get(own["file"], own["file"])
     if template := model.get("chat_template"):
         model["chat_template"] = carried.get(template, template)
     places = {

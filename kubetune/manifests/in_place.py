@@ -8,8 +8,7 @@ Source: KEP-467 of kubernetes-sigs/jobset and its example of the sidecar mode; K
 
 from __future__ import annotations
 
-from kubetune.errors import OK
-from kubetune.manifests.kinds.failure import FINAL
+from kubetune.errors import FINAL, OK
 from kubetune.manifests.pod import limited, restricted
 from kubetune.manifests.rbac import GROUP
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
@@ -80,7 +79,7 @@ def _token() -> Manifest:
 
 def job_policy() -> Manifest:
     """Fields of the trainer's Job: only ends of the trainer that are final fail it, not those of the agent."""
-    final = {"containerName": TRAINER, "operator": "In", "values": FINAL}
+    final = {"containerName": TRAINER, "operator": "In", "values": list(FINAL)}
     rules = [{"action": "FailJob", "onExitCodes": final}]
     return {"backoffLimit": UNLIMITED, "podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": rules}}
 

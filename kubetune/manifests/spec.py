@@ -69,10 +69,10 @@ def on_hub(path: str) -> bool:
 
 def source_paths(config: Config) -> Iterator[tuple[str, str]]:
     """Every path the run reads data from, with its key in the config; without `#N`."""
-    for name in ("train", "eval"):
-        sources = getattr(config.data, name)
-        for index, source in enumerate(sources if isinstance(sources, tuple) else ()):
-            yield f"data.{name}.{index}.path", source.path.partition("#")[0]
+    keys = ("data.train", "data.eval", "evaluation.forget.data")
+    for key, sources in zip(keys, config.sources.values(), strict=True):
+        for index, source in enumerate(sources):
+            yield f"{key}.{index}.path", source.path.partition("#")[0]
 
 
 def on_volume(kubernetes: KubernetesConfig, path: str) -> bool:

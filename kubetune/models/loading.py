@@ -220,7 +220,7 @@ def check_rows(auto_class: Any, config: Config, data: Prepared) -> None:
         )
     _require_whole_groups(facts.get_text_config(), model)
     known = getattr(facts.get_text_config(), "vocab_size", None)
-    for rows in filter(None, (data.train, data.eval)):
+    for rows in filter(None, (data.train, data.eval, data.forget)):
         if known and rows.largest_id >= known:
             token = data.tokenizer.decode([rows.largest_id], skip_special_tokens=False)
             holding = f"{rows.count_holding(known):,} of {counted(len(rows), 'row')}"

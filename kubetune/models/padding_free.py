@@ -7,7 +7,8 @@ per micro-batch: still without padding, still exact, only slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -206,6 +207,19 @@ def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn
         raise CannotRunPaddingFree(f"model.attention is padding_free, but {reason}") from reason
     _restore(lm)
     return Route(False, (str(reason).splitlines() or [type(reason).__name__])[0])
+
+
+@contextmanager
+def own_attention(lm: Any) -> Iterator[None]:
+    """Within, the model attends by transformers' own code, as one that generates with a cache must."""
+    before = implementation(lm)
+    if before == "padding_free":
+        _restore(lm)
+    try:
+        yield
+    finally:
+        if before == "padding_free":
+            set_attention(lm, before)
 
 
 def _restore(lm: Any) -> None:

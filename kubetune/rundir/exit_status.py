@@ -131,7 +131,7 @@ def judge(
     frozen = frozen or {}
     told = {**{death.rank: of_death(death) for death in deaths}, **statuses, **frozen}
     # What no other rank's death can bring about is a cause wherever it shows up.
-    for code in (errors.USER, errors.ENVIRONMENT, errors.DIVERGED):
+    for code in (errors.USER, errors.ENVIRONMENT, errors.DIVERGED, errors.GATE):
         if causes := {rank: status for rank, status in told.items() if status.code == code}:
             return _named(causes, len(told))
     step = max((status.step for status in told.values() if status.step is not None), default=None)
@@ -160,7 +160,7 @@ def of_death(death: Death) -> ExitStatus:
         return ExitStatus(errors.LOST_PEER, f"rank {death.rank} was killed by {name}{hint}")
     if death.status < 0:
         return ExitStatus(errors.PREEMPTED, _STOPPED_EARLY)
-    known = (errors.USER, errors.ENVIRONMENT, errors.DIVERGED, errors.PREEMPTED, errors.LOST_PEER)
+    known = (*errors.FINAL, errors.ENVIRONMENT, errors.PREEMPTED, errors.LOST_PEER)
     code = death.status if death.status in known else errors.BUG
     return ExitStatus(
         code,

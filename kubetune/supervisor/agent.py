@@ -26,7 +26,7 @@ from kubetune.supervisor.place import hold, read_place
 from kubetune.supervisor.supervise import supervise
 
 # Another start could only end the same way.
-_FINAL = (errors.OK, errors.USER, errors.DIVERGED)
+_FINAL = (errors.OK, *errors.FINAL)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -32,13 +32,12 @@ from kubetune.models.loading import check_positions, check_rows, choose_dtype
 from kubetune.planning.plan import Plan, learning_rate_at
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
-from kubetune.tasks import metric_names
 from kubetune.tasks.protocol import Task
 from kubetune.training import finite, loss_scale, step_digest
 from kubetune.training.adamw_sharded import make_optimizer
 from kubetune.training.checkpointer import Checkpointer
-from kubetune.training.evaluation import evaluate
 from kubetune.training.host_copies import writes_in_background
+from kubetune.training.judgement import judge_weights, measure_base, open_judge
 from kubetune.training.run import Run
 from kubetune.training.run_log import RunLog, log_batch, open_run_log
 from kubetune.training.start import preflight, reference, warm_up
@@ -80,6 +79,7 @@ def train(
         if config.training.preflight:
             preflight.rehearse(run, state)
         stop.defer()
+        measure_base(run, state)
         with open_run_log(config, plan, run_dir, world, state) as run_log, run.checkpointer, run.learner.undo:
             return loop(run, state, run_log)
 
@@ -95,8 +95,7 @@ def _build(
     base: Check | None,
 ) -> Run:
     """The model as it is before training, and all that the loop works with."""
-    if data.eval is not None:
-        preflight.require_metric(config.training.metric_for_best_model, metric_names(config, data.labels))
+    judge = open_judge(config, data, world)
     check_rows(getattr(transformers, task.AUTO_CLASS), config, data)
     heartbeat.beat("loading")
     logs.STEP.info("loading model %s", config.model.path)
@@ -121,7 +120,7 @@ def _build(
     )
     checkpointer.require_room()
     feed = make_feed(config, plan, data, world, learner)
-    return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer)
+    return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer, judge)
 
 
 def _workload(plan: Plan, data: Prepared) -> Workload:
@@ -235,7 +234,7 @@ def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
     if run.data.eval is not None and state.evaluated_step < state.step and (last or plan.is_eval_step(state.step)):
         if state.step > 1:
             warm_up.compile_planned(run, state)  # a resumed run evaluates with what the uninterrupted one did
-        values = evaluate(run.task, run.learner, run.data.eval, plan, run.world, run.stop)
+        values = judge_weights(run, state.step)
         if values is None:
             _stop(run, state, run_log)
         else:

@@ -10,6 +10,7 @@ from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
 from kubetune.planning.plan import Plan
+from kubetune.scoring.judge import Judge
 from kubetune.tasks.protocol import Task
 from kubetune.training.adamw import FlatAdamW
 from kubetune.training.checkpointer import Checkpointer
@@ -30,3 +31,4 @@ class Run:
     feed: Feed
     data: Prepared
     checkpointer: Checkpointer
+    judge: Judge | None = None

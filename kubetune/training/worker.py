@@ -124,6 +124,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
             from kubetune.planning import actuals
             from kubetune.tasks import task_module
             from kubetune.training.final_report import report
+            from kubetune.training.judgement import conclude
             from kubetune.training.loop import train
             from kubetune.training.start import cpu_dtype
             from kubetune.training.start.facts import gpu_name, log_start
@@ -156,4 +157,5 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
         state = train(config, plan, run_dir, data, task, world, stop, base)
         heartbeat.beat("report")
         remark = report(config, plan, run_dir, world, data, state)
+        conclude(config, run_dir, state, world)
     return state, remark

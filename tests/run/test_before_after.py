@@ -7,7 +7,9 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from kubetune.inference import before_after
 from kubetune.inference.generate import Sampling, answer, load_run
 from kubetune.reporting import write_report
 from kubetune.rundir import metrics, older_files
+from kubetune.scoring.questions import drawn
 from tests import toy
 
 
@@ -25,12 +28,25 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy.make_inputs(tmp_path_factory.mktemp("toy"))
 
 
+@dataclass
+class Drawn:
+    """As much of prepared rows as questions are made of."""
+
+    trained: list[list[int]]
+    processor = None
+
+    def __len__(self) -> int:
+        return len(self.trained)
+
+    def row(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        trained = np.array(self.trained[index], bool)
+        return np.arange(len(trained)), trained
+
+
 def test_rows_are_cut_before_their_last_answer() -> None:
-    answers = np.array([0, 0, 0, 1, 1, 0, 0, 1, 1, 1], bool)
-    assert before_after.cut(answers) == 7
-    assert before_after.cut(answers[:6]) == 3
-    assert before_after.cut(np.array([0] + [1] * 9, bool)) == 5, "of a text that is learnt whole, the second half"
-    assert before_after.cut(np.zeros(4, bool)) is None
+    rows: Any = Drawn([[0, 0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0], [0] + [1] * 9, [0, 0]])
+    found = {question.row: (len(question.ids), question.is_whole) for question in drawn(rows)}
+    assert found == {0: (7, False), 1: (3, False), 2: (5, True)}, "of a text that is learnt whole, the second half"
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

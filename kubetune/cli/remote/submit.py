@@ -141,5 +141,5 @@ def exit_code(observed: ObservedRun) -> int:
     if told := exit_status_in(observed.progress):  # what a pod left behind has none
         return int(told["code"])
     codes = [code for pod in (*observed.preparing, *observed.pods) if (code := pods.exit_code(pod))]
-    final = [code for code in codes if code in (errors.USER, errors.DIVERGED, errors.ENVIRONMENT)]
+    final = [code for code in codes if code in (*errors.FINAL, errors.ENVIRONMENT)]
     return (final or codes or [errors.BUG])[-1]

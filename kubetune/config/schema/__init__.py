@@ -13,10 +13,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from kubetune.config.gate import Condition
 from kubetune.config.metric_names import metrics_of
 from kubetune.config.schema.base import Section, renamed
 from kubetune.config.schema.cluster import ComputeConfig, KubernetesConfig
 from kubetune.config.schema.data import DataConfig, SourceConfig, as_source, data_of_task
+from kubetune.config.schema.evaluation import EvaluationConfig
 from kubetune.config.schema.model import ClassificationConfig, LoraConfig, ModelConfig, VisionConfig
 from kubetune.config.schema.preference import PreferenceConfig
 from kubetune.config.schema.tracking import LoggingConfig, PushConfig, TrackingConfig, as_push
@@ -27,6 +29,7 @@ __all__ = [
     "ComputeConfig",
     "Config",
     "DataConfig",
+    "EvaluationConfig",
     "KubernetesConfig",
     "LoggingConfig",
     "LoraConfig",
@@ -99,6 +102,9 @@ class Config(Section):
         description="How `task: preference` learns which answer is better, and `task: reward_model` to score them.",
     )
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
+    evaluation: EvaluationConfig = Field(
+        default_factory=EvaluationConfig, description="What it is measured by besides its loss, and must reach."
+    )
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides the run.")
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is printed.")
     push: Annotated[PushConfig | None, BeforeValidator(as_push, json_schema_input_type=str | PushConfig | None)] = (
@@ -136,6 +142,16 @@ class Config(Section):
         """Tokens of the longest row that there may be: a pair of answers is two sequences."""
         return self.data.max_length * (2 if self.record_kind in ("pair", "graded") else 1)
 
+    @property
+    def sources(self) -> dict[Literal["train", "eval", "forget"], tuple[SourceConfig, ...]]:
+        """Sources that are named for each split; a share held out of training names none."""
+        data, forget = self.data, self.evaluation.forget
+        return {
+            "train": data.train,
+            "eval": data.eval if isinstance(data.eval, tuple) else (),
+            "forget": forget.data if forget is not None else (),
+        }
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
         problems = []
@@ -154,10 +170,12 @@ class Config(Section):
         if self.record_kind not in ("text", "labelled") and self.data.train_on == "all":
             problems.append(f"data.train_on: found all with `task: {self.task}`, which compares answers; leave it out")
         name = self.training.metric_for_best_model
-        if self.data.eval and name not in (known := metrics_of(self.task, self.classification.problem_type)):
+        known = (*metrics_of(self.task, self.classification.problem_type), *self.evaluation.names)
+        if self.data.eval and name not in known:
             problems.append(
                 f"training.metric_for_best_model: found {name}; evaluations of this task have {', '.join(known)}"
             )
+        problems += self._not_evaluated(known)
         if self.training.parallelism == "fsdp":
             problems += self._not_sharded()
         if self.training.fp8:
@@ -165,6 +183,25 @@ class Config(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def _not_evaluated(self, known: tuple[str, ...]) -> list[str]:
+        """Settings of `evaluation` that this config has nothing for, each as a problem."""
+        wanted, problems = self.evaluation, []
+        if (wanted.names or wanted.gate) and not self.data.eval:
+            problems.append("evaluation: needs data.eval; set that to a share such as 0.05 or a file")
+        if wanted.generate is not None and self.record_kind != "text":
+            problems.append(
+                f"evaluation.generate: found it with `task: {self.task}`, whose rows have no one answer to compare with"
+            )
+        for name in wanted.gate:
+            if name not in known:
+                problems.append(f"evaluation.gate: found {name}; evaluations of this task have {', '.join(known)}")
+            elif Condition.parse(wanted.gate[name]).is_change and not wanted.names:
+                problems.append(
+                    f"evaluation.gate: {name} is compared with the base model, which is measured only where "
+                    "evaluation.generate or evaluation.forget is set"
+                )
+        return problems
 
     def _not_sharded(self) -> list[str]:
         """Settings of this config that `training.parallelism: fsdp` cannot be combined with, each as a problem."""

@@ -41,7 +41,7 @@ _KILLED: Final = (
     "command again. Nothing was written."
 )
 
-Split = Literal["train", "eval"]
+Split = Literal["train", "eval", "forget"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ LABELS: Final = "labels.json"
 class Prepared:
     """Data ready for training. `stats` maps split and source to what became of its records.
 
-    `labels` are what a classifier is to tell apart; None for language models.
+    `labels` are what a classifier is to tell apart; None for language models. `forget`: rows whose loss is watched.
     """
 
     path: Path
@@ -61,11 +61,12 @@ class Prepared:
     eval: Rows | None
     stats: dict[str, Any]
     labels: Labels | None = None
+    forget: Rows | None = None
 
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence of all."""
-        return max(rows.longest for rows in (self.train, self.eval) if rows is not None)
+        return max(rows.longest for rows in (self.train, self.eval, self.forget) if rows is not None)
 
 
 def prepare(config: Config, *, progress: Callable[[int], None] | None = None) -> Prepared:
@@ -106,6 +107,7 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
         eval=rows.get("eval"),
         stats={split: _stats(folder / split, given) for split, given in sources.items()},
         labels=Labels.read(folder / LABELS) if (folder / LABELS).is_file() else None,
+        forget=rows.get("forget"),
     )
 
 
@@ -126,9 +128,9 @@ def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
     The sources' weights are not among it: they decide how often a row is used, not what it is.
     """
     data = config.data
-    sources = {"train": data.train, "eval": data.eval if isinstance(data.eval, tuple) else ()}
+    sources = {split: given for split, given in config.sources.items() if given or split != "forget"}
     seeded = isinstance(data.eval, float) or any(
-        source.range or locate(source).sample for source in (*sources["train"], *sources["eval"])
+        source.range or locate(source).sample for given in sources.values() for source in given
     )
     facts: dict[str, Any] = {
         "format": FORMAT,

@@ -25,7 +25,7 @@ def describe(prepared: Prepared, config: Config) -> dict[str, Any]:
 
     `facts`: what data_facts.DataFacts holds; labels, SHA-256 of the chat template, and what decides images.
     """
-    rows = {"train": prepared.train, "eval": prepared.eval}
+    rows = {"train": prepared.train, "eval": prepared.eval, "forget": prepared.forget}
     splits = {
         split: {**stats, "lengths": bars(np.asarray(found.lengths).tolist())}
         for split, stats in prepared.stats.items()

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -184,8 +185,7 @@ def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
 
 def require_sources(config: Config) -> None:
     """Raise DataError where a file of a run's data is missing, before anything that takes time is asked for."""
-    evaluated = config.data.eval if isinstance(config.data.eval, tuple) else ()
-    for source in (*config.data.train, *evaluated):
+    for source in chain(*config.sources.values()):
         locate(source)
 
 

@@ -13,28 +13,26 @@ from kubetune.data.reading.readers import Record
 from kubetune.data.reading.sources import locate, read_source
 from kubetune.errors import DataError
 
+_KEYS: dict[Split, str] = {"train": "data.train", "eval": "data.eval", "forget": "evaluation.forget.data"}
+
 
 def split_sources(config: Config) -> dict[Split, tuple[SourceConfig, ...]]:
     """The sources of each split; a share held out comes from the sources of training."""
-    given = config.data.eval
-    if not given:
-        return {"train": config.data.train}
-    return {"train": config.data.train, "eval": config.data.train if isinstance(given, float) else given}
+    named: dict[Split, tuple[SourceConfig, ...]] = {**config.sources}
+    if config.data.eval and isinstance(config.data.eval, float):
+        named["eval"] = config.data.train
+    return {split: given for split, given in named.items() if given}
 
 
 def plan_batches(config: Config, problems: Problems, tallies: Mapping[Split, Sequence[Tally]]) -> Iterator[Batch]:
-    """Read every record that the config asks for, in the order of the sources, training before evaluation.
+    """Read every record that the config asks for, in the order of the sources, training first.
 
     What cannot be read is counted in the tallies; where a share is held out, in those of training.
     """
-    data, seed = config.data, config.training.seed
-    share = data.eval if isinstance(data.eval, float) else 0.0
-    eval_sources = data.eval if isinstance(data.eval, tuple) else ()
-    given: tuple[tuple[Split, Sequence[SourceConfig], float], ...] = (
-        ("train", data.train, share),
-        ("eval", eval_sources, 0.0),
-    )
-    for split, sources, held_out in given:
+    seed = config.training.seed
+    share = config.data.eval if isinstance(config.data.eval, float) else 0.0
+    for split, sources in config.sources.items():
+        held_out = share if split == "train" else 0.0
         for index, (source, fates) in enumerate(zip(sources, _fates(sources, seed, held_out), strict=True)):
             unreadable = problems.part()
             yield from make_batches(read_source(source, unreadable), index, _splitter(split, fates))
@@ -119,7 +117,7 @@ def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
     """Raise DataError when a split has no rows, or more of its records are left out than the config allows."""
     allowed, limit = config.data.max_lost_share, config.data.max_length
     if not stats["records"]:
-        raise DataError(f"data.{split} holds no records. Nothing was written.")
+        raise DataError(f"{_KEYS[split]} holds no records. Nothing was written.")
     if stats["rows"] and stats["lost_share"] <= allowed:
         return
     lost = stats["overlong"] + stats["no_label"] + stats.get("unusable", 0)
@@ -141,6 +139,6 @@ def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
         causes, remedies = ["none is a record that could be read"], remedies[-2:-1]
     advice = ", ".join(remedies[:-1]) + f", or {remedies[-1]}" if len(remedies) > 1 else remedies[0]
     raise DataError(
-        f"data.{split}: {lost:,} of {records} ({stats['lost_share']:.1%}) would be left out: {', '.join(causes)}. "
+        f"{_KEYS[split]}: {lost:,} of {records} ({stats['lost_share']:.1%}) would be left out: {', '.join(causes)}. "
         f"data.max_lost_share allows {allowed:.0%}. {advice[0].upper()}{advice[1:]}. Nothing was written."
     )

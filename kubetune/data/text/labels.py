@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -202,8 +203,7 @@ def _names_in_data(config: Config) -> tuple[str, ...]:
 
     Raises DataError where two of them differ, or one has those of `classification.labels` in another order.
     """
-    evaluated = config.data.eval if isinstance(config.data.eval, tuple) else ()
-    found = {source.path: names for source in (*config.data.train, *evaluated) if (names := class_names(source))}
+    found = {source.path: names for source in chain(*config.sources.values()) if (names := class_names(source))}
     if config.classification.labels:
         found = {"classification.labels": config.classification.labels, **found}
     place, first = next(iter(found.items()), ("", ()))

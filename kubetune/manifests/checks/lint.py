@@ -196,9 +196,11 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
     for name in ("path", "tokenizer", "chat_template"):
         if path := getattr(config.model, name):
             wanted[f"model.{name}"] = path
+    if config.evaluation.metrics is not None:
+        wanted["evaluation.metrics.file"] = config.evaluation.metrics.file
     for key, path in wanted.items():
-        # A chat template is a file even where its name could be a hub id.
-        elsewhere = "://" in path or (on_hub(path) and key != "model.chat_template")
+        # A chat template, or Python code, is a file even where its name could be a hub id.
+        elsewhere = "://" in path or (on_hub(path) and key not in ("model.chat_template", "evaluation.metrics.file"))
         if not (elsewhere or path in spec.files or on_volume(k, path)):
             yield error(
                 key,

@@ -1,16 +1,14 @@
 """Failure policies: for each of our exit codes, what Kubernetes does about a pod that ended with it.
 
-2 (config or data) and 4 (diverged) would only fail again, so the run fails at once. A preemption or a drain (143 with
-a good checkpoint, or the disruption condition) starts again and does not count. All else, 145 (lost a peer) among it,
-starts again and counts.
+2 (config or data), 4 (diverged) and 5 (not good enough) would only fail again, so the run fails at once. A preemption
+or a drain (143 with a good checkpoint, or the disruption condition) starts again and does not count. All else, 145
+(lost a peer) among it, starts again and counts.
 """
 
 from __future__ import annotations
 
-from kubetune.errors import DIVERGED, OK, PREEMPTED, USER
+from kubetune.errors import FINAL, OK, PREEMPTED
 from kubetune.manifests.spec import Manifest
-
-FINAL = sorted((USER, DIVERGED))
 
 
 def _on_codes(action: str, codes: list[int], operator: str = "In") -> Manifest:
@@ -26,7 +24,7 @@ def _on_disruption(action: str) -> Manifest:
 def pod_failure_policy(*, gang: bool) -> Manifest:
     """The policy of a Job. With `gang` every end fails the Job, since whoever owns it restarts all pods together."""
     again = "FailJob" if gang else "Ignore"
-    rules = [_on_codes("FailJob", FINAL), _on_disruption(again), _on_codes(again, [PREEMPTED])]
+    rules = [_on_codes("FailJob", list(FINAL)), _on_disruption(again), _on_codes(again, [PREEMPTED])]
     # All other codes would fail a gang's Job too, as "the specified backoff limit": a rule names pod and code in the
     # Job's event, which is all that is left of a pod whose Job is deleted with it.
     return {"rules": [*rules, _on_codes("FailJob", [OK], "NotIn")] if gang else rules}

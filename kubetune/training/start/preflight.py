@@ -89,7 +89,7 @@ def rehearse(run: Run, state: State) -> None:
     if run.data.eval is not None:
         with _timed(seconds, "evaluation"), _noticing_shortage(run, budget, "the longest batch of an evaluation"):
             values = evaluation.rehearse(run.task, run.learner, run.data.eval, run.plan, world)
-        require_metric(run.config.training.metric_for_best_model, values)
+        require_metric(run.config.training.metric_for_best_model, {*values, *run.config.evaluation.names})
     heartbeat.beat("preflight of a save")
     with _timed(seconds, "save"), _noticing_shortage(run, budget, "a save"):
         written = run.checkpointer.rehearse(state)

@@ -1,0 +1,142 @@
+"""Measures of a run by what its model answers, and what they must reach: `evaluation`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from kubetune.config.gate import Condition
+from kubetune.config.metric_names import full_name
+from kubetune.config.schema.base import AsTuple, Section
+from kubetune.config.schema.data import Sources
+
+AnswerMetric = Literal[
+    "exact_match", "contains", "regex", "numeric", "json_valid", "json_equal", "label", "rouge_l", "bleu", "chrf"
+]
+FORGET_LOSS = "eval_forget_loss"
+
+
+def _as_list(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], AsTuple, BeforeValidator(_as_list, json_schema_input_type=str | tuple[str, ...])]
+
+
+class GenerateConfig(Section):
+    metric: Annotated[
+        tuple[AnswerMetric, ...],
+        AsTuple,
+        BeforeValidator(_as_list, json_schema_input_type=AnswerMetric | tuple[AnswerMetric, ...]),
+    ] = Field(
+        (),
+        description="Measures of the answers. `exact_match` and `contains` look past case, spaces and a full stop; "
+        "`numeric` compares the last number; `json_equal` is the share of keys that agree; `rouge_l` needs "
+        "rouge-score, `bleu` and `chrf` need sacrebleu.",
+    )
+    pattern: str | None = Field(
+        None, description="Regular expression of `regex`: its first group, or all of it, is what is compared."
+    )
+    labels: Names = Field((), description="Words of `label`: the first one in an answer is what it says.")
+    max_new_tokens: int = Field(128, ge=1, description="Longest answer in tokens.")
+    rows: int | None = Field(500, ge=1, description="Rows of `data.eval` that are asked, always the same; null: all.")
+    batch_size: int = Field(16, ge=1, description="Answers that a rank generates at a time.")
+    max_seconds: float | None = Field(
+        None, gt=0, description="An evaluation that takes longer asks no more rows, and says how many it has asked."
+    )
+
+    @field_validator("pattern")
+    @classmethod
+    def _is_a_pattern(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except re.error as error:
+            raise ValueError(f"found {value!r}, which is no regular expression: {error}") from None
+        return value
+
+    @model_validator(mode="after")
+    def _says_what_it_needs(self) -> GenerateConfig:
+        for metric, key, given in (("regex", "pattern", self.pattern), ("label", "labels", self.labels)):
+            if (metric in self.metric) != bool(given):
+                raise ValueError(f"metric {metric} and {key} belong together; set both or none")
+        return self
+
+
+class OwnMetricsConfig(Section):
+    file: str = Field(min_length=1, description="Python file of yours; nothing else is ever imported by name.")
+    functions: Annotated[Names, Field(min_length=1)] = Field(
+        description="Functions in it: `function(prompt, answer, reference, record) -> float`."
+    )
+
+    @field_validator("functions")
+    @classmethod
+    def _are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not name.isidentifier():
+                raise ValueError(f"found {name!r}; expected the name of a function")
+        return value
+
+
+class ForgetConfig(Section):
+    data: Sources = Field(description="Sources of what must not be lost, such as `general.jsonl#500`.")
+
+
+def _as_forget(value: Any) -> Any:
+    return {"data": value} if isinstance(value, (str, list)) else value
+
+
+class EvaluationConfig(Section):
+    generate: GenerateConfig | None = Field(
+        None, description="At each evaluation, let the model answer rows of `data.eval`, and measure the answers."
+    )
+    metrics: OwnMetricsConfig | None = Field(None, description="Measures of your own, of the same answers.")
+    forget: Annotated[
+        ForgetConfig | None, BeforeValidator(_as_forget, json_schema_input_type=str | ForgetConfig | None)
+    ] = Field(None, description="At each evaluation, `eval_forget_loss`: the loss on other data.")
+    gate: dict[str, str] = Field(
+        default_factory=dict,
+        description="What metrics of the best checkpoint must reach, such as `{exact_match: '>= 0.9', forget_loss: "
+        "'<= +2%'}`; a sign means a change against the base model. A run that misses one ends with exit code 5.",
+    )
+
+    @field_validator("gate")
+    @classmethod
+    def _are_conditions(cls, value: dict[str, str]) -> dict[str, str]:
+        problems = []
+        for name, text in value.items():
+            try:
+                Condition.parse(text)
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return {full_name(name): text for name, text in value.items()}
+
+    @model_validator(mode="after")
+    def _asks_what_it_measures(self) -> EvaluationConfig:
+        if self.metrics is not None and self.generate is None:
+            raise ValueError("metrics judge answers: add a generate section, `generate: {}` will do")
+        if self.generate is not None and not self.generate.metric and self.metrics is None:
+            raise ValueError("generate.metric: none given; name some, or functions of your own in metrics")
+        names = [name.removeprefix("eval_") for name in self.names]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two metrics are called {', '.join(twice)}; rename your function")
+        return self
+
+    @property
+    def answer_metrics(self) -> tuple[str, ...]:
+        """Names of the measures of answers, as metrics.jsonl has them."""
+        own = self.metrics.functions if self.metrics else ()
+        return tuple(full_name(name) for name in (*(self.generate.metric if self.generate else ()), *own))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all metrics that this section adds to an evaluation."""
+        return (*self.answer_metrics, *((FORGET_LOSS,) if self.forget else ()))
+
+    @property
+    def needs_base(self) -> bool:
+        """True where the model before training is to be measured too."""
+        return bool(self.names)

@@ -1,0 +1,157 @@
+"""Questions put to a model while it is trained, and the verdict on its answers.
+
+All ranks share the rows that are asked, each row once. Which of them go together does not depend on how many ranks
+there are, so that neither do the answers. Nothing is drawn at random, and nothing of the training changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kubetune import errors
+from kubetune.base import logs
+from kubetune.config.metric_names import full_name
+from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.distributed import process_group
+from kubetune.distributed.main_rank import on_main
+from kubetune.models import fsdp
+from kubetune.models.padding_free import own_attention
+from kubetune.rundir import heartbeat
+from kubetune.scoring import own_functions
+from kubetune.scoring.generation import generate, greedy
+from kubetune.scoring.metrics import Measure, measures_of, of_all
+from kubetune.scoring.questions import Question, drawn, records_of
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import Config
+    from kubetune.data.prepared.prepare import Prepared
+    from kubetune.data.prepared.rows import Rows
+    from kubetune.data.text.tokenizer import Tokenizer
+    from kubetune.distributed.process_group import World
+    from kubetune.models.learner import Learner
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What is asked at each evaluation, and what measures the answers; rank 0 alone judges and has measures.
+
+    `records`: of each row asked, as it was read; only where functions of the user's want it.
+    """
+
+    wanted: GenerateConfig
+    tokenizer: Tokenizer
+    asked: Sequence[Question]
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    own: Mapping[str, own_functions.Function] = field(default_factory=dict)
+    records: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+
+    def reference(self, question: Question) -> str:
+        """The text that a question is to be answered with."""
+        return self.tokenizer.decode(question.answer).strip()
+
+    def score(self, answers: Mapping[int, str]) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Metrics of the answers by row, and a line for each: `row`, `answer`, `scores`."""
+        told = [question for question in self.asked if question.row in answers]
+        lines, references = list[dict[str, Any]](), list[str]()
+        for question in told:
+            answer, reference = answers[question.row], self.reference(question)
+            references.append(reference)
+            scores = {name: measure(answer, reference) for name, measure in self.measures.items()}
+            if self.own:
+                prompt = self.tokenizer.decode(question.ids)
+                record = self.records[question.row]
+                try:
+                    scores |= {n: own(prompt, answer, reference, record) for n, own in self.own.items()}
+                except errors.ConfigError as error:
+                    raise errors.ConfigError(f"row {question.row} of data.eval: {error}") from error
+            lines.append({"row": question.row, "answer": answer, "scores": scores})
+        said = [line["answer"] for line in lines]
+        return {
+            full_name(name): of_all(name, [line["scores"][name] for line in lines], said, references)
+            for name in (*self.measures, *self.own)
+        }, lines
+
+
+def judge_of(config: Config, data: Prepared, rows: Rows, world: World) -> Judge | None:
+    """The judge of the answers to these rows; None where nothing is asked.
+
+    Raises ConfigError on every rank for packages, files and functions that are missing, and data that ask nothing.
+    """
+    wanted, own = config.evaluation.generate, config.evaluation.metrics
+    if wanted is None:
+        return None
+    # A text that is learnt whole asks nothing: any continuation of it may be right.
+    found = islice((question for question in drawn(rows) if not question.is_whole), wanted.rows)
+    asked = sorted(found, key=lambda question: question.row)
+    if not asked:
+        raise errors.ConfigError(
+            "evaluation.generate: no row of data.eval has a prompt and an answer; expected conversations, or prompts "
+            "with completions"
+        )
+    judges = [Judge(wanted, data.tokenizer, asked)]
+
+    def load() -> None:
+        functions = own_functions.load(own) if own is not None else {}
+        records = records_of(config, rows, [question.row for question in asked]) if functions else {}
+        judges.append(Judge(wanted, data.tokenizer, asked, measures_of(wanted), functions, records))
+
+    on_main(load, world)
+    return judges[-1]
+
+
+def answer(judge: Judge, learner: Learner, world: World, is_stopping: Callable[[], bool]) -> dict[int, str] | None:
+    """Greedy answers by row, of all ranks on all ranks; None when a stop was asked for meanwhile.
+
+    A model that attends to everything before it gets prompts of several lengths at a time, padded on the left; others
+    get equal ones together. Where the time runs out, rows are left unasked, which is told.
+    """
+    began, lm, wanted = time.monotonic(), learner.lm, judge.wanted
+    groups = _groups(judge.asked, wanted.batch_size, padded=learner.route.padding_free)
+    settings = {**greedy(wanted.max_new_tokens), "use_cache": True, "synced_gpus": fsdp.is_sharded(lm)}
+    mine: dict[int, str] = {}
+    learner.model.eval()
+    try:
+        with own_attention(lm), torch.no_grad():
+            for first in range(0, len(groups), world.size):
+                heartbeat.beat("evaluation")
+                late = bool(first and wanted.max_seconds and time.monotonic() - began > wanted.max_seconds)
+                stopped, is_late = process_group.sum_numbers([float(is_stopping()), float(late)], world)
+                if stopped:
+                    return None
+                if is_late:
+                    break
+                # Ranks of a sharded model run every step together: one that has nothing left asks again what is asked.
+                group = groups[min(first + world.rank, len(groups) - 1)]
+                new = generate(lm, judge.tokenizer, [question.ids for question in group], settings)
+                if first + world.rank < len(groups):
+                    mine |= {q.row: judge.tokenizer.decode(ids).strip() for q, ids in zip(group, new, strict=True)}
+    finally:
+        fsdp.close(lm)
+        learner.model.train()
+    answers = {row: text for part in process_group.gather(mine, world) for row, text in part.items()}
+    if len(answers) < len(judge.asked) and world.is_main:
+        logs.EVAL.warning(
+            "evaluation.generate.max_seconds: %g s are over; %d of %d rows were asked, and the metrics are theirs",
+            wanted.max_seconds, len(answers), len(judge.asked),
+        )  # fmt: skip
+    return answers
+
+
+def _groups(asked: Sequence[Question], size: int, *, padded: bool) -> list[list[Question]]:
+    """Questions that go together, longest first; those with images alone."""
+    ordered = sorted(asked, key=lambda question: (-len(question.ids), question.row))
+    groups: list[list[Question]] = []
+    for question in ordered:
+        last = groups[-1] if groups else []
+        fits = last and len(last) < size and not question.images and not last[0].images
+        if fits and (padded or len(last[0].ids) == len(question.ids)):
+            last.append(question)
+        else:
+            groups.append([question])
+    return groups

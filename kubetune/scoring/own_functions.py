@@ -1,0 +1,102 @@
+"""Measures of the user's own: functions of a Python file that the run file names, called for every answer.
+
+Code is taken from that one file and from nowhere else. What it raises, or returns that is no number, ends the
+evaluation with the row and the user's own traceback.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kubetune import errors
+from kubetune.config.schema.evaluation import OwnMetricsConfig
+
+Function = Callable[[str, str, str, dict[str, Any]], float]
+"""`function(prompt, answer, reference, record)`."""
+
+_ARGUMENTS = ("prompt", "answer", "reference", "record")
+
+
+def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
+    """The functions by name. Raises ConfigError where the file, or one of them, is missing or cannot be run."""
+    path = Path(wanted.file).expanduser()
+    if not path.is_file():
+        raise errors.ConfigError(f"evaluation.metrics.file: {path} is no file. Nothing was written.")
+    module = _run(path)
+    problems, found = [], {}
+    for name in wanted.functions:
+        function = getattr(module, name, None)
+        if not callable(function):
+            defined = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+            problems.append(f"{path} has no function {name}; it has {', '.join(defined) or 'none'}")
+        elif why := _misfit(function):
+            problems.append(f"{path}: {name}{why}; expected {name}({', '.join(_ARGUMENTS)}) -> float")
+        else:
+            found[name] = _guarded(function, path, name)
+    if problems:
+        raise errors.ConfigError(problems)
+    return found
+
+
+def _run(path: Path) -> ModuleType:
+    """The file as a module, which may import what lies beside it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent.absolute()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise errors.ConfigError(f"{path} cannot be run:\n{_trace(error, path)}") from error
+    finally:
+        sys.path.remove(str(path.parent.absolute()))
+    return module
+
+
+def _misfit(function: Callable[..., Any]) -> str:
+    """What keeps a function from being called with the four arguments; nothing where they fit."""
+    try:
+        inspect.signature(function).bind(*_ARGUMENTS)
+    except TypeError as error:
+        return f": {error}"
+    except ValueError:
+        return ""  # built-in ones have no signature
+    return ""
+
+
+def _guarded(function: Callable[..., Any], path: Path, name: str) -> Function:
+    def call(prompt: str, answer: str, reference: str, record: dict[str, Any]) -> float:
+        try:
+            value = function(prompt, answer, reference, record)
+        except Exception as error:
+            raise errors.ConfigError(
+                f"{path}: {name} raised {type(error).__name__} for the answer {answer[:200]!r}:\n{_trace(error, path)}"
+            ) from error
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise errors.ConfigError(
+                f"{path}: {name} returned {value!r} for the answer {answer[:200]!r}; expected a finite number"
+            )
+        return number
+
+    return call
+
+
+def _trace(error: Exception, path: Path) -> str:
+    """The traceback from the user's file on, without what led there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((n for n, frame in enumerate(frames) if Path(frame.filename) == path), len(frames))
+    lines = [*traceback.format_list(frames[first:]), *traceback.format_exception_only(error)]
+    return "".join(lines).rstrip()

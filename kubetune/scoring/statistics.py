@@ -1,0 +1,73 @@
+"""Certainty of measures: intervals of means, and whether two models differ on the same rows by more than chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+RESAMPLES = 2000
+
+
+def interval(scores: Sequence[float], confidence: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """Bounds of the mean of `scores` `[rows]` by the percentile bootstrap (Efron 1979), the same each time.
+
+    Where all are 0 or 1, Wilson's (1927), which is no point where all rows are right. NaN for no rows.
+    """
+    values = np.asarray(scores, np.float64)
+    if not len(values):
+        return math.nan, math.nan
+    if np.isin(values, (0.0, 1.0)).all():
+        return _wilson(int(values.sum()), len(values), confidence)
+    draw = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.quantile(values[draw].mean(axis=1), [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def _wilson(right: int, rows: int, confidence: float) -> tuple[float, float]:
+    from statistics import NormalDist
+
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share, scale = right / rows, 1 + z * z / rows
+    middle = (share + z * z / (2 * rows)) / scale
+    half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / scale
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+class Comparison(NamedTuple):
+    """Two models on the same rows: `gained` were worse under the first, `lost` better; `p_value` of no difference."""
+
+    difference: float
+    gained: int
+    lost: int
+    p_value: float
+    test: str
+
+
+def compare(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Comparison:
+    """A paired test, two-sided, of scores `[rows]` of the same rows.
+
+    McNemar's exact test (1947) where all are 0 or 1; else signs of the differences are flipped at random (Fisher 1935),
+    10,000 times.
+    """
+    first, second = np.asarray(before, np.float64), np.asarray(after, np.float64)
+    if first.shape != second.shape:
+        raise ValueError(f"scores of {len(first)} and {len(second)} rows; expected the same rows")
+    change = second - first
+    gained, lost = int((change > 0).sum()), int((change < 0).sum())
+    mean = float(change.mean()) if len(change) else math.nan
+    if np.isin(np.concatenate([first, second]), (0.0, 1.0)).all():
+        return Comparison(mean, gained, lost, _mcnemar(gained, lost), "McNemar")
+    signs = np.random.default_rng(seed).choice((-1.0, 1.0), (10_000, len(change)))
+    # One more on both sides: the order that was seen is one of all.
+    as_far = int((np.abs(signs @ change) >= abs(change.sum()) - 1e-12).sum())
+    return Comparison(mean, gained, lost, (as_far + 1) / (len(signs) + 1), "paired permutation")
+
+
+def _mcnemar(gained: int, lost: int) -> float:
+    """Twice the share of fair coin throws that are so uneven."""
+    throws = gained + lost
+    tail = sum(math.comb(throws, k) for k in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / float(2**throws))

@@ -1,0 +1,142 @@
+"""Judgement of a run's weights: the task's own metrics, what it forgot, what it answers, and the gate at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubetune import errors
+from kubetune.base import files, logs
+from kubetune.config.gate import Condition
+from kubetune.config.schema.evaluation import FORGET_LOSS
+from kubetune.distributed.main_rank import on_main
+from kubetune.rundir import metrics
+from kubetune.scoring.comparison import (
+    QUESTIONS,
+    answers_file,
+    compare_answers,
+    read_answers,
+    sentence,
+    turned,
+    write_lines,
+)
+from kubetune.scoring.judge import Judge, answer, judge_of
+from kubetune.tasks import metric_names
+from kubetune.training.evaluation import evaluate
+from kubetune.training.start import preflight
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import Config
+    from kubetune.data.prepared.prepare import Prepared
+    from kubetune.distributed.process_group import World
+    from kubetune.rundir.checkpoints import State
+    from kubetune.training.run import Run
+
+SHOWN = 5
+"""Answers that the verdict shows of those gained, and of those lost."""
+
+
+def open_judge(config: Config, data: Prepared, world: World) -> Judge | None:
+    """The judge of a run's answers, where any are asked for.
+
+    Raises ConfigError where `best` is chosen by a metric that the run does not have, or the judge cannot be made.
+    """
+    if data.eval is None:
+        return None
+    names = metric_names(config, data.labels) + config.evaluation.names
+    preflight.require_metric(config.training.metric_for_best_model, names)
+    return judge_of(config, data, data.eval, world)
+
+
+def judge_weights(run: Run, step: int) -> dict[str, float] | None:
+    """Every metric of the weights after `step` steps, the same on all ranks; None when a stop was asked for meanwhile.
+
+    The answers are written to the run directory.
+    """
+    assert run.data.eval is not None
+    values = evaluate(run.task, run.learner, run.data.eval, run.plan, run.world, run.stop)
+    if values is None:
+        return None
+    if run.data.forget is not None:
+        lost = evaluate(run.task, run.learner, run.data.forget, run.plan, run.world, run.stop)
+        if lost is None:
+            return None
+        values[FORGET_LOSS] = lost["eval_loss"]
+    if run.judge is None:
+        return values
+    answers = answer(run.judge, run.learner, run.world, lambda: run.stop.requested)
+    if answers is None:
+        return None
+    return values | on_main(partial(_score, run.judge, answers, run.checkpointer.run_dir, step), run.world)
+
+
+def _score(judge: Judge, answers: Mapping[int, str], run_dir: Path, step: int) -> dict[str, float]:
+    values, lines = judge.score(answers)
+    questions = run_dir / metrics.ANSWERS / QUESTIONS
+    if not questions.exists():
+        prompts = {question: judge.tokenizer.decode(question.ids) for question in judge.asked}
+        told = [{"row": q.row, "prompt": text, "reference": judge.reference(q)} for q, text in prompts.items()]
+        write_lines(questions, told, run_dir)
+    write_lines(answers_file(run_dir, step), lines, run_dir)
+    return values
+
+
+def measure_base(run: Run, state: State) -> None:
+    """Measure the model before its first step, once for a run, where later evaluations are compared with it."""
+    run_dir = run.checkpointer.run_dir
+    if state.step or not run.config.evaluation.needs_base:
+        return
+    if on_main(lambda: (run_dir / metrics.BASE).exists(), run.world):
+        return
+    values = judge_weights(run, 0)
+    if values is None:
+        raise errors.Preempted(0)
+    if run.world.is_main:
+        files.write_atomic(run_dir / metrics.BASE, json.dumps({"metrics": values}, indent=1), within=run_dir)
+        logs.EVAL.info("before training %s", " ".join(f"{name} {value:.4g}" for name, value in values.items()))
+
+
+def conclude(config: Config, run_dir: Path, state: State, world: World) -> None:
+    """Write the verdict on a run: the best checkpoint against the base model, and the gate.
+
+    Raises GateFailed, on every rank, where the best checkpoint misses what `evaluation.gate` asks for.
+    """
+    if config.evaluation.names or config.evaluation.gate:
+        on_main(partial(_conclude, config, run_dir, state), world)
+
+
+def _conclude(config: Config, run_dir: Path, state: State) -> None:
+    step = state.best_step if state.best_step is not None else state.evaluated_step
+    values = next((line for line in metrics.read_metrics(run_dir) if line["step"] == step and "eval_loss" in line), {})
+    base = files.read_object(run_dir / metrics.BASE)["metrics"] if (run_dir / metrics.BASE).exists() else {}
+    verdict: dict[str, Any] = {"step": step, "base": base, "best": {name: values.get(name) for name in base}}
+    if config.evaluation.generate is not None and answers_file(run_dir, 0).is_file():
+        before, after = read_answers(run_dir, 0), read_answers(run_dir, step)
+        found = compare_answers(before, after)
+        verdict["answers"] = [measured.facts() for measured in found]
+        verdict["turned"] = {measured.metric: turned(before, after, measured.metric, SHOWN) for measured in found}
+        verdict["lengths"] = {"before": [len(a.answer) for a in before], "after": [len(a.answer) for a in after]}
+        for measured in found:
+            logs.RESULT.info("%s", sentence(measured))
+    checks = [_check(name, text, values.get(name), base.get(name)) for name, text in config.evaluation.gate.items()]
+    failed = [check["said"] for check in checks if not check["holds"]]
+    verdict["gate"] = {"passed": not failed, "checks": checks} if checks else None
+    files.write_atomic(run_dir / metrics.VERDICT, json.dumps(verdict, indent=1, ensure_ascii=False), within=run_dir)
+    if failed:
+        raise errors.GateFailed(f"the gate failed at step {step}: {'; '.join(failed)}. The checkpoint is saved")
+    if checks:
+        logs.RESULT.info("the gate holds at step %d", step)
+
+
+def _check(name: str, text: str, value: float | None, base: float | None) -> dict[str, Any]:
+    """One condition of the gate; what was not measured does not hold."""
+    condition = Condition.parse(text)
+    holds, said = False, f"{name} was not measured, expected {text}"
+    if value is not None and (base is not None or not condition.is_change):
+        holds = condition.holds(value, base)
+        of_base = f" of the base model's {base:.4g}" if condition.is_change else ""
+        said = f"{name} is {value:.4g}, expected {text}{of_base}"
+    return {"metric": name, "wanted": text, "value": value, "base": base, "holds": holds, "said": said}

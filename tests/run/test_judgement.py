@@ -1,0 +1,142 @@
+"""Evaluations that ask the model: answers as one by one, at any number of ranks, after a kill; the gate at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kubetune import errors
+from kubetune.config.schema import ModelConfig
+from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.distributed.process_group import World
+from kubetune.models.learner import Learner
+from kubetune.models.padding_free import choose_attention
+from kubetune.rundir import exit_status, metrics
+from kubetune.scoring.judge import Judge, answer
+from kubetune.scoring.questions import Question
+from tests import toy
+from tests.architectures import PADDING_FREE, PROMISED, build_model, random_rows, randomize_lora
+from tests.ranks import run_ranks
+
+FAMILIES = {**PROMISED, "gemma3_text": PADDING_FREE["gemma3_text"]}
+TOKENS = 12
+EVALUATION: dict[str, Any] = {"generate": {"metric": ["exact_match", "contains"], "max_new_tokens": 8, "batch_size": 4}}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3_text", "gpt2", "mistral"])
+def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, inputs: Path) -> None:
+    model = build_model(name, FAMILIES[name])
+    randomize_lora(model)
+    lengths = (5, 23, 11, 23, 40, 7)
+    asked = [
+        Question(row, tuple(int(i) for i in ids), (5,)) for row, (ids, _) in enumerate(random_rows(lengths, seed=3))
+    ]
+    tokenizer = load_tokenizer(ModelConfig(path=str(inputs / "model")))
+    alone = {}
+    for question in asked:
+        ids = torch.tensor([question.ids])
+        out = model.eval().generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False,
+            eos_token_id=list(tokenizer.eos_ids), pad_token_id=tokenizer.pad_id,
+        )  # fmt: skip
+        alone[question.row] = tokenizer.decode(out[0, ids.shape[1] :].tolist()).strip()
+    learner = Learner(model.train(), choose_attention(model))
+    assert learner.route.padding_free
+    wanted = GenerateConfig(metric=("exact_match",), max_new_tokens=TOKENS, batch_size=4)
+    assert answer(Judge(wanted, tokenizer, asked), learner, World(), lambda: False) == alone
+    assert len(set(alone.values())) > 1, "a model that always says the same proves nothing"
+    assert learner.model.training
+    assert choose_attention(model).padding_free, "and it trains as before"
+
+
+def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(inputs: Path, tmp_path: Path) -> None:
+    config = toy.make_config(inputs, {"max_steps": 3}, evaluation={**EVALUATION, "forget": f"{inputs}/train.jsonl#9"})
+    lines = []
+    for ranks in (1, 2, 3):
+        run_dir = toy.finished(tmp_path / str(ranks), config, ranks)
+        lines.append((run_dir / metrics.ANSWERS / "step-000003.jsonl").read_text())
+        assert len(lines[-1].splitlines()) == 13, "each row once"
+        (found,) = (line for line in metrics.read_metrics(run_dir) if "eval_loss" in line)
+        base = json.loads((run_dir / metrics.BASE).read_text())["metrics"]
+        assert {"eval_exact_match", "eval_contains", "eval_forget_loss"} <= found.keys() & base.keys()
+        assert base["eval_forget_loss"] != found["eval_forget_loss"]
+    assert lines[0] == lines[1] == lines[2]
+
+
+def test_training_is_the_same_with_and_without_questions(inputs: Path, tmp_path: Path) -> None:
+    plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, {"max_steps": 4}))
+    asked = toy.finished(tmp_path / "asked", toy.make_config(inputs, {"max_steps": 4}, evaluation=EVALUATION))
+    assert toy.losses(plain) == toy.losses(asked)
+    weights = {name: digest for name, digest in toy.digests(asked).items() if name.endswith("safetensors")}
+    assert weights.items() <= toy.digests(plain).items()
+
+
+def test_the_best_checkpoint_is_the_one_with_the_best_answers(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "calls = []\n\n\ndef early(prompt, answer, reference, record):\n"
+        "    assert record['prompt'].startswith(prompt[:3])\n"
+        "    calls.append(answer)\n    return -len(calls)\n"
+    )
+    own = {"file": str(tmp_path / "own.py"), "functions": "early"}
+    training = {"max_steps": 9, "metric_for_best_model": "early"}
+    run_dir = toy.finished(
+        tmp_path / "run", toy.make_config(inputs, training, evaluation={**EVALUATION, "metrics": own})
+    )
+    assert (run_dir / "checkpoints" / "best").resolve().name == "step-000003"
+
+
+@pytest.mark.parametrize(
+    ("gate", "code"), [({"exact_match": ">= 0.9", "loss": "< 100"}, errors.GATE), ({"loss": "<= +1%"}, errors.OK)]
+)
+def test_a_gate_ends_the_run_with_its_own_exit_code(
+    inputs: Path, tmp_path: Path, gate: dict[str, str], code: int
+) -> None:
+    config = toy.make_config(inputs, {"max_steps": 3}, evaluation={**EVALUATION, "gate": gate})
+    run_dir = toy.make_run(tmp_path / "run", config, 2)
+    assert toy.train(run_dir, 2) == [code, code]
+    told = json.loads((run_dir / metrics.VERDICT).read_text())
+    assert told["gate"]["passed"] is (code == errors.OK)
+    assert (run_dir / "checkpoints" / "best" / "manifest.json").is_file()
+    assert (run_dir / metrics.REPORT).is_file()
+    said = exit_status.read_rank_exit_statuses(run_dir)[0].reason
+    assert ("eval_exact_match is 0, expected >= 0.9" in said) is (code == errors.GATE)
+    assert toy.train(run_dir, 2) == [code, code], "a second start finds the same"
+
+
+def test_a_budget_of_time_says_how_many_rows_were_asked(inputs: Path, tmp_path: Path) -> None:
+    evaluation = {"generate": {**EVALUATION["generate"], "batch_size": 1, "max_seconds": 1e-9}}
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(inputs, {"max_steps": 1}, evaluation=evaluation))
+    assert toy.train(run_dir) == [0]
+    log = (run_dir / "logs" / "rank-0.log").read_text()
+    assert "1e-09 s are over; 1 of 13 rows were asked, and the metrics are theirs" in log
+
+
+def asked_by_two(world: World, inputs: Path) -> dict[int, str] | None:
+    model = build_model("llama", FAMILIES["llama"])
+    tokenizer = load_tokenizer(ModelConfig(path=str(inputs / "model")))
+    asked = [Question(0, (5, 6, 7), (5,)), Question(1, (9, 8), (5,))]
+    judge = Judge(GenerateConfig(metric=("exact_match",), batch_size=1), tokenizer, asked)
+    return answer(judge, Learner(model, choose_attention(model)), world, lambda: world.rank == 1)
+
+
+def test_a_stop_on_one_rank_ends_the_questions_of_all(inputs: Path) -> None:
+    assert run_ranks(asked_by_two, 2, inputs) == [None, None]
+
+
+def test_what_cannot_be_judged_is_refused_before_the_model_is_loaded(inputs: Path, tmp_path: Path) -> None:
+    own = {"file": str(tmp_path / "absent.py"), "functions": ["x"]}
+    config = toy.make_config(inputs, evaluation={**EVALUATION, "metrics": own})
+    run_dir = toy.make_run(tmp_path / "run", config, 2)
+    assert toy.train(run_dir, 2) == [errors.USER] * 2
+    assert "absent.py is no file" in exit_status.read_rank_exit_statuses(run_dir)[1].reason
+    assert "loading model" not in (run_dir / "logs" / "rank-0.log").read_text()

@@ -1,0 +1,191 @@
+"""Measures of answers and their certainty, against published examples, sacrebleu, rouge-score and SciPy."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kubetune import errors
+from kubetune.config.gate import Condition
+from kubetune.config.schema.evaluation import GenerateConfig, OwnMetricsConfig
+from kubetune.scoring import metrics, own_functions, statistics
+
+
+def measure(name: str, answer: str, reference: str, **settings: object) -> float:
+    return metrics.measures_of(GenerateConfig.model_validate({"metric": [name], **settings}))[name](answer, reference)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "reference", "score"),
+    [
+        ("exact_match", " The  Answer. ", "the answer", 1),
+        ("exact_match", "the answers", "the answer", 0),
+        ("exact_match", "\uff21\uff22", "ab", 1),  # letters of full width
+        ("contains", "It is Paris, of course", "paris", 1),
+        ("contains", "Par is", "paris", 0),
+        ("numeric", "so 3 + 4 = 1,234.50", "1234.5", 1),
+        ("numeric", "7 apples, or 8", "7", 0),
+        ("numeric", "none", "7", 0),
+        ("numeric", "-.5", "-0.5", 1),
+        ("json_valid", '```json\n{"a": [1]}\n```', "", 1),
+        ("json_valid", '{"a": NaN}', "", 0),
+        ("json_valid", '{"a": 1} and more', "", 0),
+        ("json_equal", '{"a": 1, "b": 2}', '{"b": 2.0, "a": 3}', 0.5),
+        ("json_equal", '{"a": true}', '{"a": 1}', 0),
+        ("json_equal", '{"a": {"x": [1, true]}, "c": 0}', '{"a": {"x": [1, true]}}', 0.5),
+        ("json_equal", "{}", "{}", 1),
+        ("json_equal", "no", "{}", 0),
+    ],
+)
+def test_measures_of_one_answer(name: str, answer: str, reference: str, score: float) -> None:
+    assert measure(name, answer, reference) == score
+
+
+def test_a_pattern_compares_what_it_finds() -> None:
+    wanted = {"pattern": r"#### (-?\d+)"}
+    assert measure("regex", "first 3, #### 12", "#### 12", **wanted) == 1
+    assert measure("regex", "12", "#### 12", **wanted) == 0
+    assert measure("regex", "so #### 12", "12", **wanted) == 1
+
+
+def test_the_first_label_in_an_answer_is_what_it_says() -> None:
+    labels = {"labels": ["good", "not good"]}
+    assert measure("label", "This is not good.", "not good", **labels) == 1
+    assert measure("label", "This is not good.", "good", **labels) == 0
+    assert measure("label", "goodness", "good", **labels) == 0
+
+
+def test_bleu_and_chrf_are_those_of_the_corpus_and_rouge_is_its_package() -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
+    answers = ["the cat sat on the mat today", "a dog barks at the moon"]
+    references = ["the cat sat on the red mat", "the dog barks at the moon tonight"]
+    assert metrics.of_all("bleu", [0, 0], answers, references) == sacrebleu.corpus_bleu(answers, [references]).score
+    assert metrics.of_all("chrf", [0, 0], answers, references) == sacrebleu.corpus_chrf(answers, [references]).score
+    assert metrics.of_all("exact_match", [1, 0], answers, references) == 0.5
+    assert measure("rouge_l", answers[0], references[0]) == scorer.score(references[0], answers[0])["rougeL"].fmeasure
+    assert measure("chrf", answers[0], references[0]) == sacrebleu.sentence_chrf(answers[0], [references[0]]).score
+
+
+def test_a_missing_package_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "find_spec", lambda name: None)
+    with pytest.raises(errors.ConfigError, match=r"rouge_score and sacrebleu.*kubetune\[evaluation\]"):
+        metrics.measures_of(GenerateConfig(metric=("bleu", "rouge_l", "exact_match")))
+
+
+@pytest.mark.parametrize(("right", "rows"), [(0, 7), (3, 7), (40, 40), (81, 100)])
+def test_intervals_of_shares_are_wilsons(right: int, rows: int) -> None:
+    scipy = pytest.importorskip("scipy.stats")
+    theirs = scipy.binomtest(right, rows).proportion_ci(0.95, method="wilson")
+    assert statistics.interval([1.0] * right + [0.0] * (rows - right)) == pytest.approx(tuple(theirs), abs=1e-9)
+
+
+def test_intervals_of_means_are_those_of_the_bootstrap() -> None:
+    scipy = pytest.importorskip("scipy.stats")
+    scores = np.random.default_rng(1).beta(2, 3, 200)
+    theirs = scipy.bootstrap((scores,), np.mean, method="percentile", n_resamples=4000, rng=2).confidence_interval
+    assert statistics.interval(list(scores)) == pytest.approx(tuple(theirs), abs=0.01)
+    assert all(map(math.isnan, statistics.interval([])))
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (9, 2), (30, 41)])
+def test_two_models_that_are_right_or_wrong_are_compared_by_mcnemar(gained: int, lost: int) -> None:
+    scipy = pytest.importorskip("scipy.stats")
+    before = [0.0] * gained + [1.0] * lost + [1.0] * 5
+    after = [1.0] * gained + [0.0] * lost + [1.0] * 5
+    found = statistics.compare(before, after)
+    theirs = scipy.binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+    assert (found.gained, found.lost) == (gained, lost)
+    assert found.p_value == pytest.approx(theirs)
+
+
+def test_two_models_with_other_scores_are_compared_by_flipped_signs() -> None:
+    scipy = pytest.importorskip("scipy.stats")
+    draw = np.random.default_rng(3)
+    before, after = draw.normal(0.4, 0.2, 40), draw.normal(0.47, 0.2, 40)
+    theirs = scipy.permutation_test(
+        (before, after), lambda x, y: float(np.mean(y - x)), permutation_type="samples", n_resamples=20_000, rng=4
+    )
+    assert statistics.compare(list(before), list(after)).p_value == pytest.approx(theirs.pvalue, abs=0.015)
+    with pytest.raises(ValueError, match="the same rows"):
+        statistics.compare([1.0], [1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "base", "holds"),
+    [
+        (">= 0.9", 0.9, None, True),
+        ("> 0.9", 0.9, None, False),
+        ("<= +2%", 2.04, 2.0, True),
+        ("<= +2%", 2.05, 2.0, False),
+        (">= +0.05", 0.16, 0.1, True),
+        (">= -10%", 0.89, 1.0, False),
+        ("< 1e-3", math.nan, None, False),
+    ],
+)
+def test_conditions_of_a_gate(text: str, value: float, base: float | None, holds: bool) -> None:
+    assert Condition.parse(text).holds(value, base) is holds
+
+
+@pytest.mark.parametrize("text", ["0.9", ">= 2%", "~ 3", ">=", ">= nan", ""])
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a comparison"):
+        Condition.parse(text)
+
+
+OWN = """\
+import beside
+
+def good(prompt, answer, reference, record):
+    return beside.VALUE * (answer == record["completion"])
+
+def raises(prompt, answer, reference, record):
+    return record["nothing"]
+
+def no_number(prompt, answer, reference, record):
+    return "high"
+
+def few(prompt, answer):
+    return 1
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("VALUE = 2\n")
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path / "own.py"
+
+
+def test_functions_of_the_users_are_called_and_may_import_what_lies_beside_them(own_file: Path) -> None:
+    functions = own_functions.load(OwnMetricsConfig(file=str(own_file), functions=("good",)))
+    assert functions["good"]("", "yes", "", {"completion": "yes"}) == 2.0
+
+
+def test_functions_that_fail_say_where_and_for_which_answer(own_file: Path) -> None:
+    functions = own_functions.load(OwnMetricsConfig(file=str(own_file), functions=("raises", "no_number")))
+    with pytest.raises(errors.ConfigError, match=r'raises raised KeyError for the answer \'yes\'[^$]*own.py", line 7'):
+        functions["raises"]("", "yes", "", {})
+    with pytest.raises(errors.ConfigError, match=r"no_number returned 'high'.*expected a finite number"):
+        functions["no_number"]("", "yes", "", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "said"),
+    [
+        (OWN, "few", r"few: too many positional arguments; expected few\(prompt, answer, reference, record\)"),
+        (OWN, "missing", "has no function missing; it has good, raises, no_number, few"),
+        ("def broken(:\n", "broken", "cannot be run:[^$]*SyntaxError"),
+        ("1 / 0\n", "x", "cannot be run:[^$]*line 1[^$]*ZeroDivisionError"),
+        (None, "x", "is no file"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused(own_file: Path, text: str | None, function: str, said: str) -> None:
+    own_file.unlink()
+    if text is not None:
+        own_file.write_text(text)
+    with pytest.raises(errors.ConfigError, match=said):
+        own_functions.load(OwnMetricsConfig(file=str(own_file), functions=(function,)))
