@@ -16,6 +16,7 @@ from kubetune.distributed.process_group import World
 from kubetune.inference.result import default_device, open_result
 from kubetune.planning.plan import make_plan
 from kubetune.rundir.metrics import EVALUATION, now
+from kubetune.scoring.judge import answer, judge_of
 from kubetune.training.evaluation import collect, measured
 
 
@@ -95,7 +96,11 @@ def evaluate_run(
         write_atomic(predictions, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in said))
     matrix = task.confusion(learner, parts)
     names = labels.names if matrix and labels else ()
-    found = Evaluation(measured(task, learner, rows, parts, world), predictions, matrix, names)
+    metrics = measured(task, learner, rows, parts, world)
+    judge = judge_of(config, result.tokenizer, rows, world, "eval" if data is None else "train")
+    if judge is not None:
+        metrics |= judge.score(answer(judge, learner, world, lambda: False) or {})[0]
+    found = Evaluation(metrics, predictions, matrix, names)
     facts = {
         **asdict(found),
         "predictions": str(predictions) if predictions else None,

@@ -30,7 +30,7 @@ from kubetune.scoring.questions import Question, drawn, records_of
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
-    from kubetune.data.prepared.prepare import Prepared
+    from kubetune.data.prepared.pipeline import Split
     from kubetune.data.prepared.rows import Rows
     from kubetune.data.text.tokenizer import Tokenizer
     from kubetune.distributed.process_group import World
@@ -69,7 +69,7 @@ class Judge:
                 try:
                     scores |= {n: own(prompt, answer, reference, record) for n, own in self.own.items()}
                 except errors.ConfigError as error:
-                    raise errors.ConfigError(f"row {question.row} of data.eval: {error}") from error
+                    raise errors.ConfigError(f"row {question.row} of the evaluation data: {error}") from error
             lines.append({"row": question.row, "answer": answer, "scores": scores})
         said = [line["answer"] for line in lines]
         return {
@@ -78,7 +78,7 @@ class Judge:
         }, lines
 
 
-def judge_of(config: Config, data: Prepared, rows: Rows, world: World) -> Judge | None:
+def judge_of(config: Config, tokenizer: Tokenizer, rows: Rows, world: World, split: Split = "eval") -> Judge | None:
     """The judge of the answers to these rows; None where nothing is asked.
 
     Raises ConfigError on every rank for packages, files and functions that are missing, and data that ask nothing.
@@ -91,15 +91,15 @@ def judge_of(config: Config, data: Prepared, rows: Rows, world: World) -> Judge 
     asked = sorted(found, key=lambda question: question.row)
     if not asked:
         raise errors.ConfigError(
-            "evaluation.generate: no row of data.eval has a prompt and an answer; expected conversations, or prompts "
-            "with completions"
+            "evaluation.generate: no row of the evaluation data has a prompt and an answer; expected conversations, or "
+            "prompts with completions"
         )
-    judges = [Judge(wanted, data.tokenizer, asked)]
+    judges = [Judge(wanted, tokenizer, asked)]
 
     def load() -> None:
         functions = own_functions.load(own) if own is not None else {}
-        records = records_of(config, rows, [question.row for question in asked]) if functions else {}
-        judges.append(Judge(wanted, data.tokenizer, asked, measures_of(wanted), functions, records))
+        records = records_of(config, split, rows, [question.row for question in asked]) if functions else {}
+        judges.append(Judge(wanted, tokenizer, asked, measures_of(wanted), functions, records))
 
     on_main(load, world)
     return judges[-1]

@@ -11,6 +11,7 @@ import numpy as np
 
 from kubetune.config.schema import Config
 from kubetune.data.prepared.order import hash_ids
+from kubetune.data.prepared.pipeline import Split
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
@@ -46,14 +47,14 @@ def drawn(rows: Rows) -> Iterator[Question]:
         yield Question(index, tuple(row[:begin].tolist()), tuple(row[begin:].tolist()), images, is_whole)
 
 
-def records_of(config: Config, rows: Rows, wanted: list[int]) -> dict[int, dict[str, Any]]:
-    """The records, as they were read, that these rows of the evaluation data were made of."""
+def records_of(config: Config, split: Split, rows: Rows, wanted: list[int]) -> dict[int, dict[str, Any]]:
+    """The records, as they were read, that these rows of a split were made of."""
     by_source: dict[int, dict[int, int]] = {}
     for index in wanted:
         by_source.setdefault(int(rows.source[index]), {})[int(rows.record[index])] = index
     found = {}
     for source, numbers in by_source.items():
-        records = read_source(split_sources(config)["eval"][source], Problems())
+        records = read_source(split_sources(config)[split][source], Problems())
         for number, record in enumerate(islice(records, max(numbers) + 1)):
             if number in numbers:
                 found[numbers[number]] = record.value

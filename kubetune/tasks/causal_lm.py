@@ -120,7 +120,7 @@ def evaluate(learner: Learner, batch: Batch) -> Sums:
     losses = np.bincount(sequence, each.double().cpu().numpy(), number).astype(np.float64)
     counts = np.bincount(sequence, minlength=number).astype(np.float64)
     samples = np.asarray(batch.samples, np.int64)
-    return Sums(float(total), float(right), float(len(sequence)), samples, losses, counts)
+    return Sums(float(total), float(right.sum()), float(len(sequence)), samples, losses, counts)
 
 
 def scored(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -48,7 +48,7 @@ def open_judge(config: Config, data: Prepared, world: World) -> Judge | None:
         return None
     names = metric_names(config, data.labels) + config.evaluation.names
     preflight.require_metric(config.training.metric_for_best_model, names)
-    return judge_of(config, data, data.eval, world)
+    return judge_of(config, data.tokenizer, data.eval, world)
 
 
 def judge_weights(run: Run, step: int) -> dict[str, float] | None:

@@ -32,11 +32,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="where to write what a classifier says of each row, as JSON lines (default RUN_DIR/predictions.jsonl)",
     )
+    parser.add_argument(
+        "--compare",
+        metavar="RUN_DIR|base",
+        help="compare the answers that evaluations left with those of another run, or of the model before training; "
+        "nothing is evaluated anew",
+    )
+    parser.add_argument(
+        "--benchmarks", metavar="TASK,…", help="tasks of lm-evaluation-harness, such as arc_easy, instead of own data"
+    )
+    parser.add_argument("--with-base", action="store_true", help="benchmarks of the model before training, too")
+    parser.add_argument("--limit", type=int, metavar="N", help="ask each benchmark's first N only")
+    parser.add_argument("--tasks-folder", type=Path, metavar="DIR", help="folder with more task files for benchmarks")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every metric of the task."""
+    """Print every metric of the task, or a comparison, or benchmarks."""
+    _require_one_question(args)
+    if args.compare:
+        return _compare(args)
+    if args.benchmarks:
+        return _benchmark(args)
     from kubetune.models import fast_import
 
     with fast_import.sparingly():
@@ -52,6 +69,48 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name:<26} {value:.6g}")
     if found.confusion:
         print("\n".join(["", *confusion_lines(found.confusion, found.names, get_terminal_size((120, 0)).columns)]))
+    return errors.OK
+
+
+def _require_one_question(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options that do not go together; none is ignored."""
+    given = [name for name in ("compare", "benchmarks", "data", "predictions") if getattr(args, name)]
+    if len(given) > 1 and given != ["data", "predictions"]:
+        raise errors.ConfigError(f"--{given[0]} and --{given[1]} ask for different things; give one")
+    for name in ("with_base", "limit", "tasks_folder"):
+        if getattr(args, name) and not args.benchmarks:
+            raise errors.ConfigError(f"--{name.replace('_', '-')} is for --benchmarks")
+    if args.limit is not None and args.limit < 1:
+        raise errors.ConfigError(f"--limit: found {args.limit}; expected at least 1")
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from kubetune.inference.compare import compare_runs, table
+
+    found = compare_runs(args.run_dir, args.compare, args.checkpoint)
+    if args.json:
+        print(json.dumps([measured.facts() for measured in found]))
+    else:
+        print("\n".join(table(found, (Path(args.compare).name, args.run_dir.name))))
+    return errors.OK
+
+
+def _benchmark(args: argparse.Namespace) -> int:
+    from kubetune.base.processes import output_on_stderr
+    from kubetune.inference.benchmarks import evaluate_benchmarks
+
+    tasks = [task for task in args.benchmarks.split(",") if task]
+    with output_on_stderr():  # the harness tells of its progress
+        found = evaluate_benchmarks(
+            args.run_dir, tasks, args.checkpoint, with_base=args.with_base, limit=args.limit,
+            tasks_folder=args.tasks_folder, model=args.model,
+        )  # fmt: skip
+    if args.json:
+        print(json.dumps(found))
+        return errors.OK
+    for side, results in found.items():
+        for task, values in results.items():
+            print(*(f"{side:<6} {task:<24} {name:<28} {value:.4g}" for name, value in values.items()), sep="\n")
     return errors.OK
 
 

@@ -178,11 +178,11 @@ def linear_cross_entropy(hidden: Tensor, labels: Tensor, head: Head, scale: floa
 
 @torch.no_grad()
 def score(hidden: Tensor, labels: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor]:
-    """Evaluation: (summed cross-entropy, number of labels the model would have said), as fp64 scalars, and the
-    cross-entropy of each label, fp32 `[labels]`."""
+    """Evaluation: summed cross-entropy, an fp64 scalar; the labels that the model would have said, bool `[labels]`; and
+    the cross-entropy of each, fp32 `[labels]`."""
     loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
     each = torch.empty(len(hidden), device=hidden.device)
-    right = torch.zeros((), dtype=torch.float64, device=hidden.device)
+    right = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
     rows = chunk_rows(len(head.weight))
     buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
     for start in range(0, len(hidden), rows):
@@ -192,5 +192,5 @@ def score(hidden: Tensor, labels: Tensor, head: Head) -> tuple[Tensor, Tensor, T
         log_probabilities = F.log_softmax(logits, -1)
         loss += F.nll_loss(log_probabilities, chunk, reduction="sum").double()
         torch.neg(log_probabilities.gather(1, chunk[:, None])[:, 0], out=each[start : start + rows])
-        right += (logits.argmax(-1) == chunk).sum().double()
+        right[start : start + rows] = logits.argmax(-1) == chunk
     return loss, right, each
