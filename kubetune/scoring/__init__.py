@@ -1,4 +1,5 @@
 """Answers of a model, generated in batches and judged: measures, the user's own, and how sure they are.
 
-Not for what is asked or shown (inference, reporting). Read `questions.py` first, then `metrics.py`.
+Not for what is asked or shown (inference, reporting), and not for losses (tasks). Read `judge` first: what is asked of a
+model at each evaluation of a run.
 """

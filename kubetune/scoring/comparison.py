@@ -53,12 +53,12 @@ class Measured:
 
 
 def answers_file(run_dir: Path, step: int) -> Path:
-    """Where an evaluation after `step` steps leaves what it was answered."""
+    """The file that an evaluation after `step` steps leaves the answers in."""
     return run_dir / metrics.ANSWERS / f"step-{step:06d}.jsonl"
 
 
 def read_answers(run_dir: Path, step: int) -> list[Answered]:
-    """What the model was asked and answered after `step` steps. Raises ConfigError where nothing was kept."""
+    """Questions and answers of the evaluation after `step` steps. Raises ConfigError where none were kept."""
     path = answers_file(run_dir, step)
     if not path.is_file():
         raise errors.ConfigError(

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Judge:
-    """What is asked at each evaluation, and what measures the answers; rank 0 alone judges and has measures.
+    """Questions of each evaluation, and measures of the answers; these are rank 0's alone, which judges.
 
     `records`: of each row asked, as it was read; only where functions of the user's want it.
     """

@@ -63,7 +63,7 @@ def _run(path: Path) -> ModuleType:
 
 
 def _misfit(function: Callable[..., Any]) -> str:
-    """What keeps a function from being called with the four arguments; nothing where they fit."""
+    """Reason why a function cannot be called with the four arguments; empty where it can."""
     try:
         inspect.signature(function).bind(*_ARGUMENTS)
     except TypeError as error:

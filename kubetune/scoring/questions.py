@@ -21,8 +21,8 @@ from kubetune.data.vision.image_processor import ImageRef
 
 @dataclass(frozen=True)
 class Question:
-    """What a row asks: `ids` up to its last answer, and the ids of that. `is_whole`: the row is learnt from its start,
-    and is cut in its middle."""
+    """A row cut in two: `ids` up to its last answer, and the ids of that. `is_whole`: the row is learnt from its start
+    on, and is cut in its middle."""
 
     row: int
     ids: tuple[int, ...]

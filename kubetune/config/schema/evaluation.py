@@ -138,5 +138,5 @@ class EvaluationConfig(Section):
 
     @property
     def needs_base(self) -> bool:
-        """True where the model before training is to be measured too."""
+        """Need for the same numbers of the model before training."""
         return bool(self.names)
