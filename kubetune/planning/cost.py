@@ -92,6 +92,21 @@ def bill(
     return Bill(tokens, per_token and per_token * tokens, rate, source, hours, price(hours), spans)
 
 
+def evaluation_hours(config: Config, plan: Plan, rate: float | None) -> float | None:
+    """Hours of all evaluations at `rate` tokens/s of training; None where rows or steps are unknown.
+
+    A token that is only read costs a half of one that adapters learn from, or a third. Answers are counted as long as
+    they may be, each token as one that is read, which generation with its small batches seldom reaches.
+    """
+    if not rate or not plan.eval_rows or not plan.rows or not plan.tokens_per_epoch or not plan.num_steps:
+        return None
+    length, generate = plan.tokens_per_epoch / plan.rows, config.evaluation.generate
+    asked = min(generate.rows or plan.eval_rows, plan.eval_rows) if generate is not None else 0
+    answers = asked * (length + generate.max_new_tokens) if generate is not None else 0.0
+    times = len([s for s in range(1, plan.num_steps + 1) if plan.is_eval_step(s)]) + config.evaluation.needs_base
+    return times * (plan.eval_rows * length + answers) / (rate * (2 if config.lora is not None else 3)) / 3600
+
+
 def kind_of(config: Config, plan: Plan, weights: Weights | None, gpu: str | None, spared: float = 0.0) -> Kind | None:
     """Facts that the speed of this run depends on; None where that is not known, or not the device. `gpu`: its name."""
     shape = shape_of(weights) if weights is not None else None

@@ -102,7 +102,8 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
     if picture := draw(lines):
         files.write_atomic(folder / CURVES, picture)
     _write_modelfile(folder, result, kind)
-    card = write_card(job.config, kind, facts, lines, pictured=picture is not None)
+    verdict = metrics.read_verdict(result.run_dir, facts["checkpoint"]["step"])
+    card = write_card(job.config, kind, facts, lines, pictured=picture is not None, verdict=verdict)
     files.write_atomic(folder / "README.md", scrub(card))
     files.share_like(folder, folder / "README.md")
     facts["files"] = checksums(folder)

@@ -40,11 +40,17 @@ def base_name(path: str) -> str:
 
 
 def write_card(
-    config: Config, kind: str, facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], *, pictured: bool = False
+    config: Config,
+    kind: str,
+    facts: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
+    *,
+    pictured: bool = False,
+    verdict: Mapping[str, Any] | None = None,
 ) -> str:
     """The card of an export. `kind`: adapter, merged or model; `facts`: its provenance; `lines`: metrics up to it.
 
-    `pictured`: their curves lie beside the card as `CURVES`.
+    `pictured`: their curves lie beside the card as `CURVES`. `verdict`: the run's, of this checkpoint.
     """
     base = base_name(config.model.path)
     name = facts["run"]["name"] or model_short_name(config.model.path)
@@ -54,7 +60,7 @@ def write_card(
         f"## How to load\n\n```python\n{_snippet(config, kind, base)}\n```",
         *_serving(config, kind, base),
         f"## Training\n\n{_table(_settings(config, facts))}",
-        f"## Metrics\n\n{_curves(lines, pictured)}",
+        f"## Metrics\n\n{_curves(lines, pictured)}{_against_base(verdict or {})}",
         f"## Proof of export\n\n{_proof(facts['proof'])}",
         "## Licence\n\nTo be filled in by whoever publishes this model. It has to agree with the licence of the base "
         f"model `{base}` and of the training data.",
@@ -183,6 +189,23 @@ def _curves(lines: Sequence[Mapping[str, Any]], pictured: bool) -> str:
         text += f"\n\nAt step {evaluations[-1]['step']:,}:\n\n"
         text += _table({name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)})
     return text
+
+
+def _against_base(verdict: Mapping[str, Any]) -> str:
+    """Each metric of the base model and of this one, with the interval and the test of those of answers."""
+    base, best = verdict.get("base") or {}, verdict.get("best") or {}
+    if not base:
+        return ""
+    measured = {f"eval_{line['metric']}": line for line in verdict.get("answers") or ()}
+    rows = ["| metric | base | tuned | 95 % | gained | lost | p |", "|---|---|---|---|---|---|---|"]
+    for name, value in base.items():
+        line, tuned = measured.get(name), best.get(name)
+        sure = "| | | |"
+        if line is not None:
+            low, high = line["after_interval"]
+            sure = f"{low:.3g}–{high:.3g} | {line['gained']} | {line['lost']} | {line['p_value']:.2g} |"
+        rows.append(f"| {name} | {value:.4g} | {'' if tuned is None else f'{tuned:.4g}'} | {sure}")
+    return "\n\nThe base model against this one, on the evaluation data:\n\n" + "\n".join(rows)
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -23,6 +23,7 @@ from kubetune.planning.forecast import quantization_of
 from kubetune.reporting.charts import OF_SOURCE, Chart, charts_of, labels, letter, points_of
 from kubetune.reporting.differences import differences
 from kubetune.reporting.reading import RunRecord, read_run
+from kubetune.reporting.verdict import verdict
 from kubetune.rundir import exit_status
 from kubetune.rundir.metrics import METRICS, mfu_sentence, now, versions
 
@@ -224,6 +225,7 @@ def _run_facts(run: RunRecord) -> dict[str, Any]:
         "evaluation": _evaluations(run),
         "best_step": best["step"] if best else None,
         "matrix": _matrix(run.evaluation),
+        "verdict": verdict(run.verdict),
         "answers": run.answers[:_ANSWERS],
         "answer_count": len(run.answers),
         "splits": _splits(run),

@@ -117,6 +117,15 @@ def written(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def read_verdict(run_dir: Path, step: int | None = None) -> dict[str, Any]:
+    """Contents of verdict.json; empty where there is none, or it is of another step than `step`."""
+    try:
+        found = read_object(run_dir / VERDICT)
+    except FileNotFoundError:
+        return {}
+    return found if step in (None, found.get("step")) else {}
+
+
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """All lines of metrics.jsonl, training steps and evaluations (those with `eval_loss`), in order."""
     return read_lines(run_dir / METRICS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,12 @@ from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.config.gate import Condition
 from kubetune.config.schema.evaluation import FORGET_LOSS
+from kubetune.data.prepared.histogram import bars
 from kubetune.distributed.main_rank import on_main
 from kubetune.rundir import metrics
 from kubetune.scoring.comparison import (
     QUESTIONS,
+    Answered,
     answers_file,
     compare_answers,
     read_answers,
@@ -118,7 +120,7 @@ def _conclude(config: Config, run_dir: Path, state: State) -> None:
         found = compare_answers(before, after)
         verdict["answers"] = [measured.facts() for measured in found]
         verdict["turned"] = {measured.metric: turned(before, after, measured.metric, SHOWN) for measured in found}
-        verdict["lengths"] = {"before": [len(a.answer) for a in before], "after": [len(a.answer) for a in after]}
+        verdict["lengths"] = {name: _lengths(side) for name, side in (("before", before), ("after", after))}
         for measured in found:
             logs.RESULT.info("%s", sentence(measured))
     checks = [_check(name, text, values.get(name), base.get(name)) for name, text in config.evaluation.gate.items()]
@@ -129,6 +131,13 @@ def _conclude(config: Config, run_dir: Path, state: State) -> None:
         raise errors.GateFailed(f"the gate failed at step {step}: {'; '.join(failed)}. The checkpoint is saved")
     if checks:
         logs.RESULT.info("the gate holds at step %d", step)
+
+
+def _lengths(answered: Sequence[Answered]) -> list[list[int]]:
+    """Histogram of the characters of answers; empty ones, which have none, come first as `[0, 0, rows]`."""
+    sizes = [len(one.answer) for one in answered]
+    empty, full = sizes.count(0), [size for size in sizes if size]
+    return [*([[0, 0, empty]] if empty else []), *(bars(full) if full else [])]
 
 
 def _check(name: str, text: str, value: float | None, base: float | None) -> dict[str, Any]:

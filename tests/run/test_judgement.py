@@ -9,19 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from kubetune import errors
+from kubetune import cli, errors
 from kubetune.config.schema import ModelConfig
 from kubetune.config.schema.evaluation import GenerateConfig
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
+from kubetune.inference.evaluate import evaluate_run
+from kubetune.manifests import local_files
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention
+from kubetune.publishing.export import export_run
+from kubetune.reporting import write_report
 from kubetune.rundir import exit_status, metrics
 from kubetune.scoring.judge import Judge, answer
 from kubetune.scoring.questions import Question
+from kubetune.training import worker
 from tests import toy
 from tests.architectures import PADDING_FREE, PROMISED, build_model, random_rows, randomize_lora
-from tests.ranks import run_ranks
+from tests.ranks import run_ranks, started, wait_until
 
 FAMILIES = {**PROMISED, "gemma3_text": PADDING_FREE["gemma3_text"]}
 TOKENS = 12
@@ -140,3 +145,69 @@ def test_what_cannot_be_judged_is_refused_before_the_model_is_loaded(inputs: Pat
     assert toy.train(run_dir, 2) == [errors.USER] * 2
     assert "absent.py is no file" in exit_status.read_rank_exit_statuses(run_dir)[1].reason
     assert "loading model" not in (run_dir / "logs" / "rank-0.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def judged_run(inputs: Path) -> Path:
+    evaluation = {**EVALUATION, "gate": {"exact_match": ">= 0.9"}}
+    run_dir = toy.make_run(inputs / "judged", toy.make_config(inputs, {"max_steps": 6}, evaluation=evaluation))
+    assert toy.train(run_dir) == [errors.GATE]
+    return run_dir
+
+
+def test_the_page_and_the_card_show_the_base_model_beside_the_best_checkpoint(judged_run: Path, tmp_path: Path) -> None:
+    page = write_report([judged_run], tmp_path / "report.html").read_text()
+    assert "The gate failed." in page
+    assert "eval_exact_match is 0, expected &gt;= 0.9" in page
+    assert "The base model against step" in page
+    verdict = metrics.read_verdict(judged_run)
+    card = (export_run(judged_run, "best", out=tmp_path / "export").path / "README.md").read_text()
+    assert f"| eval_loss | {verdict['base']['eval_loss']:.4g} | {verdict['best']['eval_loss']:.4g} | | | | |" in card
+    assert "| eval_contains | " in card
+
+
+def test_the_result_of_a_gate_that_failed_is_not_pushed(judged_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["push", str(judged_run), "org/name"]) == errors.USER
+    assert "missed its gate: eval_exact_match is 0, expected >= 0.9. Nothing was sent" in capsys.readouterr().err
+
+
+def test_a_run_is_compared_with_its_base_model_and_with_others(
+    judged_run: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", str(judged_run), "--compare", "base"]) == errors.OK
+    told = capsys.readouterr().out
+    assert told.startswith("metric ")
+    assert "13 rows that both were asked; p: McNemar, two-sided" in told
+    assert cli.main(["evaluate", str(judged_run), "--compare", str(judged_run), "--json"]) == errors.OK
+    same = json.loads(capsys.readouterr().out)
+    assert {(line["difference"], line["gained"], line["lost"], line["p_value"]) for line in same} == {(0, 0, 0, 1)}
+    plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, {"max_steps": 1}))
+    assert cli.main(["evaluate", str(judged_run), "--compare", str(plain)]) == errors.USER
+    assert "keeps no answers of step 1" in capsys.readouterr().err
+
+
+def test_evaluating_by_hand_finds_what_the_run_found(judged_run: Path) -> None:
+    (last,) = (line for line in metrics.read_metrics(judged_run) if line["step"] == 6 and "eval_loss" in line)
+    found, names = evaluate_run(judged_run, "6").metrics, ("eval_exact_match", "eval_contains")
+    assert [found[name] for name in names] == [last[name] for name in names]
+
+
+def test_a_killed_run_asks_and_answers_as_one_that_was_not(inputs: Path, tmp_path: Path, judged_run: Path) -> None:
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(inputs, {"max_steps": 6}, evaluation=EVALUATION))
+    with started(worker.main, 1, [str(run_dir)]) as (process,):
+        wait_until((run_dir / metrics.ANSWERS / "step-000003.jsonl").exists)
+        process.kill()
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == toy.digests(judged_run)
+    for step in (0, 3, 6):
+        name = f"step-{step:06d}.jsonl"
+        assert (run_dir / "answers" / name).read_text() == (judged_run / "answers" / name).read_text()
+
+
+def test_files_of_the_user_s_travel_to_a_cluster(inputs: Path, tmp_path: Path) -> None:
+    own, general = tmp_path / "own.py", tmp_path / "general.jsonl"
+    own.write_text("def f(prompt, answer, reference, record):\n    return 1\n")
+    general.write_text('{"text": "a"}\n')
+    evaluation = {**EVALUATION, "metrics": {"file": str(own), "functions": "f"}, "forget": str(general)}
+    config = toy.make_config(inputs, evaluation=evaluation, kubernetes={}, compute={"gpus_per_node": 0})
+    assert {str(own), str(general)} <= local_files(config).keys()

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ, longest, spared)
     if args.json:
         at_most = is_upper_bound(config, config.data.train)
-        facts = {"rows_at_most": at_most, "spared_share": spared, **plan_forecast.as_json(ahead)}
+        facts = {"rows_at_most": at_most, "spared_share": spared, **plan_forecast.as_json(config, plan, ahead)}
         print(json.dumps(plan.model_dump(mode="json") | facts, indent=2))
         return 0
     for label, text in (*describe(config, plan, lengths), *plan_forecast.describe(config, plan, ahead)):

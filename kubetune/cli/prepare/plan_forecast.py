@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kubetune.base.gpus import gpu_use
-from kubetune.base.humanize import size
+from kubetune.base.humanize import duration, size
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
 from kubetune.planning import earlier_runs
-from kubetune.planning.cost import Bill, bill, price_line, time_line
+from kubetune.planning.cost import Bill, bill, evaluation_hours, price_line, time_line
 from kubetune.planning.forecast import MIB, Forecast, forecast, remedies
 from kubetune.planning.model_shapes import Weights, read_weights
 from kubetune.planning.plan import Plan
@@ -76,6 +76,9 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, st
             yield from _advice(config, plan, ahead.weights, memory.device_bytes, ahead.longest)
     if (found := ahead.bill) is not None:
         yield "time", time_line(found)
+        if hours := evaluation_hours(config, plan, found.tokens_per_second):
+            long = ", with answers as long as they may be" if config.evaluation.generate is not None else ""
+            yield "", f"evaluations add about {duration(hours * 3600)}{long}"
         if price := price_line(found, config.compute.price_per_gpu_hour):
             yield "price", price
 
@@ -101,9 +104,10 @@ def _device(plan: Plan) -> str:
     return "GPU" if plan.device == "cuda" else "process"
 
 
-def as_json(ahead: Ahead) -> dict[str, Any]:
+def as_json(config: Config, plan: Plan, ahead: Ahead) -> dict[str, Any]:
     """The same facts as numbers."""
     memory = ahead.memory
+    rate = ahead.bill.tokens_per_second if ahead.bill is not None else None
     return {
         "memory": None
         if memory is None
@@ -115,5 +119,6 @@ def as_json(ahead: Ahead) -> dict[str, Any]:
             "parameters": memory.parameters,
             "trained_parameters": memory.trained_parameters,
         },
+        "evaluation_hours": evaluation_hours(config, plan, rate),
         "bill": None if ahead.bill is None else asdict(ahead.bill),
     }

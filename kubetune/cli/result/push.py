@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_export_options(parser)
     parser.add_argument("--public", action="store_true", help="make the repository public; it is private otherwise")
+    parser.add_argument("--despite-gate", action="store_true", help="upload also what misses the run's evaluation.gate")
     parser.add_argument("--json", action="store_true", help="print where it is as JSON")
 
 
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     allocator.give_back()
     config = read_config(args.run_dir)
     wanted = _wanted(args, config)
+    if not args.despite_gate:
+        _require_gate(args.run_dir)
     try:
         with output_on_stderr() if args.json else nullcontext(), stoppable():
             folder, facts = _exported(args, wanted)
@@ -55,6 +58,16 @@ def run(args: argparse.Namespace) -> int:
         return errors.OK
     print(f"pushed to {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit[:12]}")
     return errors.OK
+
+
+def _require_gate(run_dir: Path) -> None:
+    """Raise ConfigError for the result of a run that missed its gate."""
+    gate = metrics.read_verdict(run_dir).get("gate")
+    if gate and not gate["passed"]:
+        missed = "; ".join(check["said"] for check in gate["checks"] if not check["holds"])
+        raise errors.ConfigError(
+            f"{run_dir} missed its gate: {missed}. Nothing was sent; --despite-gate uploads it all the same"
+        )
 
 
 def _wanted(args: argparse.Namespace, config: Config) -> PushConfig:
