@@ -125,19 +125,21 @@ def forecast(
 
 
 def _for_rows(config: Config, plan: Plan, longest: int | None) -> tuple[Config, Plan]:
-    """Config and plan with no more tokens than rows of `longest` tokens can fill a step's micro-batches with."""
+    """Config and plan with no more tokens than sequences of `longest` tokens can fill a step's micro-batches with."""
     if longest is None or longest >= config.data.max_length:
         return config, plan
-    data = config.data.model_copy(update={"max_length": max(1, longest)})
+    config = config.model_copy(update={"data": config.data.model_copy(update={"max_length": max(1, longest)})})
     tokens = plan.micro_batch_tokens
     if tokens is not None and plan.global_batch_tokens is None:
-        tokens = min(tokens, -(-plan.global_batch_size // plan.world_size) * longest)
-    return config.model_copy(update={"data": data}), plan.model_copy(update={"micro_batch_tokens": tokens})
+        tokens = min(tokens, -(-plan.global_batch_size // plan.world_size) * config.longest_row)
+    return config, plan.model_copy(update={"micro_batch_tokens": tokens})
 
 
 def micro_batch_tokens(config: Config, plan: Plan) -> int:
     """Tokens of the largest micro-batch."""
-    return plan.micro_batch_tokens or plan.per_device_train_batch_size * config.data.max_length
+    tokens = plan.micro_batch_tokens or plan.per_device_train_batch_size * config.longest_row
+    # With each judged answer goes another one, to the same question.
+    return tokens * (2 if config.record_kind == "judged" else 1)
 
 
 def element_bytes(config: Config, plan: Plan) -> int:
@@ -249,7 +251,7 @@ def remedies(
         else:
             changed = config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
         batch = changed.training.per_device_train_batch_size
-        tokens = batch * changed.data.max_length if changed.data.packing else None
+        tokens = batch * changed.longest_row if changed.data.packing else None
         update = {"per_device_train_batch_size": batch, "micro_batch_tokens": tokens}
         changes.append((text, changed, plan.model_copy(update=update)))
 

@@ -46,7 +46,7 @@ def offline(example, models, folder):
 def substitutes(example, models):
     """What takes the place of what an example has from the hub, and of GPUs and nodes."""
     config = load_config(example)
-    if config.task == "causal_lm":
+    if config.task in ("causal_lm", "preference", "reward_model"):
         return [f"model={models['causal_lm']}"]
     if config.task == "vision_language":
         name = "qwen3_vl" if "Qwen3" in config.model.path else "qwen2_5_vl"

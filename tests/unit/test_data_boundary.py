@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig
+from kubetune.config.schema import DataConfig, ModelConfig, RecordKind, SourceConfig
 from kubetune.data.prepared.pipeline import Batch, Result, Worker
 from kubetune.data.reading.readers import Record
 from kubetune.data.text.labels import Labels
@@ -80,7 +80,33 @@ LABELLED: list[dict[str, Any]] = [
     {"sentence": "wuw", "label": "wlw"},
     {"premise": "wuw", "hypothesis": "wvw", "label": "wlw"},
 ]
+TURNS = [{"from": "human", "value": "wuw"}, {"from": "gpt", "value": "wcw"}]
+GOOD = {"role": "assistant", "content": "wcw"}
+BAD = {"role": "assistant", "content": "wrw", "tool_calls": [CALL]}
+PAIRS: list[dict[str, Any]] = [
+    {"prompt": "wuw", "chosen": " wcw", "rejected": " wrw"},
+    {
+        "prompt": [USER],
+        "chosen": [GOOD],
+        "rejected": [BAD],
+        "tools": [{"name": "wfw"}],
+    },
+    {"chosen": [USER, GOOD], "rejected": [USER, BAD], "prompt": "wuw"},
+    {"conversations": TURNS[:1], "chosen": TURNS[1], "rejected": {"from": "gpt", "value": "wrw"}, "system": "wsw"},
+    {"messages": [USER, GOOD], "rejected_response": "wrw"},
+    {"instruction": "wiw", "input": "wuw", "output": ["wcw", "wrw"], "history": [["wqw", "wbw"]]},
+    {"system": "wsw", "question": "wuw", "chosen": "wcw", "rejected": "wrw", "margin": 1.0},
+    {"chosen": "\n\nHuman: wuw\n\nAssistant: wcw", "rejected": "\n\nHuman: wuw\n\nAssistant: wrw"},
+    {"chosen": "wuw wuw wcw", "rejected": "wuw wuw wrw"},
+]
+JUDGED: list[dict[str, Any]] = [
+    {"prompt": "wuw", "completion": " wcw", "label": True},
+    {"conversations": TURNS, "kto_tag": False, "system": "wsw"},
+    {"messages": [USER, GOOD], "label": False, "tools": [{"name": "wfw"}]},
+    {"instruction": "wiw", "input": "wuw", "output": "wcw", "kto_tag": True},
+]
 ADDED = [
+    "chosen_response", "rejected_messages", "rejected_tools", "question", "completion", "output", "kto_tag", "margin",
     "id", "system", "system_prompt", "tools", "functions", "weight", "train", "loss", "loss_weight", "label", "chosen",
     "rejected", "history", "input", "images", "videos", "name", "tool_call_id", "thinking", "function_call", "text",
     "prompt", "messages", "content", "value", "chat_template_kwargs", "new key", "\x1b[31m",
@@ -134,10 +160,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(ModelConfig(path=str(folder)))
 
 
-def encode(record: dict[str, Any], tokenizer: Tokenizer, labels: Labels | None) -> tuple[Result, str]:
+def encode(
+    record: dict[str, Any], tokenizer: Tokenizer, labels: Labels | None, kind: RecordKind = "text"
+) -> tuple[Result, str]:
     """What becomes of a record, and the text that is kept of it."""
     source = SourceConfig(path="a.jsonl")
-    worker = Worker(tokenizer, DataConfig(train=(source,)), {"train": (source,)}, labels)
+    worker = Worker(tokenizer, DataConfig(train=(source,)), {"train": (source,)}, labels, kind=kind)
     result = worker.encode(Batch(0, "train", [(0, Record("a.jsonl", 7, record))]))
     return result, tokenizer.decode(result.chunk.tokens.tolist(), skip_special_tokens=False)
 
@@ -152,9 +180,11 @@ def is_counted(place: tuple[Any, ...], result: Result) -> bool:
     return any(name in result.tally.unused_keys for name in above)
 
 
-def require_nothing_lost(record: dict[str, Any], tokenizer: Tokenizer, labels: Labels | None = None) -> None:
+def require_nothing_lost(
+    record: dict[str, Any], tokenizer: Tokenizer, labels: Labels | None = None, kind: RecordKind = "text"
+) -> None:
     json.dumps(record)
-    result, text = encode(record, tokenizer, labels)
+    result, text = encode(record, tokenizer, labels, kind)
     if result.problems:
         assert [where for where, _ in result.problems] == ["a.jsonl:7"]
         return
@@ -198,6 +228,32 @@ def test_nothing_of_a_record_is_lost(record: dict[str, Any], tokenizer: Tokenize
 def test_nothing_of_a_labelled_record_is_lost(record: dict[str, Any], tokenizer: Tokenizer) -> None:
     labels = Labels("single_label_classification", ("wlw", "wxw"))
     require_nothing_lost(record, tokenizer, labels)
+
+
+@settings(max_examples=300, deadline=None)
+@given(record=changed(PAIRS))
+def test_nothing_of_a_pair_is_lost(record: dict[str, Any], tokenizer: Tokenizer) -> None:
+    require_nothing_lost(record, tokenizer, kind="graded")
+    result, _ = encode(record, tokenizer, None, "pair")
+    ids, trained = result.chunk.tokens.tolist(), result.chunk.trained
+    for split in result.chunk.splits:
+        chosen, rejected = trained.index(1), trained.index(1, split)
+        assert ids[:chosen] == ids[split:rejected]  # what both are answers to
+        assert ids[:split] != ids[split:]
+
+
+@settings(max_examples=100, deadline=None)
+@given(record=changed(JUDGED))
+def test_nothing_of_a_judged_answer_is_lost(record: dict[str, Any], tokenizer: Tokenizer) -> None:
+    require_nothing_lost(record, tokenizer, kind="judged")
+
+
+@pytest.mark.parametrize("record", [*PAIRS, *JUDGED])
+def test_all_of_sound_answers_is_among_their_tokens(record: dict[str, Any], tokenizer: Tokenizer) -> None:
+    result, text = encode(record, tokenizer, None, "graded" if record in PAIRS else "judged")
+    assert not result.problems
+    assert not result.tally.unused_keys
+    assert {word for _, word in words(record)} == set(re.findall(r"w[a-z]w", text))
 
 
 @pytest.mark.parametrize("record", RECORDS)

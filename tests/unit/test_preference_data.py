@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from kubetune import cli
 from kubetune.batching.feed import batch_of
 from kubetune.config.schema import Config, DataConfig, ModelConfig, RecordKind, SourceConfig
+from kubetune.data.inspect.estimate import estimate_lengths
 from kubetune.data.prepared.pipeline import Batch, Result, Worker
 from kubetune.data.prepared.prepare import Prepared, prepare
 from kubetune.data.prepared.rows import Rows
@@ -21,6 +27,7 @@ from kubetune.data.reading.formats import Chat, Judged, Pair, Preference, conver
 from kubetune.data.reading.readers import Record
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.errors import DataError
+from kubetune.planning.plan import make_plan
 from tests.tiny import train_tokenizer
 
 ASKED, GOOD, BAD = (
@@ -308,3 +315,80 @@ def test_conversion_writes_one_shape(tmp_path: Path) -> None:
         {"prompt": [ASKED], "completion": [BAD], "label": False},
     ]
     assert run_cli("data", "convert", str(chats), "--to", "messages", "-o", str(output))[1] == 2
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12).filter(str.strip)
+
+
+@settings(max_examples=100, deadline=None)
+@given(question=TEXTS, chosen=TEXTS, rejected=TEXTS)
+def test_ids_are_those_of_inference(question: str, chosen: str, rejected: str, tokenizer: Tokenizer) -> None:
+    """What stands before an answer is what a model is prompted with, and each sequence what the template writes."""
+    assume(chosen != rejected)
+    talk = [{"role": "user", "content": question}]
+    answers = [{"role": "assistant", "content": text} for text in (chosen, rejected)]
+    chunk = encode({"prompt": talk, "chosen": answers[:1], "rejected": answers[1:]}, tokenizer).chunk
+    if not chunk.lengths:
+        return  # both are the same to this tokenizer
+    prompt, split = tokenizer.encode_prompt(talk), chunk.splits[0]
+    for answer, ids, trained in (
+        (answers[0], chunk.tokens[:split], chunk.trained[:split]),
+        (answers[1], chunk.tokens[split:], chunk.trained[split:]),
+    ):
+        assert ids[: len(prompt)].tolist() == prompt
+        assert trained.index(1) == len(prompt)
+        written = tokenizer.require_chat().render([*talk, answer])
+        assert tokenizer.decode(ids.tolist(), skip_special_tokens=False) == written
+
+
+@pytest.mark.slow  # it imports TRL
+def test_sequences_are_trls(tokenizer_folder: Path, tokenizer: Tokenizer) -> None:
+    """Its own processing gives the same prompts and sequences, in every form that it reads."""
+    python = Path(__file__).parents[2] / "benchmarks" / ".venv-peers" / "bin" / "python"
+    if not python.is_file():
+        pytest.skip("TRL is not installed: benchmarks/peers/venv")
+    longer = {"chosen": [SYSTEM, ASKED, GOOD, ASKED, GOOD], "rejected": [SYSTEM, ASKED, GOOD, ASKED, BAD]}
+    records = [
+        CHATS["trl"],
+        CHATS["trl, implicit prompt"],
+        longer,
+        {"prompt": "why?", "chosen": " yes", "rejected": " no"},
+    ]
+    script = Path(__file__).parents[1] / "peers" / "trl_pairs.py"
+    done = subprocess.run(
+        [python, script, tokenizer_folder], input="".join(f"{json.dumps(record)}\n" for record in records),
+        capture_output=True, text=True, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    for record, line in zip(records, done.stdout.splitlines(), strict=True):
+        prompt, chosen, rejected = json.loads(line)
+        chunk = encode(record, tokenizer).chunk
+        split, ids = chunk.splits[0], chunk.tokens.tolist()
+        assert (ids[:split], ids[split:]) == ([*prompt, *chosen], [*prompt, *rejected])
+        assert chunk.trained.index(1) == len(prompt)
+
+
+def test_the_estimate_of_a_plan_is_that_of_the_rows(tmp_path: Path, tokenizer_folder: Path) -> None:
+    records = [CHATS["trl"], {**CHATS["trl"], "rejected": [{**BAD, "content": "no " * 60}]}, REFUSED["empty"][0]]
+    sources = {"data": {"unusable_pairs": "drop", "max_lost_share": 0.5, "max_length": 64}}
+    found = prepared(tmp_path, records[:1], tokenizer_folder)
+    config = Config.model_validate(
+        {
+            "model": str(tokenizer_folder),
+            "task": "preference",
+            "data": {"train": str(write(tmp_path / "pairs.jsonl", records)), **sources["data"]},
+        }
+    )
+    lengths = estimate_lengths(config, {})
+    assert lengths is not None
+    assert (lengths.sampled, lengths.overlong_share, lengths.bad_share) == (3, 1 / 3, pytest.approx(1 / 3))
+    assert (lengths.tokens_per_row, lengths.longest) == (found.train.lengths[0], found.longest)
+    plan = make_plan(config, 3, tokens=lengths.tokens(3))
+    assert plan.micro_batch_tokens == 2 * 64
+    assert (plan.steps_per_epoch, plan.global_batch_size) == (3, 1)
+
+
+def test_the_page_shows_records_that_are_read() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "preference.md").read_text("utf-8")
+    pairs, judged = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    assert {type(convert(json.loads(line), kind="pair")) for line in pairs.splitlines()} == {Preference}
+    assert {type(convert(json.loads(line), kind="judged")) for line in judged.splitlines()} == {Judged}

@@ -22,6 +22,7 @@ from kubetune.planning.base_model import embeddings_of
 
 if TYPE_CHECKING:
     from kubetune.data.text.encode import Encoder
+    from kubetune.data.text.encode_preferences import PreferenceEncoder
     from kubetune.data.text.tokenizer import Tokenizer
     from kubetune.data.vision.encode import VisionEncoder
 
@@ -32,9 +33,10 @@ SAMPLE_PICTURED_ROWS = 50
 
 @dataclass(frozen=True)
 class Lengths:
-    """Statistics of `sampled` rows: tokens of a row that is kept, on average and at most, and shares of them all.
+    """Statistics of `sampled` rows: tokens of a row that is kept, on average, and shares of them all.
 
-    `limit`: of a row's tokens; `spared`: of its tokens, the share in beginnings that rows share, computed once.
+    `limit`, `longest`: of a sequence's tokens; `spared`: of its tokens, the share in beginnings that rows share,
+    computed once.
     """
 
     sampled: int
@@ -149,36 +151,30 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
             with contextlib.suppress(ValueError):  # a bad record: counted by its absence
                 example = convert(record.value, source.format, source.columns, kind=config.record_kind)
                 examples.append(located(example, record.file, config.data.cache))
-    splits: list[int] = []
     if labelled:
-        ids = framed_ids(tokenizer, [example for example in examples if isinstance(example, Labelled)])
+        rows = [[ids] for ids in framed_ids(tokenizer, [e for e in examples if isinstance(e, Labelled)])]
     else:
-        rows = [row for row in _encoder(config, tokenizer).encode_batch(examples) if not isinstance(row, str)]
-        ids = [row.ids for row in rows]
-        splits = [row.split for row in rows]
-    if not ids:
+        encoded = _encoder(config, tokenizer).encode_batch(examples)
+        rows = [[ids for ids, _ in row.sequences] for row in encoded if not isinstance(row, str)]
+    if not rows:
         return None
-    _require_embeddings(config, environ, tokenizer, ids)
-    lengths = [len(row) for row in ids]
+    _require_embeddings(config, environ, tokenizer, [ids for row in rows for ids in row])
+    lengths = [[len(ids) for ids in row] for row in rows]
     limit = (within_positions(config, tokenizer) if labelled else config).data.max_length
-    overlong = sum(length > limit for length in lengths)
+    overlong = sum(max(row) > limit for row in lengths)
     truncates = config.data.overlong == "truncate"
-    kept = [min(length, limit) for length in lengths if truncates or length <= limit]
-    whole = [_sequences(*row) for row in zip(ids, splits, strict=False) if len(row[0]) <= limit]
+    kept = [[min(length, limit) for length in row] for row in lengths if truncates or max(row) <= limit]
+    whole = [row for row, each in zip(rows, lengths, strict=True) if max(each) <= limit]
     return Lengths(
         sampled=sampled,
-        tokens_per_row=sum(kept) / max(1, len(kept)),
+        tokens_per_row=sum(map(sum, kept)) / max(1, len(kept)),
         overlong_share=overlong / sampled,
         limit=limit,
         bad_share=1 - len(lengths) / sampled,
         kept_share=len(kept) / sampled,
-        longest=max(kept, default=0),
+        longest=max(map(max, kept), default=0),
         spared=spared_share(config, whole),
     )
-
-
-def _sequences(ids: list[int], split: int) -> list[list[int]]:
-    return [ids[:split], ids[split:]] if split else [ids]
 
 
 def _require_embeddings(
@@ -192,12 +188,15 @@ def _require_embeddings(
         raise ConfigError(embeddings.say(max(largest), token, holding))
 
 
-def _encoder(config: Config, tokenizer: Tokenizer) -> Encoder | VisionEncoder:
+def _encoder(config: Config, tokenizer: Tokenizer) -> Encoder | PreferenceEncoder | VisionEncoder:
     from kubetune.data.text.encode import Encoder
+    from kubetune.data.text.encode_preferences import PreferenceEncoder
     from kubetune.data.vision.encode import VisionEncoder
     from kubetune.data.vision.image_processor import load_image_processor
 
     encoder = Encoder(tokenizer, train_on=config.data.train_on, add_special_tokens=config.data.add_special_tokens)
+    if config.record_kind != "text":
+        return PreferenceEncoder(encoder)
     processor = load_image_processor(config, tokenizer)
     return encoder if processor is None else VisionEncoder(encoder, processor)
 

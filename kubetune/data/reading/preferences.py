@@ -75,6 +75,7 @@ def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
     talk = _taken_talk(rest)
     if talk is not None:
         prompt, answer = _last_answer(talk)
+        _require_told(rest, talk)
         name = "messages"
     else:
         found = _take(rest, _ANSWERS)
@@ -122,6 +123,8 @@ def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> tuple[Any, tu
 
 
 def _record(rest: dict[str, Any], prompt: Any, answer: Any, shape: str) -> dict[str, Any]:
+    if over := next((key for key in ("prompt", "completion") if rest.get(key) not in (None, "", [], {})), None):
+        raise ValueError(f"has `{over}` beside its answers and what they go on from; expected these alone")
     if isinstance(prompt, str) and isinstance(answer, str):
         is_plain = shape == "prompt_completion" or (shape == "auto" and not any(key in rest for key in _OF_CHATS))
         if is_plain:
@@ -253,11 +256,9 @@ def _require_told(rest: dict[str, Any], talk: Sequence[Any]) -> None:
         given = rest.get(key)
         if given in (None, "", []):
             continue
-        is_known = (
-            given in contents
-            if isinstance(given, str)
-            else [_said(m) for m in given] == [_said(m) for m in talk[: len(given)]]
-        )
+        is_known = given in contents
+        if isinstance(given, list):
+            is_known = [_said(message) for message in given] == [_said(message) for message in talk[: len(given)]]
         if not is_known:
             raise ValueError(f"has `{key}` that its conversations do not hold; expected one prompt")
         del rest[key]
