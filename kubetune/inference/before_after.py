@@ -58,7 +58,7 @@ def record(run_dir: Path, number: int) -> Path:
     Raises ConfigError where there are none, or the task has no answers.
     """
     config = read_config(run_dir)
-    if config.task == "sequence_classification":
+    if config.classifies:
         raise errors.ConfigError(f"{run_dir} is a run of task {config.task}, which writes nothing that could be shown")
     rows = prepare(config).eval
     if rows is None:

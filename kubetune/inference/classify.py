@@ -1,18 +1,25 @@
-"""Verdicts of a trained classifier on texts: what `kubetune generate` does for one."""
+"""Verdicts of a trained classifier on texts, and rewards of answers: what `kubetune generate` does for such models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kubetune.batching.batch import Batch, collate_labelled
+from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.data.prepared.order import pack
+from kubetune.data.reading.formats import Example, read
+from kubetune.data.reading.problems import Problems
+from kubetune.data.text.encode import Encoder
 from kubetune.data.text.encode_labelled import frame, within_positions
 from kubetune.inference.result import default_device, open_result
+from kubetune.tasks import reward_model
 from kubetune.tasks import sequence_classification as task
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 TOKENS_AT_ONCE = 8192
 
@@ -37,6 +44,40 @@ def classify_texts(
     budget = TOKENS_AT_ONCE if learner.route.padding_free else 1
     groups = pack(np.arange(len(framed)), lengths, budget)
     return task.classify(learner, [_batch(framed, group.tolist()).to(device) for group in groups])
+
+
+def score_answers(
+    run_dir: Path, which: str, records: Sequence[tuple[str, dict[str, Any]]], model: str | None = None
+) -> list[float]:
+    """Reward of each answer by a run's reward model; overlong ones are cut as in training.
+
+    `records`: where each stands, and a prompt with its completion, or messages that end in an answer. Raises DataError
+    naming those that are neither.
+    """
+    result, problems = open_result(run_dir, which, model), Problems()
+    config, examples = result.config, list[Example]()
+    for where, record in records:
+        try:
+            examples.append(read(record)[0])
+        except ValueError as error:
+            problems.add(where, str(error))
+    problems.raise_if_any()
+    device = default_device()
+    with result.checked():
+        learner = reward_model.load(config, result.checkpoint, device)
+        encoder = Encoder(result.tokenizer, add_special_tokens=config.data.add_special_tokens)
+    rows: list[tuple[NDArray[np.uint32], NDArray[np.bool_]]] = []
+    for (where, _), found in zip(records, encoder.encode_batch(examples), strict=True):
+        if isinstance(found, str):
+            problems.add(where, found)
+            continue
+        ids = np.array(found.ids[: config.data.max_length], np.uint32)
+        rows.append((ids, np.zeros(len(ids), bool)))
+    problems.raise_if_any()
+    lengths = np.array([len(ids) for ids, _ in rows])
+    groups = pack(np.arange(len(rows)), lengths, TOKENS_AT_ONCE if learner.route.padding_free else 1) if rows else []
+    batches = [collate([rows[i] for i in group], group.tolist()).to(device) for group in groups]
+    return reward_model.score(learner, batches)
 
 
 def _batch(framed: Sequence[tuple[list[int], list[int]]], chosen: Sequence[int]) -> Batch:

@@ -17,7 +17,9 @@ from kubetune.inference.result import default_device, open_result
 from kubetune.planning.plan import make_plan
 from kubetune.rundir.metrics import EVALUATION, now
 from kubetune.scoring.judge import answer, judge_of
+from kubetune.tasks.preference_losses import needs_reference
 from kubetune.training.evaluation import collect, measured
+from kubetune.training.start import reference
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,14 @@ def evaluate_run(
             config = labels.fix(config)  # other data may lack some of the classes
     elif not config.data.eval:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
-    with result.checked():
+    whole_reference = config.lora is None and config.task == "preference" and needs_reference(config.preference)
+    with result.checked(base=whole_reference or None):
         rows = _rows(config, is_given=data is not None)
         learner = task.load(config, folder, device)
     world = World(device=device)
-    parts = collect(task, learner, rows, make_plan(config, world_size=1), world)
+    plan = make_plan(config, world_size=1)
+    reference.ask_base(config, learner, rows, plan, world)
+    parts = collect(task, learner, rows, plan, world)
     assert parts is not None
     if (said := task.predictions(learner, parts, rows)) is not None:
         predictions = predictions or run_dir / "predictions.jsonl"

@@ -78,7 +78,7 @@ def generate(
         raise ConfigError(f"images: found {len(images)} lists for {len(prompts)} prompts; expected one for each")
     require_sampling(max_new_tokens, temperature, top_p)
     folder = folder_of(run)
-    if read_config(folder).task == CLASSIFIER:
+    if read_config(folder).classifies:
         raise ConfigError(f"{folder} is a classifier, which writes no answers; kubetune.classify asks it")
     from kubetune.inference.generate import Sampling, answer, load_run
 

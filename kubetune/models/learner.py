@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from kubetune.models.padding_free import Route, hidden_states, unwrap
@@ -20,8 +22,17 @@ if TYPE_CHECKING:
 
 
 def _hidden(learner: Learner, batch: Batch) -> Tensor:
+    if not learner.route.padding_free and len(batch.cu_seqlens) > 2:
+        return torch.cat([hidden_states(learner.lm, one) for one in lone_sequences(batch)])
     # Packed batches of one sequence would lack some arguments of the layers, which makes another kind of them.
     return hidden_states(learner.lm, batch, always_packed=learner.compiled_layers is not None)
+
+
+def lone_sequences(batch: Batch) -> Iterator[Batch]:
+    """The sequences of a batch each alone, for a model that takes one at a time; without their labels."""
+    for start, stop in pairwise(batch.cu_seqlens):
+        ids, positions = batch.input_ids[start:stop], batch.position_ids[start:stop]
+        yield replace(batch, input_ids=ids, position_ids=positions, cu_seqlens=(0, stop - start))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from kubetune.config.schema import Config
 from kubetune.planning import earlier_runs
 from kubetune.planning.earlier_runs import Kind, Speed
 from kubetune.planning.flops import causal_pairs, planned_cost
-from kubetune.planning.forecast import classifies, element_bytes, micro_batch_tokens, quantization_of
+from kubetune.planning.forecast import element_bytes, micro_batch_tokens, quantization_of
 from kubetune.planning.gpu_specs import stated_tflops
 from kubetune.planning.linears import shape_of
 from kubetune.planning.model_shapes import Weights
@@ -145,7 +145,7 @@ def flops_per_token(config: Config, weights: Weights, length: float | None = Non
 
     `spared`: share of all tokens that stands in beginnings which other rows have computed.
     """
-    found = planned_cost(config, weights, has_vocabulary=not classifies(config))
+    found = planned_cost(config, weights, has_vocabulary=not config.classifies)
     length = length or config.data.max_length
     return None if found is None else found.sparing(spared).of(1, causal_pairs(length) / length, 1)
 

@@ -102,7 +102,7 @@ def forecast(
     if plan.device == "cuda":
         parts["gradient of the largest weight"] = largest
     tokens = micro_batch_tokens(config, plan)
-    chunk = 0 if classifies(config) else _chunk_bytes(weights, tokens, element, plan)
+    chunk = 0 if config.classifies else _chunk_bytes(weights, tokens, element, plan)
     before = sum(parts.values()) + chunk + PROCESS_BYTES[plan.device]
     left = None if device_bytes is None else int(USABLE_SHARE * device_bytes) - before
     if compiled is None:
@@ -204,7 +204,7 @@ def _sharing_parts(
     else:
         # Its weights on their way in, its gradient in fp32 as it goes out, and as it was before.
         parts["a layer on its way between the ranks"] = layer * (element + 8)
-        if not classifies(config):
+        if not config.classifies:
             parts["gradient of the head, whole"] = 4 * int(weights.text_config.get("vocab_size") or 0) * shape.hidden
         whole = 4 * weights.parameters
         if plan.may_accumulate and device_bytes is not None and whole <= device_bytes // 8:
@@ -215,11 +215,6 @@ def _sharing_parts(
             # Resident, but the kernel's to take back: the slices' files, from which a model is put together.
             parts["files of a checkpoint, mapped"] = 4 * weights.parameters
     return parts
-
-
-def classifies(config: Config) -> bool:
-    """The head has a few classes, seen by one token of each sequence, instead of a vocabulary."""
-    return config.task == "sequence_classification"
 
 
 def _chunk_bytes(weights: Weights, tokens: int, element: int, plan: Plan) -> int:

@@ -18,6 +18,8 @@ from kubetune.tasks import task_module
 
 PIPELINES = {
     "causal_lm": "text-generation",
+    "preference": "text-generation",
+    "reward_model": "text-classification",
     "sequence_classification": "text-classification",
     "vision_language": "image-text-to-text",
 }
@@ -110,7 +112,7 @@ def _snippet(config: Config, kind: str, base: str) -> str:
             f"from transformers import {auto}, {reader}\n\n"
             f"model = {auto}.from_pretrained({here})\nreader = {reader}.from_pretrained({here})"
         ).replace("reader =", "processor =" if reader == "AutoProcessor" else "tokenizer =")
-    given = ", config=config, ignore_mismatched_sizes=True" if config.task == "sequence_classification" else ""
+    given = ", config=config, ignore_mismatched_sizes=True" if config.classifies else ""
     lines = ["from peft import PeftModel", f"from transformers import {auto}, {reader}", ""]
     if given:
         lines[1] = f"from transformers import AutoConfig, {auto}, {reader}"

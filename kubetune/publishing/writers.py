@@ -153,7 +153,7 @@ def _ask_with_effect(job: Job, model: Any, sample: Sample) -> tuple[list[Tensor]
     None for a classifier: without its adapter its head is a random one.
     """
     trained = job.ask(model, sample)
-    if job.config.task == "sequence_classification":
+    if job.config.classifies:
         return trained, None
     with model.disable_adapter():
         base = job.ask(model, sample)

@@ -17,6 +17,7 @@ from kubetune.tasks.protocol import Task
 TASKS = {
     "causal_lm": "kubetune.tasks.causal_lm",
     "preference": "kubetune.tasks.preference",
+    "reward_model": "kubetune.tasks.reward_model",
     "sequence_classification": "kubetune.tasks.sequence_classification",
     "vision_language": "kubetune.tasks.vision_language",
 }
@@ -33,10 +34,11 @@ def task_module(config: Config) -> Task:
 
 
 if TYPE_CHECKING:
-    from kubetune.tasks import causal_lm, preference, sequence_classification, vision_language
+    from kubetune.tasks import causal_lm, preference, reward_model, sequence_classification, vision_language
 
     # mypy compares each module with the protocol.
     _causal_lm: Task = causal_lm
     _preference: Task = preference
+    _reward_model: Task = reward_model
     _sequence_classification: Task = sequence_classification
     _vision_language: Task = vision_language

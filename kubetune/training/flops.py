@@ -60,7 +60,7 @@ def describe(
 ) -> dict[str, Any]:
     """Device and dtype, and what report.json needs to speak of MFU, unless the model hides its sizes: FLOPs per token
     and the peak."""
-    classifies = config.task == "sequence_classification"
+    classifies = config.classifies
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     known = {"device": name, "device_bytes": device_bytes(device), "dtype": str(dtype).removeprefix("torch.")}
     try:

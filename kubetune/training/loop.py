@@ -113,7 +113,7 @@ def _build(
         optimizer,
         data.tokenizer,
         config.training.save_total_limit,
-        labelled=data.labels is not None,
+        labelled=config.classifies,
         background=writes_in_background(config.training.async_save, optimizer),
         timeout_seconds=config.training.timeout_seconds,
         base=base,

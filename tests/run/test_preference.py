@@ -12,10 +12,13 @@ from transformers import AutoModelForCausalLM
 
 from kubetune.config.schema import Config, PreferenceConfig
 from kubetune.distributed.process_group import World
+from kubetune.inference.evaluate import evaluate_run
+from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm, preference
 from tests import toy
-from tests.preferences import LOSSES, draw, plain_loss, work_of
+from tests.preferences import LOSSES, draw, plain_loss, work_of, write_judged, write_pairs
 
+slow = pytest.mark.slow
 ROWS = 8
 ONE = World()
 
@@ -56,3 +59,81 @@ def test_loss_and_gradient_are_those_of_plain_torch_however_the_batch_is_split(f
         (loss, *_), found = measured(loaded(folder), folder, settings, size)
         assert loss == pytest.approx(expected.item(), rel=1e-6)
         assert float((found - gradient).norm()) <= 1e-6 * float(gradient.norm())
+
+
+def test_a_model_that_takes_one_sequence_at_a_time_learns_the_same(folder: Path) -> None:
+    settings = PreferenceConfig.model_validate({"loss": "dpo"})
+    model = loaded(folder)
+    expected = plain_loss(model, draw(ROWS), settings)
+    place = {"path": str(folder / "model"), "attention": "eager"}
+    config = Config.model_validate({"model": place, "data": {"train": "none"}})
+    learner = replace(causal_lm.ready(loaded(folder), config), preference=settings)
+    assert not learner.route.padding_free
+    work = preference.completed(learner, work_of(draw(ROWS), 1, settings), ONE)
+    found = sum(preference.backward(learner, batch, 1 / work.divisor)[0].item() for batch in work.batches)
+    assert found == pytest.approx(expected.item(), rel=1e-6)
+
+
+# Whole runs.
+
+
+def run_config(
+    folder: Path, cache: Path, loss: str = "dpo", training: dict[str, Any] | None = None, **sections: Any
+) -> Config:
+    data = (write_judged if loss == "kto" else write_pairs)(folder)
+    return toy.make_config(
+        folder,
+        {"max_steps": 4, "eval_steps": 2, "save_steps": 2, **(training or {})},
+        task="preference",
+        preference={"loss": loss, **LOSSES[loss]},
+        data={**data, "cache": str(cache)},
+        **sections,
+    )
+
+
+def events(run_dir: Path, name: str) -> list[dict[str, Any]]:
+    return [event for event in metrics.read_events(run_dir) if event["event"] == name]
+
+
+def require_alike(ours: Path, theirs: Path) -> None:
+    for one, other in zip(metrics.read_metrics(ours), metrics.read_metrics(theirs), strict=True):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
+
+
+FULL: dict[str, Any] = {"lora": None, "training": {"learning_rate": 1e-3}}
+
+
+@pytest.mark.parametrize(("loss", "sections"), [("dpo+sft", {}), ("kto", {}), ("dpo", FULL)])
+def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
+    folder: Path, tmp_path: Path, loss: str, sections: dict[str, Any]
+) -> None:
+    config = run_config(folder, tmp_path / "cache", loss, **sections)
+    two = toy.finished(tmp_path / "two", config, 2)
+    one = toy.finished(tmp_path / "one", config)
+    require_alike(one, two)
+    assert [events(run, "reference")[0]["found"] for run in (two, one)] == [False, True]
+    first, *_, last = (line for line in metrics.read_metrics(one) if "loss" in line)
+    assert {"accuracy", "margin", "reward_chosen", "reward_rejected", "logp_chosen", "logp_rejected"} <= first.keys()
+    assert ("kl" in last) is (loss == "kto")
+    if loss == "dpo":
+        assert first["loss"] == pytest.approx(0.6931, abs=1e-4)
+        assert first["margin"] == pytest.approx(0, abs=1e-5)
+    evaluated = [line["eval_loss"] for line in metrics.read_metrics(one) if "eval_loss" in line]
+    assert evaluated == sorted(evaluated, reverse=True)
+    by_hand, *_, noted = evaluate_run(one, "last").metrics, *metrics.read_metrics(one)
+    assert by_hand == pytest.approx({name: value for name, value in noted.items() if name.startswith("eval_")})
+    assert len(by_hand) >= 7
+
+
+@slow
+def test_a_kill_in_the_reference_or_in_training_changes_no_bit(folder: Path, tmp_path: Path) -> None:
+    whole = toy.finished(tmp_path / "whole", run_config(folder, tmp_path / "other-cache"))
+    run_dir = toy.make_run(tmp_path / "killed", run_config(folder, tmp_path / "cache"))
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:reference:4"}) == [-9]
+    assert len(list((tmp_path / "cache").rglob("*.parts/*.npz"))) == 3
+    assert toy.train(run_dir, 2, environ={"KUBETUNE_FAULT": "signal 9:reference:3:1"})[1] == -9
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:micro-batch:6"}) == [-9]
+    assert toy.train(run_dir) == [0]
+    assert [event["found"] for event in events(run_dir, "reference")] == [False, True]
+    assert not list((tmp_path / "cache").rglob("*.parts"))
+    assert toy.digests(run_dir) == toy.digests(whole)

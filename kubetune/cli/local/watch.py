@@ -90,7 +90,8 @@ def _next(run_view: RunView, place: Path | None) -> str:
 
 def next_steps(run_dir: Path, task: str) -> str:
     """Commands to go on with after a run that ended well."""
-    return _listed(("generate" if task == "sequence_classification" else "chat", "report", "export"), run_dir)
+    judges = task in ("sequence_classification", "reward_model")
+    return _listed(("generate" if judges else "chat", "report", "export"), run_dir)
 
 
 def _listed(verbs: Sequence[str], of: object) -> str:

@@ -172,11 +172,20 @@ def is_classifier(run_dir: Path) -> bool:
     """The run's result tells texts apart instead of writing them."""
     from kubetune.config.load import read_config
 
-    return read_config(run_dir).task == "sequence_classification"
+    return read_config(run_dir).classifies
+
+
+def _scores(run_dir: Path) -> bool:
+    from kubetune.config.load import read_config
+
+    return read_config(run_dir).task == "reward_model"
 
 
 def classify(args: argparse.Namespace) -> int:
-    """Print the label of every text and its probability; the two texts of a pair are given with a tab between."""
+    """Print the label of every text and its probability; the two texts of a pair are given with a tab between.
+
+    Of a reward model, the reward of every answer, which has its prompt before it and a tab between.
+    """
     foreign = [
         f"--{name.replace('_', '-')}"
         for name in ("compare", "image", "max_new_tokens", "temperature", "top_p", "seed")
@@ -187,11 +196,7 @@ def classify(args: argparse.Namespace) -> int:
             f"{' and '.join(foreign)}: {args.run_dir} is a classifier, which is told texts and writes none; leave "
             f"{'it' if len(foreign) == 1 else 'them'} out"
         )
-    texts = read_texts(args)
-    from kubetune.inference.classify import classify_texts
-
-    verdicts = classify_texts(args.run_dir, args.checkpoint, texts, args.model)
-    rows = ({"text": text, "second": second} | said for (text, second), said in zip(texts, verdicts, strict=True))
+    rows, verdicts = _scored(args) if _scores(args.run_dir) else _classified(args)
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if args.output is not None:
         write_atomic(args.output, lines)
@@ -201,6 +206,52 @@ def classify(args: argparse.Namespace) -> int:
         for verdict in verdicts:
             print(*shown(verdict), sep="\t")
     return errors.OK
+
+
+def _classified(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the output, and what a classifier says of each."""
+    texts = read_texts(args)
+    from kubetune.inference.classify import classify_texts
+
+    verdicts = classify_texts(args.run_dir, args.checkpoint, texts, args.model)
+    rows = [{"text": text, "second": second} | said for (text, second), said in zip(texts, verdicts, strict=True)]
+    return rows, verdicts
+
+
+def _scored(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the output, and the reward of each answer."""
+    records = read_answers(args)
+    from kubetune.inference.classify import score_answers
+
+    found = score_answers(args.run_dir, args.checkpoint, records, args.model)
+    rows = [record | {"reward": reward} for (_, record), reward in zip(records, found, strict=True)]
+    return rows, [{"predicted": reward} for reward in found]
+
+
+def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    """Answers to score, each with its prompt, and where they stand. Raises DataError naming bad lines."""
+    from kubetune.config.load import read_config
+    from kubetune.data.prepared.data_facts import known
+    from kubetune.data.reading.problems import Problems
+    from kubetune.data.reading.readers import READERS
+
+    problems = Problems()
+    if args.file is not None:
+        found = READERS.get(args.file.suffix.lower(), READERS[".jsonl"])(args.file, problems)
+        records = [(record.where, dict(record.value)) for record in found]
+        problems.raise_if_any()
+        return records
+    name, answers = "prompt" if args.prompts else "standard input", []
+    is_chat = known(args.run_dir, read_config(args.run_dir)).is_chat
+    for number, line in enumerate(args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()], 1):
+        prompt, tab, answer = line.partition("\t")
+        if not tab or not prompt.strip() or not answer.strip():
+            problems.add(f"{name}:{number}", f"is {line!r}; expected a prompt and its answer, with a tab between")
+        roles = zip(("user", "assistant"), (prompt, answer), strict=True)
+        chat = {"messages": [{"role": role, "content": text} for role, text in roles]}
+        answers.append((f"{name}:{number}", chat if is_chat else {"prompt": prompt, "completion": answer}))
+    problems.raise_if_any()
+    return answers
 
 
 def shown(verdict: dict[str, Any]) -> list[str]:

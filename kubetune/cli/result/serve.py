@@ -123,7 +123,7 @@ def _of_run(name: str, run_dir: Path, *, merged: bool) -> Target:
     kind = "merged" if merged else "adapter" if config.lora else "model"
     if merged and not config.lora:
         raise ConfigError(f"{run_dir} trained every weight, so there is nothing merged; leave --merged out")
-    if config.task == "sequence_classification":
+    if config.classifies:
         raise ConfigError(f"{run_dir} is a classifier, which this chat server does not serve")
     if kind == "adapter" and (unknown := _beyond_vllm(config)):
         raise ConfigError(

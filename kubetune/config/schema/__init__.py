@@ -130,6 +130,11 @@ class Config(Section):
         return self.training.learning_rate or (2e-4 if self.lora else 1e-5)
 
     @property
+    def classifies(self) -> bool:
+        """A head that judges texts by one token of each, instead of a vocabulary."""
+        return self.task in ("sequence_classification", "reward_model")
+
+    @property
     def record_kind(self) -> RecordKind:
         """The kind of record that the task learns from."""
         if self.task == "preference":
@@ -207,7 +212,7 @@ class Config(Section):
         """Settings of this config that `training.parallelism: fsdp` cannot be combined with, each as a problem."""
         lora = self.lora or LoraConfig()
         refused = {
-            f"task: {self.task}": self.task == "sequence_classification",
+            f"task: {self.task}": self.classifies,
             "task: vision_language without lora": self.task == "vision_language" and self.lora is None,
             f"quantization: {self.quantization}": self.quantization not in ("none", "auto"),
             "lora.use_dora": lora.use_dora,

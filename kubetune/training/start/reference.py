@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from transformers import AutoModelForCausalLM
 
 from kubetune import errors
 from kubetune.base import files, logs
@@ -27,10 +28,10 @@ from kubetune.data.prepared import identity
 from kubetune.data.prepared.order import Ids
 from kubetune.distributed import process_group
 from kubetune.models import fsdp
-from kubetune.models.loading import choose_dtype
+from kubetune.models.loading import choose_dtype, load_pretrained
 from kubetune.models.padding_free import implementation
 from kubetune.rundir import heartbeat, metrics
-from kubetune.tasks import preference
+from kubetune.tasks import causal_lm, preference
 from kubetune.tasks.preference_losses import needs_reference
 
 if TYPE_CHECKING:
@@ -88,6 +89,18 @@ def attach(
         how = "found" if is_found else f"computed in {seconds:.1f} s"
         logs.MODEL.info("log-probabilities of %s rows under the model before training: %s", f"{number:,}", how)
         metrics.record_event(run_dir, "reference", rows=number, found=is_found, seconds=seconds)
+
+
+def ask_base(config: Config, learner: Learner, rows: Rows, plan: Plan, world: World) -> None:
+    """Give rows that are only evaluated what the base of a trained model says of them, if the loss asks it.
+
+    Where the model was trained whole, the base is loaded beside it.
+    """
+    if config.task == "preference" and needs_reference(config.preference):
+        if config.lora is None:
+            model = load_pretrained(AutoModelForCausalLM, config, world.device)
+            learner = causal_lm.ready(model, config)
+        rows.reference = scores(learner, {"eval": rows}, plan, world)["eval"]
 
 
 def _fingerprint(

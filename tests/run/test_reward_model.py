@@ -1,0 +1,89 @@
+"""Reward models: the loss of plain transformers, what they learn on held-out pairs, and what their exports say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from kubetune import cli
+from kubetune.batching.batch import Batch
+from kubetune.distributed.process_group import World
+from kubetune.models.acceleration import Workload
+from kubetune.rundir import metrics
+from kubetune.tasks import reward_model
+from tests import toy
+from tests.preferences import Row, batch_of, draw, write_pairs
+
+ROWS = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
+
+
+def batch_with_margins(rows: list[Row], first: int) -> Batch:
+    return replace(batch_of(rows, first), reference=None)
+
+
+@pytest.mark.parametrize("center", [None, 0.1])
+def test_loss_and_gradient_are_those_of_plain_transformers(folder: Path, center: float | None) -> None:
+    preference = {} if center is None else {"center_coefficient": center}
+    config = toy.make_config(folder, task="reward_model", preference=preference, lora=None)
+    learner = reward_model.build(config, World(), Workload(0))
+    assert learner.route.padding_free
+    model, rows = learner.lm, draw(ROWS)
+
+    def gradient() -> torch.Tensor:
+        found = torch.cat([p.grad.flatten() for p in model.parameters()])
+        model.zero_grad()
+        return found
+
+    def score(prompt: list[int], answer: list[int]) -> torch.Tensor:
+        # Its own code, with an attention of its own: the padding-free one wants a packed batch declared.
+        return plain(input_ids=torch.tensor([prompt + answer])).logits[0, 0]
+
+    plain: Any = AutoModelForSequenceClassification.from_config(model.config, attn_implementation="eager")
+    plain.load_state_dict(model.state_dict())
+    said = [[score(row.prompt, answer) for answer in row.answers] for row in rows]
+    each = [-torch.log(torch.sigmoid(w - lost - float(row.good))) for (w, lost), row in zip(said, rows, strict=True)]
+    loss = torch.stack(each).mean() + (center or 0) * torch.stack([(w + lost) ** 2 for w, lost in said]).mean()
+    loss.backward()
+    wanted = torch.cat([p.grad.flatten() for p in plain.parameters()])
+    for size in (8, 4, 1):
+        batches = [batch_with_margins(rows[start : start + size], start) for start in range(0, ROWS, size)]
+        found = sum(reward_model.backward(learner, batch, 1 / ROWS)[0].item() for batch in batches)
+        assert found == pytest.approx(loss.item(), rel=1e-6)
+        assert float((gradient() - wanted).norm()) <= 2e-6 * float(wanted.norm())
+
+
+@pytest.mark.slow
+def test_it_learns_held_out_pairs_and_its_export_says_the_same(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"num_train_epochs": 3, "metric_for_best_model": "accuracy", "learning_rate": 1e-2}
+    config = toy.make_config(folder, settings, task="reward_model", data=write_pairs(folder))
+    run_dir = toy.finished(tmp_path / "run", config)
+    evaluations = [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line]
+    assert max(line["eval_accuracy"] for line in evaluations) >= 0.9
+    assert {"accuracy", "margin", "reward_chosen", "reward_rejected"} <= metrics.read_metrics(run_dir)[0].keys()
+    records = [json.loads(line) for line in (folder / "held-out.jsonl").read_text().splitlines()][:3]
+    lines = [f"{row['prompt']}\t{row[side]}" for row in records for side in ("chosen", "rejected")]
+    capsys.readouterr()
+    assert cli.main(["generate", str(run_dir), *lines, "--json"]) == 0
+    said = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
+    assert cli.main(["export", str(run_dir), "--merge", "-o", str(tmp_path / "export")]) == 0
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert model.config.num_labels == 1
+    for line, reward in zip(lines, said, strict=True):
+        ids = tokenizer(line.replace("\t", ""), return_tensors="pt").input_ids
+        if tokenizer.eos_token_id != ids[0, -1]:
+            ids = torch.cat([ids, torch.tensor([[tokenizer.eos_token_id]])], 1)
+        assert float(model(input_ids=ids).logits) == pytest.approx(reward, abs=1e-4)
