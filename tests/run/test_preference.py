@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from kubetune.config.schema import Config, PreferenceConfig
@@ -16,10 +21,10 @@ from kubetune.inference.evaluate import evaluate_run
 from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm, preference
 from tests import toy
-from tests.preferences import LOSSES, draw, plain_loss, work_of, write_judged, write_pairs
+from tests.preferences import LOSSES, Row, draw, plain_loss, work_of, write_judged, write_pairs
 
 slow = pytest.mark.slow
-ROWS = 8
+EIGHT = draw(8)
 ONE = World()
 
 
@@ -32,15 +37,21 @@ def loaded(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="eager").train()
 
 
-def measured(model: Any, folder: Path, settings: PreferenceConfig, size: int) -> tuple[list[float], torch.Tensor]:
+def measured(
+    model: Any, folder: Path, settings: PreferenceConfig, size: int, rows: Sequence[Row] = EIGHT
+) -> tuple[list[float], torch.Tensor]:
     """Loss and metrics of a step in micro-batches of `size`, and the whole gradient."""
     learner = causal_lm.ready(model, Config.model_validate({"model": str(folder / "model"), "data": {"train": "none"}}))
     learner = replace(learner, preference=settings)
     assert learner.route.padding_free
-    work = preference.completed(learner, work_of(draw(ROWS), size, settings), ONE)
+    work = preference.completed(learner, work_of(rows, size, settings), ONE)
     model.zero_grad()
     parts = [preference.backward(learner, batch, 1 / work.divisor) for batch in work.batches]
     return torch.stack(parts).sum(0).tolist(), gradient_of(model)
+
+
+def of_loss(name: str) -> PreferenceConfig:
+    return PreferenceConfig.model_validate({"loss": name, **LOSSES[name]})
 
 
 def gradient_of(model: Any) -> torch.Tensor:
@@ -49,9 +60,9 @@ def gradient_of(model: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradient_are_those_of_plain_torch_however_the_batch_is_split(folder: Path, name: str) -> None:
-    settings = PreferenceConfig.model_validate({"loss": name, **LOSSES[name]})
+    settings = of_loss(name)
     model = loaded(folder)
-    expected = plain_loss(model, draw(ROWS), settings)
+    expected = plain_loss(model, EIGHT, settings)
     expected.backward()
     gradient = gradient_of(model)
     assert gradient.norm() > 0.1
@@ -64,12 +75,12 @@ def test_loss_and_gradient_are_those_of_plain_torch_however_the_batch_is_split(f
 def test_a_model_that_takes_one_sequence_at_a_time_learns_the_same(folder: Path) -> None:
     settings = PreferenceConfig.model_validate({"loss": "dpo"})
     model = loaded(folder)
-    expected = plain_loss(model, draw(ROWS), settings)
+    expected = plain_loss(model, EIGHT, settings)
     place = {"path": str(folder / "model"), "attention": "eager"}
     config = Config.model_validate({"model": place, "data": {"train": "none"}})
     learner = replace(causal_lm.ready(loaded(folder), config), preference=settings)
     assert not learner.route.padding_free
-    work = preference.completed(learner, work_of(draw(ROWS), 1, settings), ONE)
+    work = preference.completed(learner, work_of(EIGHT, 1, settings), ONE)
     found = sum(preference.backward(learner, batch, 1 / work.divisor)[0].item() for batch in work.batches)
     assert found == pytest.approx(expected.item(), rel=1e-6)
 
@@ -137,3 +148,30 @@ def test_a_kill_in_the_reference_or_in_training_changes_no_bit(folder: Path, tmp
     assert [event["found"] for event in events(run_dir, "reference")] == [False, True]
     assert not list((tmp_path / "cache").rglob("*.parts"))
     assert toy.digests(run_dir) == toy.digests(whole)
+
+
+PEERS = Path(__file__).parents[2] / "benchmarks" / ".venv-peers" / "bin" / "python"
+
+
+@slow
+@pytest.mark.skipif(not PEERS.exists(), reason="TRL has an environment of its own: benchmarks/peers/venv makes it")
+def test_losses_and_gradients_are_those_of_trl(folder: Path, tmp_path: Path) -> None:
+    # Two of ours TRL has not. Its ORPO learns the prompt as well, which is none where it has one token.
+    rows = {name: EIGHT for name in LOSSES if name not in ("cdpo", "free")}
+    rows["orpo"] = [row._replace(prompt=row.prompt[:1]) for row in EIGHT]
+    cases = [{"name": name, "rows": rows[name], "settings": of_loss(name).model_dump()} for name in rows]
+    order = tmp_path / "order.json"
+    order.write_text(json.dumps({"model": str(folder / "model"), "out": str(tmp_path), "cases": cases}))
+    root = Path(__file__).parents[2]
+    environ = {**os.environ, "PYTHONPATH": ""}
+    subprocess.run([PEERS, "-m", "tests.peers.trl_losses", order], check=True, cwd=root, env=environ)
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    for name in rows:
+        model = loaded(folder)
+        (loss, *_), _ = measured(model, folder, of_loss(name), 4, rows[name])
+        assert loss == pytest.approx(losses[name], rel=2e-6), name
+        theirs = load_file(tmp_path / f"{name}.safetensors")
+        ours = {key: p.grad for key, p in model.named_parameters() if key in theirs}
+        assert ours.keys() == theirs.keys()
+        difference = sum(float((ours[key] - theirs[key]).double().square().sum()) for key in theirs) ** 0.5
+        assert difference <= 5e-6 * sum(float(g.double().square().sum()) for g in theirs.values()) ** 0.5, name
