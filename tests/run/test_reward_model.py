@@ -86,4 +86,4 @@ def test_it_learns_held_out_pairs_and_its_export_says_the_same(
         ids = tokenizer(line.replace("\t", ""), return_tensors="pt").input_ids
         if tokenizer.eos_token_id != ids[0, -1]:
             ids = torch.cat([ids, torch.tensor([[tokenizer.eos_token_id]])], 1)
-        assert float(model(input_ids=ids).logits) == pytest.approx(reward, abs=1e-4)
+        assert model(input_ids=ids).logits.item() == pytest.approx(reward, abs=1e-4)
