@@ -37,6 +37,7 @@ RETIRED = {
     "meeting": "rendezvous", "hindsight": "actuals", "foreseen": "forecast", "probe": "preflight",
     "health": "stop or finite", "train_worker": "worker", "optim": "adamw", "trace": "step_digest",
     "sharded": "fsdp", "flat": "padding_free", "parallel": "process_group", "samples": "before_after",
+    "lean": "fused_forwards", "Snapshot": "ObservedRun",
 }  # fmt: skip
 """Words that were names of classes and modules once, with what stands in for each: one word for one idea."""
 ELSEWHERE = {("plugins", "journal"), ("plugins", "Journal")}
@@ -215,6 +216,17 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
         (6, "kubetune.planning.plan", "now"),
         (7, "kubetune.cli", "now"),
     ]
+
+
+def test_no_retired_word_is_a_key_of_the_run_file() -> None:
+    keys = {
+        node.target.id
+        for path in (PACKAGE / "config" / "schema").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    assert len(keys) > 100
+    assert keys & RETIRED.keys() <= {"optim"}, "which is Hugging Face's word"
 
 
 def test_no_retired_word_comes_back_as_a_name() -> None:

@@ -56,6 +56,8 @@ AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH, examples=["/data"])]
 
 
 class ComputeConfig(Section):
+    """Processes, nodes and their size, and what their time costs."""
+
     nodes: int = Field(1, ge=1, le=4096, description="Machines (pods on a cluster).")
     gpus_per_node: int | None = Field(
         None,
@@ -90,6 +92,8 @@ class ComputeConfig(Section):
 
 
 class CsiConfig(Section):
+    """An inline CSI volume: its driver, and what that is told."""
+
     driver: str = Field(
         min_length=1, description="Name of the CSI driver, such as `csi-mounted-fs-path.csi.nebius.ai`."
     )
@@ -106,6 +110,8 @@ def _one_source(section: Section, names: tuple[str, ...], *, needed: bool) -> No
 
 
 class VolumeConfig(Section):
+    """A volume of a run: a new claim, one that is there, a folder of the node, or an inline CSI volume."""
+
     model_config = ConfigDict(populate_by_name=True)
 
     size: Quantity | None = Field(None, description="Size of a new claim, such as `200Gi`.")
@@ -130,6 +136,8 @@ class VolumeConfig(Section):
 
 
 class StorageConfig(Section):
+    """The two volumes that every run has."""
+
     cache: VolumeConfig = Field(
         default_factory=lambda: VolumeConfig(size="100Gi"),
         description="Models, downloads and prepared data, at /cache. Can be lost without loss of work.",
@@ -140,6 +148,8 @@ class StorageConfig(Section):
 
 
 class MountConfig(Section):
+    """One more volume in all pods of a run."""
+
     path: AbsolutePath = Field(description="Where the container sees it.")
     claim: Name | None = Field(None, description="An existing claim.")
     host_path: AbsolutePath | None = Field(None, description="A folder of the node; not with `restricted`.")
@@ -156,11 +166,15 @@ class MountConfig(Section):
 
 
 class SecretKey(Section):
+    """A key of a Secret, by reference; values never stand in a run file."""
+
     secret: Name = Field(description="Name of the Secret.")
     key: str | None = Field(None, pattern=r"^[-._a-zA-Z0-9]+$", description="Key in it; left out: the variable's name.")
 
 
 class TolerationConfig(Section):
+    """A taint of nodes that pods bear, as in a pod's spec."""
+
     key: LabelKey | None = Field(None, description="Taint's key; left out with `Exists`: every taint.")
     operator: Literal["Exists", "Equal"] = Field("Exists", description="How the taint's value is compared.")
     value: LabelValue | None = Field(None, description="Taint's value, with `Equal`.")
@@ -174,6 +188,8 @@ class TolerationConfig(Section):
 
 
 class NodeAffinityConfig(Section):
+    """Nodes that pods want or need, by a label."""
+
     key: LabelKey = Field(description="Label of nodes.")
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field(
         "In", description="How the label is compared: `Gt` and `Lt` with one whole number."
@@ -197,6 +213,8 @@ class NodeAffinityConfig(Section):
 
 
 class ResourceClaimConfig(Section):
+    """Devices by dynamic resource allocation."""
+
     name: Label = Field(description="Name of the claim in the pod.")
     template: Name | None = Field(None, description="ResourceClaimTemplate from which each pod gets a claim.")
     claim: Name | None = Field(None, description="An existing ResourceClaim that all pods share instead.")
@@ -210,6 +228,8 @@ class ResourceClaimConfig(Section):
 
 
 class RdmaConfig(Section):
+    """Adapters for InfiniBand or RoCE in the pods, and which of them NCCL uses."""
+
     resource: str | None = Field(
         None,
         description="Device-plugin resource such as `rdma/hca` that gives a pod the adapters.",
@@ -230,6 +250,8 @@ class RdmaConfig(Section):
 
 
 class PreprocessConfig(Section):
+    """The Job without GPUs that prepares before training."""
+
     cpu: Cores = Field(8, description="CPU cores of the job.")
     memory: Quantity = Field("32Gi", description="Memory of the job.")
     command: tuple[str, ...] | None = Field(
@@ -238,6 +260,8 @@ class PreprocessConfig(Section):
 
 
 class JupyterConfig(Section):
+    """A pod with JupyterLab beside a run."""
+
     cpu: Cores = Field(4, description="CPU cores.")
     memory: Quantity = Field("16Gi", description="Memory.")
     gpus: int = Field(0, ge=0, le=64, description="GPUs it holds while it lives.")
@@ -248,11 +272,15 @@ class JupyterConfig(Section):
 
 
 class OperatorConfig(Section):
+    """Somebody who may operate the runs of a namespace."""
+
     kind: Literal["User", "Group", "ServiceAccount"] = Field("User", description="What the name is.")
     name: str = Field(min_length=1, description="Name as the cluster knows it.")
 
 
 class TopologyConfig(Section):
+    """Nearness of the pods of a run, as Kueue has to place them."""
+
     required: LabelKey | None = Field(
         None,
         description="Level, such as `cloud.provider.com/topology-rack`, within which all pods are, or none starts.",
@@ -272,6 +300,8 @@ class TopologyConfig(Section):
 
 
 class JobSetConfig(Section):
+    """Settings that only a JobSet has."""
+
     restart: Literal["all", "trainer", "in_place"] = Field(
         "all",
         description="What starts again after a failure: all Jobs; the trainer's alone, so that nothing is prepared "
@@ -292,6 +322,8 @@ class JobSetConfig(Section):
 
 
 class SchedulingConfig(Section):
+    """Gang of a run: its scheduler, queue and topology."""
+
     gang: Literal["auto", "none", "kueue", "volcano", "coscheduling", "native"] = Field(
         "auto",
         description="What starts all pods together or none: Kueue (with `queue`), a PodGroup of Volcano or of the "
@@ -308,11 +340,15 @@ class SchedulingConfig(Section):
 
 
 class PatchTarget(Section):
+    """The rendered objects that a patch is for."""
+
     kind: str = Field(min_length=1, description="Kind of the objects, such as `Job`, `Service` or `Deployment`.")
     name: Name | None = Field(None, description="Name of one object; left out: all of this kind.")
 
 
 class PatchConfig(Section):
+    """A patch of rendered objects, for fields that no key sets."""
+
     target: PatchTarget = Field(description="What is patched, as in kustomize.")
     patch: dict[str, Any] | tuple[dict[str, Any], ...] = Field(
         description="A mapping: a strategic merge patch. A list of `{op, path, value}`: a JSON Patch (RFC 6902)."
@@ -320,6 +356,8 @@ class PatchConfig(Section):
 
 
 class KubernetesConfig(Section):
+    """A run on a cluster: its kind of workload, image, volumes, placement, secrets and companions."""
+
     image: str = Field(min_length=1, description="Container image with kubetune in it; pin a tag or a digest.")
     kind: Literal["job", "statefulset", "jobset", "pytorchjob", "trainjob"] = Field(
         "job", description="What runs the pods. `job` needs nothing installed; `jobset` restarts gangs best."

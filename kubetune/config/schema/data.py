@@ -12,6 +12,8 @@ from kubetune.config.schema.base import AsTuple, Section, section_of
 
 
 class SourceConfig(Section):
+    """A source of records: a file, folder or hub data set, how it is read, and its share of an epoch."""
+
     path: str = Field(min_length=1, description="File, folder or hub data set; `path#500` takes 500 seeded samples.")
     weight: float = Field(
         1.0,
@@ -69,6 +71,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DataConfig(Section):
+    """Data to learn from and to be evaluated on, and the fate of their rows."""
+
     train: Sources = Field(description="One source or a list of sources.")
     eval: Annotated[
         Share | tuple[SourceConfig, ...] | None,

@@ -14,6 +14,8 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32":
 
 
 class ModelConfig(Section):
+    """The model: where it lies, its tokenizer and chat template, its dtype and attention."""
+
     path: str = Field(min_length=1, description="Hub id (`Qwen/Qwen3-8B`) or a folder that holds the model.")
     revision: str | None = Field(None, description="Branch, tag or commit on the hub.")
     tokenizer: str | None = Field(None, description="Hub id or folder of the tokenizer, when it is not the model's.")
@@ -49,6 +51,8 @@ class ModelConfig(Section):
 
 
 class LoraConfig(Section):
+    """Adapters (LoRA, arXiv 2106.09685): their rank and scale, and the modules that get them."""
+
     r: int = Field(16, ge=1, le=4096, description="Rank.")
     alpha: float | None = Field(None, gt=0, description="Scale; left out: twice the rank.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
@@ -82,6 +86,8 @@ class LoraConfig(Section):
 
 
 class ClassificationConfig(Section):
+    """Classes that a classifier tells apart, and the kind of problem."""
+
     problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = Field(
         "auto", description="One class, any number of classes, or a number; `auto`: as the labels look."
     )
@@ -93,6 +99,8 @@ class ClassificationConfig(Section):
 
 
 class VisionConfig(Section):
+    """Sizes of images in tokens, and the parts of a vision-language model that learn."""
+
     image_max_tokens: int = Field(
         1024, ge=1, le=16_384, description="Larger images are scaled down until they take at most so many tokens."
     )

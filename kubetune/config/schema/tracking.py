@@ -10,6 +10,8 @@ from kubetune.config.schema.base import Section, section_of
 
 
 class MlflowConfig(Section):
+    """Place of MLflow, and what it gets besides numbers."""
+
     uri: str = Field("./mlruns", description="Folder, `sqlite:///…` or address of a tracking server.")
     experiment: str = Field("kubetune", description="Name of the experiment.")
     tags: dict[str, str] = Field(default_factory=dict, description="More tags on the run.")
@@ -26,11 +28,15 @@ class MlflowConfig(Section):
 
 
 class TrackingConfig(Section):
+    """Copies of a run's numbers, for TensorBoard and MLflow."""
+
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run directory.")
     mlflow: MlflowConfig | None = Field(None, description="Log to MLflow.")
 
 
 class PushConfig(Section):
+    """Upload of the best checkpoint after a good end."""
+
     repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="Repository on the Hugging Face hub: `ORG/NAME`.")
     merge: bool = Field(False, description="Upload merged weights instead of the adapter.")
     private: bool = Field(True, description="Make a new repository private.")
@@ -40,6 +46,8 @@ as_push = section_of("repo")
 
 
 class LoggingConfig(Section):
+    """Lines that a run prints, and answers that it shows."""
+
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least important line shown.")
     batches: Literal["all", "first-last", "none"] = Field(
         "first-last", description="Which batches get a `[BATCH]` line at DEBUG."

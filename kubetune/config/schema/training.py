@@ -20,6 +20,8 @@ Interval = Annotated[int, Field(ge=1)] | Literal["epoch"]
 
 
 class TrainingConfig(Section):
+    """Steps, optimizer, schedule, evaluations, checkpoints and speed of a run."""
+
     num_train_epochs: float = Field(1.0, gt=0, le=10_000, description="Epochs; may be a fraction.")
     max_steps: int | None = Field(None, ge=1, description="Optimizer steps; takes precedence over epochs.")
     global_batch_size: int | None = Field(
