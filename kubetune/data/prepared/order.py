@@ -70,6 +70,7 @@ def step_boundaries(lengths: Ids, num_steps: int) -> Ids:
     steps, ends = np.arange(num_steps + 1), np.concatenate([[0], np.cumsum(lengths)])
     share, rest = divmod(int(ends[-1]), num_steps)
     wanted = steps * share + steps * rest // num_steps  # whole numbers, the same on every machine
+    # Each bound is the sample's end nearest to its place in the whole epoch: errors of steps do not add up.
     boundaries = np.searchsorted(ends, wanted)
     before = np.maximum(boundaries - 1, 0)
     boundaries = np.where(wanted - ends[before] < ends[boundaries] - wanted, before, boundaries)

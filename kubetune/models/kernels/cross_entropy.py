@@ -138,6 +138,8 @@ class FusedLinearCrossEntropy(Function):
         weight_sum: GradientSum | None,
         bias_sum: GradientSum | None,
     ) -> Tensor:
+        # Chunk by chunk, the gradient of logits takes their place and is used up at once: dX = dL W, dW += dLᵀ X.
+        # Nothing is computed twice; the price is that gradients are made unasked, with `scale` known here.
         d_hidden = torch.empty_like(hidden)
         d_weight = opened(weight, weight_sum) if ctx.needs_input_grad[1] else None
         d_bias = opened(bias, bias_sum) if bias is not None and ctx.needs_input_grad[2] else None
