@@ -220,7 +220,9 @@ def lock(path: StrPath, *, wait: bool) -> Iterator[None]:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     _lock_fds.add(fd)
     try:
-        with _locked(fd, Path(path), wait):
+        with explained_writes(path):
+            locked = _locked(fd, Path(path), wait)
+        with locked:
             yield
     finally:
         if fd in _lock_fds:  # not so in a forked child

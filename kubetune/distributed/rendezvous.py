@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -130,24 +131,63 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
     _number(environ, "LOCAL_RANK", 0)
     host, port = environ.get("MASTER_ADDR", "127.0.0.1"), _number(environ, "MASTER_PORT", 0)
     address = f"{host}:{port}"
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        store = _open(host, port, size, rank, timeout_seconds) if size > 1 else HashStore()
+        if size > 1:
+            opened = open_store("rank", rank, size, host, port, timeout_seconds, serves=rank == 0 and not by_agent)
+        store = PrefixStore("kubetune.distributed.rendezvous", opened) if size > 1 else HashStore()
         found = Rendezvous(rank, size, _number(environ, "LOCAL_WORLD_SIZE", size), timeout_seconds, address, store)
         found.call_roll()
     except dist.DistError as error:
-        if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            raise errors.EnvironmentFault(
-                f"rank 0 cannot listen at {address}: {first_line(error)}. Set MASTER_PORT to a free port"
-            ) from error
-        raise not_found("rank", rank, address, timeout_seconds, error) from error
+        raise _not_found("rank", rank, address, timeout_seconds, first_line(error)) from error
     return found
 
 
-def not_found(who: str, number: int, address: str, timeout_seconds: float, error: Exception) -> Absent:
+def open_store(
+    who: str, number: int, size: int, host: str, port: int, timeout_seconds: float, *, serves: bool
+) -> TCPStore:
+    """The store at an address, kept by this process where it `serves`. Raises Absent where nobody answers in time, and
+    EnvironmentFault where serving is not possible.
+    """
+    opened: list[TCPStore | dist.DistError] = []
+
+    def open_it() -> None:
+        try:
+            # Not waiting for workers: the board is there to tell which of them are missing.
+            wait = timedelta(seconds=timeout_seconds)
+            opened.append(TCPStore(host, port, size, serves, wait, multi_tenant=True, wait_for_workers=False))
+        except dist.DistError as error:
+            opened.append(error)
+
+    # torch waits for ever for who takes a connection and then is silent, as a stopped process or another program is.
+    opening = threading.Thread(target=open_it, name="opening the store", daemon=True)
+    opening.start()
+    opening.join(timeout_seconds + MARGIN_SECONDS)
+    found = opened[0] if opened else _why_silent(host, port)
+    if isinstance(found, TCPStore):
+        return found
+    address, reason = f"{host}:{port}", found if isinstance(found, str) else first_line(found)
+    error = None if isinstance(found, str) else found
+    if serves:
+        raise errors.EnvironmentFault(
+            f"{who} {number} cannot listen at {address}: {reason.rstrip('.')}. Set MASTER_PORT to a free port"
+        ) from error
+    raise _not_found(who, number, address, timeout_seconds, reason) from error
+
+
+def _why_silent(host: str, port: int) -> str:
+    try:
+        with socket.create_connection((host, port), MARGIN_SECONDS):
+            return "something there takes connections and does not answer; it is stopped, or another program"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _not_found(who: str, number: int, address: str, timeout_seconds: float, reason: str) -> Absent:
     """Error for when the one that holds the board could not be reached."""
     return Absent(
         f"{who} {number} on {socket.gethostname()} did not find {who} 0 at {address} within {timeout_seconds:g} s: "
-        f"{first_line(error).rstrip('.')}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"
+        f"{reason.rstrip('.')}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"
     )
 
 
@@ -161,18 +201,3 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdecimal():
         raise errors.ConfigError(f"{name} is {text!r}; expected a whole number, as torchrun sets it")
     return int(text)
-
-
-def _open(host: str, port: int, size: int, rank: int, timeout_seconds: float) -> Store:
-    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    # Not waiting for workers: the board is there to tell which of them are missing.
-    store = TCPStore(
-        host,
-        port,
-        size,
-        is_master=rank == 0 and not by_agent,
-        timeout=timedelta(seconds=timeout_seconds),
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
-    return PrefixStore("kubetune.distributed.rendezvous", store)

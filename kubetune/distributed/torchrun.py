@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(patience: int, arguments: Sequence[str], tell: Tell) -> int:
     import logging
 
+    _quiet()
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -65,19 +66,29 @@ def _run(patience: int, arguments: Sequence[str], tell: Tell) -> int:
         return errors.BUG
     except SignalException:
         return errors.PREEMPTED
-    except rendezvous.Absent as absent:
-        tell(str(absent))
-        return errors.LOST_PEER
+    except errors.EnvironmentFault as fault:
+        tell(str(fault))
+        return errors.LOST_PEER if isinstance(fault, rendezvous.Absent) else fault.exit_code
     except (RendezvousError, DistError) as error:
         tell(f"the nodes lost each other before training: {rendezvous.first_line(error)}")
         return errors.LOST_PEER
     return errors.OK
 
 
+def _quiet() -> None:
+    """Silence torch's C++, which shows a lost peer as stacks of itself: warnings in ranks, all of it here."""
+    level = "TORCH_CPP_LOG_LEVEL"
+    if level not in os.environ:
+        os.environ[level] = "FATAL"
+        import torch  # noqa: F401  # which reads it, once
+
+        os.environ[level] = "ERROR"
+
+
 def _roll_called(next_rendezvous: Any) -> Any:
     """The same rendezvous of nodes, but it ends naming those that did not come in time."""
 
-    from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     from kubetune.distributed import rendezvous
 
@@ -85,15 +96,9 @@ def _roll_called(next_rendezvous: Any) -> Any:
         if handler._store is None:
             host, port, node, nodes = handler.master_addr, handler.master_port, handler.rank, handler.world_size
             seconds, address = handler.timeout.total_seconds(), f"{host}:{port}"
-            try:
-                # Not waiting for workers: the board is there to tell which of them are missing.
-                handler._store = TCPStore(
-                    host, port, nodes, node == 0, handler.timeout, multi_tenant=True, wait_for_workers=False
-                )
-                board = PrefixStore("kubetune.nodes", handler._store)
-                rendezvous.Rendezvous(node, nodes, nodes, seconds, address, board, "node").call_roll()
-            except DistError as error:
-                raise rendezvous.not_found("node", node, address, seconds, error) from error
+            handler._store = rendezvous.open_store("node", node, nodes, host, port, seconds, serves=node == 0)
+            board = PrefixStore("kubetune.nodes", handler._store)
+            rendezvous.Rendezvous(node, nodes, nodes, seconds, address, board, "node").call_roll()
         info: RendezvousInfo = next_rendezvous(handler)
         return info
 

@@ -38,6 +38,12 @@ def start(path: Path, how: str, reason: str = "ENOLCK", code: str = HOLDER) -> s
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def test_a_lock_that_fails_is_told_by_its_path(tmp_path: Path) -> None:
+    with start(tmp_path / "x.lock", "at once", "EIO") as holder:
+        assert f"cannot write {tmp_path / 'x.lock'}: Input/output error" in holder.communicate()[1]
+        assert holder.returncode == 1
+
+
 @pytest.mark.parametrize("reason", ["ENOLCK", "EOPNOTSUPP", "ENOSYS"])
 def test_another_file_stands_in_and_dies_with_its_holder(tmp_path: Path, reason: str) -> None:
     path = tmp_path / "x.lock"

@@ -344,7 +344,24 @@ def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start) 
         assert agent.finish() == 145
         assert named in agent.errors
         assert "Traceback" not in agent.errors
+        assert "frame #" not in agent.errors  # the stack of torch's C++
     assert absent[0] in ending(tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("node", "code", "told"),
+    [
+        (0, 3, "node 0 cannot listen at 127.0.0.1:"),
+        (1, 145, "something there takes connections and does not answer; it is stopped, or another program"),
+    ],
+)
+def test_an_address_that_another_program_has_is_told_in_time(start: Start, node: int, code: int, told: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environ = {"NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(silent.getsockname()[1])}
+        agent = start({}, nodes=2, environ=dict(environ), resolved={"training": {"timeout_seconds": 1}})
+        assert agent.finish(seconds=30) == code
+    assert told in agent.errors
+    assert "frame #" not in agent.errors
 
 
 def test_a_node_that_does_not_know_its_place_says_what_is_missing(start: Start) -> None:
