@@ -32,11 +32,16 @@ COMMAND = "KUBETUNE_COMMAND"
 _FIRST_SECONDS, _LONGEST_SECONDS, _LOOKS = 1.0, 15.0, 60
 """Between looks at a machine: short at first, so that short runs have curves, and longer the longer a run takes."""
 
+_HERE = Path()  # not its name: the folder may have been deleted by now
+
 _log = family_logger("FILES")
 
 
-def describe(folder: Path) -> dict[str, Any]:
-    """Make-up of this machine, and the command and code in `folder` by which the run was started."""
+def describe() -> dict[str, Any]:
+    """Make-up of this machine, and the command and code by which the run was started.
+
+    The code is git's of the current folder, which is where people start what is theirs.
+    """
     gpus = gpu_use()
     return {
         "host": platform.node(),
@@ -47,8 +52,8 @@ def describe(folder: Path) -> dict[str, Any]:
         "gpus": [gpu["name"] for gpu in gpus],
         "driver": gpu_driver() if gpus else None,
         "command": os.environ.get(COMMAND) or command_line(),
-        "git_commit": git_commit(folder),
-        "git_dirty": git_is_dirty(folder),
+        "git_commit": git_commit(),
+        "git_dirty": git_is_dirty(),
         "versions": metrics.versions(),
     }
 
@@ -77,12 +82,12 @@ def gpu_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     return None
 
 
-def git_commit(folder: Path) -> str | None:
+def git_commit(folder: Path = _HERE) -> str | None:
     """The commit that is checked out in a folder; None where git, or a repository, is missing."""
     return _git(folder, "rev-parse", "HEAD")
 
 
-def git_is_dirty(folder: Path) -> bool | None:
+def git_is_dirty(folder: Path = _HERE) -> bool | None:
     """Files that git knows were changed since that commit; None as above."""
     said = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return None if said is None else bool(said)
@@ -155,10 +160,10 @@ def _use_of(gpu: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def recorded(run_dir: Path, step: Callable[[], int]) -> Iterator[None]:
+def recorded(run_dir: Path, step: Callable[[], int], told: Callable[[dict[str, Any]], None]) -> Iterator[None]:
     """Within, how busy the machine is goes to load.jsonl now and then, with the steps that are completed by then.
 
-    A disk that takes no more of it ends the record, not the run.
+    `told` hears it too, in a thread. A disk that takes no more of it ends the record, not the run.
     """
     ended, load = threading.Event(), Load(run_dir)
 
@@ -167,7 +172,9 @@ def recorded(run_dir: Path, step: Callable[[], int]) -> Iterator[None]:
         try:
             with Appender(run_dir / metrics.LOAD) as file:
                 while not ended.wait(_pause(time.monotonic() - began)):
-                    file.append({"time": metrics.now(), "step": step(), **load.look()})
+                    found = load.look()
+                    told(found)
+                    file.append({"time": metrics.now(), "step": step(), **found})
         except (EnvironmentFault, OSError) as error:
             _log.warning("%s gets no more lines: %s", metrics.LOAD, error)
 

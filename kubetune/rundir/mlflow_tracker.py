@@ -30,14 +30,13 @@ from kubetune.config.naming import method_label
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import MlflowConfig
 from kubetune.rundir import metrics
-from kubetune.rundir.machine import Load, git_commit
+from kubetune.rundir.machine import git_commit
 
 IDENTITY: Final = "tracking.json"
 
 _log = family_logger("TRACKING")
 _SECONDS_TO_BEGIN = 60.0
 _SECONDS_BETWEEN_SENDS = 5.0
-_SECONDS_BETWEEN_LOOKS = 10.0
 _SECONDS_TO_SEND_THE_REST = 10.0
 _SECONDS_FOR_FILES = 120.0
 _LONGEST_PARAM = 500
@@ -120,9 +119,6 @@ class MlflowSink:
         self._in_flight: list[Any] = []
         self._sent_files = False
         self._step = 0
-        self._ended = threading.Event()
-        self._looker = threading.Thread(target=self._look_at_machine, name="mlflow-system", daemon=True)
-        self._looker.start()
         shown = f"; open it with: mlflow ui --backend-store-uri {uri}" if artifacts is not None else ""
         _log.info("MLflow run %s at %s%s", self._run_id, uri, shown)
 
@@ -142,9 +138,12 @@ class MlflowSink:
 
         self._sender.submit(send)  # training does not wait for it
 
+    def note_load(self, load: Mapping[str, Any]) -> None:
+        """Keep the machine's load to be sent with the next numbers; in the thread that looks at the machine."""
+        self._waiting.extend(_numbers(self._step, machine_load(load)))
+
     def close(self, status: str) -> None:
         """Send the rest, and the run's files. Raises TimeoutError where an answer takes too long."""
-        self._ended.set()
         self._send(wait=True)
         for what, send in (("data set", self._send_data_set), ("files", self._send_files)):
             self._in_time(what, send)
@@ -153,8 +152,7 @@ class MlflowSink:
         self._sender.do(lambda: self._client.set_terminated(self._run_id, status), _SECONDS_TO_SEND_THE_REST)
 
     def abandon(self) -> int:
-        """Look at the machine no more; returns how many numbers were not sent, or not known to be."""
-        self._ended.set()
+        """Stop; returns how many numbers were not sent, or not known to be."""
         return len(self._waiting) + len(self._in_flight)
 
     def _in_time(self, what: str, send: Callable[[], None]) -> None:
@@ -182,12 +180,6 @@ class MlflowSink:
     def _send_numbers(self, numbers: list[Any]) -> None:
         for first in range(0, len(numbers), _NUMBERS_PER_CALL):
             self._client.log_batch(self._run_id, metrics=numbers[first : first + _NUMBERS_PER_CALL])
-
-    def _look_at_machine(self) -> None:
-        """Note the machine's load now and then, until the run ends."""
-        load = Load(self._run_dir)
-        while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
-            self._waiting += _numbers(self._step, machine_load(load.look()))
 
     def _send_files(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -294,7 +286,7 @@ def _tags(config: Config, run_dir: Path) -> Iterator[tuple[str, str]]:
     """Tags that tell runs apart beside their settings, under MLflow's own names where it has them."""
     yield "mlflow.source.name", "kubetune train"
     yield "mlflow.source.type", "LOCAL"
-    if commit := git_commit(Path.cwd()):
+    if commit := git_commit():
         yield "mlflow.source.git.commit", commit
     yield "kubetune.run_dir", str(run_dir.absolute())
     yield "kubetune.host", platform.node()

@@ -30,6 +30,8 @@ _NO_CURVES = ("epoch", "samples")
 class _Sink(Protocol):
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
+    def note_load(self, load: Mapping[str, Any]) -> None: ...
+
     def tell(self, name: str, text: str) -> None: ...
 
     def close(self, status: str) -> None: ...
@@ -75,6 +77,11 @@ class Tracker:
                 sink.log(step, numbers)
             except Exception as error:
                 self._give_up(name, error, step)
+
+    def note_load(self, load: Mapping[str, Any]) -> None:
+        """Pass on how busy the machine is, from the thread that looks at it."""
+        for sink in list(self._sinks.values()):
+            sink.note_load(load)
 
     def tell(self, name: str, text: str) -> None:
         """Leave a word on the run where its numbers are looked at: a tag in MLflow, a text in TensorBoard."""
@@ -174,6 +181,9 @@ class _TensorBoard:
             self._writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, step)
         self._step = step
         self._disk.require()
+
+    def note_load(self, load: Mapping[str, Any]) -> None:
+        """Nothing: TensorBoard has no place for it."""
 
     def tell(self, name: str, text: str) -> None:
         self._writer.add_text(name, text, self._step)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kubetune import errors
 from kubetune.base import fault_injection, files, logs
+from kubetune.base.humanize import duration
 from kubetune.data.prepared.identity import Check
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
@@ -31,6 +32,11 @@ from kubetune.training import optimizer_shards
 from kubetune.training.adamw import FlatAdamW
 from kubetune.training.full_disk import explained_full_disk, require_free
 from kubetune.training.host_copies import Held, HostCopies
+
+
+def pause(seconds: float) -> str:
+    """How long a save kept training from going on, for its line in the log; nothing where that is not worth a word."""
+    return f"; training paused {duration(seconds)}" if seconds >= 0.005 else ""
 
 
 @dataclass
@@ -146,7 +152,7 @@ class Checkpointer:
     def _settle(self, failure: errors.KubetuneError | None) -> None:
         self._require_all(failure)
         name = checkpoint.folder_of(self.run_dir, self._state.step).name
-        logs.STEP.info("saved checkpoint %s; training paused %.2g s", name, self._stall_seconds)
+        logs.STEP.info("saved checkpoint %s%s", name, pause(self._stall_seconds))
 
     def _attempt(self, state: State, held: Held) -> errors.KubetuneError | None:
         try:

@@ -145,7 +145,7 @@ def open_run_log(config: Config, plan: Plan, run_dir: Path, world: World, state:
         run_log.remember(run_dir, state.step)
         tracker = trackers.open_tracker(config, run_dir, state.step, write_page=partial(_write_page, run_dir))
         run_log._tracker = stack.enter_context(tracker)
-        stack.enter_context(machine.recorded(run_dir, lambda: run_log.last_step))
+        stack.enter_context(machine.recorded(run_dir, lambda: run_log.last_step, tracker.note_load))
         run_log._bar = stack.enter_context(Progress(plan.num_steps, state.step, is_wanted(world.rank)))
         yield run_log
         if (runaway := metrics.runaway(metrics.read_totals(run_dir))) is not None:

@@ -219,9 +219,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another order and moments, default 0")
     args = parser.parse_args(argv)
     began, done, interrupted = time.monotonic(), list[Kill](), False
-    os.environ.update({"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stop from outside tidies up too
     folder = Path(tempfile.mkdtemp(prefix="kubetune-chaos-"))
+    # Speeds of toys say nothing of the user's runs.
+    os.environ.update({"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")})
     # What the runs themselves print is of use only beside one that came out different.
     table, mistakes = os.fdopen(os.dup(1), "w", buffering=1), os.dup(2)
     printed = os.open(folder / "printed.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -1,4 +1,4 @@
-"""Refuses connections to anything but this machine, in the process that imports it.
+"""Refuses connections to anything but this machine, and writing to the user's caches, in the process that imports it.
 
 Python imports a `sitecustomize` it finds on PYTHONPATH by itself: tests/conftest.py puts this folder there, so that
 the processes which tests start are held to the same rule as the tests. An audit hook cannot be taken off again.
@@ -7,8 +7,14 @@ the processes which tests start are held to the same rule as the tests. An audit
 from __future__ import annotations
 
 import ipaddress
+import os
+import pwd
 import sys
 from typing import Any
+
+_HOMES = [user.pw_dir for user in pwd.getpwall() if user.pw_uid == os.getuid()]  # none in some containers
+_CACHES = tuple(os.path.join(home, ".cache", name, "") for home in _HOMES for name in ("kubetune", "huggingface"))
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def is_local(address: Any) -> bool:
@@ -32,4 +38,11 @@ def refuse_remote(event: str, args: tuple[Any, ...]) -> None:
         raise RuntimeError(f"tests connect to this machine only, and this would connect to {args[1]!r}")
 
 
+def refuse_the_users_caches(event: str, args: tuple[Any, ...]) -> None:
+    """Audit hook: raise where a file of the caches in the home folder is about to be written."""
+    if event == "open" and args[2] & _WRITES and str(args[0]).startswith(_CACHES):
+        raise RuntimeError(f"tests keep caches of their own, and this would write {args[0]}")
+
+
 sys.addaudithook(refuse_remote)
+sys.addaudithook(refuse_the_users_caches)

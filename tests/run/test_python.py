@@ -217,5 +217,5 @@ def test_a_notebook_shows_the_log_and_its_stop_button_saves_a_checkpoint(tmp_pat
         kernel.shutdown_kernel(now=True)
     assert stopped["ename"] == "KeyboardInterrupt"
     told = "".join(shown)
-    step = re.search(r"saved checkpoint step-(\d+);", told)[1]
+    step = re.search(r"saved checkpoint step-(\d+)", told)[1]
     assert f"then {errors.PREEMPTED} step-{step}" in told

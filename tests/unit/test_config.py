@@ -326,8 +326,8 @@ def test_the_metric_of_the_best_goes_by_its_short_name_too(write: Any, task: str
 def test_a_metric_that_no_evaluation_has_is_refused(write: Any, section: str, known: str) -> None:
     section += "\ntraining: {metric_for_best_model: accuracy}\n"
     told = f"training.metric_for_best_model: found eval_accuracy; evaluations of this task have {known}"
-    assert any(told in problem for problem in problems_of(write(EVALUATED + section)))
-    assert load_config(write(MINIMAL + section)).training.metric_for_best_model == "eval_accuracy"
+    for data in (EVALUATED, MINIMAL):  # a name that is wrong is so without evaluations too
+        assert any(told in problem for problem in problems_of(write(data + section)))
 
 
 def test_infinite_numbers_are_refused_in_every_section(write: Any) -> None:

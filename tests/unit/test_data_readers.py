@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import io
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kubetune.config.schema import SourceConfig
 from kubetune.data.reading import readers
 from kubetune.data.reading.formats import convert
 from kubetune.data.reading.problems import SHOWN, Problems
-from kubetune.data.reading.readers import READERS, Record, count_lines
+from kubetune.data.reading.readers import READERS, Record, count_lines, read_file
+from kubetune.data.reading.sources import count_rows, locate, read_source
 from kubetune.errors import DataError
 
 GOOD = b'{"prompt": "Ping", "completion": "Pong"}'
@@ -213,6 +218,57 @@ def test_records_around_a_flawed_one_of_a_list_are_read(tmp_path: Path, monkeypa
         f'{file}:2: has the key "text" twice',
         f"{file}:3: holds NaN, which is no JSON",
     ]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "A.JSON.GZ", "a.csv.gz", "a.txt.gz", "a.jsonl"])
+def test_what_gzip_packed_is_read(tmp_path: Path, name: str) -> None:
+    text = {"csv": "text\nx\ny\n", "txt": "x\n\ny\n"}.get(name.split(".")[1], '{"text": "x"}\n{"text": "y"}\n')
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_bytes(gzip.compress(text.encode()))
+    for path in (tmp_path / "data" / name, tmp_path / "data"):
+        problems, source = Problems(), SourceConfig(path=str(path))
+        assert [record.value for record in read_source(source, problems)] == [{"text": "x"}, {"text": "y"}]
+        assert not problems.total
+        assert count_rows(source) == 2
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.9])
+def test_what_gzip_packed_and_was_cut_off_is_refused(tmp_path: Path, kept: float) -> None:
+    packed = gzip.compress(b"".join(b'{"text": "%d"}\n' % number for number in range(1000)))
+    (file := tmp_path / "a.jsonl.gz").write_bytes(packed[: int(kept * len(packed))])
+    for read in (lambda: list(read_file(file, Problems())), lambda: count_rows(SourceConfig(path=str(file)))):
+        with pytest.raises(
+            DataError, match=r"a.jsonl.gz is damaged, or its download incomplete: .*Nothing was written"
+        ):
+            read()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "tsv", "txt"])
+@pytest.mark.parametrize(
+    ("encode", "told"),
+    [
+        (lambda text: text.encode("utf-16"), "is UTF-16; expected UTF-8: `iconv -f UTF-16 -t UTF-8 "),
+        (lambda text: text.encode("utf-16-le"), "is UTF-16LE; expected UTF-8: `iconv -f UTF-16LE -t UTF-8 "),
+        (lambda text: text.encode("utf-32"), "is UTF-32; expected UTF-8: `iconv -f UTF-32 -t UTF-8 "),
+        (lambda text: bz2.compress(text.encode()), "is packed; unpack it by `bunzip2 "),
+        (lambda text: lzma.compress(text.encode()), "is packed; unpack it by `unxz "),
+    ],
+)
+def test_what_is_no_utf8_text_is_one_problem_that_says_what_it_is(
+    tmp_path: Path, suffix: str, encode: Callable[[str], bytes], told: str
+) -> None:
+    problems, file = Problems(), tmp_path / f"a.{suffix}"
+    file.write_bytes(encode('{"text": "x"}\n{"text": "y"}\n'))
+    assert not list(read_file(file, problems))
+    (problem,) = problems.first
+    assert problem.startswith(f"{file}:1: {told}")
+
+
+def test_a_packed_file_in_a_folder_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / "b.jsonl.zst").write_bytes(b"")
+    with pytest.raises(DataError, match=r"b.jsonl.zst is packed; unpack it, or move it out of"):
+        locate(SourceConfig(path=str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.txt"])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_a_command_is_told_as_it_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(sys, "argv", ["/x/kubetune/agent.py", "/outputs/a"])
     assert machine.command_line() == "python -m kubetune.agent /outputs/a"
     monkeypatch.setenv(machine.COMMAND, "kubetune train run.yaml")
-    assert machine.describe(tmp_path)["command"] == "kubetune train run.yaml"
+    assert machine.describe()["command"] == "kubetune train run.yaml"
 
 
 def test_names_of_parts_are_read_where_the_system_keeps_them(tmp_path: Path) -> None:
@@ -60,10 +61,12 @@ def test_load_is_between_two_looks(tmp_path: Path) -> None:
 
 def test_looks_are_kept_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_FIRST_SECONDS", 0.01)
-    with machine.recorded(tmp_path, lambda: 7):
+    heard: list[dict[str, Any]] = []
+    with machine.recorded(tmp_path, lambda: 7, heard.append):
         until = time.monotonic() + 30
         while not metrics.read_lines(tmp_path / metrics.LOAD) and time.monotonic() < until:
             pass
     lines = (tmp_path / metrics.LOAD).read_text().splitlines()
     assert lines
     assert all(json.loads(line)["step"] == 7 for line in lines)
+    assert [load["memory_bytes"] for load in heard] == [json.loads(line)["memory_bytes"] for line in lines]

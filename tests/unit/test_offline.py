@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -29,3 +31,11 @@ def test_loopback_works(host: str) -> None:
         port = server.getsockname()[1]
         with socket.create_connection((host, port)) as client, server.accept()[0] as accepted:
             assert accepted.getpeername() == client.getsockname()
+
+
+def test_the_users_caches_are_not_written_in_a_child_process() -> None:
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    code = f"open({home + '/.cache/kubetune/speeds.jsonl'!r}, 'a')"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert child.returncode == 1
+    assert "tests keep caches of their own" in child.stderr

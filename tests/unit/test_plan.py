@@ -194,6 +194,10 @@ def test_a_plan_says_how_often_and_what_auto_means() -> None:
     assert said["checkpoints"] == "every step, and at the end; 3 kept"
     assert said["steps"] == "unknown until the data are read (1 epoch)"
     assert "(quantization: auto is none here)" in said["method"]
+    unused = config(training={"metric_for_best_model": "token_accuracy", "eval_steps": 3})
+    said = dict(describe(unused, make_plan(unused), None))
+    names = "training.metric_for_best_model and training.eval_steps"
+    assert said["evaluation"] == f"none: no data.eval, so {names} are not used"
     said = dict(describe(asked, make_plan(asked, 30, 3, gpus=1), None))
     assert said["evaluation"] == "every 30 steps, and at the end"
     assert ", 8bit base (quantization: auto is 8bit here)" in said["method"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any, cast
@@ -54,3 +55,19 @@ def test_logs_of_pods(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> Non
         said = read.read(4096)
     assert (b"\x1b" in said) == (not is_terminal)
     assert counter.bytes == len(EVIL.encode()) + 1
+
+
+@pytest.mark.parametrize("prepared", ["", "logging.getLogger().addHandler(logging.StreamHandler())"])
+def test_notes_of_a_config_are_shown_wherever_it_is_read(prepared: str) -> None:
+    """Notebooks come with a handler of their own, which hides what nobody asked for."""
+    code = f"""
+import logging
+{prepared}
+from kubetune.base import logs
+from kubetune.cli.prepare.plan import show_notes
+show_notes()
+logs.DATA.info("a note")
+logging.getLogger("httpx").info("a library's note")
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (shown.stdout, shown.stderr) == ("", "a note\n")

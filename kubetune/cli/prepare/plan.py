@@ -18,6 +18,7 @@ from kubetune.config.flags import add_run_arguments, config_from_args, sources_o
 from kubetune.config.load import dotted_values, read_tree, resolved
 from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
+from kubetune.config.schema.training import TrainingConfig
 from kubetune.data.inspect.estimate import Lengths, estimate_lengths, estimate_rows, is_upper_bound, makes_data
 from kubetune.planning.base_model import may_lack_targets, positions_of, require_kind
 from kubetune.planning.forecast import quantization_of
@@ -92,8 +93,23 @@ def _require_targets(config: Config) -> None:
 
 
 def show_notes() -> None:
-    """Let the notes that reading a config makes reach the terminal, such as variables that decide a setting."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    """Let the notes that reading a config makes reach the terminal, such as variables that decide a setting.
+
+    In a notebook somebody else shows what is logged, but for notes as long as nobody asks for them.
+    """
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logging.getLogger("kubetune").setLevel(logging.INFO)
+
+
+def _without(training: TrainingConfig) -> str:
+    """What a run without evaluations makes no use of, though it is set."""
+    defaults = TrainingConfig()
+    names = [
+        f"training.{name}"
+        for name in ("metric_for_best_model", "greater_is_better", "eval_steps")
+        if getattr(training, name) != getattr(defaults, name)
+    ]
+    return f": no data.eval, so {' and '.join(names)} {'is' if len(names) == 1 else 'are'} not used" if names else ""
 
 
 def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tuple[str, str]]:
@@ -127,7 +143,7 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
         0 if about and asked == "epoch" else steps
         for asked, steps in ((training.save_steps, plan.save_steps), (training.eval_steps, plan.eval_steps))
     )
-    yield "evaluation", f"{_every(evaluate)}, and at the end" if config.data.eval else "none"
+    yield "evaluation", f"{_every(evaluate)}, and at the end" if config.data.eval else f"none{_without(training)}"
     yield "checkpoints", f"{_every(save)}, and at the end; {training.save_total_limit} kept"
     yield "output", config.output or default_output(config, datetime.now())
 

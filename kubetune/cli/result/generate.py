@@ -269,7 +269,7 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
     from kubetune.data.prepared.data_facts import known
     from kubetune.data.reading.formats import texts_of
     from kubetune.data.reading.problems import Problems
-    from kubetune.data.reading.readers import READERS
+    from kubetune.data.reading.readers import read_file
 
     config, problems = read_config(args.run_dir), Problems()
     texts: list[tuple[str, str | None]] = []
@@ -284,7 +284,7 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
         _note_other_form(texts, known(args.run_dir, config).takes_pairs)
         return texts
     columns = {ours: theirs for source in config.data.train for ours, theirs in source.columns.items()}
-    for record in READERS.get(args.file.suffix.lower(), READERS[".jsonl"])(args.file, problems):
+    for record in read_file(args.file, problems):
         named = {ours: record.value[theirs] for ours, theirs in columns.items() if theirs in record.value}
         try:
             texts.append(texts_of(record.value | named))

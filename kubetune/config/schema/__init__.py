@@ -176,7 +176,7 @@ class Config(Section):
             problems.append(f"data.train_on: found all with `task: {self.task}`, which compares answers; leave it out")
         name = self.training.metric_for_best_model
         known = (*metrics_of(self.task, self.classification.problem_type), *self.evaluation.names)
-        if self.data.eval and name not in known:
+        if name not in known:
             problems.append(
                 f"training.metric_for_best_model: found {name}; evaluations of this task have {', '.join(known)}"
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import csv
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
+from kubetune.data.reading.packed import kind_of, opened, unpacking, why_unreadable
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.strict_json import Flawed, Scanner, parse
 from kubetune.errors import DataError
@@ -25,7 +25,6 @@ MAX_RECORD_BYTES: Final = 32 * 2**20
 """A longer line is taken for a mistake (a file without line breaks) and never held in memory."""
 
 _BLOCK: Final = 2**20
-_LFS: Final = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +42,27 @@ class Record:
 
 
 def read_file(file: Path, problems: Problems) -> Iterator[Record]:
-    """The records of a file of any format that READERS knows."""
-    with _opened(file) as stream:
-        start = stream.read(1024)
-    if start.startswith(_LFS):
-        size = re.search(rb"^size (\d+)", start, re.MULTILINE)
-        whole = f" of {int(size[1]):,} bytes" if size else ""
-        problems.add(f"{file}:1", f"is a pointer of Git LFS in place of a file{whole}; fetch that by `git lfs pull`")
-        return
-    yield from READERS[file.suffix.lower()](file, problems)
+    """The records of a file of any format that READERS knows; of another one as JSON lines."""
+    with unpacking(file):
+        with opened(file) as stream:
+            problem = why_unreadable(stream.read(1024), file)
+        if problem is not None:
+            problems.add(f"{file}:1", problem)
+            return
+        yield from READERS.get(kind_of(file), read_jsonl)(file, problems)
 
 
 def read_jsonl(file: Path, problems: Problems) -> Iterator[Record]:
     """One JSON object per line."""
     unsure = True
-    with _opened(file) as stream:
+    with opened(file) as stream:
         for number, line in enumerate(_lines(stream), 1):
             try:
                 value = _parse_line(line)
             except ValueError as error:
                 if unsure and line.strip():
                     unsure = False
-                    if (whole := _value_over_lines(file)) and file.suffix.lower() != ".json":
+                    if (whole := _value_over_lines(file)) and kind_of(file) != ".json":
                         said = f"begins {whole}; expected one JSON object per line"
                         problems.add(f"{file}:{number}", f"{said}. Name the file {file.stem}.json to have it read so")
                         return
@@ -130,12 +128,12 @@ def read_json(file: Path, problems: Problems) -> Iterator[Record]:
 
     A file that begins with an object on one line is read as JSON lines, which names every bad one.
     """
-    with _opened(file) as stream:
+    with opened(file) as stream:
         start = stream.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1]
     if start == b"{" and not _has_object_over_lines(file):
         yield from read_jsonl(file, problems)
         return
-    with _opened(file) as stream:
+    with opened(file) as stream:
         scanner = _Scan(stream)
         try:
             for line, value in scanner.objects() if start == b"{" else scanner.items():
@@ -153,7 +151,7 @@ def read_json(file: Path, problems: Problems) -> Iterator[Record]:
 
 def _value_over_lines(file: Path) -> str:
     """Form of a file that is no JSON lines: an object printed over several of them, or one list; empty if neither."""
-    with _opened(file) as stream:
+    with opened(file) as stream:
         if stream.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] != b"[":
             return "a JSON object over several lines" if _has_object_over_lines(file) else ""
         stream.seek(0)
@@ -165,7 +163,7 @@ def _value_over_lines(file: Path) -> str:
             return ""
     if others:
         return ""
-    with _opened(file) as stream:
+    with opened(file) as stream:
         lines = (line for line in _lines(stream) if line.strip(codecs.BOM_UTF8 + b" \t\r\n"))
         first, second = next(lines, b""), next(lines, b"")
     # A list on each line is a mistake of its own, of every line.
@@ -174,7 +172,7 @@ def _value_over_lines(file: Path) -> str:
 
 def _has_object_over_lines(file: Path) -> bool:
     """The object that a file begins with ends on a later line, as pretty-printed ones do."""
-    with _opened(file) as stream:
+    with opened(file) as stream:
         scan = _Scan(stream)
         try:
             line, _ = next(scan.objects())
@@ -284,14 +282,14 @@ def read_tsv(file: Path, problems: Problems) -> Iterator[Record]:
 
 
 def _begins_with_quotes(file: Path) -> bool:
-    with _opened(file) as stream:
+    with opened(file) as stream:
         return any(line.startswith(b'"') or b'\t"' in line for line in _lines(stream))
 
 
 def _is_table(file: Path, quoting: Literal[0, 3]) -> bool:
     """All rows have as many values, read in this way."""
     csv.field_size_limit(MAX_RECORD_BYTES)
-    with _opened(file) as stream:
+    with opened(file) as stream:
         rows = csv.reader(map(_decode_line, _lines(stream)), delimiter="\t", quoting=quoting, strict=True)
         try:
             return len({len(row) for row in rows}) == 1
@@ -303,7 +301,7 @@ def _read_table(
     file: Path, problems: Problems, delimiter: str, quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
 ) -> Iterator[Record]:
     csv.field_size_limit(MAX_RECORD_BYTES)
-    with _opened(file) as stream:
+    with opened(file) as stream:
         rows = csv.reader(map(_decode_line, _lines(stream)), delimiter=delimiter, quoting=quoting, strict=True)
         line = 1
         try:
@@ -354,7 +352,7 @@ def read_txt(file: Path, problems: Problems) -> Iterator[Record]:
     So a file without blank lines is one record, and line breaks within a paragraph stay.
     """
     begin, lines, size = 1, list[str](), 0
-    with _opened(file) as stream:
+    with opened(file) as stream:
         for number, line in enumerate(chain(_lines(stream), [b""]), 1):
             if line.strip():
                 begin = begin if lines or size else number
@@ -411,18 +409,11 @@ def _parquet(file: Path) -> Any:
 def count_lines(file: Path) -> int:
     """The number of lines; a last one without a line break counts."""
     lines, last = 0, b"\n"
-    with _opened(file) as stream:
+    with unpacking(file), opened(file) as stream:
         while block := stream.read(_BLOCK):
             lines += block.count(b"\n")
             last = block[-1:]
     return lines + (last != b"\n")
-
-
-def _opened(file: Path) -> IO[bytes]:
-    try:
-        return open(file, "rb")
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}. Nothing was written.") from error
 
 
 READERS: Final[dict[str, Callable[[Path, Problems], Iterator[Record]]]] = {

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kubetune.base.files import sha256_file
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.reading.hub import explained_hub_errors, hub_token
+from kubetune.data.reading.packed import is_packed_otherwise, kind_of
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import READERS, Record, count_lines, parquet_features, parquet_rows, read_file
 from kubetune.errors import DataError
@@ -64,7 +65,7 @@ def locate(source: SourceConfig) -> Located:
         return Located(path, tuple(_known(file) for file in files), sample)
     if place.is_symlink():
         raise DataError(f"{path} is a link to {os.readlink(place)}, {_broken_link(place)}. Nothing was written.")
-    if _HUB_ID.fullmatch(path) and place.suffix.lower() not in (*READERS, *_OTHER_FILES):
+    if _HUB_ID.fullmatch(path) and kind_of(place) not in (*READERS, *_OTHER_FILES):
         return Located(path, (), sample)
     raise DataError(f"{path} does not exist; expected a file of {_suffixes()}, a folder of them, or a hub data set")
 
@@ -99,12 +100,12 @@ def count_rows(source: SourceConfig) -> int:
 
 
 def _count(file: Path) -> int:
-    suffix = file.suffix.lower()
+    suffix = kind_of(file)
     if suffix in (".jsonl", ".ndjson"):
         return count_lines(file)
     if suffix == ".parquet":
         return parquet_rows(file)
-    return sum(1 for _ in READERS[suffix](file, Problems()))
+    return sum(1 for _ in read_file(file, Problems()))
 
 
 def evaluated_rows(rows: Sequence[int], weights: Sequence[float]) -> list[int]:
@@ -151,7 +152,7 @@ def class_names(source: SourceConfig) -> tuple[str, ...]:
     if not located.files:
         features = load_dataset(located.path, source.subset, source.split).features.to_dict()
     else:
-        features = next((parquet_features(file) for file in located.files if file.suffix.lower() == ".parquet"), {})
+        features = next((parquet_features(file) for file in located.files if kind_of(file) == ".parquet"), {})
     kind: Any = next((features[key] for key in (source.columns.get("label"), "label", "labels") if key in features), {})
     while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):
         kind = kind[0] if isinstance(kind, list) else kind["feature"]  # a list of labels
@@ -203,8 +204,12 @@ def _is_saved_dataset(folder: Path) -> bool:
 
 
 def _files_in(folder: Path) -> tuple[Path, ...]:
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in READERS and file.is_file())
-    records = [file for file in files if file.suffix.lower() != ".txt"]
+    files = sorted(file for file in folder.rglob("*") if kind_of(file) in READERS and file.is_file())
+    if packed := [
+        file for file in folder.rglob("*") if is_packed_otherwise(file) and kind_of(Path(file.stem)) in READERS
+    ]:
+        raise DataError(f"{min(packed)} is packed; unpack it, or move it out of {folder}: what it holds is not read")
+    records = [file for file in files if kind_of(file) != ".txt"]
     files = records or files  # beside records, plain texts are licences and notes
     if not files:
         raise DataError(f"{folder} holds no data; expected files of {_suffixes()}, or a data set saved by `datasets`")
@@ -212,10 +217,10 @@ def _files_in(folder: Path) -> tuple[Path, ...]:
 
 
 def _known(file: Path) -> Path:
-    if file.suffix.lower() not in READERS:
+    if kind_of(file) not in READERS and not is_packed_otherwise(file):
         raise DataError(f"{file} is of an unknown kind; expected {_suffixes()}")
     return file
 
 
 def _suffixes() -> str:
-    return ", ".join(READERS)
+    return f"{', '.join(READERS)}, or one of these packed by gzip (.gz)"

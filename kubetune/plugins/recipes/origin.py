@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.data.reading.hub import explained_hub_errors, hub_token
+from kubetune.data.reading.packed import kind_of
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.readers import READERS, Record, count_lines, parquet_rows
+from kubetune.data.reading.readers import READERS, Record, count_lines, parquet_rows, read_file
 from kubetune.errors import ConfigError, DataError, EnvironmentFault
 from kubetune.plugins.recipes.tally import MOST_ERRORS
 
@@ -39,8 +40,8 @@ class Origin:
         """All records. What is none goes to `problems`; raises DataError where that is a part of a JSON list."""
         for file in self.files:
             before = problems.total
-            yield from READERS[file.suffix.lower()](file, problems)
-            if problems.total > before and file.suffix.lower() == ".json":
+            yield from read_file(file, problems)
+            if problems.total > before and kind_of(file) == ".json":
                 raise DataError(f"{problems.first[-1]} {_DAMAGED}")
 
     def require_ends(self) -> None:
@@ -95,11 +96,11 @@ def locate_splits(source: str, splits: Sequence[str], *, given: bool) -> list[Or
         return _on_hub(source.removeprefix(HUB), splits)
     place = Path(source).expanduser()
     if place.is_dir():
-        files = sorted(file for file in place.iterdir() if file.suffix.lower() in READERS and file.is_file())
+        files = sorted(file for file in place.iterdir() if kind_of(file) in READERS and file.is_file())
         return [Origin(split, _files_of(split, files, source)) for split in splits]
     if not place.is_file():
         raise DataError(f"{source} does not exist; expected a file, a folder, or hub:OWNER/NAME. {NOTHING}")
-    if place.suffix.lower() not in READERS:
+    if kind_of(place) not in READERS:
         raise DataError(f"{source} is of an unknown kind; expected {', '.join(READERS)}. {NOTHING}")
     if given and len(splits) > 1:
         raise ConfigError(
@@ -148,9 +149,9 @@ def _on_hub(repo: str, splits: Sequence[str]) -> list[Origin]:
             names = HfApi(token=hub_token()).list_repo_files(repo, repo_type="dataset")
         except OfflineModeIsEnabled:
             folder = Path(snapshot_download(repo, repo_type="dataset", local_files_only=True))
-            files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in READERS)
+            files = sorted(file for file in folder.rglob("*") if kind_of(file) in READERS)
             return [Origin(split, _files_of(split, files, HUB + repo)) for split in splits]
-        paths = sorted(Path(name) for name in names if Path(name).suffix.lower() in READERS)
+        paths = sorted(Path(name) for name in names if kind_of(Path(name)) in READERS)
         wanted = {split: _files_of(split, paths, HUB + repo) for split in splits}
         return [
             Origin(

@@ -71,6 +71,6 @@ def record_start(run: Run, state: State, run_dir: Path) -> None:
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
     spared = spared_share(run.feed, run.plan)
     facts = flops.describe(run.learner, run.config, run.data.train, run.world.device, dtype, spared)
-    facts["machine"] = machine.describe(Path.cwd())
+    facts["machine"] = machine.describe()
     event = "resume" if state.step else "start"
     metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)

@@ -1,0 +1,69 @@
+"""Data files as bytes: unpacked where gzip packed them, and told apart by their first bytes from what is no UTF-8 text.
+
+`x.jsonl.gz` is read as `x.jsonl`, and so is `x.jsonl` that is packed all the same, as `datasets` does. Other packers
+need libraries that Python does not have everywhere, and their files are refused with what unpacks them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import IO, Final, cast
+
+from kubetune.errors import DataError
+
+_GZIP: Final = b"\x1f\x8b"
+_OTHERS: Final = {b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd", b"PK\x03\x04": "unzip"}
+_PACKED: Final = (".bz2", ".xz", ".zst", ".zip")
+_LFS: Final = b"version https://git-lfs.github.com/spec/"
+
+
+def kind_of(file: PurePath) -> str:
+    """The suffix that says how to read a file: `.jsonl` of `x.JSONL` and of `x.jsonl.gz`."""
+    suffix = file.suffix.lower()
+    return PurePath(file.stem).suffix.lower() if suffix == ".gz" else suffix
+
+
+def is_packed_otherwise(file: PurePath) -> bool:
+    """Whether a file's name says that another packer than gzip made it."""
+    return file.suffix.lower() in _PACKED
+
+
+def opened(file: Path) -> IO[bytes]:
+    """The bytes of a file, unpacked. Raises DataError where it cannot be opened."""
+    try:
+        with open(file, "rb") as stream:
+            is_packed = stream.read(len(_GZIP)) == _GZIP
+        return cast(IO[bytes], gzip.open(file)) if is_packed else open(file, "rb")
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}. Nothing was written.") from error
+
+
+@contextmanager
+def unpacking(file: Path) -> Iterator[None]:
+    """Turn what gzip says of a damaged file, which is read within, into a DataError."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{file} is damaged, or its download incomplete: {error}; see `gzip -t`. Nothing was written."
+        ) from error
+
+
+def why_unreadable(start: bytes, file: Path) -> str | None:
+    """What a file that begins so is in place of UTF-8 text, and what to do; None where it may be text."""
+    if start.startswith(_LFS):
+        size = re.search(rb"^size (\d+)", start, re.MULTILINE)
+        whole = f" of {int(size[1]):,} bytes" if size else ""
+        return f"is a pointer of Git LFS in place of a file{whole}; fetch that by `git lfs pull`"
+    if unpacker := next((name for magic, name in _OTHERS.items() if start.startswith(magic)), None):
+        return f"is packed; unpack it by `{unpacker} {file.name}`, or pack it by gzip, which is read as it is"
+    if start.strip(b"\0") and not (encoding := json.detect_encoding(start)).startswith("utf-8"):
+        name = re.sub("-(?=[BL]E)", "", encoding.upper())
+        return f"is {name}; expected UTF-8: `iconv -f {name} -t UTF-8 {file.name} > utf8-{file.name}`"
+    return None
