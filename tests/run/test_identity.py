@@ -265,3 +265,18 @@ def test_only_one_rank_reads_the_base(inputs: Path, tmp_path: Path) -> None:
     assert "read for its checksums" in log_of(run_dir)
     assert "read for its checksums" not in (run_dir / "logs" / "rank-1.log").read_text()
     assert metrics.read_events(run_dir)
+
+
+def test_an_edit_that_sets_the_time_back_is_seen(inputs: Path, tmp_path: Path) -> None:
+    config, run_dir = base_of(tmp_path / "base", inputs, 8 << 20), tmp_path / "run"
+    run_dir.mkdir()
+    Check(config, run_dir).record()
+    shard = tmp_path / "base" / "model-3-of-4.safetensors"
+    before = shard.stat()
+    with shard.open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"\1")
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (shard.stat().st_size, shard.stat().st_ino) == (before.st_size, before.st_ino)
+    with pytest.raises(errors.ConfigError, match=r"model-3-of-4.safetensors was 2,097,152 bytes of sha256 \w+, now is"):
+        Check(config, run_dir).require_same()

@@ -15,10 +15,9 @@ import pytest
 from kubetune import errors
 from kubetune.config.load import resolved
 from kubetune.config.schema import Config
-from kubetune.rundir import mlflow_tracker, trackers
+from kubetune.rundir import trackers
 from kubetune.rundir.mlflow_tracker import find_store
 from kubetune.rundir.trackers import Tracker, open_tracker
-from tests.ranks import wait_until
 
 pytestmark = [
     # Theirs: SQLAlchemy's of MLflow's models, protobuf's and numpy's of TensorBoard.
@@ -85,7 +84,6 @@ def test_mlflow_holds_files_tags_data_and_the_model(tmp_path: Path, monkeypatch:
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("HF_TOKEN", "canary-value")
-    monkeypatch.setattr(mlflow_tracker, "_SECONDS_BETWEEN_LOOKS", 0.01)
     settings = {"tags": {"team": "nlp"}, "log_model": True, "registered_model_name": "bots"}
     run_dir, uri = tmp_path / "run", str(tmp_path / "mlruns")
     wanted = config(tmp_path, mlflow={"uri": uri, **settings})
@@ -97,8 +95,7 @@ def test_mlflow_holds_files_tags_data_and_the_model(tmp_path: Path, monkeypatch:
     (run_dir / "data.json").write_text(json.dumps({"fingerprint": "f" * 64, "splits": splits}))
     with open_tracker(wanted, run_dir, write_page=lambda file: file.write_text("page")) as tracker:
         tracker.log(1, {"loss": 2.0, "epoch": 0.5, "samples": 4})
-        sink = tracker._sinks["MLflow"]
-        wait_until(lambda: any("cpu" in metric.key for metric in sink._waiting))  # type: ignore[attr-defined]
+        tracker.note_load({"cpu_percent": 12.5, "gpus": []})
     client = MlflowClient(tracking_uri=find_store(uri)[0])
     (run,) = runs(client)
     found = {item.path for item in client.list_artifacts(run.info.run_id)}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kubetune.data.reading.formats import Chat, convert
 from kubetune.plugins.recipes import fire, volcano
@@ -169,7 +172,8 @@ def test_tags_in_answers_are_no_images() -> None:
     [
         ({"image": None}, "no_image"),
         ({"image": " "}, "no_image"),
-        ({"image": {"bytes": "x"}}, "no_image"),
+        ({"image": {"bytes": "x"}}, "bad_image"),
+        ({"image": ["coco/a.jpg"]}, "bad_image"),
         ({"question": None}, "no_question"),
         ({"question": {"value": "  "}}, "no_question"),
         ({"question": {"value": "<image>"}}, "no_question"),
@@ -272,3 +276,47 @@ def test_the_published_fragments(style: str) -> None:
     chats = [convert(row) for row in found]
     assert all(isinstance(chat, Chat) and chat.messages[-1]["role"] == "assistant" for chat in chats)
     assert sum(not chat.images for chat in chats if isinstance(chat, Chat)) == 1
+
+
+ADDED = [
+    "system",
+    "loss",
+    "weight",
+    "groundtruth",
+    "image",
+    "images",
+    "value",
+    "question",
+    "type",
+    "role",
+    "from",
+    "new",
+]
+VALUES: list[Any] = ["wxw", ["wxw"], {"value": "wxw"}, [{"from": "human", "value": "wxw"}], 0, 0.5, False, True]
+
+
+@given(
+    st.sampled_from([(fire, trajectory()), (volcano, spoken("What?", "A pot.", "Which?", "Red."))]),
+    st.integers(0, 9),
+    st.sampled_from(ADDED),
+    st.sampled_from(VALUES),
+)
+def test_what_is_added_to_a_record_is_in_a_row_or_counted_or_the_record_is_skipped(
+    base: tuple[Any, dict[str, Any]], place: int, key: str, value: Any
+) -> None:
+    recipe, record = base[0], copy.deepcopy(base[1])
+    objects = [record, *record["conversations"], *([record["question"]] if recipe is fire else [])]
+    objects[place % len(objects)][key] = value
+    try:
+        found, tally = rows(record, recipe=recipe)
+    except Skipped:
+        return
+    counted = {name.rpartition(".")[2] for name in recipe.RECIPE.unused_keys(record)}
+    assert key in counted or tally.notes.total() or json.dumps(value).strip('"') in json.dumps(found)
+
+
+def test_keys_that_are_in_no_row_are_counted_by_their_place() -> None:
+    record = trajectory(groundtruth={"value": "gray"}, split="", question={"value": "What?", "lang": "en"})
+    record["conversations"][0]["loss"] = False
+    assert fire.RECIPE.unused_keys(record) == {"groundtruth", "question.lang", "conversations[].loss"}
+    assert fire.RECIPE.unused_keys(trajectory()) == set()

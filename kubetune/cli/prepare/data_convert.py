@@ -193,6 +193,8 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
 
 
 def _tell(stats: dict[str, Any], output: Path, done: bool) -> None:
+    from kubetune.base.humanize import unused_keys
+
     for split, facts in stats.items():
         print(
             f"{split}: {facts['examples_generated']:,} rows of {facts['samples_used']:,} records, "
@@ -201,6 +203,8 @@ def _tell(stats: dict[str, Any], output: Path, done: bool) -> None:
         for kind in ("skipped_by_reason", "notes"):
             for reason, number in facts[kind].items():
                 print(f"  {number:,} {reason}" + ("" if kind == "notes" else " (skipped)"))
+        if told := unused_keys(facts.get("keys_not_used", {})):
+            print(f"  {told}")
         for error in facts["errors"][:3]:
             print(f"  {error}")
     print(f"{'written to' if done else 'nothing to do: these settings were converted already to'} {output}")

@@ -3,7 +3,8 @@
 identity.json in the run directory holds the hub's commit, and size and SHA-256 of each file. It is there before the
 first checkpoint is, and whoever goes on from a checkpoint, or loads an adapter, compares: weights trained on one base
 and added to another are worth nothing, and nothing else would tell. Files are read once: what has the same size, inode
-and time of change as before is taken for the same. Prepared data have a fingerprint of their own (prepare.py).
+and times as before is taken for the same; the kernel's own time of change (ctime) is one that no tool can set back.
+Prepared data have a fingerprint of their own (prepare.py).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _BLOB = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 4
 _WORTH_KEEPING_BYTES = 1 << 20
 
-Stamp = tuple[int, int, int]
-"""Size, inode and time of change of a file, in nanoseconds."""
+Stamp = tuple[int, ...]
+"""Size and inode of a file, and when it and its inode were changed, in nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class Check:
     def _content(self, path: Path, known: Content | None, cache: Path) -> Content:
         real = path.resolve()
         facts = real.stat()
-        stamp = (facts.st_size, facts.st_ino, facts.st_mtime_ns)
+        stamp = (facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns)
         if known is not None and known.stamp == stamp:
             return known
         if _BLOB.fullmatch(real.name) and real.parent.name == "blobs":  # the hub's cache names it by its checksum

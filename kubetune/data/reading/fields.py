@@ -12,7 +12,8 @@ from typing import Any, Final
 from kubetune.base.humanize import visible
 from kubetune.data.reading.strict_json import Flawed, parse
 
-_NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
+NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
+"""What a key may hold without saying anything."""
 
 
 class Fields(Mapping[str, Any]):
@@ -48,7 +49,7 @@ class Fields(Mapping[str, Any]):
 
     def holds(self, key: str) -> bool:
         """The key is there and has something to say."""
-        return self._value.get(key) not in _NOTHING
+        return self._value.get(key) not in NOTHING
 
     def peek(self, key: str) -> Any:
         """The value of a key, which is not used by this."""

@@ -34,7 +34,7 @@ from kubetune.plugins.recipes.origin import NOTHING, Origin, locate_splits, no_r
 from kubetune.plugins.recipes.recipe import Options, Recipe, image_path, require_source
 from kubetune.plugins.recipes.tally import MOST_ERRORS, Skipped, Tally
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Changes when the same input would give other rows."""
 
 BATCH_RECORDS: Final = 64
@@ -261,7 +261,7 @@ class Converter:
     """Turns batches of records into the bytes of their rows; every process has one."""
 
     def __init__(self, request: Request, split: str, work: Path) -> None:
-        self._rows_of = request.recipe.rows_of
+        self._recipe = request.recipe
         self._options = request.options
         self._image_of = request.images.finder(work)
         self._split = split
@@ -276,12 +276,13 @@ class Converter:
             name = f"{self._split}_{index:06d}" if name is None else str(name).encode("utf-8", "replace").decode()
             try:
                 mine = Tally(read=1)
-                found = self._rows_of(record.value, name, self._options, self._image_of, mine)
+                found = self._recipe.rows_of(record.value, name, self._options, self._image_of, mine)
             except (Skipped, UnusableImage) as error:
                 tally.read += 1
                 tally.skip(f"{Path(record.file).name}:{record.line}", name, error.reason, str(error))
                 continue
             mine.rows = len(found)
+            mine.unused_keys.update(self._recipe.unused_keys(record.value))
             tally.add(mine)
             rows += found
         rows.append("")

@@ -172,4 +172,9 @@ def _feedback(text: str, tally: Tally) -> str:
     return f"A score of {score[1]} is given to the answer. {words.strip()}".strip()
 
 
-RECIPE: Final = Recipe("fire", "PengxiangLi/FIRE", ("train", "test"), ("bc", "sharegpt"), True, rows_of)
+_KEYS: Final = {
+    "": frozenset({"id", "image", "question", "conversations"}),
+    "question": frozenset({"value"}),
+    "conversations": frozenset({"role", "type", "value"}),
+}
+RECIPE: Final = Recipe("fire", "PengxiangLi/FIRE", ("train", "test"), ("bc", "sharegpt"), True, rows_of, _KEYS)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, Final
 
+from kubetune.data.reading.fields import NOTHING, show
 from kubetune.data.reading.formats import IMAGE_TAG
 from kubetune.plugins.recipes.tally import Skipped, Tally
 
@@ -32,7 +33,7 @@ RowsOf = Callable[[Mapping[str, Any], str, Options, ImageOf, Tally], list[str]]
 class Recipe:
     """One data set: where it is, its splits and styles (the first is the default), and how a record becomes rows.
 
-    `rounds` says whether it knows `max_history_rounds`.
+    `rounds` says whether it knows `max_history_rounds`; `keys` are those that rows are made of, by where they stand.
     """
 
     name: str
@@ -41,10 +42,25 @@ class Recipe:
     styles: tuple[str, ...]
     rounds: bool
     rows_of: RowsOf
+    keys: Mapping[str, frozenset[str]]
+
+    def unused_keys(self, record: Mapping[str, Any]) -> set[str]:
+        """The keys of a record that hold something and no row is made of: `split`, `conversations[].loss`."""
+        found = _others(record, self.keys[""], "")
+        for key in self.keys.keys() & record.keys():
+            value = record[key]
+            inner = value if isinstance(value, list) else [value]
+            place = f"{key}[]." if isinstance(value, list) else f"{key}."
+            found |= {name for part in inner if isinstance(part, dict) for name in _others(part, self.keys[key], place)}
+        return found
 
     def file_name(self, style: str, split: str) -> str:
         """Name of the file that the rows of a split go to."""
         return f"{self.name}_{style}_{split}.jsonl" if len(self.styles) > 1 else f"{self.name}_{split}.jsonl"
+
+
+def _others(value: Mapping[str, Any], known: frozenset[str], place: str) -> set[str]:
+    return {f"{place}{key}" for key in value.keys() - known if value[key] not in NOTHING}
 
 
 def quote(text: str) -> str:
@@ -61,8 +77,10 @@ _RARE: Final = bytes(byte for byte in range(32) if byte != ord("\n"))
 
 
 def image_path(record: Mapping[str, Any]) -> str | None:
-    """The path of a record's image, if it names one."""
+    """The path of a record's image, if it names one. Raises Skipped for what is no path, such as a list of them."""
     path = record.get("image")
+    if path not in NOTHING and not isinstance(path, str):
+        raise Skipped("bad_image", f"image is {show(path)}; expected one path")
     return path if isinstance(path, str) and path.strip() else None
 
 

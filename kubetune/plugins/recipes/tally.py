@@ -13,6 +13,9 @@ FILTERED: Final = "filtered_by_source"
 """The reason of records that the user did not ask for: counted, but no error."""
 
 
+_COUNTERS: Final = ("skipped", "notes", "sets", "unused_keys")
+
+
 class Skipped(ValueError):
     """A record that no row can be made of. `reason` is what it is counted by."""
 
@@ -23,7 +26,8 @@ class Skipped(ValueError):
 
 @dataclass
 class Tally:
-    """Counts of one split. `notes` count what was mended or left out inside of records that were used."""
+    """Counts of one split. `notes` count what was mended or left out inside of records that were used, and
+    `unused_keys` in how many of them a key says something that is in no row."""
 
     read: int = 0
     rows: int = 0
@@ -32,6 +36,7 @@ class Tally:
     skipped: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     sets: Counter[str] = field(default_factory=Counter)
+    unused_keys: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
 
     def skip(self, where: str, name: str, reason: str, message: str) -> None:
@@ -46,8 +51,8 @@ class Tally:
         self.rows += other.rows
         self.rounds += other.rounds
         self.images_saved += other.images_saved
-        for mine, others in ((self.skipped, other.skipped), (self.notes, other.notes), (self.sets, other.sets)):
-            mine.update(others)
+        for name in _COUNTERS:
+            getattr(self, name).update(getattr(other, name))
         self.errors = [*self.errors, *other.errors][:MOST_ERRORS]
 
     def to_json(self) -> dict[str, Any]:
@@ -57,7 +62,7 @@ class Tally:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Tally:
         """A tally of a journal."""
-        counters = {name: Counter(value[name]) for name in ("skipped", "notes", "sets")}
+        counters = {name: Counter(value[name]) for name in _COUNTERS}
         return cls(**{**value, **counters})
 
     def summary(self) -> dict[str, Any]:
@@ -74,6 +79,7 @@ class Tally:
             "images_saved": self.images_saved,
             "skipped_by_reason": dict(sorted(self.skipped.items())),
             "notes": {note: number for note, number in sorted(self.notes.items()) if number},
+            "keys_not_used": dict(sorted(self.unused_keys.items())),
             "samples_used_by_source": dict(sorted(self.sets.items())),
             "errors": self.errors,
         }

@@ -90,4 +90,5 @@ def _with_tag(turns: list[Turn], tally: Tally) -> list[Turn]:
     return turns
 
 
-RECIPE: Final = Recipe("volcano", "kaist-ai/volcano-train", ("train",), ("chat",), False, rows_of)
+_KEYS: Final = {"": frozenset({"id", "image", "conversations"}), "conversations": frozenset({"from", "value"})}
+RECIPE: Final = Recipe("volcano", "kaist-ai/volcano-train", ("train",), ("chat",), False, rows_of, _KEYS)
