@@ -66,6 +66,11 @@ def duration(seconds: float | None) -> str:
     return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
 
 
+def pause(seconds: float) -> str:
+    """`; training paused 0.2 s`, for the end of a line; nothing where nobody would feel it."""
+    return f"; training paused {duration(seconds)}" if seconds >= 0.005 else ""
+
+
 def brief(seconds: float | None) -> str:
     """A time in few characters, for columns: `42s`, `12m`, `3h05m`, `2d04h`; nothing for what is not known."""
     if seconds is None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kubetune import errors
 from kubetune.base import fault_injection, files, logs
-from kubetune.base.humanize import duration
+from kubetune.base.humanize import pause
 from kubetune.data.prepared.identity import Check
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
@@ -32,11 +32,6 @@ from kubetune.training import optimizer_shards
 from kubetune.training.adamw import FlatAdamW
 from kubetune.training.full_disk import explained_full_disk, require_free
 from kubetune.training.host_copies import Held, HostCopies
-
-
-def pause(seconds: float) -> str:
-    """How long a save kept training from going on, for its line in the log; nothing where that is not worth a word."""
-    return f"; training paused {duration(seconds)}" if seconds >= 0.005 else ""
 
 
 @dataclass

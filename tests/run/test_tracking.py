@@ -95,7 +95,7 @@ def test_mlflow_holds_files_tags_data_and_the_model(tmp_path: Path, monkeypatch:
     (run_dir / "data.json").write_text(json.dumps({"fingerprint": "f" * 64, "splits": splits}))
     with open_tracker(wanted, run_dir, write_page=lambda file: file.write_text("page")) as tracker:
         tracker.log(1, {"loss": 2.0, "epoch": 0.5, "samples": 4})
-        tracker.note_load({"cpu_percent": 12.5, "gpus": []})
+        tracker.note_load({"cpu_percent": 12.5, "memory_percent": 50.0, "memory_bytes": 1e9, "gpus": []})
     client = MlflowClient(tracking_uri=find_store(uri)[0])
     (run,) = runs(client)
     found = {item.path for item in client.list_artifacts(run.info.run_id)}

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kubetune import errors
+from kubetune.base import humanize
 from kubetune.rundir import checkpoints
 from kubetune.rundir.checkpoints import State, folder_of
-from kubetune.training import checkpointer
 
 FILES = {"adapter_model.safetensors": b"weights" * 40, "config.json": b"{}\n", "nested/optimizer.bin": b"state" * 9}
 
@@ -203,4 +203,4 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     ("seconds", "told"), [(4e-5, ""), (0.19, "; training paused 0.19 s"), (83, "; training paused 1 min 23 s")]
 )
 def test_a_save_tells_of_a_pause_that_anybody_feels(seconds: float, told: str) -> None:
-    assert checkpointer.pause(seconds) == told
+    assert humanize.pause(seconds) == told

@@ -102,7 +102,7 @@ def show_notes() -> None:
 
 
 def _without(training: TrainingConfig) -> str:
-    """What a run without evaluations makes no use of, though it is set."""
+    """Settings that a run without evaluations makes no use of, in words."""
     defaults = TrainingConfig()
     names = [
         f"training.{name}"

@@ -13,7 +13,7 @@ from kubetune.base.humanize import visible
 from kubetune.data.reading.strict_json import Flawed, parse
 
 NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
-"""What a key may hold without saying anything."""
+"""Values of keys that say nothing."""
 
 
 class Fields(Mapping[str, Any]):

@@ -30,7 +30,7 @@ def kind_of(file: PurePath) -> str:
 
 
 def is_packed_otherwise(file: PurePath) -> bool:
-    """Whether a file's name says that another packer than gzip made it."""
+    """True for a name that another packer than gzip gives."""
     return file.suffix.lower() in _PACKED
 
 
@@ -56,7 +56,7 @@ def unpacking(file: Path) -> Iterator[None]:
 
 
 def why_unreadable(start: bytes, file: Path) -> str | None:
-    """What a file that begins so is in place of UTF-8 text, and what to do; None where it may be text."""
+    """Reason why a file that begins so is no UTF-8 text, and what to do; None where it may be text."""
     if start.startswith(_LFS):
         size = re.search(rb"^size (\d+)", start, re.MULTILINE)
         whole = f" of {int(size[1]):,} bytes" if size else ""
