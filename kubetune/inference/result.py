@@ -21,6 +21,7 @@ from kubetune import errors
 from kubetune.base.files import StrPath
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config, ModelConfig
+from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.data.prepared import data_facts, identity
 from kubetune.data.prepared.data_facts import DataFacts
 from kubetune.data.reading.hub import is_local
@@ -143,5 +144,5 @@ def _with_tokenizer(model: ModelConfig, folder: Path) -> ModelConfig:
     """The model with the checkpoint's copy of its tokenizer and template where those it names are not here."""
     own = model.tokenizer is not None and is_local(model.tokenizer) and not Path(model.tokenizer).expanduser().is_dir()
     template = model.chat_template
-    lost = template not in (None, "chatml") and not Path(template).expanduser().is_file()
+    lost = template not in (None, BUILT_IN_TEMPLATE) and not Path(template).expanduser().is_file()
     return model.model_copy(update={"tokenizer": str(folder), "chat_template": None}) if own or lost else model

@@ -27,6 +27,10 @@ def findings(*overrides: str) -> list[Finding]:
     return lint(config, plan, render(config, plan, files), files)
 
 
+def test_the_chat_template_that_is_built_in_is_in_the_pods() -> None:
+    assert [f for f in findings("model.chat_template=chatml") if f.fatal] == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_we_render_has_no_errors(kind: str) -> None:
     assert [f for f in findings(f"kubernetes.kind={kind}", "kubernetes.max_runtime_seconds=null") if f.fatal] == []
@@ -55,7 +59,7 @@ def test_what_we_render_has_no_errors(kind: str) -> None:
         ("data.eval=[{path: a/b/c}]", "data.eval.0.path", "not in the pods"),
         ("model.path=/somewhere/model", "model.path", "not in the pods"),
         ("model.tokenizer=../tokenizer", "model.tokenizer", "not in the pods"),
-        ("model.chat_template=chatml", "model.chat_template", "not in the pods"),
+        ("model.chat_template=my/chat.jinja", "model.chat_template", "not in the pods"),
         ("logging.report_json=/root/report.json", "logging.report_json", "cannot be written"),
         ("kubernetes.run_as_user=0", "kubernetes.run_as_user", "root"),
         ("kubernetes.profile=rdma", "kubernetes.profile", "kubernetes.rdma.resource"),

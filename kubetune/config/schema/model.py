@@ -13,6 +13,10 @@ from kubetune.config.schema.base import AsTuple, Section, renamed
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
 
 
+BUILT_IN_TEMPLATE = "chatml"
+"""Name of the chat template that is built in, where others are files."""
+
+
 class ModelConfig(Section):
     """The model: where it lies, its tokenizer and chat template, its dtype and attention."""
 
@@ -20,7 +24,7 @@ class ModelConfig(Section):
     revision: str | None = Field(None, description="Branch, tag or commit on the hub.")
     tokenizer: str | None = Field(None, description="Hub id or folder of the tokenizer, when it is not the model's.")
     chat_template: str | None = Field(
-        None, description="File with a Jinja chat template that replaces the tokenizer's."
+        None, description="File with a Jinja chat template that replaces the tokenizer's; or `chatml`, built in."
     )
     dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], renamed(DTYPE_NAMES)] = Field(
         "auto",

@@ -19,6 +19,7 @@ from typing import Any
 import tokenizers
 
 from kubetune.config.schema import ModelConfig
+from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.data.reading import hub
 from kubetune.data.text.marks import Message
 from kubetune.data.text.template_process import LimitedTemplate
@@ -295,7 +296,7 @@ def load_tokenizer(model: ModelConfig, cache: Path | None = None, *, date: str |
 def _given_template(model: ModelConfig) -> tuple[str, str] | None:
     if model.chat_template is None:
         return None
-    if model.chat_template == "chatml":
+    if model.chat_template == BUILT_IN_TEMPLATE:
         return "the built-in chatml", CHATML
     file = Path(model.chat_template).expanduser()
     try:

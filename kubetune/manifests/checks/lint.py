@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
+from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.config.secrets import is_secret, names_secret, seems_random
 from kubetune.manifests.checks.consistency import check_objects
 from kubetune.manifests.checks.finding import Finding, advice, error
@@ -199,8 +200,10 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
     if config.evaluation.metrics is not None:
         wanted["evaluation.metrics.file"] = config.evaluation.metrics.file
     for key, path in wanted.items():
-        # A chat template, or Python code, is a file even where its name could be a hub id.
-        elsewhere = "://" in path or (on_hub(path) and key not in ("model.chat_template", "evaluation.metrics.file"))
+        is_built_in = key == "model.chat_template" and path == BUILT_IN_TEMPLATE
+        # Other chat templates, and Python code, are files even where their names could be hub ids.
+        is_file = key in ("model.chat_template", "evaluation.metrics.file")
+        elsewhere = is_built_in or "://" in path or (on_hub(path) and not is_file)
         if not (elsewhere or path in spec.files or on_volume(k, path)):
             yield error(
                 key,
