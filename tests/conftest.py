@@ -41,13 +41,16 @@ LONGEST = (
     "test_operate_training.py",
     "test_demo.py",
     "test_launch.py",
-    "test_classifiers.py",
-    "test_training.py",
-    "test_operate.py",
     "test_agent.py",
-    "test_hang.py",
     "test_fsdp.py",
+    "test_operate.py",
+    "test_training.py",
     "test_smoke.py",
+    "test_classifiers.py",
+    "test_kill.py",
+    "test_stop.py",
+    "test_hang.py",
+    "test_standin_processes.py",
 )
 
 
