@@ -15,7 +15,7 @@ Home = Literal["ours", "peers", "llamafactory"]
 class Case:
     """A model, what of it is trained, on which rows. The first epoch warms up and is not counted.
 
-    `batch` sequences at a time for the peers; kubetune gets a budget of `batch × corpus.longest` tokens.
+    `batch` sequences at a time for the peers; kubetune gets a budget of `batch × corpus.max_length` tokens.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Case:
     def packs_per_step(self) -> int:
         """Packed rows that hold about as many sequences as a step has."""
         mean = self.corpus.mean if self.corpus.sigma else self.corpus.longest
+        mean += self.corpus.shared
         return max(1, round(mean * self.sequences_per_step / self.pack_length))
 
 
@@ -54,6 +55,12 @@ TRAINERS: dict[str, Trainer] = {
     ),
     "kubetune-eager": Trainer(
         "kubetune, bf16, not compiled", "ours", "ours", {"model.dtype": "bfloat16", "training.compile": False}
+    ),
+    "kubetune-unshared": Trainer(
+        "kubetune, bf16, compiled, beginnings computed for each row",
+        "ours",
+        "ours",
+        {"model.dtype": "bfloat16", "training.compile": True, "data.share_prefixes": False},
     ),
     "kubetune-default": Trainer("kubetune, defaults (fp32 on a CPU)", "ours", "ours"),
     "hf-best": Trainer(
@@ -79,8 +86,9 @@ TRAINERS: dict[str, Trainer] = {
 }
 
 ALPACA = Corpus(rows=64)
-ALL = tuple(TRAINERS)
+ALL = tuple(name for name in TRAINERS if name != "kubetune-unshared")
 STOCK = ("kubetune", "hf-best", "hf-default", "trl-best", "trl-default")
+SHARING = ("kubetune", "kubetune-unshared", "hf-best")
 GPU = ("kubetune", "kubetune-eager", "hf-best", "trl-best", "trl-default", "llamafactory")
 
 CASES: dict[str, Case] = {
@@ -90,6 +98,8 @@ CASES: dict[str, Case] = {
         Case("q32k-all-linear", "q32k", "all-linear", ALPACA, STOCK),
         Case("q152k-attention", "q152k", "attention", ALPACA, ("kubetune", "hf-best", "trl-default"), epochs=2),
         Case("q32k-full", "q32k", "full", ALPACA, ("kubetune", "hf-best", "hf-default")),
+        Case("q32k-system", "q32k", "attention", Corpus(rows=32, shared=1000), SHARING, epochs=2, pack_length=2048),
+        Case("q32k-header", "q32k", "attention", Corpus(rows=64, shared=38), SHARING, epochs=2),
         Case(
             "qwen3-8b-alpaca", "qwen3-8b", "all-linear", Corpus(rows=512), GPU,
             batch=16, sequences_per_step=128, pack_length=4096, gpu=True,

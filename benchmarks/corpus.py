@@ -24,7 +24,8 @@ FIRST_WORD, LAST_WORD = 10, 30_000
 class Corpus:
     """Rows with log-normal lengths in tokens, clipped; `sigma` 0 makes all `longest` long.
 
-    The first `unlabelled` (least, most) share of each row is prompt; at least one token always is.
+    The first `unlabelled` (least, most) share of each row is prompt; at least one token always is. Before each row
+    stands one of `beginnings` texts of `shared` tokens, in turn, which is prompt too.
     """
 
     rows: int
@@ -34,6 +35,13 @@ class Corpus:
     longest: int = 1024
     unlabelled: tuple[float, float] = (0.25, 0.65)
     seed: int = 0
+    shared: int = 0
+    beginnings: int = 1
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that no row has more of."""
+        return self.shared + self.longest
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,12 @@ def token_rows(corpus: Corpus, vocab_size: int) -> list[Row]:
     """Random ids that end with EOS."""
     draw = random.Random(corpus.seed + 1)
     last = min(vocab_size, LAST_WORD)
+    begun = [[draw.randrange(FIRST_WORD, last) for _ in range(corpus.shared)] for _ in range(corpus.beginnings)]
     rows = []
-    for length in lengths(corpus):
+    for number, length in enumerate(lengths(corpus)):
         ids = [*(draw.randrange(FIRST_WORD, last) for _ in range(length - 1)), EOS]
-        rows.append(Row(ids, max(1, int(length * draw.uniform(*corpus.unlabelled)))))
+        prompt = max(1, int(length * draw.uniform(*corpus.unlabelled)))
+        rows.append(Row(begun[number % corpus.beginnings] + ids, corpus.shared + prompt))
     return rows
 
 

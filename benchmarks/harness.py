@@ -75,7 +75,7 @@ def run_job(job: Job) -> dict[str, Any]:
         batch=job.case.batch,
         accumulation=job.accumulation,
         epochs=job.case.epochs,
-        max_length=job.case.corpus.longest,
+        max_length=job.case.corpus.max_length,
         pack_length=job.case.pack_length,
         settings=job.settings(),
         started=0.0,

@@ -24,6 +24,7 @@ from kubetune.models import compiled_layers
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.attention import hooks
 from kubetune.models.attention.blockwise import Rule, block_attention
+from kubetune.models.attention.joined import joined_attention
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.kernels import fp8, pointwise
 from kubetune.models.learner import Learner
@@ -133,6 +134,28 @@ def test_varlen_attention_equals_the_exact_one(rule: Rule) -> None:
 
 def _block(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
     return block_attention(q, k, v, None, cu_seqlens, rule)
+
+
+def test_shared_beginnings_are_joined_to_the_exact_attention() -> None:
+    torch.manual_seed(0)
+    cu_seqlens, parents = (0, 200, 430, 435, 900, 1100, 1200), (-1, 0, 1, 1, 0, -1)
+    q, k, v = (torch.randn(cu_seqlens[-1], heads, 64, device=DEVICE, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    if not hooks._varlen_fits(q, v):
+        pytest.skip("this torch has no varlen attention that gives log-sum-exps")
+    weight = torch.randn(cu_seqlens[-1], 4, 64, device=DEVICE)
+    found = []
+    for run, dtype in ((joined_attention, torch.bfloat16), (_shared_block, torch.float32)):
+        inputs = [t.detach().to(dtype).requires_grad_() for t in (q, k, v)]
+        out = run(*inputs, cu_seqlens, parents, 0.2).float()
+        found.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
+    for ours, theirs in zip(*found, strict=True):
+        assert float((ours.float() - theirs.float()).norm()) <= 0.02 * float(theirs.float().norm())
+
+
+def _shared_block(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], parents: tuple[int, ...], scale: float
+) -> Tensor:
+    return block_attention(q, k, v, None, cu_seqlens, Rule(scale), parents)
 
 
 def test_layers_in_8_bit_floats_are_near_the_exact_ones() -> None:

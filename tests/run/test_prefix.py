@@ -21,6 +21,8 @@ from kubetune.batching.shared_batches import collate_shared
 from kubetune.config.schema import PreferenceConfig
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import recompute_activations
+from kubetune.models.attention import hooks, joined
+from kubetune.models.attention.blockwise import Rule, block_attention
 from kubetune.models.attention.hooks import CannotRunPaddingFree, longest_path
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
@@ -136,6 +138,56 @@ def test_cheaper_forwards_stay_exact(name: str) -> None:
         ours, shared = learn(learner, collate_shared(rows), sum(int(trained[1:].sum()) for _, trained in rows))
     assert ours == pytest.approx(loss, rel=EXACT)
     assert relative_error(shared, gradients) <= EXACT
+
+
+def test_long_rows_share_by_kernels_that_keep_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "LONG_SHARED", 60)
+    for name in ("llama", "gpt2"):
+        require_exact(build_model(name, PROMISED[name]), sharing_rows())
+
+
+def test_parts_joined_by_their_log_sum_exps_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention in parts, by a flash kernel and by the formula in its place, against that with all its scores."""
+    torch.manual_seed(0)
+    cu_seqlens, parents = (0, 40, 70, 75, 300, 340, 341, 400, 420), (-1, 0, 1, 1, 0, 0, -1, 6)
+    inputs = [torch.randn(420, heads, 16, requires_grad=True) for heads in (4, 2, 2)]
+    weight = torch.randn(420, 4, 16)
+    whole = block_attention(*inputs, None, cu_seqlens, Rule(0.25), parents)
+    expected = torch.autograd.grad((whole * weight).sum(), inputs)
+    for kernel in (joined.OnCPU, Formula):
+        monkeypatch.setattr(joined, "OnCPU", kernel)
+        ours = joined.joined_attention(*inputs, cu_seqlens, parents, 0.25)
+        torch.testing.assert_close(ours, whole, rtol=1e-5, atol=EXACT)
+        for found, wanted in zip(torch.autograd.grad((ours * weight).sum(), inputs), expected, strict=True):
+            assert float((found - wanted).norm() / wanted.norm()) <= EXACT
+
+
+class Formula:
+    """Attention of a part written out: with the interface of a kernel that knows stretches by `cu_seqlens`."""
+
+    def forward(self, q: Any, k: Any, v: Any, part: joined.Part, scale: float) -> Any:
+        scores = self.scores(q, k, part, scale)
+        sums = scores.logsumexp(-1)
+        return torch.einsum("hqk,khd->qhd", (scores - sums[..., None]).exp(), v.repeat_interleave(2, 1)), sums
+
+    def backward(self, grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, part: joined.Part, scale: float) -> Any:
+        p = (self.scores(q, k, part, scale) - lse[..., None]).exp()
+        d_p = torch.einsum("qhd,khd->hqk", grad, v.repeat_interleave(2, 1))
+        d_s = p * (d_p - (grad * out).sum(-1).t()[..., None]) * scale
+        d_q = torch.einsum("hqk,khd->qhd", d_s, k.repeat_interleave(2, 1))
+        d_k, d_v = torch.einsum("hqk,qhd->khd", d_s, q), torch.einsum("hqk,qhd->khd", p, grad)
+        return d_q, *(d.unflatten(1, (2, 2)).sum(2) for d in (d_k, d_v))
+
+    def scores(self, q: Any, k: Any, part: joined.Part, scale: float) -> Any:
+        scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)) * scale
+        stretch_of_query, stretch_of_key = (
+            torch.repeat_interleave(torch.arange(len(border) - 1), torch.tensor(border).diff())
+            for border in (part.cu_queries, part.cu_keys)
+        )
+        hidden = stretch_of_query[:, None] != stretch_of_key[None]
+        if part.causal:
+            hidden |= torch.ones_like(hidden).triu(1)
+        return scores.masked_fill(hidden, -torch.inf)
 
 
 def test_what_differs_by_one_token_is_not_shared() -> None:

@@ -209,7 +209,7 @@ def test_a_step_has_equally_many_sequences_for_all() -> None:
             job = Job(case, "hf-best", processes=processes)
             assert job.accumulation * case.batch * processes == case.sequences_per_step
         packed = Job(case, "trl-best").settings()
-        mean = sum(lengths(case.corpus)) / case.corpus.rows
+        mean = sum(lengths(case.corpus)) / case.corpus.rows + case.corpus.shared
         held = packed["batch"] * packed["accumulation"] * case.pack_length / mean
         assert held == pytest.approx(case.sequences_per_step, rel=0.2)
 

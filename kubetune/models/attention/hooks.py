@@ -23,9 +23,11 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from kubetune.models.attention.blockwise import Rule, block_attention, paths
+from kubetune.models.attention.joined import joined_attention
 from kubetune.models.attention.padded import padded_attention
 
 LONG = 1024  # beyond this many tokens the quadratic memory of BlockAttention costs more than SDPA's slower kernel
+LONG_SHARED = 2 * LONG  # of rows with shared beginnings, whose own parts alone meet all of their keys
 
 
 class CannotRunPaddingFree(RuntimeError):
@@ -198,6 +200,10 @@ def shared_attention(
     if rule.dropout or not rule.causal:
         raise CannotRunPaddingFree("shared beginnings with attention dropout, or without a causal mask")
     cu_seqlens, parents = layout
+    if sinks is None and not rule.softcap and not rule.window and q.shape[-1] == v.shape[-1]:
+        start, stop = longest_path(cu_seqlens, parents)
+        if _varlen_fits(q, v) if q.is_cuda else stop - start > LONG_SHARED:
+            return joined_attention(q, k, v, cu_seqlens, parents, rule.scale)
     return block_attention(q, k, v, sinks, cu_seqlens, rule, parents)
 
 
@@ -235,7 +241,7 @@ def _varlen_parameters() -> frozenset[str]:
 def _varlen_fits(q: Tensor, v: Tensor) -> bool:
     """torch's kernel wants half precision, one head size of at most 256, and a torch that can set window and scale."""
     half = q.dtype in (torch.bfloat16, torch.float16)
-    wanted = {"window_size", "scale", "enable_gqa"} <= _varlen_parameters()
+    wanted = {"window_size", "scale", "enable_gqa", "return_aux"} <= _varlen_parameters()
     return half and wanted and q.shape[-1] == v.shape[-1] <= 256
 
 
