@@ -54,6 +54,7 @@ CHATS: dict[str, dict[str, Any]] = {
     "llama_factory sharegpt": {"conversations": [HUMAN], "chosen": GPT, "rejected": BOT},
     "llama_factory alpaca": {"instruction": "why?", "input": "", "chosen": "yes", "rejected": "no"},
     "llama_factory ranking": {"instruction": "why?", "input": "", "output": ["yes", "no"]},
+    "llama_factory messages": {"chosen_messages": [ASKED, GOOD], "rejected_messages": [ASKED, BAD]},
     "llama_factory openai": {"messages": [ASKED], "chosen": GOOD, "rejected": BAD},
     "ms_swift": {"messages": [ASKED, GOOD], "rejected_response": "no"},
     "ms_swift turns": {"messages": [ASKED, GOOD], "rejected_response": [BAD]},
@@ -72,6 +73,7 @@ JUDGED: dict[str, dict[str, Any]] = {
     "trl": {"prompt": [ASKED], "completion": [BAD], "label": False},
     "ms_swift": {"messages": [ASKED, BAD], "label": False},
     "llama_factory sharegpt": {"messages": [ASKED, BAD], "kto_tag": False},
+    "llama_factory conversations": {"conversations": [HUMAN, BOT], "kto_tag": False},
     "llama_factory alpaca": {"instruction": "why?", "input": "", "output": "no", "kto_tag": False},
     "axolotl argilla": {"instruction": "why?", "completion": "no", "label": 0},
     "axolotl argilla_chat": {"prompt": [ASKED], "completion": [ASKED, BAD], "label": "False"},
@@ -246,7 +248,7 @@ def test_unusable_pairs_are_left_out_where_that_is_wished(tokenizer: Tokenizer) 
     for name in ("equal", "equal conversations", "empty", "empty message", "other prompts", "no answer"):
         found = encode(REFUSED[name][0], tokenizer, unusable_pairs="drop")
         assert not found.problems
-        assert (found.tally.records, found.tally.unusable, found.tally.rows) == (1, 1, 0)
+        assert (found.tally.records, found.tally.unusable, found.tally.rows, found.tally.refused) == (1, 1, 0, 0)
     assert encode(REFUSED["two prompts"][0], tokenizer, unusable_pairs="drop").problems
 
 
@@ -293,9 +295,13 @@ def test_a_check_without_a_model_knows_pairs(tmp_path: Path) -> None:
 
 
 def test_the_page_of_the_data_shows_both_answers(tmp_path: Path, tokenizer_folder: Path) -> None:
-    file, page = write(tmp_path / "pairs.jsonl", [CHATS["hh"], CHATS["ms_swift"]]), tmp_path / "page.html"
-    check_of(file, tokenizer_folder, "task=preference", "--html", str(page))
+    records = [CHATS["hh"], CHATS["ms_swift"], REFUSED["equal"][0]]
+    file, page = write(tmp_path / "pairs.jsonl", records), tmp_path / "page.html"
+    settings = ("task=preference", "data.unusable_pairs=drop", "data.max_lost_share=0.5")
+    check_of(file, tokenizer_folder, *settings, "--html", str(page))
     text = page.read_text("utf-8")
+    assert "1 pair of train left out: nothing tells its answers apart." in text
+    assert "<td>3</td><td>2</td><td>0</td><td>0</td><td>1</td>" in text  # the columns add up to the records
     assert "pairs of answers" in text
     assert '<mark class="piece trained rejected">no</mark>' in text
     assert "<em>rejected:</em>" in text

@@ -209,11 +209,11 @@ class Worker:
             return
         tally.rows += 1
         tally.tokens += len(encoded.ids)
-        tally.trained_tokens += encoded.labels
         tally.answers.update(_answers(example, encoded))
         tally.reasoning_dropped += encoded.drops_reasoning
         tally.images += len(encoded.images)
         result.chunk.add(index, encoded)
+        tally.trained_tokens += result.chunk.labels[-1]
 
     def _holds_special_tokens(self, example: Example) -> bool:
         """Some text of the record holds what the tokenizer takes for a special token, as transformers' does."""

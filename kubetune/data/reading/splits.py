@@ -79,7 +79,7 @@ def remarks(stats: dict[str, Any]) -> list[str]:
         "overlong": "left out as too long",
         "truncated": "truncated",
         "no_label": "left out with nothing to train on",
-        "unusable": "pairs left out whose answers are equal, empty, or to different prompts",
+        "unusable": "left out, whose answers are equal, empty, or to different prompts",
         "refused": "refused",
         "unreadable": "that cannot be read",
     }

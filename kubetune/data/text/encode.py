@@ -58,7 +58,9 @@ class Encoded:
     @property
     def sequences(self) -> tuple[tuple[list[int], list[bool]], ...]:
         """Ids of each sequence, and whether they are labels."""
-        parts = (slice(0, self.split), slice(self.split, None)) if self.split else (slice(None),)
+        if not self.split:
+            return ((self.ids, self.trained),)
+        parts = slice(0, self.split), slice(self.split, None)
         return tuple((self.ids[part], self.trained[part]) for part in parts)
 
 
