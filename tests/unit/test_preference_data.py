@@ -57,6 +57,7 @@ CHATS: dict[str, dict[str, Any]] = {
     "llama_factory messages": {"chosen_messages": [ASKED, GOOD], "rejected_messages": [ASKED, BAD]},
     "llama_factory openai": {"messages": [ASKED], "chosen": GOOD, "rejected": BAD},
     "ms_swift": {"messages": [ASKED, GOOD], "rejected_response": "no"},
+    "ms_swift query": {"query": "why?", "response": "yes", "rejected_response": "no"},
     "ms_swift turns": {"messages": [ASKED, GOOD], "rejected_response": [BAD]},
     "ms_swift messages": {"messages": [ASKED, GOOD], "rejected_messages": [ASKED, BAD]},
     "axolotl chat_template": {"messages": [ASKED], "chosen": [GOOD], "rejected": "no"},

@@ -54,6 +54,8 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
     if chosen is None and rejected is None and isinstance(ranked := rest.get("output"), list) and len(ranked) == 2:
         chosen, rejected = ("output[0]", ranked[0]), ("output[1]", ranked[1])
         del rest["output"]
+    elif chosen is None and not any(rest.get(key) for key in _TALKS):
+        chosen = _take(rest, _ANSWERS)
     if rejected is None or (chosen is None and not any(rest.get(key) for key in _TALKS)):
         raise ValueError(f"{keys(value)}; expected two answers, `chosen` and `rejected`, with their prompt")
     names = ("messages" if chosen is None else chosen[0], rejected[0])
