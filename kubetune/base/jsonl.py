@@ -24,6 +24,8 @@ from kubetune.errors import EnvironmentFault
 
 Line = dict[str, Any]
 IsGood = Callable[[Line], bool]
+AreGood = Callable[[list[Any]], bool]
+"""Quick test of many objects at once; True only where every one of them `IsGood`."""
 
 _TAIL_BYTES = 64 * 1024
 _CHUNK_BYTES = 48 * 1024
@@ -84,9 +86,11 @@ def read(path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None
     return chain.from_iterable(read_chunks(path, is_good, damaged))
 
 
-def read_chunks(path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None = None) -> Iterator[list[Line]]:
+def read_chunks(
+    path: Path, is_good: IsGood, damaged: list[int] | None = None, are_good: AreGood = lambda _: False
+) -> Iterator[list[Line]]:
     """As `read`, some hundred lines at once, which is quicker where there are millions."""
-    return (values for _, values in _chunks(path, is_good, damaged))
+    return (values for _, values in _chunks(path, is_good, damaged, are_good))
 
 
 def read_both(path: Path, is_good: IsGood = lambda _: True) -> Iterator[tuple[bytes, Line]]:
@@ -94,7 +98,9 @@ def read_both(path: Path, is_good: IsGood = lambda _: True) -> Iterator[tuple[by
     return chain.from_iterable(zip(lines, values, strict=True) for lines, values in _chunks(path, is_good, None))
 
 
-def _chunks(path: Path, is_good: IsGood, damaged: list[int] | None) -> Iterator[tuple[list[bytes], list[Line]]]:
+def _chunks(
+    path: Path, is_good: IsGood, damaged: list[int] | None, are_good: AreGood = lambda _: False
+) -> Iterator[tuple[list[bytes], list[Line]]]:
     wrong: list[int] = []
     try:
         file = path.open("rb")
@@ -107,8 +113,7 @@ def _chunks(path: Path, is_good: IsGood, damaged: list[int] | None) -> Iterator[
             if not lines[-1].endswith(b"\n"):
                 lines.pop()
             values = _parse_all(lines)
-            good = [value is not None and is_good(value) for value in values]
-            if not all(good):
+            if not are_good(values) and not all(good := [value is not None and is_good(value) for value in values]):
                 wrong += [before + at + 1 for at, is_fine in enumerate(good) if not is_fine and lines[at] != b"\n"]
                 lines, values = list(compress(lines, good)), list(compress(values, good))
             before += count

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +53,18 @@ def read_numbers(run_dir: Path, points: int, damaged: Mapping[str, list[int]]) -
     for chunk in metrics.stream_chunks(run_dir / metrics.METRICS, damaged[metrics.METRICS]):
         evaluations += [line for line in chunk if "eval_loss" in line]
         steps = [line for line in chunk if "loss" in line]
-        axes["epoch"].extend(steps, [line.get("epoch") for line in steps])
-        axes["tokens"].extend(steps, [line.get("tokens") for line in steps], totals.tokens)
+        axes["epoch"].extend(steps, "epoch")
+        axes["tokens"].extend(steps, "tokens", totals.tokens)
         totals.add(steps)
         _thin(thinners, OF_STEPS, steps)
     totals.evaluation = evaluations[-1] if evaluations else None
     peak, waits = None, _Waits()
     for chunk in metrics.stream_chunks(run_dir / metrics.TIMINGS, damaged[metrics.TIMINGS]):
-        seconds = [line["seconds"] for line in chunk]
-        axes["hours"].extend(chunk, seconds, totals.seconds)
-        totals.seconds += math.fsum(seconds)
-        peaks = [found for line in chunk if (found := line.get("peak_memory_bytes")) is not None]
-        peak = max(peaks, default=None) if peak is None else max(peak, *peaks, 0)
-        _thin(thinners, OF_TIMINGS, chunk)
-        shared = [line for line in chunk if len(line.get("rank_seconds") or ()) > 1]
+        axes["hours"].extend(chunk, "seconds", totals.seconds)
+        totals.seconds += math.fsum([line["seconds"] for line in chunk])
+        columns = _thin(thinners, OF_TIMINGS, chunk)
+        peak = max([value for value in (peak, *columns["peak_memory_bytes"]) if value is not None], default=None)
+        shared = _shared(chunk)
         thinners[SKEW].extend([line["step"] for line in shared], waits.add([line["rank_seconds"] for line in shared]))
     curves = {key: found for key, thinner in thinners.items() if (found := thinner.series()) is not None}
     reached = {name: pairs for name, milestones in axes.items() if (pairs := milestones.found()) is not None}
@@ -81,40 +80,59 @@ class _Milestones:
     def __init__(self, unit: float = 1) -> None:
         self._unit, self._every, self._seen = unit, 1, 0
         self._kept: list[tuple[int, float | None]] = []
-        self._last: tuple[int, float | None] | None = None
+        self._last: tuple[int, Callable[[], float | None]] | None = None
 
-    def extend(self, lines: Lines, values: Sequence[float | None], total: float | None = None) -> None:
-        """Take up the lines of a chunk with their values, or with the sums of these on top of `total`."""
+    def extend(self, lines: Lines, key: str, total: float | None = None) -> None:
+        """Take up the lines of a chunk with their values of a key, or with the sums of these on top of `total`."""
 
         def reached(at: int) -> float | None:
-            return values[at] if total is None else total + math.fsum(value or 0 for value in values[: at + 1])
+            if total is None:
+                value: float | None = lines[at].get(key)
+                return value
+            return total + math.fsum([line.get(key) or 0 for line in lines[: at + 1]])
 
         for at in range(-self._seen % self._every, len(lines), self._every):
             self._kept.append((lines[at]["step"], reached(at)))
         self._seen += len(lines)
         if lines:
-            self._last = lines[-1]["step"], reached(len(lines) - 1)
+            self._last = lines[-1]["step"], partial(reached, len(lines) - 1)
         while len(self._kept) > _MILESTONES:
             self._kept = self._kept[::2]
             self._every *= 2
 
     def found(self) -> tuple[Sequence[int], Sequence[float]] | None:
         """Steps and values; None where the run does not say, or nothing grows."""
-        pairs = [*self._kept, *([self._last] if self._last is not None and self._last not in self._kept else [])]
+        last = [(self._last[0], self._last[1]())] if self._last is not None else []
+        pairs = [*self._kept, *(pair for pair in last if pair not in self._kept)]
         known = [(step, float(f"{value / self._unit:.6g}")) for step, value in pairs if value is not None]
         if len(known) < len(pairs) or not known or known[-1][1] <= 0:
             return None
         return [step for step, _ in known], [value for _, value in known]
 
 
-def _thin(thinners: Mapping[str, Thinner], keys: Sequence[str], lines: Lines) -> None:
-    steps = [line["step"] for line in lines]
+def _shared(lines: Lines) -> Lines:
+    """Lines of steps that several ranks computed: mostly all of them."""
+    try:
+        if min([len(line["rank_seconds"]) for line in lines], default=0) > 1:
+            return lines
+    except (KeyError, TypeError):  # of a run that had one rank for a while
+        pass
+    return [line for line in lines if len(line.get("rank_seconds") or ()) > 1]
+
+
+def _thin(thinners: Mapping[str, Thinner], keys: Sequence[str], lines: Lines) -> dict[str, list[Any]]:
+    """Columns of lines, which the thinners have taken up."""
+    columns: dict[str, list[Any]] = {}
+    all_steps = [line["step"] for line in lines]
     for key in keys:
+        steps = all_steps
         try:
-            thinners[key].extend(steps, [line[key] for line in lines])
+            columns[key] = [line[key] for line in lines]
         except KeyError:  # not every line has it
-            having = [(line["step"], line[key]) for line in lines if key in line]
-            thinners[key].extend([step for step, _ in having], [value for _, value in having])
+            steps = [line["step"] for line in lines if key in line]
+            columns[key] = [line[key] for line in lines if key in line]
+        thinners[key].extend(steps, columns[key])
+    return columns
 
 
 @dataclass

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -149,7 +150,8 @@ def stream_lines(path: Path, damaged: list[int] | None = None) -> Iterator[dict[
 
 def stream_chunks(path: Path, damaged: list[int] | None = None) -> Iterator[list[dict[str, Any]]]:
     """As `stream_lines`, some hundred lines at once."""
-    return jsonl.read_chunks(path, _IS_GOOD.get(path.name, _is_anything), damaged)
+    are_good = {METRICS: _are_steps, TIMINGS: _are_timings}.get(path.name, lambda _: False)
+    return jsonl.read_chunks(path, _IS_GOOD.get(path.name, _is_anything), damaged, are_good)
 
 
 def last_lines(path: Path) -> list[dict[str, Any]]:
@@ -177,8 +179,23 @@ def _is_step(line: Mapping[str, Any]) -> bool:
     return type(line.get("step")) is int
 
 
+def _are_steps(lines: list[Any]) -> bool:
+    try:
+        return set(map(type, map(itemgetter("step"), lines))) == {int}
+    except (KeyError, TypeError):
+        return False
+
+
 def _is_timing(line: Mapping[str, Any]) -> bool:
     return type(line.get("step")) is int and _is_number(line.get("seconds"))
+
+
+def _are_timings(lines: list[Any]) -> bool:
+    try:
+        seconds = [line["seconds"] for line in lines]
+        return set(map(type, seconds)) <= {int, float} and math.isfinite(math.fsum(seconds)) and _are_steps(lines)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return False
 
 
 def _is_event(line: Mapping[str, Any]) -> bool:
@@ -235,9 +252,16 @@ class Totals:
             self.first_losses += islice(_losses(steps), lacking)
         latest = [*islice(_losses(reversed(steps)), _ENDS)][::-1]
         self.last_losses = [*self.last_losses, *latest][-_ENDS:]
-        self.samples += sum([line.get("samples", 0) for line in steps])
-        self.tokens += sum([line.get("tokens", 0) for line in steps])
-        self.trained_tokens += sum([line.get("trained_tokens", 0) for line in steps])
+        self.samples += _sum(steps, "samples")
+        self.tokens += _sum(steps, "tokens")
+        self.trained_tokens += _sum(steps, "trained_tokens")
+
+
+def _sum(steps: Sequence[Mapping[str, Any]], key: str) -> int:
+    try:
+        return sum([step[key] for step in steps])
+    except KeyError:
+        return sum([step.get(key, 0) for step in steps])
 
 
 def _losses(steps: Iterable[Mapping[str, Any]]) -> Iterator[float]:

@@ -209,7 +209,7 @@ class Checkpointer:
 
     def _write(self, folder: Path, held: Held) -> None:
         with explained_full_disk(folder):
-            (card := folder / "README.md").write_text("---\n---\n")  # or PEFT compiles a template for one each time
+            (card := folder / "README.md").write_text("---\nlibrary_name: peft\n---\n")  # or PEFT compiles one
             self.model.save_pretrained(folder, state_dict=held.weights)
             card.unlink()  # a form with nothing filled in
             if self.labelled and hasattr(self.model, "get_base_model"):
