@@ -78,6 +78,7 @@ def test_gradients_equal_those_of_the_cpu(name: str, lora: bool) -> None:
     assert relative_error(gradients_on_gpu(model.to(DEVICE), rows), exact) <= EXACT
 
 
+@pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\.")
 @pytest.mark.parametrize("name", PROMISED)
 def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(name: str, fused: None) -> None:
     """Compiled norms, SwiGLU, rotary embeddings and cross-entropy, and a layer that recomputes."""
