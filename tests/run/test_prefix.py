@@ -324,6 +324,23 @@ def test_a_killed_run_goes_on_to_the_same_bits(inputs: Path, shared_run: Path) -
     assert toy.digests(killed) == toy.digests(shared_run)
 
 
+def test_a_run_on_pairs_shares_their_prompts(inputs: Path) -> None:
+    draw = random.Random(2)
+    with (inputs / "pairs.jsonl").open("w") as file:
+        for number in range(12):
+            prompt, *answers = (" ".join(draw.choices(toy.WORDS, k=length)) for length in (20, 3, 5))
+            pair = {"chosen": f" {answers[0]}", "rejected": f" {answers[1]}"}
+            file.write(json.dumps({"prompt": f"{number} {prompt}", **pair}) + "\n")
+    found = []
+    for name, sharing in (("together", {}), ("apart", {"share_prefixes": False})):
+        data = {"train": str(inputs / "pairs.jsonl"), "eval": None, "max_length": 256, **sharing}
+        settings = {"max_steps": 2, "preflight": False, "metric_for_best_model": "eval_loss"}
+        found.append(toy.finished(inputs / name, toy.make_config(inputs, settings, task="preference", data=data)))
+    np.testing.assert_allclose(toy.losses(found[0]), toy.losses(found[1]), rtol=1e-5)
+    assert all(computed(found[0]))
+    assert not any(computed(found[1]))
+
+
 def test_plans_and_checks_say_what_is_shared(
     inputs: Path, shared_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
