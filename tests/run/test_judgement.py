@@ -209,5 +209,5 @@ def test_files_of_the_user_s_travel_to_a_cluster(inputs: Path, tmp_path: Path) -
     own.write_text("def f(prompt, answer, reference, record):\n    return 1\n")
     general.write_text('{"text": "a"}\n')
     evaluation = {**EVALUATION, "metrics": {"file": str(own), "functions": "f"}, "forget": str(general)}
-    config = toy.make_config(inputs, evaluation=evaluation, kubernetes={}, compute={"gpus_per_node": 0})
+    config = toy.make_config(inputs, evaluation=evaluation)
     assert {str(own), str(general)} <= local_files(config).keys()

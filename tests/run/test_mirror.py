@@ -131,6 +131,25 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(
     assert "holds a run with another config" in ended.stderr
 
 
+def test_an_empty_machine_compares_with_the_base_model_that_the_first_one_measured(
+    store: Store, inputs: Path, tmp_path: Path
+) -> None:
+    address, evaluation = "s3://runs/judged", {"generate": {"metric": "contains", "max_new_tokens": 4}}
+    verdicts = []
+    for name, fault in (("first", "signal 9:step:6"), ("second", None)):
+        folder = tmp_path / name
+        folder.mkdir()
+        config = run_file(folder, inputs, address, num_train_epochs=1)
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"evaluation": evaluation}))
+        ended = train(folder, config, fault)
+        verdicts.append(folder / "outputs/runs/judged" / metrics.VERDICT)
+    assert ended.returncode == 0, ended.stderr
+    assert not verdicts[0].exists()
+    told, base = json.loads(verdicts[1].read_text()), json.loads((verdicts[0].parent / metrics.BASE).read_text())
+    assert told["base"] == base["metrics"]
+    assert [line["metric"] for line in told["answers"]] == ["contains"]
+
+
 def test_two_nodes_go_on_from_the_store_on_an_empty_disk(store: Store, inputs: Path, tmp_path: Path) -> None:
     address, disk, port = "s3://runs/nodes", tmp_path / "disk", str(free_port())
     config = run_file(tmp_path, inputs, address, num_train_epochs=1)

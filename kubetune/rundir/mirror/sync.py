@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kubetune import errors
 from kubetune.base import files, logs
-from kubetune.rundir import checkpoints
+from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.mirror.lease import REMOTE, Lease
 from kubetune.rundir.mirror.store import PatientStore
 
@@ -31,7 +31,7 @@ FETCHING = ".fetching"
 """In a run directory while it is fetched, and after a fetch that was cut off: less may be here than seems to be."""
 RUN_FILES = (
     "config.yaml", CONFIG, "plan.json", "metrics.jsonl", "timings.jsonl", "events.jsonl", "tracking.json",
-    "report.json", "identity.json",
+    "report.json", "identity.json", metrics.BASE,
 )  # fmt: skip
 """Files that a run needs to go on, besides a checkpoint."""
 RANK_LOG = re.compile(r"logs/rank-\d+\.log")
@@ -231,7 +231,8 @@ class Mirror:
         files.write_atomic(mark, "")
         links = {name: self.lease.read(f"checkpoints/{name}") for name in LINKS}
         named = [name for name in there if not name.startswith("checkpoints/")]
-        wanted = named if everything else [name for name in named if name in RUN_FILES or self._is_longer(name, there)]
+        needed = {name for name in named if name in RUN_FILES or name.startswith(f"{metrics.ANSWERS}/")}
+        wanted = named if everything else [name for name in named if name in needed or self._is_longer(name, there)]
         best = self._step_of(links["best"] or "")
         if CONFIG in there:
             self._fetch_file(CONFIG, there)  # first: it tells other nodes on the same disk whose directory this is
