@@ -355,7 +355,7 @@ def test_sections_must_agree(write: Any) -> None:
 names = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=12).filter(
     str.strip
 )
-expressions = st.from_regex(r"[.]\*[a-z(][a-z]{0,5}", fullmatch=True) | names.map(re.escape)
+expressions = st.from_regex(r"[.]\*[a-z]{1,6}", fullmatch=True) | names.map(re.escape)
 hub_ids = names.map(lambda name: f"nobody/{name}")  # no file of the machine that runs this, as `~` would be
 sources = st.fixed_dictionaries(
     {"path": hub_ids},
