@@ -11,6 +11,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import random
 import select
 import socket
 import sys
@@ -18,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -71,10 +72,12 @@ def _serve(listener: int, alive: int) -> NoReturn:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback that nobody listens on, below those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)  # pytest gives every process the same other random one
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextmanager
