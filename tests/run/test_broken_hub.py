@@ -26,6 +26,7 @@ from kubetune.publishing import hub_upload
 from kubetune.config.schema import ModelConfig
 from kubetune.data.reading import hub
 from kubetune.data.reading import sources
+from kubetune.plugins.recipes import origin
 hub_upload.WAITS_SECONDS, hub.PATIENCE_SECONDS = (0.0,), 1.0
 for function in (http.http_backoff, http.http_stream_backoff.__wrapped__):
     function.__kwdefaults__["max_wait_time"] = function.__kwdefaults__["base_wait_time"] = 0.01
@@ -39,6 +40,8 @@ def ask(what, repo, folder):
                 fetch_worker.fetch(ModelConfig(path=repo))
             case "data":
                 sources.load_dataset(repo, None, "train")
+            case "convert":
+                origin.locate_splits(f"hub:{repo}", ["train"], given=False)
             case "push":
                 hub_upload.upload(folder, repo, private=True, message="m")
     except errors.KubetuneError as error:
@@ -97,6 +100,7 @@ CASES = {
         "403": (OURS, TOKEN),
         "404": (OURS, "org/"),
     },
+    "convert": FIND | {"truncated": (OUT, LOST)},
     "push": {
         "refused": (OUT, "could not be reached"),
         "reset": (OUT, "could not be reached"),
@@ -116,6 +120,7 @@ QUICK = {
     "find": ("refused", "garbage", "other JSON", "429", "come back later"),
     "fetch": ("reset", "slow", "cut", "401"),
     "data": ("reset", "slow", "garbage", "429"),
+    "convert": ("garbage", "other JSON", "cut", "404"),
     "push": ("garbage", "other JSON", "404"),
 }
 
