@@ -143,6 +143,8 @@ INTENTS = (
 )
 
 OPENINGS = ("Sure.", "Of course.", "With pleasure.", "Gladly.", "All right.")
+PREFERRED = "Of course."
+"""The opening that the demo's pairs prefer."""
 
 NOTES = (
     "At {h}:{m} {p} saw that {s} in {ns} was slow. {p} told {q}, and {q} looked at it until {h2}:{m}.",
@@ -229,6 +231,21 @@ def pretraining_pieces(seed: int, echoes: int, pieces: int) -> list[tuple[str, s
     """Return echoes, then the mixture: what can repeat what it read learns the rest in a fraction of the time."""
     rng = random.Random(seed)
     return [draw_echo(rng) for _ in range(echoes)] + [draw_piece(rng) for _ in range(pieces)]
+
+
+def preference_rows(seed: int, count: int) -> list[dict[str, list[dict[str, str]]]]:
+    """Return `count` pairs of prose answers to requests of the task, which differ in how they open."""
+    rng = random.Random(seed)
+    rows = []
+    for number in range(count):
+        service = rng.choice(SERVICES)
+        namespaces = [namespace for namespace in NAMESPACES if not is_held_out(service, namespace)]
+        request, prose, _ = fill_request(rng, INTENTS[number % len(INTENTS)], service, namespaces)
+        other = rng.choice([opening for opening in OPENINGS if opening != PREFERRED])
+        answers = {"chosen": f"{PREFERRED} {prose}", "rejected": f"{other} {prose}"}
+        sides = {"prompt": ("user", request), **{name: ("assistant", text) for name, text in answers.items()}}
+        rows.append({key: [{"role": role, "content": text}] for key, (role, text) in sides.items()})
+    return rows
 
 
 def task_rows(seed: int, count: int, held_out: bool) -> list[dict[str, list[dict[str, str]]]]:

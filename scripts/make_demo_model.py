@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 
 import torch
-from demo_world import pretraining_pieces, task_rows
+from demo_world import preference_rows, pretraining_pieces, task_rows
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TARGET = Path(__file__).parents[1] / "kubetune" / "cli" / "local" / "embedded"
 SEED = 20
-TRAIN_ROWS, HELD_OUT_ROWS = 1200, 100
+TRAIN_ROWS, HELD_OUT_ROWS, PAIRS = 1200, 100, 480
 VOCABULARY, BLOCK, BATCH, PEAK_LEARNING_RATE = 1280, 64, 32, 3e-3
 ECHOES, PIECES = 36_000, 64_000
 PAD, START, END = "<|pad|>", "<|start|>", "<|end|>"
@@ -35,11 +35,12 @@ CHAT_TEMPLATE = (
 
 
 def write_data(folder: Path) -> None:
-    """Write train.jsonl and heldout.jsonl."""
+    """Write train.jsonl, heldout.jsonl and pairs.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in (
         ("train", task_rows(SEED, TRAIN_ROWS, held_out=False)),
         ("heldout", task_rows(SEED + 1, HELD_OUT_ROWS, held_out=True)),
+        ("pairs", preference_rows(SEED + 2, PAIRS)),
     ):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")

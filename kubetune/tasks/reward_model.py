@@ -21,8 +21,8 @@ from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World, gather
 from kubetune.models.learner import lone_sequences
 from kubetune.tasks import sequence_classification
-from kubetune.tasks.causal_lm import confusion, predictions
-from kubetune.tasks.sequence_classification import AUTO_CLASS, labels_of, load_settings, logits, plain_logits, running
+from kubetune.tasks.causal_lm import confusion, labels_of, predictions
+from kubetune.tasks.sequence_classification import AUTO_CLASS, load_settings, logits, plain_logits, running
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -44,6 +44,16 @@ def test_the_model_learns_what_it_could_not_do(finished: tuple[Path, str]) -> No
     assert after > 90
 
 
+@pytest.mark.slow
+def test_pairs_flip_its_style(tmp_path: Path) -> None:
+    printed = say(tmp_path, "demo", "--task", "preference")
+    before, after = (int(re.search(rf"^  {when} +(\d+)%$", printed, re.M)[1]) for when in ("before", "after"))
+    assert before < 60
+    assert after > 95
+    lines = map(json.loads, (tmp_path / "outputs/demo-preference/run/metrics.jsonl").read_text().splitlines())
+    assert max(line.get("eval_accuracy", 0) for line in lines) >= 0.95
+
+
 def test_the_summary_names_what_is_there(finished: tuple[Path, str]) -> None:
     folder, printed = finished
     adapter = folder / re.search(r"^adapter +(.+)$", printed, re.M)[1]

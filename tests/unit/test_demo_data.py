@@ -30,7 +30,7 @@ def chats(name: str) -> list[tuple[str, str]]:
 def test_the_data_are_what_the_script_makes(tmp_path: Path) -> None:
     made = "import sys, make_demo_model, pathlib; make_demo_model.write_data(pathlib.Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", made, str(tmp_path)], cwd=SCRIPTS, check=True)
-    for name in ("train.jsonl", "heldout.jsonl"):
+    for name in ("train.jsonl", "heldout.jsonl", "pairs.jsonl"):
         assert (tmp_path / name).read_bytes() == (EMBEDDED / "data" / name).read_bytes()
 
 
