@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: atomic writes, durable folders, checksums, locks, paths that stay inside.
+"""Files that appear whole or not at all: atomic writes, checksums, locks, paths that stay inside.
 
 Knows nothing of runs or checkpoints, and imports only the standard library.
 """
@@ -15,9 +15,8 @@ import os
 import resource
 import shutil
 import socket
-import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,29 +50,6 @@ def fsync_folder(path: StrPath) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def fsync_tree(folder: StrPath) -> None:
-    """Make every file below a folder durable, and every name in it."""
-    for path in (Path(folder), *Path(folder).rglob("*")):
-        if path.is_dir():
-            fsync_folder(path)
-        else:
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-
-
-def share_like(folder: StrPath, example: StrPath) -> None:
-    """Give every file below a folder the mode of one that was made the usual way.
-
-    safetensors makes its files for their owner alone, so that another user of a shared disk could not read the weights.
-    Disks that know no modes are left as they are.
-    """
-    mode = os.stat(example).st_mode
-    for path in Path(folder).rglob("*"):
-        if path.is_file() and path.stat().st_mode != mode:
-            with contextlib.suppress(OSError):
-                path.chmod(stat.S_IMODE(mode))
 
 
 @contextlib.contextmanager
@@ -145,7 +121,11 @@ def free_bytes(path: StrPath) -> int:
 
 
 @contextlib.contextmanager
-def written_whole(path: StrPath, within: Path | None = None) -> Iterator[BinaryIO]:
+def written_whole(
+    path: StrPath,
+    within: Path | None = None,
+    explained: Callable[[Path], contextlib.AbstractContextManager[None]] = explained_writes,
+) -> Iterator[BinaryIO]:
     """A file to write to bit by bit, that gets its name when the block ends well and vanishes when it does not.
 
     Readers, and a crash at any moment, see the old content or the new, never a part. Creates missing parent folders,
@@ -154,7 +134,7 @@ def written_whole(path: StrPath, within: Path | None = None) -> Iterator[BinaryI
     """
     path = Path(path)
     temporary = temporary_sibling(path)
-    with explained_writes(path):
+    with explained(path):
         if path.parent != within:
             path.parent.mkdir(parents=within is None, exist_ok=True)
         try:
@@ -195,16 +175,6 @@ def sha256_file(path: StrPath) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def remove_tree_atomically(path: StrPath) -> None:
-    """Delete a folder so that no moment shows it half deleted: it is renamed out of sight first."""
-    path = Path(path)
-    doomed = temporary_sibling(path)
-    with explained_writes(path), contextlib.suppress(FileNotFoundError):
-        os.rename(path, doomed)
-        fault_injection.reach("remove")
-        shutil.rmtree(doomed)
 
 
 @contextlib.contextmanager

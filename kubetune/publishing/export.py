@@ -18,7 +18,7 @@ import torch
 import transformers
 
 from kubetune import errors
-from kubetune.base import fault_injection, files
+from kubetune.base import fault_injection, files, whole_folder
 from kubetune.base.logs import scrub
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
@@ -27,12 +27,12 @@ from kubetune.inference.result import Result, default_device, open_result
 from kubetune.models import loading
 from kubetune.publishing import equivalence, ollama_modelfile
 from kubetune.publishing.equivalence import Comparison
-from kubetune.publishing.folder import PROVENANCE, check_place, checksums, is_whole, written_aside
 from kubetune.publishing.model_card import CURVES, base_name, write_card
-from kubetune.publishing.provenance import facts_of
+from kubetune.publishing.provenance import PROVENANCE, facts_of
 from kubetune.publishing.writers import WRITERS, Job, Kind, Tell
 from kubetune.reporting.picture import draw
 from kubetune.rundir import checkpoints, metrics
+from kubetune.training.full_disk import explained_full_disk
 
 SHARD = "5GB"
 
@@ -78,12 +78,23 @@ def export_run(
         raise errors.ConfigError(f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out")
     kind = _kind(config, merged)
     out = (Path(out) if out else _place(result, kind)).absolute()
-    check_place(out)
+    _check_place(out)
     chosen = loading.DTYPES[_dtype_name(result, dtype)]
     place = torch.device(device) if device else default_device()
     job = Job(result, kind, chosen, place, tell, _bytes_of(max_shard_size))
-    with files.lock(result.run_dir / "logs" / "export.lock", wait=False), written_aside(out) as partial:
-        return Export(out, kind, _fill(job, partial))
+    with files.lock(result.run_dir / "logs" / "export.lock", wait=False), files.explained_writes(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        whole_folder.remove_leftovers(out.parent, out.name)
+        with whole_folder.written(out, "export") as partial, explained_full_disk(out):
+            return Export(out, kind, _fill(job, partial))
+
+
+def _check_place(out: Path) -> None:
+    """Raise ConfigError when `out` holds anything but an earlier export, which a new one replaces."""
+    if out.exists() and not out.is_dir():
+        raise errors.ConfigError(f"{out} is a file; choose a folder with --output. Nothing was written.")
+    if out.is_dir() and any(out.iterdir()) and not (out / PROVENANCE).is_file():
+        raise errors.ConfigError(f"{out} holds other files; choose another folder with --output. Nothing was written.")
 
 
 def _fill(job: Job, folder: Path) -> dict[str, Any]:
@@ -105,8 +116,8 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
     verdict = metrics.read_verdict(result.run_dir, facts["checkpoint"]["step"])
     card = write_card(job.config, kind, facts, lines, pictured=picture is not None, verdict=verdict)
     files.write_atomic(folder / "README.md", scrub(card))
-    files.share_like(folder, folder / "README.md")
-    facts["files"] = checksums(folder)
+    whole_folder.share_like(folder, folder / "README.md")
+    facts["files"] = whole_folder.checksums(folder)
     text = json.dumps(facts, indent=1, ensure_ascii=False).replace(str(Path.home()), "~")
     files.write_atomic(folder / PROVENANCE, scrub(text + "\n"))
     return facts
@@ -146,7 +157,7 @@ def find_export(
     result = open_result(run_dir, which, model)
     kind = _kind(result.trained, merged)
     out = _place(result, kind)
-    if not is_whole(out):
+    if not whole_folder.is_whole(out, PROVENANCE):
         return None
     facts = json.loads((out / PROVENANCE).read_text())
     manifest = result.checkpoint / checkpoints.MANIFEST

@@ -12,6 +12,8 @@ from kubetune.publishing.model_card import base_name
 from kubetune.publishing.writers import Job
 from kubetune.rundir import checkpoints, metrics
 
+PROVENANCE = "provenance.json"
+
 
 def facts_of(
     job: Job,

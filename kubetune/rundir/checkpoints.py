@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kubetune import errors
-from kubetune.base import fault_injection, files, logs
+from kubetune.base import fault_injection, files, logs, whole_folder
 
 STEP_FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "manifest.json"
@@ -56,40 +55,16 @@ def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
     there before stays good.
     """
     final = folder_of(run_dir, state.step)
-    partial = files.temporary_sibling(final)
-    try:
-        with files.explained_writes(final):
-            partial.parent.mkdir(exist_ok=True)  # and no run directory, which may have been deleted
-            partial.mkdir()
-            write(partial)
-            (partial / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
-            fault_injection.reach("commit.written")
-            files.share_like(partial, partial / STATE)
-            _seal(partial)
-            fault_injection.reach("commit.sealed")
-            if final.exists():
-                set_aside(final)
-            os.rename(partial, final)
-            fault_injection.reach("commit.renamed")
-            files.fsync_folder(final.parent)
-    except BaseException:
-        if partial.exists():
-            files.remove_tree_atomically(partial)
-        raise
+    with files.explained_writes(final):
+        final.parent.mkdir(exist_ok=True)  # and no run directory, which may have been deleted
+    with whole_folder.written(final, "commit", set_aside=set_aside) as partial:
+        write(partial)
+        (partial / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
+        fault_injection.reach("commit.written")
+        whole_folder.share_like(partial, partial / STATE)
+        sums = whole_folder.checksums(partial, but=MANIFEST)
+        files.write_atomic(partial / MANIFEST, _manifest_text(sums), within=partial)
     return final
-
-
-def _seal(folder: Path) -> None:
-    """Make every file durable and write the manifest last."""
-    files.fsync_tree(folder)
-    sums = {name: {"sha256": files.sha256_file(path), "bytes": path.stat().st_size} for name, path in _contents(folder)}
-    files.write_atomic(folder / MANIFEST, _manifest_text(sums), within=folder)
-
-
-def _contents(folder: Path) -> list[tuple[str, Path]]:
-    """(name in the manifest, path) of every file that a manifest names."""
-    paths = ((str(path.relative_to(folder)), path) for path in sorted(folder.rglob("*")) if path.is_file())
-    return [(name, path) for name, path in paths if name != MANIFEST]
 
 
 def _manifest_text(sums: dict[str, Any]) -> str:
@@ -109,7 +84,7 @@ def verify(folder: Path, *, thorough: bool = True) -> str | None:
         is_ours = False
     if not is_ours:
         return "has an unreadable manifest"
-    present = dict(_contents(folder))
+    present = whole_folder.contents(folder, but=MANIFEST)
     if missing := sorted(listed.keys() - present.keys()):
         return f"lacks {', '.join(missing)}"
     if foreign := sorted(present.keys() - listed.keys()):
@@ -227,13 +202,9 @@ def prune(run_dir: Path, keep: int, protected: set[int]) -> None:
     whole = [step for step in steps(run_dir) if verify(folder_of(run_dir, step), thorough=False) is None]
     if len(whole) > keep:
         for step in {step for step in steps(run_dir) if step < whole[-keep]} - protected:
-            files.remove_tree_atomically(folder_of(run_dir, step))
+            whole_folder.remove(folder_of(run_dir, step))
 
 
 def clean(run_dir: Path) -> None:
     """Remove what killed processes left half-written or half-deleted. Only for the holder of the run's lock."""
-    for leftover in (run_dir / "checkpoints").glob(".*.tmp"):
-        if leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover)
-        else:
-            leftover.unlink()
+    whole_folder.remove_leftovers(run_dir / "checkpoints")

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kubetune import errors
-from kubetune.base import fault_injection, files, logs
+from kubetune.base import fault_injection, files, logs, whole_folder
 from kubetune.base.humanize import pause
 from kubetune.data.prepared.identity import Check
 from kubetune.data.text.tokenizer import Tokenizer
@@ -118,7 +118,7 @@ class Checkpointer:
         finally:
             process_group.barrier(self.world)
             if self.world.is_main and self.run_dir.exists():
-                files.remove_tree_atomically(self.run_dir)
+                whole_folder.remove(self.run_dir)
             self.run_dir, self._rehearses = run_dir, False
 
     @property

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from kubetune.base.files import sha256_file
+from kubetune.base.whole_folder import is_whole
 from kubetune.cli import main
-from kubetune.publishing.export import is_whole
+from kubetune.publishing.provenance import PROVENANCE
 from tests import toy
 from tests.ranks import started, wait_all
 
@@ -54,10 +55,10 @@ def test_exports(run_dir: Path, tmp_path: Path, before: bool) -> None:
     kills = 0
     for _ in range(KILLS):
         kills += was_killed(["export", str(run_dir), "--merge", "--out", str(out)], draw.uniform(0, seconds))
-        assert is_whole(out) if before or out.exists() else not out.exists()
+        assert is_whole(out, PROVENANCE) if before or out.exists() else not out.exists()
     assert kills > KILLS // 2
     seconds_of(["export", str(run_dir), "--merge", "--out", str(out)])
-    assert is_whole(out)
+    assert is_whole(out, PROVENANCE)
     assert sha256_file(out / "model.safetensors") == expected
     assert [path.name for path in out.parent.iterdir()] == ["model"]
 

@@ -19,12 +19,13 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 
 from kubetune import errors
-from kubetune.base import fault_injection
+from kubetune.base import fault_injection, whole_folder
 from kubetune.cli import main
 from kubetune.data.prepared import kept_rows
 from kubetune.inference.result import open_result
 from kubetune.publishing import merge, model_card
-from kubetune.publishing.export import Export, _dtype_name, export_run, is_whole
+from kubetune.publishing.export import Export, _dtype_name, export_run
+from kubetune.publishing.provenance import PROVENANCE
 from kubetune.reporting import picture
 from kubetune.rundir import checkpoints
 from tests import reviews, toy
@@ -196,7 +197,7 @@ def test_shards_are_as_small_as_asked_and_load_as_one_model(
         with safe_open(shard, "pt") as found:
             sizes = [found.get_tensor(name).nbytes for name in found.keys()]  # noqa: SIM118 - not a dict
         assert sum(sizes) <= 200_000 or len(sizes) == 1
-    assert is_whole(tmp_path / "out")
+    assert whole_folder.is_whole(tmp_path / "out", PROVENANCE)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert distance(trained_logits(lora_run, inputs), logits(model)) < 1e-5
     for wrong in ("5", "0GB", "lots"):
@@ -232,7 +233,7 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     drawn = ElementTree.parse(found.path / "curves.svg")
     assert len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")) == 1  # of one evaluation there is no line
     assert "Licence\n\nTo be filled in" in card
-    assert is_whole(found.path)
+    assert whole_folder.is_whole(found.path, PROVENANCE)
 
 
 @pytest.mark.slow
@@ -287,7 +288,7 @@ def test_without_the_data_random_tokens_are_compared(inputs: Path, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "code"), [("signal 15:export.weights", errors.PREEMPTED), ("signal 9:export.written", -signal.SIGKILL)]
+    ("fault", "code"), [("signal 15:export.weights", errors.PREEMPTED), ("signal 9:export.sealed", -signal.SIGKILL)]
 )
 def test_a_stop_leaves_the_export_before_as_it_was(fault: str, code: int, lora_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -307,7 +308,7 @@ def test_a_stop_leaves_the_export_before_as_it_was(fault: str, code: int, lora_r
     ]
     ended = subprocess.run(command, env={**os.environ, fault_injection.FAULT: fault}, capture_output=True, text=True)
     assert ended.returncode == code, ended.stderr
-    assert is_whole(out)
+    assert whole_folder.is_whole(out, PROVENANCE)
     assert hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest() == digest
     assert len(leftovers(tmp_path)) == (1 if code > 0 else 2)
     again = export(lora_run, out, merged=True)  # clears away what the killed one left

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kubetune.base.whole_folder import is_whole
 from kubetune.config.schema import Config
-from kubetune.data.prepared.prepare import Prepared, is_whole, prepare
+from kubetune.data.prepared.prepare import MANIFEST, Prepared, prepare
 from kubetune.data.reading.formats import convert
 from kubetune.data.text.encode import Encoder
 from kubetune.errors import DataError
@@ -76,7 +77,7 @@ def test_rows_are_those_of_the_encoder_in_the_order_of_the_file(model: Path, tmp
     assert rows.weights == (1.0,)
     assert prepared.eval is None
     assert prepared.stats["train"]["tokens"] == rows.lengths.sum()
-    assert is_whole(prepared.path, thorough=True)
+    assert is_whole(prepared.path, MANIFEST, thorough=True)
 
 
 def test_one_process_and_several_write_the_same_bytes(model: Path, tmp_path: Path) -> None:
@@ -259,11 +260,15 @@ def test_a_killed_start_leaves_nothing_that_counts(model: Path, tmp_path: Path, 
             time.sleep(random.uniform(0, 0.5))  # the moment of the kill, not a wait for anything
             process.send_signal(signal.SIGKILL)
         killed += process.returncode == -signal.SIGKILL
-        assert all(is_whole(path, thorough=True) for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+        assert all(
+            is_whole(path, MANIFEST, thorough=True)
+            for path in folder.iterdir()
+            if path.is_dir() and path.name[0] != "."
+        )
     assert killed
     prepared = prepare(settings)
     assert len(prepared.train) == 20_000
-    assert is_whole(prepared.path, thorough=True)
+    assert is_whole(prepared.path, MANIFEST, thorough=True)
     assert [path.name for path in folder.iterdir() if path.is_dir()] == [prepared.path.name]
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetune.base.files import join_inside, lock, remove_tree_atomically, sha256_file, write_atomic
+from kubetune.base.files import join_inside, lock, sha256_file, write_atomic
 from kubetune.errors import EnvironmentFault
 
 
@@ -66,13 +66,6 @@ def test_an_unwritable_folder_is_an_environment_fault(tmp_path: Path) -> None:
 def test_sha256(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc" * 1000)
     assert sha256_file(tmp_path / "a") == hashlib.sha256(b"abc" * 1000).hexdigest()
-
-
-def test_remove_tree_atomically_removes_and_minds_no_absence(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    remove_tree_atomically(tmp_path / "a")
-    remove_tree_atomically(tmp_path / "a")
-    assert list(tmp_path.iterdir()) == []
 
 
 HOLDER = """

@@ -8,23 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.base import fault_injection, logs, reminders
-from kubetune.base.files import (
-    explained_writes,
-    fsync_folder,
-    lock,
-    remove_tree_atomically,
-    sha256_file,
-    temporary_sibling,
-    write_atomic,
-)
+from kubetune.base import fault_injection, logs, reminders, whole_folder
+from kubetune.base.files import lock, write_atomic
 from kubetune.config.dates import day_of
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.prepared import data_facts
@@ -45,6 +36,7 @@ FORMAT: Final = 4
 """Changes when the same input would give other rows, or the files another form."""
 
 LABELS: Final = "labels.json"
+MANIFEST: Final = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -81,8 +73,7 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     key = fingerprint(config, tokenizer)
     folder = cache / "prepared" / key[:32]
     with lock(folder.with_suffix(".lock"), wait=True):
-        if not is_whole(folder):
-            _remove_leftovers(folder)
+        if not whole_folder.is_whole(folder, MANIFEST):
             _build(folder, key, config, tokenizer, progress)
     prepared = load_prepared(folder, tokenizer, config)
     for split in split_sources(config):
@@ -92,7 +83,7 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
 
 def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepared:
     """Open a folder that `prepare` wrote for this config."""
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads((folder / MANIFEST).read_text())
     sources = split_sources(config)
     processor = load_image_processor(config, tokenizer)
     rows = {
@@ -159,47 +150,16 @@ def _source_facts(source: SourceConfig) -> dict[str, Any]:
     return facts | {"sample": locate(source).sample, "inputs": input_digests(source)}
 
 
-def is_whole(folder: Path, *, thorough: bool = False) -> bool:
-    """A folder of prepared data is complete: every file has its size and, if `thorough`, its checksum."""
-    try:
-        files = json.loads((folder / "manifest.json").read_text())["files"]
-        return all(
-            (folder / name).stat().st_size == facts["bytes"]
-            and (not thorough or sha256_file(folder / name) == facts["sha256"])
-            for name, facts in files.items()
-        )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return False
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed runs left. The lock is held, so nobody is working on any of it."""
-    for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    remove_tree_atomically(folder)
-
-
 def _build(
     folder: Path, key: str, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None
 ) -> None:
-    """Write the rows into a hidden folder and rename it when all is on disk, the manifest last."""
-    temporary = temporary_sibling(folder)
-    try:
-        with explained_writes(folder):
-            temporary.mkdir()
-            _write_rows(temporary, config, tokenizer, progress)
-            files = [file for file in sorted(temporary.rglob("*")) if file.is_file()]
-            facts = {
-                str(file.relative_to(temporary)): {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
-                for file in files
-            }
-            manifest = {"format": FORMAT, "fingerprint": key, "files": facts}
-            write_atomic(temporary / "manifest.json", json.dumps(manifest, indent=1))
-            os.rename(temporary, folder)
-            fsync_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    """Write the rows, the manifest last. The lock is held, so nobody is working on what killed runs left."""
+    whole_folder.remove_leftovers(folder.parent, folder.name)
+    whole_folder.remove(folder)
+    with whole_folder.written(folder, "prepare") as partial:
+        _write_rows(partial, config, tokenizer, progress)
+        manifest = {"format": FORMAT, "fingerprint": key, "files": whole_folder.checksums(partial)}
+        write_atomic(partial / MANIFEST, json.dumps(manifest, indent=1))
 
 
 def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None) -> None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from kubetune import errors
-from kubetune.base import files, logs
+from kubetune.base import files, logs, whole_folder
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.mirror.lease import REMOTE, Lease
 from kubetune.rundir.mirror.store import PatientStore
@@ -63,6 +61,10 @@ def explained_disk(path: Path) -> Iterator[None]:
             with files.explained_writes(path):
                 raise
         raise
+
+
+class _Damaged(Exception):
+    """A checkpoint came home other than its manifest says."""
 
 
 class Mirror:
@@ -257,16 +259,8 @@ class Mirror:
     def _fetch_file(self, name: str, there: Mapping[str, int]) -> None:
         """A file of the run, by way of the disk and not of the memory: exports are large."""
         final = files.join_inside(self.run_dir, name)
-        partial = files.temporary_sibling(final)
-        try:
-            with explained_disk(final):
-                final.parent.mkdir(parents=True, exist_ok=True)
-                self._get(f"{self._root}/{name}", partial, there[name])
-                with partial.open("rb") as file:
-                    os.fsync(file.fileno())
-                os.replace(partial, final)
-        finally:
-            partial.unlink(missing_ok=True)
+        with files.written_whole(final, explained=explained_disk) as file:
+            self._get(f"{self._root}/{name}", Path(file.name), there[name])
 
     def _get(self, place: str, path: Path, size: int) -> None:
         """Fetch a file that the store lists with this size; it may have grown since. Raises OSError for less."""
@@ -290,23 +284,17 @@ class Mirror:
         final = self._folder(step)
         if final.is_dir() and checkpoints.verify(final) is None:
             return True
-        partial = files.temporary_sibling(final)
-        try:
-            with explained_disk(final):
-                partial.mkdir(parents=True)
-                place = f"{self._root}/checkpoints/{final.name}/"
-                for name, facts in self._fs.find(place, detail=True).items():
-                    target = files.join_inside(partial, name[len(place) :])
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    self._get(name, target, int(facts["size"]))
-                if problem := checkpoints.verify(partial):
-                    _log.warning("%s at %s %s; left there", final.name, self.address, problem)
-                    return False
-                files.fsync_tree(partial)
-                if final.exists():
-                    checkpoints.set_aside(final)
-                partial.rename(final)
-                files.fsync_folder(final.parent)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        return True
+        with explained_disk(final):
+            final.parent.mkdir(parents=True, exist_ok=True)
+        place = f"{self._root}/checkpoints/{final.name}/"
+        aside = whole_folder.written(final, "fetch", set_aside=checkpoints.set_aside, explained=explained_disk)
+        with suppress(_Damaged), aside as partial:
+            for name, facts in self._fs.find(place, detail=True).items():
+                target = files.join_inside(partial, name[len(place) :])
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._get(name, target, int(facts["size"]))
+            if problem := checkpoints.verify(partial):
+                _log.warning("%s at %s %s; left there", final.name, self.address, problem)
+                raise _Damaged
+            return True
+        return False
