@@ -59,8 +59,8 @@ def tune(learner: Learner, config: Config, workload: Workload, device: torch.dev
         logs.MODEL.info("activations of %s layers are recomputed in the backward", some)
         recompute_activations(model, layers)
     if training.fused_forwards and route.padding_free:
-        pointwise.plan_compile(fused)
-        swapped = fused_forwards.swap_forwards(model, fused=fused, undo=learner.undo)
+        learner.kernels.is_planned = fused
+        swapped = fused_forwards.swap_forwards(model, learner.kernels if fused else None, learner.undo)
         logs.MODEL.debug(
             "fused forwards: %s", ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none"
         )

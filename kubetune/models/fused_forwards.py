@@ -22,41 +22,52 @@ from kubetune.models import patches
 from kubetune.models.attention.hooks import CURRENT
 from kubetune.models.kernels import pointwise
 from kubetune.models.kernels.dropout import dropout
+from kubetune.models.kernels.pointwise import Kernels
 from kubetune.models.padding_free import language_model, unwrap
 
 Forward = Callable[..., Tensor]
 
 
-def swap_forwards(model: nn.Module, *, fused: bool, undo: ExitStack) -> Counter[str]:
-    """Swap what can be swapped; with `fused` also what pays only when compiled. Returns how many of each kind.
+def swap_forwards(model: nn.Module, kernels: Kernels | None, undo: ExitStack) -> Counter[str]:
+    """Swap what can be swapped; with `kernels` also what pays only when compiled. Returns how many of each kind.
 
     `undo` takes back what was swapped for all models of an architecture.
     """
     done: Counter[str] = Counter()
     norms: dict[type, Forward | None] = {}
     for module in model.modules():
-        for kind, forward in _candidates(module, norms, fused):
+        for kind, forward in _candidates(module, norms, kernels):
             module.forward = MethodType(forward, module)
             done[kind] += 1
-    if fused:
-        done["rotary"] += _swap_rotary(unwrap(model), undo)
+    if kernels is not None:
+        done["rotary"] += _swap_rotary(unwrap(model), kernels, undo)
     done["rows"] += _skip_unlabelled_rows(model)
     done["embeddings"] += _leave_out_absent_tokens(model)
     return +done
 
 
-def _candidates(module: Any, norms: dict[type, Forward | None], fused: bool) -> Iterator[tuple[str, Forward]]:
+def _candidates(
+    module: Any, norms: dict[type, Forward | None], kernels: Kernels | None
+) -> Iterator[tuple[str, Forward]]:
     if is_plain_lora(module):
         yield "lora", _lora_forward
     elif type(module) is nn.Dropout and not module.inplace:
         yield "dropout", _dropout_forward
-    elif fused and _is_rms_norm(module):
+    elif kernels is None:
+        return
+    elif _is_rms_norm(module):
         if type(module) not in norms:
-            norms[type(module)] = _prove_norm(module)
+            norms[type(module)] = _prove_norm(module, kernels)
         if (forward := norms[type(module)]) is not None:
             yield "norm", forward
-    elif fused and _is_swiglu(module) and _is_same(module, _swiglu_forward, module.gate_proj.in_features):
-        yield "swiglu", _swiglu_forward
+    elif _is_swiglu(module):
+
+        def forward(self: Any, x: Tensor) -> Tensor:
+            gated = pointwise.swiglu(kernels, self.gate_proj(x), self.up_proj(x))
+            return self.down_proj(gated)  # type: ignore[no-any-return]
+
+        if _is_same(module, forward, module.gate_proj.in_features):
+            yield "swiglu", forward
 
 
 def is_plain_lora(module: Any) -> bool:
@@ -101,7 +112,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
     return type(module).__name__.endswith("RMSNorm") and isinstance(weight, Tensor) and weight.dim() == 1
 
 
-def _prove_norm(module: Any) -> Forward | None:
+def _prove_norm(module: Any, kernels: Kernels) -> Forward | None:
     """Form of RMSNorm that this class has, of those known, tried with a random weight; None for another."""
     if _eps(module) is None:
         return None
@@ -112,7 +123,7 @@ def _prove_norm(module: Any) -> Forward | None:
 
             def forward(self: Any, x: Tensor, offset: float = offset, late_cast: bool = late_cast) -> Tensor:
                 # Its own: vision tower and language model may share the class and differ in this.
-                return pointwise.rms_norm(x, self.weight, _eps(self), offset, late_cast)
+                return pointwise.rms_norm(kernels, x, self.weight, _eps(self), offset, late_cast)
 
             if _is_same(module, forward, module.weight.numel()):
                 return forward
@@ -130,10 +141,6 @@ def _is_swiglu(module: nn.Module) -> bool:
     return parts and "silu" in type(module.act_fn).__name__.lower() and hasattr(module.gate_proj, "in_features")
 
 
-def _swiglu_forward(module: Any, x: Tensor) -> Tensor:
-    return module.down_proj(pointwise.swiglu(module.gate_proj(x), module.up_proj(x)))  # type: ignore[no-any-return]
-
-
 @torch.no_grad()
 def _is_same(module: Any, forward: Forward, features: int) -> bool:
     """Equality of `forward` and the module, on random input."""
@@ -144,7 +151,7 @@ def _is_same(module: Any, forward: Forward, features: int) -> bool:
     return bool((theirs - ours).norm() <= tolerance * theirs.norm())
 
 
-def _swap_rotary(lm: Any, undo: ExitStack) -> int:
+def _swap_rotary(lm: Any, kernels: Kernels, undo: ExitStack) -> int:
     """Rotary embedding is a function of the model's source file, so one swap serves all its layers."""
     source = sys.modules[type(lm).__module__]
     stock = getattr(source, "apply_rotary_pos_emb", None)
@@ -154,7 +161,7 @@ def _swap_rotary(lm: Any, undo: ExitStack) -> int:
     def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or cos.shape[-1] != q.shape[-1] or cos.dim() != 3:
             return stock(q, k, cos, sin, *args, **kwargs)
-        return pointwise.rotary(q, k, cos.unsqueeze(1), sin.unsqueeze(1))
+        return pointwise.rotary(kernels, q, k, cos.unsqueeze(1), sin.unsqueeze(1))
 
     generator = torch.Generator().manual_seed(0)
     q, k, cos, sin = (torch.randn(*s, generator=generator) for s in ((1, 4, 5, 8), (1, 2, 5, 8), (1, 5, 8), (1, 5, 8)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from kubetune.models.kernels.pointwise import Kernels
 from kubetune.models.padding_free import Route, hidden_states, unwrap
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class Learner:
     preferred, and how. `hidden`: the final hidden states
     `[tokens, hidden]` of a packed batch. `sums_once_per_step`: a sharded model keeps whole gradients until the last
     micro-batch of a step. `compiled_layers`: decoder layers that are compiled once the first step is done.
-    `gradient_sums`: where the optimizer adds up the gradients of parameters. `undo`: takes back what was changed in
-    transformers for this model.
+    `kernels`: its pointwise functions, plain or compiled. `gradient_sums`: where the optimizer adds up the gradients of
+    parameters. `undo`: takes back what was changed in transformers for this model.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class Learner:
     hidden: Callable[[Learner, Batch], Tensor] = _hidden
     sums_once_per_step: bool = False
     compiled_layers: CompiledLayers | None = None
+    kernels: Kernels = field(default_factory=Kernels)
     gradient_sums: Mapping[nn.Parameter, GradientSum] = field(default_factory=dict)
     undo: ExitStack = field(default_factory=ExitStack)
 

@@ -26,7 +26,7 @@ from kubetune.base.humanize import counted
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.reading.hub import check_model_folder, explained_hub_errors, find_files, hub_token
 from kubetune.data.text.tokenizer_files import read_json
-from kubetune.models import fast_import, patches, quantization
+from kubetune.models import patches, quantization
 from kubetune.planning import model_shapes
 from kubetune.planning.base_model import Embeddings
 
@@ -71,8 +71,7 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
     # Told to ignore them, transformers hands over which shapes differ, instead of pointing to a table that it prints.
     settings = {"dtype": arithmetic, **settings, "ignore_mismatched_sizes": True}
     transformers_logging.disable_progress_bar()
-    asleep = fast_import.compiler_asleep(unless=config.training.compile == "layers")
-    with explain(model), patches.without_load_report(), asleep:
+    with explain(model), patches.without_load_report():
         loaded, found = auto_class.from_pretrained(
             model.path,
             revision=model.revision,
@@ -249,7 +248,7 @@ def _stated_positions(facts: Any) -> float:
 
 def skeleton(auto_class: Any, model: ModelConfig) -> nn.Module:
     """A model on this machine without its weights: its modules alone, on no device."""
-    with explain(model), torch.device("meta"), fast_import.compiler_asleep():
+    with explain(model), torch.device("meta"):
         config = AutoConfig.from_pretrained(model.path, revision=model.revision, local_files_only=True)
         return auto_class.from_config(config)  # type: ignore[no-any-return]
 

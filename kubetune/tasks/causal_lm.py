@@ -70,9 +70,8 @@ def head_of(learner: Learner) -> Head:
     """The output head, and where the optimizer adds up its gradient."""
     layer, sums = learner.lm.get_output_embeddings(), learner.gradient_sums
     bias = getattr(layer, "bias", None)
-    return Head(
-        layer.weight, bias, logit_rule(learner.lm), sums.get(layer.weight), None if bias is None else sums.get(bias)
-    )
+    rule, bias_sum = logit_rule(learner.lm), None if bias is None else sums.get(bias)
+    return Head(layer.weight, bias, rule, learner.kernels, sums.get(layer.weight), bias_sum)
 
 
 def loss(learner: Learner, batch: Batch, scale: float) -> Tensor:

@@ -75,7 +75,7 @@ def train(
         if world.is_main:
             record_start(run, state, run_dir)
         if config.training.fp8:
-            fp8.adopt(run.learner.model, world.device, lambda: warm_up.loss_ahead(run, state))
+            fp8.adopt(run.learner.model, run.learner.kernels, world.device, lambda: warm_up.loss_ahead(run, state))
         if config.training.preflight:
             preflight.rehearse(run, state)
         stop.defer()

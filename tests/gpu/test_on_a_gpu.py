@@ -8,7 +8,6 @@ GPU has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from kubetune.models.attention import hooks
 from kubetune.models.attention.blockwise import Rule, block_attention
 from kubetune.models.attention.joined import joined_attention
 from kubetune.models.fused_forwards import swap_forwards
-from kubetune.models.kernels import fp8, pointwise
+from kubetune.models.kernels import fp8
+from kubetune.models.kernels.pointwise import Kernels
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention
 from kubetune.tasks.causal_lm import backward
@@ -51,20 +51,20 @@ CU_SEQLENS = (0, 3, 300, 340, 1500)
 
 
 @pytest.fixture
-def fused() -> Iterator[None]:
+def fused() -> Kernels:
     """Pointwise kernels compiled, by Triton on a GPU."""
-    pointwise.compile_pointwise(True)
-    yield
-    pointwise.compile_pointwise(False)
+    kernels = Kernels()
+    kernels.compile()
+    return kernels
 
 
-def gradients_on_gpu(model: Any, rows: list[tuple[Any, Any]]) -> dict[str, Tensor]:
+def gradients_on_gpu(model: Any, rows: list[tuple[Any, Any]], kernels: Kernels | None = None) -> dict[str, Tensor]:
     """By kubetune's own way, in packed batches, back on the CPU and in fp32."""
     route = choose_attention(model)
     assert route.padding_free, route.why_not
     lengths = np.array([len(ids) for ids, _ in rows])
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
-    task = Learner(model, route)
+    task = Learner(model, route, kernels=kernels or Kernels())
     for group in pack(np.arange(len(rows)), lengths, 350):
         backward(task, collate([rows[i] for i in group]).to(DEVICE), 1.0 / labels)
     return {name: gradient.float().cpu() for name, gradient in take_gradients(model).items()}
@@ -80,30 +80,30 @@ def test_gradients_equal_those_of_the_cpu(name: str, lora: bool) -> None:
 
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\.")
 @pytest.mark.parametrize("name", PROMISED)
-def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(name: str, fused: None) -> None:
+def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(name: str, fused: Kernels) -> None:
     """Compiled norms, SwiGLU, rotary embeddings and cross-entropy, and a layer that recomputes."""
     model, rows = build_model(name, PROMISED[name]), random_rows()
     _, exact = reference_gradients(model, rows)
     model = model.to(DEVICE, torch.bfloat16)
     recompute_activations(model, 1)
-    swap_forwards(model, fused=True, undo=ExitStack())
-    assert relative_error(gradients_on_gpu(model, rows), exact) <= HALF
+    swap_forwards(model, fused, ExitStack())
+    assert relative_error(gradients_on_gpu(model, rows, fused), exact) <= HALF
 
 
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\.")
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2"])
-def test_compiled_layers_are_exact_and_need_no_other_graph(name: str, recompute: bool, fused: None) -> None:
+def test_compiled_layers_are_exact_and_need_no_other_graph(name: str, recompute: bool, fused: Kernels) -> None:
     """Recomputed layers run in a thread of autograd's own there, under what that thread takes for the settings."""
     model, batches = build_model(name, PROMISED[name]), [random_rows(), random_rows((50, 90, 7), seed=1)]
     exact = [reference_gradients(model, rows)[1] for rows in batches]
     model = model.to(DEVICE)
-    swap_forwards(model, fused=True, undo=ExitStack())
+    swap_forwards(model, fused, ExitStack())
     if recompute:
         recompute_activations(model)
 
     def learn() -> tuple[float, float]:
-        norm = float(torch.cat([g.flatten() for g in gradients_on_gpu(model, batches[0]).values()]).norm())
+        norm = float(torch.cat([g.flatten() for g in gradients_on_gpu(model, batches[0], fused).values()]).norm())
         return norm, norm
 
     layers = compiled_layers.compile_layers(model)
@@ -112,7 +112,7 @@ def test_compiled_layers_are_exact_and_need_no_other_graph(name: str, recompute:
     assert layers.is_on
     learn()  # pointwise functions around the layers are tried once before they are compiled
     graphs = compiled_layers.graphs()
-    found = [gradients_on_gpu(model, rows) for rows in batches]
+    found = [gradients_on_gpu(model, rows, fused) for rows in batches]
     assert compiled_layers.graphs() == graphs
     assert max(map(relative_error, found, exact)) <= EXACT
 
@@ -165,7 +165,7 @@ def test_layers_in_8_bit_floats_are_near_the_exact_ones() -> None:
     model = build_model("qwen3", PROMISED["qwen3"], dtype=torch.bfloat16).to(DEVICE)
     rows = random_rows()
     exact = gradients_on_gpu(model, rows)
-    assert fp8.round_layers(model)
+    assert fp8.round_layers(model, Kernels())
     rounded = gradients_on_gpu(model, rows)
     assert 0 < relative_error(rounded, exact) <= 0.25
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,8 @@ from torch import Tensor
 
 from kubetune import errors
 from kubetune.models.kernels import pointwise
+from kubetune.models.kernels.pointwise import Kernels
 from tests import toy
-
-
-@pytest.fixture
-def planned() -> Iterator[None]:
-    pointwise.plan_compile(True)
-    yield
-    pointwise.compile_pointwise(False)
 
 
 def given() -> tuple[Tensor, Tensor, float, float, float]:
@@ -34,17 +28,15 @@ def compile_to(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) ->
     monkeypatch.setattr(torch, "compile", lambda plain, dynamic: function)
 
 
-@pytest.mark.usefixtures("planned")
 def test_a_compiled_function_takes_over_where_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_to(monkeypatch, compiled := lambda *args: pointwise.cross_entropy(*args))
-    expected = pointwise.cross_entropy(*given())
-    assert pointwise.FUSED["cross_entropy"] is pointwise.cross_entropy
-    pointwise.compile_planned()
-    for ours, plain in zip(pointwise.FUSED["cross_entropy"](*given()), expected, strict=True):
+    expected, kernels, others = pointwise.cross_entropy(*given()), Kernels(), Kernels()
+    assert kernels["cross_entropy"] is pointwise.cross_entropy
+    kernels.compile()
+    for ours, plain in zip(kernels["cross_entropy"](*given()), expected, strict=True):
         assert torch.equal(ours, plain)
-    assert pointwise.FUSED["cross_entropy"] is compiled
-    pointwise.compile_planned()
-    assert pointwise.FUSED["cross_entropy"] is compiled
+    assert kernels["cross_entropy"] is compiled
+    assert others["cross_entropy"] is pointwise.cross_entropy  # of another run in the same process
 
 
 def wrong(*args: Any) -> Any:
@@ -59,16 +51,16 @@ def failing(*args: Any) -> Any:
 
 
 @pytest.mark.parametrize(("function", "reason"), [(wrong, "its result differs"), (failing, "no such loop")])
-@pytest.mark.usefixtures("planned")
 def test_one_that_differs_or_cannot_be_compiled_stays_plain(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: Callable[..., Any], reason: str
 ) -> None:
     compile_to(monkeypatch, function)
-    pointwise.compile_planned()
+    kernels = Kernels()
+    kernels.compile()
     expected = pointwise.cross_entropy(*given())
-    for ours, plain in zip(pointwise.FUSED["cross_entropy"](*given()), expected, strict=True):
+    for ours, plain in zip(kernels["cross_entropy"](*given()), expected, strict=True):
         assert torch.equal(ours, plain)
-    assert pointwise.FUSED["cross_entropy"] is pointwise.cross_entropy
+    assert kernels["cross_entropy"] is pointwise.cross_entropy
     assert f"cross_entropy runs without torch.compile: {reason}" in caplog.text
 
 

@@ -21,7 +21,8 @@ from kubetune.config.schema import LoraConfig
 from kubetune.models import acceleration, compiled_layers
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.fused_forwards import swap_forwards
-from kubetune.models.kernels import fp8, pointwise
+from kubetune.models.kernels import fp8
+from kubetune.models.kernels.pointwise import Kernels
 from kubetune.models.learner import Learner
 from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route, choose_attention
@@ -56,7 +57,6 @@ compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ c
 @pytest.fixture(autouse=True)
 def _plain_again() -> Iterator[None]:
     yield
-    pointwise.compile_pointwise(False)
     if "_dynamo" in vars(torch):
         torch._dynamo.reset()
 
@@ -99,9 +99,9 @@ def compare(model: Any, tolerance: float = EXACT, *, fused: bool | None = True, 
     assert task.route.padding_free
     expected = [learn(task, number) for number in range(len(PACKED_BATCHES))]
     if fused:
-        pointwise.compile_pointwise()
+        task.kernels.compile()
     if fused is not None:
-        swap_forwards(model, fused=fused, undo=ExitStack())
+        swap_forwards(model, task.kernels if fused else None, ExitStack())
     if recompute != 0:
         recompute_activations(model, recompute)
     task, layers = compiled(task)
@@ -149,8 +149,8 @@ def test_dora_stays_exact() -> None:
 @compiles
 def test_layers_in_8_bit_floats_give_what_they_give_without_compiling() -> None:
     model = build_model("llama", SHAPES["llama"], dtype=torch.bfloat16)
-    swap_forwards(model, fused=False, undo=ExitStack())
-    assert fp8.round_layers(model)
+    swap_forwards(model, None, ExitStack())
+    assert fp8.round_layers(model, Kernels())
     compare(model, 0.1, fused=None)  # other roundings of bf16 flip some of 8 bits
 
 
@@ -164,7 +164,7 @@ def test_dropout_draws_by_the_seed_alike_in_layers_that_recompute() -> None:
         model = add_lora(base, settings, task_type="CAUSAL_LM", seed=0)
         randomize_lora(model)
         task = Learner(model, choose_attention(model))
-        swap_forwards(model, fused=False, undo=ExitStack())
+        swap_forwards(model, None, ExitStack())
         if recompute is None:
             recompute_activations(model, None)
         task, layers = compiled(task)
@@ -198,7 +198,7 @@ def test_layers_run_as_they_are_where_compiling_them_fails(
     """The last layer leaves out rows, which makes it another graph than the first: one too many for a limit of one."""
     model = build_model("llama", {**PROMISED["llama"], "num_hidden_layers": 2})
     task = Learner(model, choose_attention(model))
-    swap_forwards(model, fused=False, undo=ExitStack())
+    swap_forwards(model, None, ExitStack())
     expected = learn(task, 1)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     from torch._dynamo import config

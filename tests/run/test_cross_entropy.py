@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kubetune.models.kernels import cross_entropy, pointwise
 from kubetune.models.kernels.cross_entropy import Head, linear_cross_entropy
 from kubetune.models.kernels.log_probabilities import linear_log_probabilities
+from kubetune.models.kernels.pointwise import Kernels
 from kubetune.models.padding_free import LogitRule
 from kubetune.training.adamw import AdamSettings, Collected, FlatAdamW
 
@@ -29,7 +30,8 @@ class Toy(nn.Module):
         self.labels = torch.randint(VOCABULARY, (LABELS,), generator=generator)
 
     def head(self, rule: LogitRule) -> Head:
-        return Head(self.weight, self.bias, rule, self.sums.get(self.weight), self.sums.get(self.bias))
+        sums = (self.sums.get(self.weight), self.sums.get(self.bias))
+        return Head(self.weight, self.bias, rule, Kernels(), *sums)
 
     def fused(self, rule: LogitRule) -> Tensor:
         return linear_cross_entropy(self.hidden, self.labels, self.head(rule), SCALE)
@@ -101,7 +103,7 @@ def test_nothing_as_wide_as_the_vocabulary_comes_and_goes(monkeypatch: pytest.Mo
     rows, width, vocabulary = 64, 4, 8192
     monkeypatch.setattr(cross_entropy, "chunk_rows", lambda _: rows)
     hidden = torch.randn(3 * rows - 7, width, dtype=dtype, requires_grad=True)
-    head = Head(torch.randn(vocabulary, width, dtype=dtype, requires_grad=True), None, LogitRule(cap=4.0))
+    head = Head(torch.randn(vocabulary, width, dtype=dtype, requires_grad=True), None, LogitRule(cap=4.0), Kernels())
     labels = torch.randint(vocabulary, (len(hidden),))
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         linear_cross_entropy(hidden, labels, head).backward()

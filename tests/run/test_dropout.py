@@ -58,7 +58,7 @@ def test_modules_drop_only_while_they_train() -> None:
     facts = BertConfig(vocab_size=16, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
     model = BertForSequenceClassification(facts)
     stock = [module for module in model.modules() if isinstance(module, nn.Dropout)]
-    assert swap_forwards(model, fused=False, undo=ExitStack())["dropout"] == len(stock) > 1
+    assert swap_forwards(model, None, ExitStack())["dropout"] == len(stock) > 1
     x = torch.ones(128, 64)
     assert 0 < float((stock[0].train()(x) == 0).float().mean()) < 0.2
     assert torch.equal(stock[0].eval()(x), x)
@@ -93,7 +93,7 @@ def test_an_adapters_input_is_dropped_and_its_gradient_follows(bias: bool) -> No
 def test_a_cheaper_adapter_drops_what_pefts_own_does(training: bool) -> None:
     base = build_model("llama", PROMISED["llama"], lora=False)
     model = add_lora(base, LoraConfig(r=4, dropout=0.25), task_type="CAUSAL_LM", seed=0).train(training)
-    assert swap_forwards(model, fused=False, undo=ExitStack())["lora"]
+    assert swap_forwards(model, None, ExitStack())["lora"]
     layer = next(module for module in model.modules() if is_plain_lora(module))
     nn.init.normal_(layer.lora_B["default"].weight)
     x = torch.randn(1, 90, layer.in_features)

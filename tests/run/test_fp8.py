@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kubetune import errors
 from kubetune.config.schema import Config
 from kubetune.models.kernels import fp8
+from kubetune.models.kernels.pointwise import Kernels
 from tests import toy
 from tests.architectures import save_model
 
@@ -33,7 +34,7 @@ def adapted_layer() -> Any:
 
 def test_near_the_exact_layer_in_both_directions() -> None:
     exact, rounded = adapted_layer(), adapted_layer()
-    assert fp8.round_layers(rounded) == 1
+    assert fp8.round_layers(rounded, Kernels()) == 1
     x = torch.randn(40, 64, dtype=torch.bfloat16)
     x[3] *= 1000  # a row with outliers harms no other row
     found = {}
@@ -50,9 +51,9 @@ def test_near_the_exact_layer_in_both_directions() -> None:
 
 def test_layers_of_odd_width_are_left_alone() -> None:
     model = get_peft_model(nn.Sequential(nn.Linear(60, 96)), LoraConfig(r=4, target_modules=["0"]))
-    assert fp8.round_layers(model) == 0
+    assert fp8.round_layers(model, Kernels()) == 0
     with pytest.raises(errors.ConfigError, match="multiples of 16"):
-        fp8.adopt(model, torch.device("cpu"), lambda: 1.0)
+        fp8.adopt(model, Kernels(), torch.device("cpu"), lambda: 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_a_run_learns_about_the_same_and_resumes_bit_by_bit(inputs: Path, tmp_pa
 def test_the_gate_refuses_a_model_that_changes(after: float, said: str) -> None:
     losses = iter([2.0, after])
     with pytest.raises(errors.ConfigError, match=said):
-        fp8.adopt(adapted_layer(), torch.device("cpu"), lambda: next(losses))
+        fp8.adopt(adapted_layer(), Kernels(), torch.device("cpu"), lambda: next(losses))
 
 
 def test_what_it_cannot_be_combined_with_is_said_at_once(inputs: Path) -> None:

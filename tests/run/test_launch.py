@@ -31,9 +31,8 @@ STEPS = 24
 
 FIRST_STEP = """
 import logging, sys
-from kubetune.models import fast_import
 from kubetune.training import worker
-names = ("torch._dynamo", "bitsandbytes", "scipy", "sklearn")
+names = ("bitsandbytes", "scipy", "sklearn")
 class Watch(logging.Handler):
     def emit(self, record):
         if "step 1/1" in record.getMessage():
@@ -41,13 +40,8 @@ class Watch(logging.Handler):
 logging.getLogger("kubetune").addHandler(watch := Watch())
 assert worker.main(sys.argv[1:]) == 0
 print("imported:", watch.at_first_step, [name for name in names if name in sys.modules])
-import torch
-with fast_import.compiler_asleep():
-    print("marked:", torch.compiler.disable(len)("four"), "torch._dynamo.config" in sys.modules)
-    print("awake:", torch._dynamo.config.disable, sys.modules["torch._dynamo"].__file__ == torch._dynamo.__file__)
-print("compiled:", torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
 """
-"""Trains, and tells which libraries that took; then uses the one of them that had been kept out."""
+"""Trains, and tells which libraries that took."""
 
 
 @pytest.fixture(scope="session")
@@ -117,9 +111,7 @@ def test_a_first_step_takes_no_library_that_it_has_no_use_for(inputs: Path, tmp_
     flags = [flag for flag in flags if lora or flag != "--lora"]
     done = subprocess.run([sys.executable, "-c", FIRST_STEP, *flags], cwd=inputs, capture_output=True, text=True)
     assert (train_py, done.returncode) == ("train", 0), done.stderr
-    later = [] if lora else ["torch._dynamo"]  # Accelerate's, when a whole model is saved after that step
-    expected = [f"imported: [] {later}", f"marked: 4 {not lora}", "awake: False True", "compiled: 2.0"]
-    assert done.stdout.splitlines()[-4:] == expected
+    assert done.stdout.splitlines()[-1] == "imported: [] []"
 
 
 def test_a_run_leaves_its_numbers(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

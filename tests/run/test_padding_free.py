@@ -19,6 +19,7 @@ from kubetune.models.attention import hooks
 from kubetune.models.attention.blockwise import Rule, block_attention
 from kubetune.models.attention.hooks import CannotRunPaddingFree, MaskRule, attend, packed
 from kubetune.models.fused_forwards import swap_forwards
+from kubetune.models.kernels.pointwise import Kernels
 from kubetune.models.learner import Learner
 from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route, choose_attention, self_check
@@ -210,7 +211,7 @@ def test_lean_forwards_change_nothing(name, fused):
     model, rows = build_model(name, PROMISED[name]), random_rows()
     loss, gradients = reference_gradients(model, rows)
     names = [n for n, _ in model.named_parameters()]
-    swapped = swap_forwards(model, fused=fused, undo=ExitStack())
+    swapped = swap_forwards(model, Kernels() if fused else None, ExitStack())
     packed_loss, ours, _ = padding_free_gradients(model, rows)
     assert swapped["lora"]
     assert swapped["rows"]
@@ -223,7 +224,7 @@ def test_lean_forwards_change_nothing(name, fused):
 def test_dora_keeps_pefts_own_forward():
     base = build_model("llama", PROMISED["llama"], lora=False)
     model = add_lora(base, LoraConfig(r=4, use_dora=True), task_type="CAUSAL_LM", seed=0)
-    assert not swap_forwards(model, fused=False, undo=ExitStack())["lora"]
+    assert not swap_forwards(model, None, ExitStack())["lora"]
 
 
 class RoundingLinear(nn.Linear):
@@ -238,4 +239,4 @@ def test_a_frozen_layer_with_a_forward_of_its_own_keeps_it():
     for layer in base.model.layers:
         layer.mlp.up_proj.__class__ = RoundingLinear
     model = add_lora(base, LoraConfig(r=4, target_modules=["up_proj", "down_proj"]), task_type="CAUSAL_LM", seed=0)
-    assert swap_forwards(model, fused=False, undo=ExitStack())["lora"] == len(base.model.layers)  # down_proj alone
+    assert swap_forwards(model, None, ExitStack())["lora"] == len(base.model.layers)  # down_proj alone

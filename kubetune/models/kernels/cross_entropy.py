@@ -18,6 +18,7 @@ from torch.autograd import Function
 
 from kubetune.base import allocator
 from kubetune.models.kernels import pointwise
+from kubetune.models.kernels.pointwise import Kernels
 from kubetune.models.padding_free import LogitRule
 
 STRIPE = 2**22
@@ -34,12 +35,14 @@ class GradientSum(Protocol):
 class Head(NamedTuple):
     """An output head: `weight` `[vocabulary, hidden]`, `bias` `[vocabulary]` or None, and what follows the product.
 
-    `weight_sum` and `bias_sum`: where their gradients are added up, if the optimizer does so.
+    `kernels`: the form of what is computed. `weight_sum` and `bias_sum`: where the gradients of weight and bias are
+    added up, if the optimizer does so.
     """
 
     weight: Tensor
     bias: Tensor | None
     rule: LogitRule
+    kernels: Kernels
     weight_sum: GradientSum | None = None
     bias_sum: GradientSum | None = None
 
@@ -69,9 +72,9 @@ def _kept_room(number: int, rows: int, width: int, dtype: torch.dtype) -> Tensor
     return room.view(rows, width)
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor, scale: float, rule: LogitRule) -> tuple[Tensor, Tensor]:
-    """`kernels.cross_entropy` in the form that takes the least memory where it runs."""
-    form = pointwise.fused("cross_entropy")
+def _cross_entropy(logits: Tensor, labels: Tensor, scale: float, head: Head) -> tuple[Tensor, Tensor]:
+    """`pointwise.cross_entropy` in the form that takes the least memory where it runs."""
+    form, rule = head.kernels["cross_entropy"], head.rule
     if form is pointwise.cross_entropy and logits.device.type == "cpu":
         return cross_entropy_in_place(logits, labels, scale, rule)
     return cast(tuple[Tensor, Tensor], form(logits, labels, scale, rule.multiplier, rule.cap))
@@ -104,7 +107,7 @@ def chunks(hidden: Tensor, labels: Tensor, head: Head, scale: float) -> Iterator
     buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
-        yield span, *_cross_entropy(_logits(hidden[span], head, buffer), labels[span], scale, head.rule)
+        yield span, *_cross_entropy(_logits(hidden[span], head, buffer), labels[span], scale, head)
 
 
 def add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
@@ -134,17 +137,16 @@ class FusedLinearCrossEntropy(Function):
         bias: Tensor | None,
         labels: Tensor,
         scale: float,
-        rule: LogitRule,
-        weight_sum: GradientSum | None,
-        bias_sum: GradientSum | None,
+        head: Head,
     ) -> Tensor:
         # Chunk by chunk, the gradient of logits takes their place and is used up at once: dX = dL W, dW += dLᵀ X.
         # Nothing is computed twice; the price is that gradients are made unasked, with `scale` known here.
+        weight_sum, bias_sum = head.weight_sum, head.bias_sum
         d_hidden = torch.empty_like(hidden)
         d_weight = opened(weight, weight_sum) if ctx.needs_input_grad[1] else None
         d_bias = opened(bias, bias_sum) if bias is not None and ctx.needs_input_grad[2] else None
         loss = torch.zeros((), device=hidden.device)
-        for span, losses, d_logits in chunks(hidden, labels, Head(weight, bias, rule), scale):
+        for span, losses, d_logits in chunks(hidden, labels, head, scale):
             loss += losses.sum()
             torch.mm(d_logits, weight, out=d_hidden[span])
             if d_weight is not None:
@@ -166,14 +168,14 @@ class FusedLinearCrossEntropy(Function):
             d_hidden * grad.to(d_hidden.dtype),
             None if d_weight is None else (d_weight * grad).to(ctx.dtype),
             None if d_bias is None else (d_bias * grad).to(ctx.dtype),
-            *(None,) * 5,
+            *(None,) * 3,
         )
 
 
 def linear_cross_entropy(hidden: Tensor, labels: Tensor, head: Head, scale: float = 1.0) -> Tensor:
     """Training loss: `scale × Σ cross-entropy` of rows `[labels, hidden]` against `labels` `[labels]`, fp32 scalar."""
     loss = FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, labels, scale, head.rule, head.weight_sum, head.bias_sum
+        hidden, head.weight, head.bias, labels, scale, head
     )
     return cast(Tensor, loss)
 

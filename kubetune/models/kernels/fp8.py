@@ -8,7 +8,7 @@ Checkpoints hold adapters only, so nothing rounded is ever saved.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import MethodType
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
@@ -19,6 +19,7 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.models.fused_forwards import is_plain_lora
 from kubetune.models.kernels import pointwise
+from kubetune.models.kernels.pointwise import Kernels
 
 GRANULE: Final = 16
 """The product wants both widths of a layer to be multiples of this."""
@@ -27,7 +28,7 @@ LARGEST_LOSS_CHANGE: Final = 0.01
 """Share by which rounding may change the loss of the first batch."""
 
 
-def adopt(model: nn.Module, device: torch.device, loss_ahead: Callable[[], float]) -> None:
+def adopt(model: nn.Module, kernels: Kernels, device: torch.device, loss_ahead: Callable[[], float]) -> None:
     """Compute frozen layers in 8-bit floats from now on, if that leaves the loss of the first batch alone.
 
     Raises ConfigError when it does not, when the GPU cannot, and when no layer could.
@@ -36,7 +37,7 @@ def adopt(model: nn.Module, device: torch.device, loss_ahead: Callable[[], float
         name = torch.cuda.get_device_name(device)
         raise errors.ConfigError(f"training.fp8: {name} has no 8-bit floats (Ada, Hopper and later do); leave it out")
     exact = loss_ahead()
-    layers = round_layers(model)
+    layers = round_layers(model, kernels)
     if not layers:
         raise errors.ConfigError(
             f"training.fp8: no adapted layer has widths that are multiples of {GRANULE}; leave it out"
@@ -51,11 +52,11 @@ def adopt(model: nn.Module, device: torch.device, loss_ahead: Callable[[], float
         )
 
 
-def round_layers(model: nn.Module) -> int:
+def round_layers(model: nn.Module, kernels: Kernels) -> int:
     """Round the frozen weights under plain adapters; returns of how many layers."""
     layers = [module for module in model.modules() if is_plain_lora(module) and _fits(module)]
     for layer in layers:
-        _round(layer)
+        _round(layer, kernels)
     return len(layers)
 
 
@@ -64,44 +65,44 @@ def _fits(layer: Any) -> bool:
     return not transposed and weight.dim() == 2 and all(size % GRANULE == 0 for size in weight.shape)
 
 
-def _round(layer: Any) -> None:
+def _round(layer: Any, kernels: Kernels) -> None:
     base = layer.base_layer
     weight = base.weight.data
     forward, backward = pointwise.round_rows(weight), pointwise.round_rows(weight.t().contiguous())
     base.weight = nn.Parameter(forward[0], requires_grad=False)
     for name, value in (("row_scales", forward[1]), ("columns", backward[0]), ("column_scales", backward[1])):
         base.register_buffer(name, value, persistent=False)
-    layer.forward = MethodType(_forward, layer)
+    layer.forward = partial(_forward, layer, kernels)
 
 
-def _forward(layer: Any, x: Tensor) -> Tensor:
+def _forward(layer: Any, kernels: Kernels, x: Tensor) -> Tensor:
     base, name = layer.base_layer, layer.active_adapters[0]
     if layer.disable_adapters or layer.merged:
         raise RuntimeError("a base in 8-bit floats works only with its adapter")
     rounded = (base.weight, base.row_scales, base.columns, base.column_scales)
     weights, adapter = (layer.lora_A[name].weight, layer.lora_B[name].weight), pointwise.Adapter(layer.scaling[name])
-    out = _Fp8LoraLinear.apply(x, base.bias, *weights, adapter, *rounded)  # type: ignore[no-untyped-call]
+    out = _Fp8LoraLinear.apply(x, base.bias, *weights, adapter, kernels, *rounded)  # type: ignore[no-untyped-call]
     return cast(Tensor, out)
 
 
-def _product(x: Tensor, columns: Tensor, scales: Tensor) -> Tensor:
+def _product(kernels: Kernels, x: Tensor, columns: Tensor, scales: Tensor) -> Tensor:
     """`x @ columnsᵀ` of `x` `[rows, inner]` and rounded `columns` `[outer, inner]` with `scales` `[outer, 1]`."""
-    rounded, row_scales = pointwise.fused("round_rows")(x)
+    rounded, row_scales = kernels["round_rows"](x)
     product = torch._scaled_mm(rounded, columns.t(), row_scales, scales.t(), out_dtype=torch.bfloat16)
     return product.to(x.dtype)
 
 
 def _times(
-    rows: Tensor, bias: Tensor | None, weight: Tensor, row_scales: Tensor, columns: Tensor, column_scales: Tensor
+    kernels: Kernels, rows: Tensor, bias: Tensor | None, weight: Tensor, row_scales: Tensor, *columns: Tensor
 ) -> Tensor:
-    y = _product(rows, weight, row_scales)
+    y = _product(kernels, rows, weight, row_scales)
     return y if bias is None else y.add_(bias)
 
 
 def _times_transposed(
-    d_y: Tensor, weight: Tensor, row_scales: Tensor, columns: Tensor, column_scales: Tensor
+    kernels: Kernels, d_y: Tensor, weight: Tensor, row_scales: Tensor, columns: Tensor, column_scales: Tensor
 ) -> Tensor:
-    return _product(d_y, columns, column_scales)
+    return _product(kernels, d_y, columns, column_scales)
 
 
 class _Fp8LoraLinear(Function):
@@ -115,14 +116,12 @@ class _Fp8LoraLinear(Function):
         a: Tensor,
         b: Tensor,
         adapter: pointwise.Adapter,
-        weight: Tensor,
-        row_scales: Tensor,
-        columns: Tensor,
-        column_scales: Tensor,
+        kernels: Kernels,
+        *frozen: Tensor,
     ) -> Tensor:
-        frozen = (weight, row_scales, columns, column_scales)
-        return pointwise.lora_forward(ctx, _times, x, bias, a, b, adapter, *frozen)
+        ctx.kernels = kernels
+        return pointwise.lora_forward(ctx, partial(_times, kernels), x, bias, a, b, adapter, *frozen)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return pointwise.lora_backward(ctx, _times_transposed, grad)
+        return *pointwise.lora_backward(ctx, partial(_times_transposed, ctx.kernels), grad), None

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from kubetune.models.kernels.cross_entropy import GradientSum, Head, add_product, chunks, opened
-from kubetune.models.padding_free import LogitRule
+from kubetune.models.kernels.cross_entropy import Head, add_product, chunks, opened
 
 
 class LinearLogProbabilities(Function):
@@ -30,14 +29,12 @@ class LinearLogProbabilities(Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        rule: LogitRule,
-        weight_sum: GradientSum | None,
-        bias_sum: GradientSum | None,
+        head: Head,
     ) -> Tensor:
         learns = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         slopes = None if learns else torch.empty_like(hidden)
         found = torch.empty(len(hidden), device=hidden.device)
-        for span, losses, d_logits in chunks(hidden, labels, Head(weight, bias, rule), -1.0):
+        for span, losses, d_logits in chunks(hidden, labels, head, -1.0):
             torch.neg(losses, out=found[span])
             if slopes is not None:
                 torch.mm(d_logits, weight, out=slopes[span])
@@ -45,20 +42,20 @@ class LinearLogProbabilities(Function):
             ctx.save_for_backward(slopes)
         else:
             ctx.save_for_backward(hidden, weight, bias, labels)
-        ctx.head = rule, weight_sum, bias_sum
+        ctx.head = head
         return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if len(ctx.saved_tensors) == 1:
             (slopes,) = ctx.saved_tensors
-            return (slopes * grad[:, None]).to(slopes.dtype), *(None,) * 6
+            return (slopes * grad[:, None]).to(slopes.dtype), *(None,) * 4
         hidden, weight, bias, labels = ctx.saved_tensors
-        rule, weight_sum, bias_sum = ctx.head
+        head, weight_sum, bias_sum = ctx.head, ctx.head.weight_sum, ctx.head.bias_sum
         d_hidden = torch.empty_like(hidden)
         d_weight = opened(weight, weight_sum) if ctx.needs_input_grad[1] else None
         d_bias = opened(bias, bias_sum) if ctx.needs_input_grad[2] else None
-        for span, _, d_logits in chunks(hidden, labels, Head(weight, bias, rule), -1.0):
+        for span, _, d_logits in chunks(hidden, labels, head, -1.0):
             d_logits.mul_(grad[span, None])
             torch.mm(d_logits, weight, out=d_hidden[span])
             if d_weight is not None:
@@ -69,13 +66,13 @@ class LinearLogProbabilities(Function):
             d_hidden,
             None if d_weight is None or weight_sum is not None else d_weight.to(weight.dtype),
             None if d_bias is None or bias_sum is not None else d_bias.to(weight.dtype),
-            *(None,) * 4,
+            *(None,) * 2,
         )
 
 
 def linear_log_probabilities(hidden: Tensor, labels: Tensor, head: Head) -> Tensor:
     """Log-probability of each of `labels` `[labels]` after the rows `[labels, hidden]`, fp32 `[labels]`."""
     found = LinearLogProbabilities.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, labels, head.rule, head.weight_sum, head.bias_sum
+        hidden, head.weight, head.bias, labels, head
     )
     return cast(Tensor, found)

@@ -1,7 +1,7 @@
 """Forward and backward of the small operations around the matrix products, written out so that they can be fused.
 
 Autograd keeps every intermediate of a norm or an activation; these keep the inputs and recompute. Each pointwise
-function is looked up at call time by `fused`, in FUSED, where `compile_pointwise` puts its compiled form.
+function is looked up at call time in the `Kernels` of a run, which puts its compiled form there.
 """
 
 from __future__ import annotations
@@ -107,14 +107,28 @@ POINTWISE: tuple[Callable[..., Any], ...] = (
     cross_entropy,
     round_rows,
 )
-FUSED: dict[str, Callable[..., Any]] = {f.__name__: f for f in POINTWISE}
-_PLAIN = dict(FUSED)
-_is_planned = False
+_PLAIN: dict[str, Callable[..., Any]] = {f.__name__: f for f in POINTWISE}
 
 
-def fused(name: str) -> Callable[..., Any]:
-    """The form of a pointwise function to be used now; within what is compiled as a whole always the plain one."""
-    return _PLAIN[name] if torch.compiler.is_compiling() else FUSED[name]
+class Kernels:
+    """The pointwise functions of one run, each in the form to be used now: all plain until `compile`.
+
+    `is_planned`: they are to be compiled after the run's first step, as what is wrong with a run shows in it, and
+    should show before compiling.
+    """
+
+    def __init__(self) -> None:
+        self.is_planned = False
+        self.forms = dict(_PLAIN)
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        """The form to be used now; within what is compiled as a whole always the plain one."""
+        return _PLAIN[name] if torch.compiler.is_compiling() else self.forms[name]
+
+    def compile(self) -> None:
+        """Use the compiled form of every function from now on, which is made on first use; inductor caches it."""
+        self.is_planned = False
+        self.forms.update({name: _Untried(function, self.forms) for name, function in _PLAIN.items()})
 
 
 def can_compile(device: torch.device) -> str | None:
@@ -126,40 +140,11 @@ def can_compile(device: torch.device) -> str | None:
     return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler (g++)"
 
 
-def plan_compile(wanted: bool) -> None:
-    """Use the plain form of every pointwise function, and if `wanted` the compiled one from `compile_planned` on.
-
-    That is called after a run's first step: what is wrong with a run shows in it, and should show before compiling.
-    """
-    global _is_planned
-    compile_pointwise(False)
-    _is_planned = wanted
-
-
-def compile_planned() -> bool:
-    """Do what `plan_compile` was asked for, once; returns whether it was done now."""
-    global _is_planned
-    if not _is_planned:
-        return False
-    compile_pointwise()
-    _is_planned = False
-    return True
-
-
-def compile_pointwise(on: bool = True) -> None:
-    """Use the compiled form of every pointwise function from now on, or (`on=False`) the plain one again.
-
-    Compilation happens on first use; inductor keeps its results in its cache folder.
-    """
-    for function in POINTWISE:
-        FUSED[function.__name__] = _Untried(function) if on else function
-
-
 class _Untried:
     """The compiled form of a pointwise function, which has to give what the plain one gives when it is first used."""
 
-    def __init__(self, plain: Callable[..., Any]) -> None:
-        self.plain = plain
+    def __init__(self, plain: Callable[..., Any], forms: dict[str, Callable[..., Any]]) -> None:
+        self.plain, self.forms = plain, forms
 
     def __call__(self, *args: Any) -> Any:
         # Both forms run on what the run itself computes with, and the compiled one is kept only where they agree, so
@@ -167,7 +152,7 @@ class _Untried:
         #   1. the plain form, on copies: cross_entropy overwrites the logits that the compiled form is to find;
         #   2. the compiled form, traced now, with sizes left open: other micro-batches need no other kernel;
         #   3. compared by the norm of the difference, as fused sums are added up in another order.
-        # What is kept stands in FUSED, so that no later call comes by here. Errors of the compiler alone are caught:
+        # What is kept stands in `forms`, so that no later call comes by here. Errors of the compiler alone are caught:
         # what is wrong with the run itself has shown in step 1, in the plain form, as it would without a compiler.
         expected = self.plain(*(a.clone() if isinstance(a, Tensor) else a for a in args))
         compiled = torch.compile(self.plain, dynamic=True)
@@ -177,12 +162,12 @@ class _Untried:
             return self._give_up(expected, " ".join(str(error).split())[:300])
         if not _agree(found, expected):
             return self._give_up(expected, "its result differs")
-        FUSED[self.plain.__name__] = compiled
+        self.forms[self.plain.__name__] = compiled
         return found
 
     def _give_up(self, expected: Any, reason: str) -> Any:
         logs.MODEL.warning("%s runs without torch.compile: %s", self.plain.__name__, reason)
-        FUSED[self.plain.__name__] = self.plain
+        self.forms[self.plain.__name__] = self.plain
         return expected
 
 
@@ -211,43 +196,47 @@ def _agree(found: Any, expected: Any) -> bool:
 
 class _RmsNorm(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
-        y, scale = fused("rms_norm_forward")(x, weight, eps, offset, late_cast)
+    def forward(
+        ctx: Any, kernels: Kernels, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool
+    ) -> Tensor:
+        y, scale = kernels["rms_norm_forward"](x, weight, eps, offset, late_cast)
         ctx.save_for_backward(x, weight, scale)
-        ctx.offset = offset
+        ctx.kernels, ctx.offset = kernels, offset
         return cast(Tensor, y)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight, scale = ctx.saved_tensors
         d_x = d_weight = None
-        if ctx.needs_input_grad[0]:
-            d_x = fused("rms_norm_backward")(grad, x, weight, scale, ctx.offset)
         if ctx.needs_input_grad[1]:
-            d_weight = fused("rms_norm_weight_gradient")(grad, x, scale).to(weight.dtype)
-        return d_x, d_weight, None, None, None
+            d_x = ctx.kernels["rms_norm_backward"](grad, x, weight, scale, ctx.offset)
+        if ctx.needs_input_grad[2]:
+            d_weight = ctx.kernels["rms_norm_weight_gradient"](grad, x, scale).to(weight.dtype)
+        return None, d_x, d_weight, None, None, None
 
 
 class _SwiGlu(Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, kernels: Kernels, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return cast(Tensor, fused("swiglu_forward")(gate, up))
+        ctx.kernels = kernels
+        return cast(Tensor, kernels["swiglu_forward"](gate, up))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return cast(tuple[Any, ...], fused("swiglu_backward")(*ctx.saved_tensors, grad))
+        return None, *ctx.kernels["swiglu_backward"](*ctx.saved_tensors, grad)
 
 
 class _Rotary(Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, kernels: Kernels, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
-        return cast(tuple[Tensor, Tensor], fused("rotary_forward")(q, k, cos, sin))
+        ctx.kernels = kernels
+        return cast(tuple[Tensor, Tensor], kernels["rotary_forward"](q, k, cos, sin))
 
     @staticmethod
     def backward(ctx: Any, d_q: Tensor, d_k: Tensor) -> tuple[Any, ...]:
-        return *fused("rotary_backward")(d_q, d_k, *ctx.saved_tensors), None, None
+        return None, *ctx.kernels["rotary_backward"](d_q, d_k, *ctx.saved_tensors), None, None
 
 
 class Adapter(NamedTuple):
@@ -327,19 +316,19 @@ class _LoraLinear(Function):
         return lora_backward(ctx, _times_transposed, grad)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
+def rms_norm(kernels: Kernels, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
     """RMSNorm (arXiv 1910.07467) that keeps only its input."""
-    return cast(Tensor, _RmsNorm.apply(x, weight, eps, offset, late_cast))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _RmsNorm.apply(kernels, x, weight, eps, offset, late_cast))  # type: ignore[no-untyped-call]
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+def swiglu(kernels: Kernels, gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up` that keeps only its inputs."""
-    return cast(Tensor, _SwiGlu.apply(gate, up))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _SwiGlu.apply(kernels, gate, up))  # type: ignore[no-untyped-call]
 
 
-def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotary(kernels: Kernels, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotary embedding that keeps nothing of q and k."""
-    return cast(tuple[Tensor, Tensor], _Rotary.apply(q, k, cos, sin))  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, Tensor], _Rotary.apply(kernels, q, k, cos, sin))  # type: ignore[no-untyped-call]
 
 
 def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, adapter: Adapter) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from kubetune.models import compiled_layers
-from kubetune.models.kernels import pointwise
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
 from kubetune.training.run import Run
@@ -17,7 +16,8 @@ def compile_planned(run: Run, state: State) -> None:
     Kernels are laid out for the sizes they first meet, so these must be the same wherever a run goes on.
     """
     learn = partial(_learn_ahead, run, state)
-    if pointwise.compile_planned():
+    if run.learner.kernels.is_planned:
+        run.learner.kernels.compile()
         learn()
     if run.learner.compiled_layers is not None:
         compiled_layers.warm_up(run.learner.compiled_layers, learn)
