@@ -29,24 +29,22 @@ class KubetuneError(Exception):
     exit_code = BUG
 
 
-class ConfigError(KubetuneError):
+class _Problems(KubetuneError):
+    """All that is wrong, each a line."""
+
+    exit_code = USER
+
+    def __init__(self, problems: Sequence[str] | str) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class ConfigError(_Problems):
     """The YAML file, a flag, an override or an environment variable is wrong. Holds every problem found."""
 
-    exit_code = USER
 
-    def __init__(self, problems: Sequence[str] | str) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
-        super().__init__("\n".join(self.problems))
-
-
-class DataError(KubetuneError):
+class DataError(_Problems):
     """A data file or record is wrong. Holds every problem found, each starting with `file:line`."""
-
-    exit_code = USER
-
-    def __init__(self, problems: Sequence[str] | str) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
-        super().__init__("\n".join(self.problems))
 
 
 class ModelError(KubetuneError):
@@ -92,6 +90,11 @@ class LostPeer(KubetuneError):
     """Another rank died or hung; this one could do no more."""
 
     exit_code = LOST_PEER
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without what follows below, such as the stack of torch's C++."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def causes(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -12,6 +12,10 @@ _ACTED_UPON: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 """Characters that a terminal obeys: control characters, changes of direction; and what it cannot be sent."""
 
 _KEYS_SHOWN: Final = 12
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+
+Values = Sequence[float | None]
+"""A curve, with None where nothing is known."""
 
 
 def number(value: Any) -> str:
@@ -129,3 +133,31 @@ def visible_json(text: str) -> str:
 
 def _spelt(char: str) -> str:
     return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
+
+
+def sparkline(values: Values, width: int) -> str:
+    """Values as blocks of eight heights, at most `width` of them; neighbours share one. A gap where none is known."""
+    cells = thinned(values, width)
+    if (limits := limits_of(cells)) is None:
+        return " " * len(cells)
+    low, span = limits[0], limits[1] - limits[0]
+    return "".join(
+        " " if cell is None else _BLOCKS[round((cell - low) / span * (len(_BLOCKS) - 1)) if span else 0]
+        for cell in cells
+    )
+
+
+def limits_of(values: Values) -> tuple[float, float] | None:
+    """The smallest and the largest of the values that are known."""
+    known = [value for value in values if value is not None]
+    return (min(known), max(known)) if known else None
+
+
+def thinned(values: Values, width: int) -> list[float | None]:
+    """At most `width` values, each the mean of what is known of some neighbours."""
+    count = min(max(0, width), len(values))
+    cells: list[float | None] = []
+    for index in range(count):
+        part = [v for v in values[index * len(values) // count : (index + 1) * len(values) // count] if v is not None]
+        cells.append(sum(part) / len(part) if part else None)
+    return cells

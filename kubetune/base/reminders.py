@@ -19,17 +19,25 @@ OF_PREPARING = "the data have been in preparation for %s; where that tells nothi
 @contextmanager
 def reminding(say: Callable[[str], object], seconds: float | None = None) -> Iterator[None]:
     """While the block runs, call `say("3 min")` every `seconds` with the time that it has taken."""
-    every, done, began = seconds or SECONDS, threading.Event(), time.monotonic()
+    every, began = seconds or SECONDS, time.monotonic()
 
-    def remind() -> None:
-        while not done.wait(every):
+    def remind(ended: threading.Event) -> None:
+        while not ended.wait(every):
             taken = time.monotonic() - began
             say(f"{taken / 60:.0f} min" if taken >= 60 else f"{taken:.0f} s")
 
-    thread = threading.Thread(target=remind, name="reminders", daemon=True)
+    with beside(remind, "reminders"):
+        yield
+
+
+@contextmanager
+def beside(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
+    """While the block runs, so does `work(ended)` in a thread; set `ended`, which it minds, ends it with the block."""
+    ended = threading.Event()
+    thread = threading.Thread(target=work, args=(ended,), name=name, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        done.set()
+        ended.set()
         thread.join()

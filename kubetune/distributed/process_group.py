@@ -130,7 +130,7 @@ def noticing_losses() -> Iterator[None]:
 
 def _lost_peer(error: Exception) -> errors.LostPeer:
     # gloo begins with a place in its own source and goes on with good wishes.
-    said = re.sub(r"^\[[^]]*] ", "", str(error).splitlines()[0]).partition(". ")[0]
+    said = re.sub(r"^\[[^]]*] ", "", errors.first_line(error)).partition(". ")[0]
     return errors.LostPeer(f"lost another rank: {said}")
 
 

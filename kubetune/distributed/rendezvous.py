@@ -139,7 +139,7 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
         found = Rendezvous(rank, size, _number(environ, "LOCAL_WORLD_SIZE", size), timeout_seconds, address, store)
         found.call_roll()
     except dist.DistError as error:
-        raise _not_found("rank", rank, address, timeout_seconds, first_line(error)) from error
+        raise _not_found("rank", rank, address, timeout_seconds, errors.first_line(error)) from error
     return found
 
 
@@ -189,11 +189,6 @@ def _not_found(who: str, number: int, address: str, timeout_seconds: float, reas
         f"{who} {number} on {socket.gethostname()} did not find {who} 0 at {address} within {timeout_seconds:g} s: "
         f"{reason.rstrip('.')}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"
     )
-
-
-def first_line(error: Exception) -> str:
-    """First line of what torch says, without the stack of its C++ below."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

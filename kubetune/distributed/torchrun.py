@@ -70,7 +70,7 @@ def _run(patience: int, arguments: Sequence[str], tell: Tell) -> int:
         tell(str(fault))
         return errors.LOST_PEER if isinstance(fault, rendezvous.Absent) else fault.exit_code
     except (RendezvousError, DistError) as error:
-        tell(f"the nodes lost each other before training: {rendezvous.first_line(error)}")
+        tell(f"the nodes lost each other before training: {errors.first_line(error)}")
         return errors.LOST_PEER
     return errors.OK
 

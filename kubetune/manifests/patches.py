@@ -13,7 +13,7 @@ from copy import deepcopy
 from typing import Any, Final
 
 from kubetune.config.schema.cluster import PatchConfig
-from kubetune.errors import ConfigError
+from kubetune.errors import ConfigError, first_line
 from kubetune.manifests.checks.consistency import pod_templates, pods_of
 from kubetune.manifests.spec import Manifest, kind_and_name
 
@@ -89,7 +89,7 @@ def _by_operations(obj: Manifest, operations: Sequence[Mapping[str, Any]]) -> An
     try:
         return jsonpatch.apply_patch(obj, [dict(operation) for operation in operations])
     except jsonpatch.JsonPatchTestFailed as error:
-        raise _Unfit(f"its test does not hold: {str(error).splitlines()[0]}") from None
+        raise _Unfit(f"its test does not hold: {first_line(error)}") from None
     except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException, KeyError, TypeError, ValueError) as error:
         # The library shows the whole object where a path leads nowhere.
         said = str(error).partition(" not found in ")[0] + (" not found" if " not found in " in str(error) else "")

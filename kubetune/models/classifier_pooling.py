@@ -65,7 +65,7 @@ def _require_runs(lm: Any) -> None:
     except torch.OutOfMemoryError:
         raise
     except FOREIGN_ERRORS as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+        said = errors.first_line(error)
     else:
         said = "" if found == wanted else f"it gives {list(found)} for one text, expected {list(wanted)}"
     if said:

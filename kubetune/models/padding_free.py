@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kubetune.batching.batch import Batch, collate
+from kubetune.errors import first_line
 from kubetune.models import fsdp
 from kubetune.models.attention.hooks import CURRENT, CannotRunPaddingFree, longest, packed
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+"""Largest allowed norm of a difference of outputs, relative to them, by the dtype of the weights."""
 LEAK = 1e-6
 FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError)
 """Errors of a model that others wrote at inputs that it was not made for."""
@@ -206,7 +208,7 @@ def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn
     if wanted == "padding_free":
         raise CannotRunPaddingFree(f"model.attention is padding_free, but {reason}") from reason
     _restore(lm)
-    return Route(False, (str(reason).splitlines() or [type(reason).__name__])[0])
+    return Route(False, first_line(reason))
 
 
 @contextmanager

@@ -31,8 +31,6 @@ from kubetune.tasks.protocol import Task
 POSITIONS = 32
 """Positions of a row whose logits are kept: 150,000 words times every token would not be a small thing to hold."""
 
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
-"""Largest allowed norm of a difference of logits, relative to the logits, by the dtype of the weights."""
 TOLERANCE_8BIT = 5e-2
 """An 8-bit base rounds what goes through it as well as its weights; plain weights do not."""
 

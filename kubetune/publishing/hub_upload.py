@@ -93,7 +93,7 @@ def _explained(repo: str) -> Iterator[None]:
                 401: "the token in HF_TOKEN is not valid",
                 403: f"the token in HF_TOKEN may not write to {repo.split('/')[0]}",
                 404: f"there is no {repo}, and the token may not make it",
-            }.get(code, str(refused).splitlines()[0])
+            }.get(code, errors.first_line(refused))
             raise errors.EnvironmentFault(f"the hub refused {repo} ({code}): {advice}. Nothing was pushed") from error
         if found := misread(chain):
             raise errors.EnvironmentFault(

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kubetune.base.humanize import counted
+from kubetune.base.humanize import counted, sparkline
 from kubetune.config.naming import method_label, model_short_name
 from kubetune.config.schema import Config
 from kubetune.tasks import task_module
@@ -26,7 +25,6 @@ PIPELINES = {
 _TAGS = {"adapter": ["lora"], "merged": [], "model": ["full-fine-tuning"]}
 CURVES = "curves.svg"
 """The name of the picture beside the card."""
-_BARS = "▁▂▃▄▅▆▇█"
 _POINTS = 60
 _SETTINGS = (
     "num_train_epochs", "max_steps", "lr_scheduler_type", "warmup_ratio", "weight_decay", "max_grad_norm", "seed",
@@ -183,7 +181,11 @@ def _curves(lines: Sequence[Mapping[str, Any]], pictured: bool) -> str:
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     evaluations = [line for line in lines if "eval_loss" in line]
     curves = [("training loss", losses), ("evaluation loss", [line["eval_loss"] for line in evaluations])]
-    drawn = [f"{name:<16}{values[0]:>9.4f} {sparkline(values)} {values[-1]:.4f}" for name, values in curves if values]
+    drawn = [
+        f"{name:<16}{values[0]:>9.4f} {sparkline(values, _POINTS)} {values[-1]:.4f}"
+        for name, values in curves
+        if values
+    ]
     picture = f"![Curves over steps]({CURVES})\n\n" if pictured else ""
     text = f"{picture}```\n" + "\n".join(drawn) + "\n```" if drawn else "No metrics were recorded."
     if evaluations:
@@ -208,15 +210,6 @@ def _against_base(verdict: Mapping[str, Any]) -> str:
             sure = f"{low:.3g}–{high:.3g} | {line['gained']} | {line['lost']} | {line['p_value']:.2g} |"
         rows.append(f"| {name} | {value:.4g} | {'' if tuned is None else f'{tuned:.4g}'} | {sure}")
     return "\n\nThe base model against this one, on the evaluation data:\n\n" + "\n".join(rows)
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """A curve in one line of text; of many values, means of neighbours."""
-    count = min(len(values), _POINTS)
-    cuts = pairwise(round(i * len(values) / count) for i in range(count + 1))
-    points = [sum(values[a:b]) / (b - a) for a, b in cuts]
-    low, span = min(points), max(points) - min(points)
-    return "".join(_BARS[round((point - low) / span * (len(_BARS) - 1)) if span else 0] for point in points)
 
 
 def _proof(proof: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from kubetune.config.schema import Config
 from kubetune.data.reading.hub import is_local
 from kubetune.inference.result import Result
 from kubetune.models import loading
-from kubetune.models.padding_free import unwrap
+from kubetune.models.padding_free import TOLERANCE, unwrap
 from kubetune.publishing import equivalence, merge
 from kubetune.publishing.equivalence import Comparison, Sample
 from kubetune.publishing.model_card import base_name
@@ -96,9 +96,7 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> tuple[list[Compari
     gc.collect()
     job.tell("loading the exported adapter")
     reloaded = job.ask(job.load(folder), sample)
-    same = equivalence.compare(
-        "the trained adapter and the exported one", trained, reloaded, equivalence.TOLERANCE[job.dtype]
-    )
+    same = equivalence.compare("the trained adapter and the exported one", trained, reloaded, TOLERANCE[job.dtype])
     return [same], {"effect": effect, "dtype": _name(stored)}
 
 
@@ -106,7 +104,7 @@ def _write_merged(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparis
     job.tell(f"loading {base_name(job.config.model.path)} with its adapter")
     model = job.load(job.result.checkpoint)
     trained, effect = _ask_with_effect(job, model, sample)
-    allowed = equivalence.TOLERANCE[job.dtype]
+    allowed = TOLERANCE[job.dtype]
     if merge.is_quantised(model):
         job.tell(
             f"the base is quantised ({job.config.quantization}): dequantising it to {job.dtype_name} before merging. "
@@ -124,9 +122,7 @@ def _write_merged(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparis
     reloaded = _ask_reloaded(job, folder, sample)
     return [
         equivalence.compare("adapter and merged model", trained, merged, allowed),
-        equivalence.compare(
-            "merged model and its reloaded export", merged, reloaded, equivalence.TOLERANCE[torch.float32]
-        ),
+        equivalence.compare("merged model and its reloaded export", merged, reloaded, TOLERANCE[torch.float32]),
     ], {"effect": effect}
 
 
@@ -143,7 +139,7 @@ def _write_full(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison
     del model
     gc.collect()
     reloaded = _ask_reloaded(job, folder, sample)
-    allowed = equivalence.TOLERANCE[job.dtype]
+    allowed = TOLERANCE[job.dtype]
     return [equivalence.compare("trained model and its reloaded export", trained, reloaded, allowed)], {}
 
 

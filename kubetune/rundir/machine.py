@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kubetune.base import cgroup
+from kubetune.base import cgroup, reminders
 from kubetune.base.gpus import gpu_use
 from kubetune.base.jsonl import Appender
 from kubetune.base.logs import family_logger
@@ -165,9 +165,9 @@ def recorded(run_dir: Path, step: Callable[[], int], told: Callable[[dict[str, A
 
     `told` hears it too, in a thread. A disk that takes no more of it ends the record, not the run.
     """
-    ended, load = threading.Event(), Load(run_dir)
+    load = Load(run_dir)
 
-    def note() -> None:
+    def note(ended: threading.Event) -> None:
         began = time.monotonic()
         try:
             with Appender(run_dir / metrics.LOAD) as file:
@@ -178,13 +178,8 @@ def recorded(run_dir: Path, step: Callable[[], int], told: Callable[[dict[str, A
         except (EnvironmentFault, OSError) as error:
             _log.warning("%s gets no more lines: %s", metrics.LOAD, error)
 
-    thread = threading.Thread(target=note, name="machine-load", daemon=True)
-    thread.start()
-    try:
+    with reminders.beside(note, "machine-load"):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _pause(elapsed: float) -> float:

@@ -95,16 +95,17 @@ def measured(device: torch.device, dtype: torch.dtype, size: int | None = None) 
     left = torch.full((size, size), 0.5, dtype=dtype, device=device)
     right, best = left.clone(), math.inf
     for _ in range(_REPEATS + 1):
-        _wait(device)
+        wait_for_device(device)
         began = time.perf_counter()
         left @ right
-        _wait(device)
+        wait_for_device(device)
         best = min(best, time.perf_counter() - began)
     kind = str(dtype).removeprefix("torch.")
     return 2 * size**3 / best / 1e12, f"measured: a {size} × {size} {kind} product"
 
 
-def _wait(device: torch.device) -> None:
+def wait_for_device(device: torch.device) -> None:
+    """Kernels are started ahead of time; a clock must be read after they are done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -114,7 +114,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     logs.STEP.info("preparing data" if alone else "opening the prepared data")
     with preparing(config, run_dir) as prepared:
-        with fast_import.sparingly():
+        with fast_import.sparingly(compiles_layers=config.training.compile == "layers"):
             import transformers.generation.utils
             import transformers.modeling_utils  # noqa: F401
 

@@ -20,8 +20,9 @@ import pytest
 from rich.console import Console
 
 from kubetune import cli
+from kubetune.base.humanize import sparkline
 from kubetune.cli.local import watch
-from kubetune.cli.local.watch_charts import curve, sparkline
+from kubetune.cli.local.watch_charts import curve
 from kubetune.cli.local.watch_keys import View
 from kubetune.cli.local.watch_screen import RunView, draw
 from kubetune.rundir import exit_status, heartbeat
@@ -314,6 +315,8 @@ def test_gpus_are_shown() -> None:
 
 def test_sparklines() -> None:
     assert sparkline([0, 7], 10) == "▁█"
+    assert sparkline([8, 4, 2, 1], 60) == "█▄▂▁"
+    assert len(sparkline(range(1000), 60)) == 60
     assert sparkline([1, 1, 1], 2) == "▁▁"
     assert sparkline([0, None, 1], 3) == "▁ █"
     assert sparkline([None], 3) == " "

@@ -231,7 +231,7 @@ def _cluster(args: argparse.Namespace) -> Iterator[Finding]:
         ]
         served = [name for name, found in WORKLOADS.items() if cluster.serves(found.name)]
     except errors.KubetuneError as error:
-        first = str(error).splitlines()[0]
+        first = errors.first_line(error)
         yield Finding("note", "cluster", first, "needed only to work with a cluster")
         return
     place = f"{scrub(cluster.address)}, namespace {cluster.namespace}"

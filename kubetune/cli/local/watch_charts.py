@@ -1,33 +1,12 @@
-"""Numbers as lines of a terminal: sparklines, bars, and curves drawn with the eight dots of braille characters."""
+"""Numbers as lines of a terminal: bars, and curves drawn with the eight dots of braille characters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from kubetune.base.humanize import Values, limits_of, thinned
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _BRAILLE = 0x2800
 # The bits of a braille character's dots, from top to bottom, in its left and in its right column.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-
-Values = Sequence[float | None]
-
-
-def sparkline(values: Values, width: int) -> str:
-    """Values as blocks of eight heights, at most `width` of them; neighbours share one. A gap where none is known."""
-    cells = _thinned(values, width)
-    if (limits := limits_of(cells)) is None:
-        return " " * len(cells)
-    low, span = limits[0], limits[1] - limits[0]
-    return "".join(
-        " " if cell is None else _BLOCKS[round((cell - low) / span * (len(_BLOCKS) - 1)) if span else 0]
-        for cell in cells
-    )
-
-
-def limits_of(values: Values) -> tuple[float, float] | None:
-    """The smallest and the largest of the values that are known."""
-    known = [value for value in values if value is not None]
-    return (min(known), max(known)) if known else None
 
 
 def bar(percent: int, width: int = 10) -> str:
@@ -38,7 +17,7 @@ def bar(percent: int, width: int = 10) -> str:
 
 def curve(values: Values, width: int, height: int) -> list[str]:
     """Values as a line of dots, in `height` lines of `width` characters; a gap where none is known."""
-    cells = _stretched(_thinned(values, 2 * width), 2 * width)
+    cells = _stretched(thinned(values, 2 * width), 2 * width)
     limits, rows = limits_of(cells), 4 * height
     if limits is None or height < 1:
         return []
@@ -68,14 +47,4 @@ def _stretched(values: Values, width: int) -> list[float | None]:
         left, right = values[at], values[min(at + 1, len(values) - 1)]
         between = None if left is None or right is None else left + (right - left) * rest / (width - 1)
         cells.append(between if rest else left)
-    return cells
-
-
-def _thinned(values: Values, width: int) -> list[float | None]:
-    """At most `width` values, each the mean of what is known of some neighbours."""
-    count = min(max(0, width), len(values))
-    cells: list[float | None] = []
-    for index in range(count):
-        part = [v for v in values[index * len(values) // count : (index + 1) * len(values) // count] if v is not None]
-        cells.append(sum(part) / len(part) if part else None)
     return cells

@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kubetune.base.humanize import brief, counted, size, visible
-from kubetune.cli.local.watch_charts import bar, curve, limits_of, sparkline
+from kubetune.base.humanize import brief, counted, limits_of, size, sparkline, visible
+from kubetune.cli.local.watch_charts import bar, curve
 from kubetune.cli.local.watch_keys import View
 
 _LATE_SECONDS = 15.0

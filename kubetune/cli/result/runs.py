@@ -11,7 +11,7 @@ from typing import Any
 
 from kubetune.base.humanize import counted, visible
 from kubetune.cli.remote.run_on_cluster import print_table
-from kubetune.errors import OK, ConfigError, KubetuneError
+from kubetune.errors import OK, ConfigError, KubetuneError, first_line
 
 _HEAD = ("RUN", "STATE", "STEP", "LOSS", "EVALUATION", "MODEL", "METHOD", "STARTED", "WHY")
 
@@ -64,7 +64,7 @@ def facts(run_dir: Path) -> dict[str, Any]:
         config, run_view = read_config(run_dir), look_here(run_dir)
         events = metrics.read_events(run_dir)
     except KubetuneError as error:
-        return {"path": str(run_dir), **unknown, "state": "damaged", "why": str(error).splitlines()[0]}
+        return {"path": str(run_dir), **unknown, "state": "damaged", "why": first_line(error)}
     progress = run_view.status["progress"]
     known = {key: progress[key] for key in ("step", "steps", "loss", "evaluation", "saved_step")}
     return {

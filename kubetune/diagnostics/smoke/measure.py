@@ -20,6 +20,7 @@ from torch import Tensor
 from kubetune.base import files
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
+from kubetune.training.flops import wait_for_device
 
 MIB = 1 << 20
 _SMALLEST_BYTES = 4096
@@ -125,12 +126,12 @@ def measure_compute(world: World) -> list[float]:
     matrix = torch.ones(4096 if on_gpu else 256, 4096 if on_gpu else 256, device=world.device)
     matrix @ matrix  # the first time sets things up
     process_group.barrier(world)
-    wait_for_device(world)
+    wait_for_device(world.device)
     began = time.perf_counter()
     # Not the typical time of short pieces: a rank with too little CPU does most of them fast and then stands still.
     for _ in range(_PRODUCTS):
         matrix @ matrix
-    wait_for_device(world)
+    wait_for_device(world.device)
     return process_group.gather(time.perf_counter() - began, world)
 
 
@@ -183,15 +184,9 @@ def _median_seconds(work: Callable[[], object], world: World, repeats: int) -> f
     """Typical seconds of `work`; the first time, which sets things up, does not count."""
     found = []
     for _ in range(repeats + 1):
-        wait_for_device(world)
+        wait_for_device(world.device)
         began = time.perf_counter()
         work()
-        wait_for_device(world)
+        wait_for_device(world.device)
         found.append(time.perf_counter() - began)
     return statistics.median(found[1:])
-
-
-def wait_for_device(world: World) -> None:
-    """Kernels are started ahead of time; a clock must be read after they are done."""
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)

@@ -62,7 +62,7 @@ def explaining_shortage(config: Config, plan: Plan, world: World) -> Iterator[No
             raise
         budget = MemoryBudget(config, plan, world.device)
         raise errors.EnvironmentFault(
-            f"rank {world.rank} ran out of memory ({_first_line(error)}); there are {size(budget.device_bytes)} "
+            f"rank {world.rank} ran out of memory ({errors.first_line(error)}); there are {size(budget.device_bytes)} "
             f"({budget.whose}); {budget.advice(UNSURE_SHARE)}. What was saved is good: after such a change the same "
             "command goes on. training.preflight tries the longest batch before step 1"
         ) from error
@@ -191,7 +191,7 @@ def _noticing_shortage(run: Run, budget: MemoryBudget, what: str) -> Iterator[No
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        said = _first_line(error)
+        said = errors.first_line(error)
     # Outside of the handler, whose traceback would keep the tensors alive.
     told = [said] if fsdp.is_sharded(run.learner.model) else process_group.gather(said, run.world)
     if short := next((text for text in told if text), None):
@@ -212,7 +212,3 @@ def _device_bytes(config: Config, plan: Plan, device: torch.device) -> tuple[int
     if config.compute.memory:
         return quantity_bytes(config.compute.memory) // plan.processes_per_node, "compute.memory of each process"
     return acceleration.device_bytes(device), "this machine's, of each process"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
