@@ -23,6 +23,7 @@ from kubetune.base.files import StrPath
 from kubetune.config import json_schema, organisation
 from kubetune.config.aliases import RENAMED, canonical, canonical_file
 from kubetune.config.environment import max_samples, read_variables
+from kubetune.config.naming import RESOLVED
 from kubetune.config.problems import explain
 from kubetune.config.provenance import Entry, KeyPath, Origin, Problem, Tree, dotted
 from kubetune.config.schema import Config
@@ -210,9 +211,9 @@ def read_config(run_dir: Path) -> Config:
     """The config of a run. Raises ConfigError when the folder is no run directory."""
     if not run_dir.is_dir():
         raise ConfigError(f"{run_dir}: no such folder; expected a run directory (`kubetune runs` lists them)")
-    if not (run_dir / "resolved.json").is_file():
+    if not (run_dir / RESOLVED).is_file():
         raise ConfigError(f"{run_dir} is no run directory: it has no resolved.json (`kubetune runs` lists them)")
-    return load_resolved(run_dir / "resolved.json")
+    return load_resolved(run_dir / RESOLVED)
 
 
 def as_yaml(config: Config) -> str:

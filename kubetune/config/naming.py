@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kubetune.config.schema import Config, TrainingConfig
 
+RESOLVED = "resolved.json"
+"""The whole config of a run, in its directory."""
+
 
 def method_label(config: Config) -> str:
     """`lora-r16-a32`, or `full`."""

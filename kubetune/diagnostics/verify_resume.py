@@ -139,7 +139,7 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
         repeated = _make(folder / "repeated", config, plan)
         _train(repeated, start)
         repeat = first_difference(expected, facts_of(repeated))
-    trained = Plan.read(whole / "plan.json")
+    trained = Plan.read(whole / metrics.PLAN)
     return Verdict(
         steps=plan.num_steps,
         stopped_at=stopped.step if stopped is not None and stopped.step is not None else stop_at,

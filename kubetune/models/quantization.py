@@ -17,6 +17,7 @@ from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
 from kubetune.planning.forecast import auto_quantization
 from kubetune.planning.plan import Plan
+from kubetune.rundir import metrics
 
 # Small and new layers gain nothing from being quantised, and a new head must be trained.
 HEADS = ("classifier", "score", "pre_classifier", "pooler", "lm_head", "embed_out", "qa_outputs")
@@ -40,7 +41,7 @@ def as_trained(run_dir: Path, config: Config) -> Config:
     """The config of a run with `quantization: auto` as it was decided in training, whatever this machine has."""
     if config.quantization != "auto":
         return config
-    plan = Plan.read(run_dir / "plan.json")
+    plan = Plan.read(run_dir / metrics.PLAN)
     return decide(config, World(size=plan.world_size, device=torch.device(plan.device)))
 
 

@@ -19,7 +19,7 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.planning.plan import Plan
 from kubetune.reporting.numbers import Numbers, read_numbers
-from kubetune.rundir import metrics, older_files
+from kubetune.rundir import heartbeat, metrics, older_files
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
 from kubetune.rundir.exit_status import ExitStatus, read_exit_status
 
@@ -106,7 +106,7 @@ def read_run(run_dir: Path, points: int = POINTS) -> RunRecord:
     return RunRecord(
         path=run_dir,
         config=config,
-        plan=_plan(run_dir / "plan.json", damage),
+        plan=_plan(run_dir / metrics.PLAN, damage),
         numbers=numbers,
         events=events,
         report=report,
@@ -221,7 +221,7 @@ def _incidents(run_dir: Path, events: Lines, damage: list[str]) -> list[Incident
                 has_failed = code != errors.PREEMPTED
                 what = f"ended with exit code {code}" if has_failed else "stopped"
                 found.append(Incident(time, what, event.get("reason", ""), event.get("step"), has_failed))
-    hang = _object(run_dir / "hang.json", damage)
+    hang = _object(run_dir / heartbeat.HANG, damage)
     if hang.keys() >= {"rank", "phase", "seconds", "time", "step"}:
         detail = f"rank {hang['rank']} in {hang['phase']} for {hang['seconds']:.0f} s"
         found.append(Incident(hang["time"], "hung", detail, hang["step"], True))

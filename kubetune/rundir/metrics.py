@@ -27,9 +27,13 @@ from kubetune.base.files import read_object, write_atomic, written_whole
 from kubetune.base.humanize import counted, share
 from kubetune.base.jsonl import Appender
 from kubetune.base.logs import scrub
+from kubetune.config.naming import RESOLVED
 from kubetune.errors import EnvironmentFault
 from kubetune.rundir import older_files
 
+CONFIG = "config.yaml"
+"""The config as it was given; in full it is config.naming.RESOLVED."""
+PLAN = "plan.json"
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 EVENTS = "events.jsonl"
@@ -361,7 +365,7 @@ def is_reported(run_dir: Path, step: int) -> bool:
 
 
 def _config_sha256(run_dir: Path) -> str:
-    return hashlib.sha256((run_dir / "resolved.json").read_bytes()).hexdigest()
+    return hashlib.sha256((run_dir / RESOLVED).read_bytes()).hexdigest()
 
 
 def throughput(

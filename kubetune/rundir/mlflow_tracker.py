@@ -26,7 +26,7 @@ from kubetune import errors
 from kubetune.base.files import read_object, write_atomic
 from kubetune.base.logs import family_logger, scrub
 from kubetune.config.load import dotted_values, resolved
-from kubetune.config.naming import method_label
+from kubetune.config.naming import RESOLVED, method_label
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import MlflowConfig
 from kubetune.rundir import metrics
@@ -44,7 +44,7 @@ _PARAMS_PER_CALL = 100
 _NUMBERS_PER_CALL = 1000
 _LONGEST_REASON = 300
 _LONGEST_DIGEST = 36
-_FILES: Final = ("config.yaml", "resolved.json", "plan.json", metrics.REPORT, metrics.DATA)
+_FILES: Final = (metrics.CONFIG, RESOLVED, metrics.PLAN, metrics.REPORT, metrics.DATA)
 _LIBRARIES: Final = ("torch", "transformers", "peft", "kubetune")
 
 

@@ -126,7 +126,7 @@ def _cause(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def _plan(run_dir: Path) -> dict[str, Any]:
     """plan.json; nothing where it is missing or damaged, which is no reason to know nothing at all."""
     try:
-        return files.read_object(run_dir / "plan.json")
+        return files.read_object(run_dir / metrics.PLAN)
     except (FileNotFoundError, EnvironmentFault):
         return {}
 

@@ -19,12 +19,13 @@ from kubetune.base.signals import Relay
 from kubetune.config import dates
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import as_yaml, dotted_values, read_config, resolved
+from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.planning.plan import Plan
-from kubetune.rundir import trackers
+from kubetune.rundir import metrics, trackers
 from kubetune.rundir.mirror import copier, sync
 from kubetune.supervisor import supervise
-from kubetune.supervisor.place import PLAN, RESOLVED, find_place, hold
+from kubetune.supervisor.place import find_place, hold
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 
@@ -89,9 +90,9 @@ def create_run_dir(config: Config, run_dir: Path, plan: Plan | None = None, sour
     check_run_dir(config, run_dir, plan)
     # First what tells other nodes on the same disk, at this very moment perhaps, that the directory is this run's.
     files.write_atomic(run_dir / RESOLVED, json.dumps(resolved(dated(config, run_dir)), indent=2) + "\n")
-    files.write_atomic(run_dir / "config.yaml", source.read_text() if source is not None else as_yaml(config))
+    files.write_atomic(run_dir / metrics.CONFIG, source.read_text() if source is not None else as_yaml(config))
     if plan is not None:
-        files.write_atomic(run_dir / PLAN, plan.to_json())
+        files.write_atomic(run_dir / metrics.PLAN, plan.to_json())
 
 
 def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> None:
@@ -122,8 +123,8 @@ def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> No
 
 def _has_begun(run_dir: Path) -> bool:
     """A step was trained here: a start that was refused before, say for its data, may come back mended."""
-    metrics = run_dir / "metrics.jsonl"
-    return any((run_dir / "checkpoints").glob("*step-*")) or (metrics.exists() and metrics.stat().st_size > 0)
+    lines = run_dir / metrics.METRICS
+    return any((run_dir / "checkpoints").glob("*step-*")) or (lines.exists() and lines.stat().st_size > 0)
 
 
 def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple[str, str, str]]:
@@ -141,7 +142,7 @@ def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple
 def _plan_before(run_dir: Path) -> Plan | None:
     """The plan of an earlier start. A damaged one decides nothing: the newest checkpoint has its batch."""
     try:
-        return Plan.read(run_dir / PLAN)
+        return Plan.read(run_dir / metrics.PLAN)
     except FileNotFoundError:
         return None
     except errors.ConfigError as error:

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.base import files
+from kubetune.rundir import metrics
 
 if TYPE_CHECKING:
     from kubetune.planning.plan import Plan
-
-RESOLVED = "resolved.json"
-PLAN = "plan.json"
-"""Files of the run directory that a launcher writes and an agent reads."""
 
 _DEFAULT_PORT = 29500
 
@@ -80,7 +77,7 @@ def read_plan(run_dir: Path) -> Plan:
     from kubetune.planning.plan import Plan  # takes long enough that the signal handlers must come first
 
     try:
-        return Plan.read(run_dir / PLAN)
+        return Plan.read(run_dir / metrics.PLAN)
     except FileNotFoundError as error:
         raise errors.ConfigError(f"{error.filename} is missing; expected a run directory made by kubetune") from None
 

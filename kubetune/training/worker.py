@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Literal
 
 from kubetune import errors
 from kubetune.base import allocator, files, logs, processes
+from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.models import fast_import
 from kubetune.planning.plan import make_plan
-from kubetune.rundir import checkpoints, exit_status, heartbeat
+from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.supervisor import place
 from kubetune.training.start.preparation import import_peft, planned_tokens, preparing, sizes, width_of
 from kubetune.training.stop import StopRequest
@@ -80,9 +81,9 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
     from kubetune.config.flags import add_run_arguments, config_from_args, parse
     from kubetune.config.load import load_resolved
 
-    if len(argv) == 1 and (Path(argv[0]) / "resolved.json").is_file():
+    if len(argv) == 1 and (Path(argv[0]) / RESOLVED).is_file():
         run_dir = Path(argv[0])
-        config = load_resolved(run_dir / "resolved.json")
+        config = load_resolved(run_dir / RESOLVED)
     else:
         from kubetune.supervisor.local import create_run_dir, dated
 
@@ -152,7 +153,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
         if world.is_main:
             for line in actuals.outlook(config, plan, planned_tokens(plan, data), gpu_name(world)):
                 logs.STEP.info("%s", line)
-            files.write_atomic(run_dir / "plan.json", plan.to_json(), within=run_dir)
+            files.write_atomic(run_dir / metrics.PLAN, plan.to_json(), within=run_dir)
             record(run_dir, config, data)
         state = train(config, plan, run_dir, data, task, world, stop, base)
         heartbeat.beat("report")

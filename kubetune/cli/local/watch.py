@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from kubetune.base.humanize import visible
 from kubetune.cli.remote.run_on_cluster import add_namespace
+from kubetune.config.naming import RESOLVED
 from kubetune.errors import OK, ConfigError, EnvironmentFault, KubetuneError
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _wait_for(place: Path) -> None:
     """Wait for a run directory that is not there yet, as of a run that is just being started elsewhere."""
     if not place.exists():
         print(f"{place}: no such run directory yet; waiting for it. Ctrl-C leaves.", flush=True)
-        while not (place / "resolved.json").is_file():
+        while not (place / RESOLVED).is_file():
             time.sleep(_LOCAL_SECONDS / 4)
 
 

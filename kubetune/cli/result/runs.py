@@ -11,6 +11,7 @@ from typing import Any
 
 from kubetune.base.humanize import counted, visible
 from kubetune.cli.remote.run_on_cluster import print_table
+from kubetune.config.naming import RESOLVED
 from kubetune.errors import OK, ConfigError, KubetuneError, first_line
 
 _HEAD = ("RUN", "STATE", "STEP", "LOSS", "EVALUATION", "MODEL", "METHOD", "STARTED", "WHY")
@@ -47,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
 def find_runs(folder: Path) -> Iterator[Path]:
     """The run directories at or below a folder, in the order of their paths. Links are not followed."""
     for place, folders, files in os.walk(folder):
-        folders[:] = [] if "resolved.json" in files else sorted(name for name in folders if not name.startswith("."))
-        if "resolved.json" in files:
+        folders[:] = [] if RESOLVED in files else sorted(name for name in folders if not name.startswith("."))
+        if RESOLVED in files:
             yield Path(place)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from kubetune.cli.remote.render import HEADER, write_folder
 from kubetune.config.load import read_config
+from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import OK, ConfigError
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 def _target(word: str, args: argparse.Namespace) -> Target:
     name, equals, path = word.partition("=")
     name, path = (name, path) if equals else ("", word)
-    if (Path(path) / "resolved.json").is_file():
+    if (Path(path) / RESOLVED).is_file():
         return _of_run(name, Path(path), merged=args.merged)
     if args.merged:
         raise ConfigError(f"{path} is no run directory, so --merged says nothing about it; leave it out")

@@ -12,6 +12,7 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.base.processes import output_on_stderr
 from kubetune.config.load import read_config
+from kubetune.config.naming import RESOLVED
 
 if TYPE_CHECKING:
     from kubetune.rundir.mirror.sync import Mirror
@@ -57,7 +58,7 @@ def _copied(args: argparse.Namespace) -> Mirror:
     mirror = Mirror(run_dir, address.rstrip("/"))
     if fetches:
         persistently(lambda: mirror.fetch(everything=True), args.minutes * 60, what=f"{address} cannot be read")
-        if not (run_dir / "resolved.json").is_file():
+        if not (run_dir / RESOLVED).is_file():
             raise errors.ConfigError(f"{address} holds no run. Nothing was written.")
     else:
         read_config(run_dir)  # refuses what is no run

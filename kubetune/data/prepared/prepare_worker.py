@@ -15,6 +15,7 @@ from pathlib import Path
 from kubetune import errors
 from kubetune.base import files, logs, processes
 from kubetune.config.load import load_resolved
+from kubetune.config.naming import RESOLVED
 from kubetune.data.prepared.identity import pinned
 from kubetune.rundir import exit_status
 
@@ -23,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     """Prepare what RUN_DIR/resolved.json asks for, unless the cache has it; returns the exit code."""
     processes.die_with_parent()
     run_dir, rank = Path(argv[0]), int(os.environ.get("RANK", "0"))
-    config = load_resolved(run_dir / "resolved.json")
+    config = load_resolved(run_dir / RESOLVED)
     logs.configure(config.logging.level, run_dir, rank)
     logs.STEP.info("preparing data")
     try:

@@ -20,6 +20,7 @@ from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.config.differences import moved_numbers
 from kubetune.config.load import dotted_values, load_resolved, resolved
+from kubetune.config.naming import RESOLVED
 from kubetune.rundir import metrics
 
 REMOTE = "mirror.json"
@@ -81,7 +82,7 @@ class Lease:
                 self._create(here or Owner(uuid.uuid4().hex))
         elif here is None and not self.has_begun():
             # Another node on the same disk may have written its config already.
-            if (own := self._run_dir / "resolved.json").is_file():
+            if (own := self._run_dir / RESOLVED).is_file():
                 self.require_config(json.loads(own.read_text()), has_begun=False)
             self._keep(there)
         elif here is None or here.run != there.run:
@@ -93,14 +94,14 @@ class Lease:
 
     def has_begun(self) -> bool:
         """A step was trained in the directory; until then it may become any run of its config."""
-        lines = self._run_dir / "metrics.jsonl"
+        lines = self._run_dir / metrics.METRICS
         is_measured = lines.is_file() and lines.stat().st_size > 0
         return is_measured or any((self._run_dir / "checkpoints").glob("*step-*"))
 
     def require_config(self, starting: Mapping[str, Any], *, has_begun: bool) -> None:
         """Raise ConfigError where the store holds a run that has begun with another config than `starting`."""
-        there = self.read("resolved.json")
-        if there is None or not (has_begun or self.read("metrics.jsonl")):
+        there = self.read(RESOLVED)
+        if there is None or not (has_begun or self.read(metrics.METRICS)):
             return
         old = resolved(load_resolved(json.loads(there), f"{self._address}/resolved.json"))
         if changes := moved_numbers(dict(dotted_values(old)), dict(dotted_values(starting))):

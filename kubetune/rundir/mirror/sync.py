@@ -18,18 +18,18 @@ from pathlib import Path
 
 from kubetune import errors
 from kubetune.base import files, logs, whole_folder
+from kubetune.config.naming import RESOLVED
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.mirror.lease import REMOTE, Lease
 from kubetune.rundir.mirror.store import PatientStore
 
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 LINKS = ("best", "last")
-CONFIG = "resolved.json"
 FETCHING = ".fetching"
 """In a run directory while it is fetched, and after a fetch that was cut off: less may be here than seems to be."""
 RUN_FILES = (
-    "config.yaml", CONFIG, "plan.json", "metrics.jsonl", "timings.jsonl", "events.jsonl", "tracking.json",
-    "report.json", "identity.json", metrics.BASE,
+    metrics.CONFIG, RESOLVED, metrics.PLAN, metrics.METRICS, metrics.TIMINGS, metrics.EVENTS, "tracking.json",
+    metrics.REPORT, "identity.json", metrics.BASE,
 )  # fmt: skip
 """Files that a run needs to go on, besides a checkpoint."""
 RANK_LOG = re.compile(r"logs/rank-\d+\.log")
@@ -198,7 +198,7 @@ class Mirror:
         """Delete steps that are gone here, but never the newest there: it may be all there is of a longer run."""
         if not steps:
             return
-        kept = int(json.loads((self.run_dir / CONFIG).read_text())["training"]["save_total_limit"])
+        kept = int(json.loads((self.run_dir / RESOLVED).read_text())["training"]["save_total_limit"])
         # Steps that never came to this machine go as soon as they would have gone where they were made.
         oldest = steps[-kept] if len(steps) >= kept else 0
         for step in self.remote_steps():
@@ -236,8 +236,8 @@ class Mirror:
         needed = {name for name in named if name in RUN_FILES or name.startswith(f"{metrics.ANSWERS}/")}
         wanted = named if everything else [name for name in named if name in needed or self._is_longer(name, there)]
         best = self._step_of(links["best"] or "")
-        if CONFIG in there:
-            self._fetch_file(CONFIG, there)  # first: it tells other nodes on the same disk whose directory this is
+        if RESOLVED in there:
+            self._fetch_file(RESOLVED, there)  # first: it tells other nodes on the same disk whose directory this is
         for step in remote[:-1]:
             if everything or step == best:
                 self._fetch_step(step)
