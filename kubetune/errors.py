@@ -93,7 +93,7 @@ class LostPeer(KubetuneError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without what follows below, such as the stack of torch's C++."""
+    """First line of an error, without the stack of torch's C++ below, say; its kind where it says nothing."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -83,7 +83,7 @@ def contents(folder: Path, but: str = "") -> dict[str, Path]:
 
 
 def checksums(folder: Path, but: str = "") -> dict[str, Any]:
-    """What a manifest says of the files of a folder, which is in it, `but` for itself."""
+    """Sizes and SHA-256 of the files of a folder, as its manifest has them; `but` one, the manifest itself."""
     return {
         name: {"sha256": sha256_file(path), "bytes": path.stat().st_size}
         for name, path in contents(folder, but).items()

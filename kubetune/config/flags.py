@@ -99,7 +99,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     """
     args, rest = parser.parse_known_args(argv)
     given = getattr(args, "inputs", getattr(args, "overrides", None))
-    unknown = [word for word in rest if word.startswith("-") or not (hasattr(args, "inputs") or _OVERRIDE.match(word))]
+    unknown = [word for word in rest if word.startswith("-") or not ("inputs" in args or _OVERRIDE.match(word))]
     if rest and (given is None or unknown):
         verb = getattr(args, "parser", parser)
         verb.error(f"unrecognized arguments: {' '.join(rest)}{_meant(verb, rest)}")

@@ -28,6 +28,7 @@ from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import ImageRef
 from kubetune.inference.result import Result, default_device, open_result
 from kubetune.models import loading
+from kubetune.models.padding_free import unwrap
 from kubetune.scoring.generation import generate, greedy, until_end
 
 Prompt = str | Sequence[dict[str, Any]]
@@ -92,7 +93,7 @@ class LoadedModel:
 
         Raises EnvironmentFault where the memory does not hold both.
         """
-        if hasattr(self.model, "disable_adapter"):
+        if unwrap(self.model) is not self.model:
             with self.model.disable_adapter():
                 yield self
             return

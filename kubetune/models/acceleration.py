@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from kubetune import errors
 from kubetune.base import logs, processes
@@ -108,7 +109,7 @@ def device_bytes(device: torch.device) -> int:
 
 def whole_gradient_bytes(model: nn.Module) -> int:
     """Bytes of the whole gradients of all sharded weights that are trained."""
-    return 4 * sum(p.numel() for p in model.parameters() if p.requires_grad and hasattr(p, "to_local"))
+    return 4 * sum(p.numel() for p in model.parameters() if p.requires_grad and isinstance(p, DTensor))
 
 
 def sums_once_per_step(model: nn.Module, device: torch.device) -> bool:

@@ -53,7 +53,7 @@ def prepare_pooling(model: nn.Module, wanted: str) -> Route:
 @torch.no_grad()
 def _require_runs(lm: Any) -> None:
     """Some want more than a text (pictures, boxes), or texts of one length: said now, not as a bug at step 1."""
-    if hasattr(backbone(lm), "set_attention_type"):
+    if lm.config.model_type == "big_bird":
         return  # BigBird gives up its sparse attention for good at the first text that is too short for it
     facts, wanted = lm.config.get_text_config(), (1, lm.config.num_labels)
     ids = examples(facts.vocab_size)[1]
@@ -90,7 +90,7 @@ def heads(lm: Any) -> list[str]:
 
 def pools_last(lm: Any) -> bool:
     """Pooling at the last token, as of decoders, which know all of a text only there."""
-    return hasattr(lm, "score")
+    return "score" in dict(lm.named_children())
 
 
 def flow(lm: Any, batch: Batch) -> AbstractContextManager[None]:

@@ -137,8 +137,11 @@ def _eps(norm: Any) -> Any:
 
 
 def _is_swiglu(module: nn.Module) -> bool:
-    parts = all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn"))
-    return parts and "silu" in type(module.act_fn).__name__.lower() and hasattr(module.gate_proj, "in_features")
+    parts = dict(module.named_children())
+    if not {"gate_proj", "up_proj", "down_proj", "act_fn"} <= parts.keys():
+        return False
+    is_linear = isinstance(getattr(parts["gate_proj"], "in_features", None), int)
+    return is_linear and "silu" in type(parts["act_fn"]).__name__.lower()
 
 
 @torch.no_grad()
@@ -205,7 +208,7 @@ def _skip_unlabelled_rows(model: nn.Module) -> int:
     swapped = 0
     feeds: Iterator[Any] = (getattr(last, name, None) for name in ("mlp", "ffn"))
     for module in (*feeds, next((m for m in outputs if m is not None), None)):
-        if module is None or hasattr(module, "router") or hasattr(module, "gate"):
+        if module is None or {"router", "gate"} & dict(module.named_children()).keys():
             continue  # a router balances over all rows it sees
         module.forward = _rows_only(module.forward)
         swapped += 1

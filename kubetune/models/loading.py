@@ -253,12 +253,11 @@ def skeleton(auto_class: Any, model: ModelConfig) -> nn.Module:
         return auto_class.from_config(config)  # type: ignore[no-any-return]
 
 
-def check_positions(model: nn.Module, longest: int, *, warn: bool = True) -> None:
+def check_positions(lm: Any, longest: int, *, warn: bool = True) -> None:
     """Raise ConfigError when a sequence of `longest` tokens has no place in a learned table of positions.
 
     Rotary models compute any position; beyond what they were trained on they only get a warning.
     """
-    lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     limit = _stated_positions(lm.config)
     # OPT's table is two longer than it says; RoBERTa's and its kin's begins behind the padding.
     words = lm.get_input_embeddings()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -93,7 +93,7 @@ def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]
 
 def _endings(model: nn.Module, kind: type[nn.Module]) -> list[str]:
     """Last parts of the names of a model's modules that hold a matrix, but for its head; of one half adapted too."""
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
+    head = cast(Any, model).get_output_embeddings()
     named = [(name.removesuffix(".base_layer"), module) for name, module in model.named_modules() if module is not head]
     found = [name for name, m in named if name and ".lora_" not in name and isinstance(m, kind) and _has_matrix(m)]
     return sorted({name.rpartition(".")[2] for name in found})

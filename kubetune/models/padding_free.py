@@ -43,7 +43,8 @@ class Route:
 
 def unwrap(model: nn.Module) -> Any:
     """The transformers model inside a PEFT model, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    inner = getattr(model, "get_base_model", None)  # PEFT's: where nobody has imported it, there is none
+    return model if inner is None else inner()
 
 
 def backbone(lm: Any) -> nn.Module:

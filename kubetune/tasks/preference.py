@@ -156,7 +156,7 @@ def _scored(learner: Learner, batch: Batch) -> Answers:
 def log_probabilities(learner: Learner, batch: Batch) -> NDArray[np.float64]:
     """Summed log-probability of the answers of each row, `[rows, 2]`, with the adapter off, where there is one."""
     model: Any = learner.model
-    with model.disable_adapter() if hasattr(model, "disable_adapter") else nullcontext():
+    with nullcontext() if learner.lm is model else model.disable_adapter():
         found: NDArray[np.float64] = _scored(learner, batch).logps.cpu().numpy()
     return found
 

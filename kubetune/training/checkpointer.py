@@ -25,6 +25,7 @@ from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
+from kubetune.models.padding_free import unwrap
 from kubetune.rundir import checkpoints as checkpoint
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
@@ -212,9 +213,9 @@ class Checkpointer:
             (card := folder / "README.md").write_text("---\nlibrary_name: peft\n---\n")  # or PEFT compiles one
             self.model.save_pretrained(folder, state_dict=held.weights)
             card.unlink()  # a form with nothing filled in
-            if self.labelled and hasattr(self.model, "get_base_model"):
+            if self.labelled and (lm := unwrap(self.model)) is not self.model:
                 # An adapter of a classifier is of no use without the names and number of its classes.
-                self.model.get_base_model().config.save_pretrained(folder)
+                lm.config.save_pretrained(folder)
             self.tokenizer.save(folder)
             fault_injection.reach("commit.weights")
             save_file(held.optimizer, folder / optimizer_shards.OPTIMIZER)

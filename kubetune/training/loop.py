@@ -100,7 +100,7 @@ def _build(
     heartbeat.beat("loading")
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(plan, data))
-    check_positions(learner.model, data.longest)
+    check_positions(learner.lm, data.longest)
     reference.attach(config, plan, learner, data, world, run_dir, base)
     optimizer = make_optimizer(learner.model, config.training)
     learner = replace(learner, gradient_sums=optimizer.collected)

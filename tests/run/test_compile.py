@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 from kubetune import errors
+from kubetune.data.text.labels import Labels
+from kubetune.distributed.process_group import World
+from kubetune.models.acceleration import Workload
 from kubetune.models.kernels import pointwise
 from kubetune.models.kernels.pointwise import Kernels
-from tests import toy
+from kubetune.tasks import task_module
+from tests import reviews, toy
+from tests.pictures import save_seeing_model, write_questions
 
 
 def given() -> tuple[Tensor, Tensor, float, float, float]:
@@ -81,3 +86,24 @@ def test_a_compiled_run_starts_plain_and_goes_on_bit_for_bit(tmp_path: Path, ste
     assert toy.train(cut, environ={"KUBETUNE_FAULT": f"signal {signal.SIGTERM:d}:step:{step}:0"}) == [errors.PREEMPTED]
     assert toy.train(cut) == [0]
     assert toy.digests(cut) == toy.digests(whole)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("kind", "setting", "is_planned"),
+    [("qwen3", "auto", True), ("bert", "auto", False), ("bert", True, True), ("vision", "auto", False)],
+)
+def test_auto_compiles_neither_an_encoder_nor_a_model_that_sees(
+    kind: str, setting: bool | str, is_planned: bool, tmp_path: Path
+) -> None:
+    if kind == "vision":
+        save_seeing_model(tmp_path / "model")
+        write_questions(tmp_path, "train", 16)
+        write_questions(tmp_path, "eval", 8)
+        config = toy.make_config(tmp_path, {"compile": setting}, task="vision_language")
+    else:
+        config = reviews.make_config(reviews.make_inputs(tmp_path, kind), {"compile": setting})
+    labels = None if kind == "vision" else Labels("single_label_classification", ("bad", "good"))
+    learner = task_module(config).build(config, World(), Workload(10**12, labels))
+    assert learner.kernels.is_planned == is_planned
+    learner.undo.close()
