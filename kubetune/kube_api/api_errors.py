@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from kubetune.base.yaml_text import dump
 from kubetune.errors import EnvironmentFault
 from kubetune.kube_api.kinds import Kind
-from kubetune.manifests.text import dump
 
 _CANNOT = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'

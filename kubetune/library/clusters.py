@@ -11,9 +11,9 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, DataError
 from kubetune.library.configs import ConfigLike, config_of
 from kubetune.library.connection import open_cluster
+from kubetune.lint.config import lint
 from kubetune.manifests import local_files
 from kubetune.manifests import render as make_manifests
-from kubetune.manifests.checks.lint import lint
 from kubetune.manifests.spec import Manifest
 from kubetune.planning.plan import make_plan
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from kubetune.base.yaml_text import dump
 from kubetune.manifests.configmap import config_maps, local_files
 from kubetune.manifests.extras import jupyter, jupyter_secret, tensorboard
 from kubetune.manifests.in_place import agent_role
@@ -20,7 +21,6 @@ from kubetune.manifests.patches import patched
 from kubetune.manifests.rbac import operator_role, service_account
 from kubetune.manifests.spec import Manifest, RunSpec
 from kubetune.manifests.storage import claims
-from kubetune.manifests.text import dump
 from kubetune.manifests.waves import in_waves
 
 if TYPE_CHECKING:

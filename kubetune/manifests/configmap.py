@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kubetune.base.yaml_text import dump
 from kubetune.config.schema import Config
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec, on_volume, source_paths
-from kubetune.manifests.text import dump
 
 # A ConfigMap ends at 1 MiB, and kubectl's client-side apply writes a second copy into an annotation.
 MAX_CARRIED_BYTES = 256 * 1024

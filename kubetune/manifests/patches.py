@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kubetune.config.schema.cluster import PatchConfig
 from kubetune.errors import ConfigError, first_line
-from kubetune.manifests.checks.consistency import pod_templates, pods_of
+from kubetune.manifests.pod_templates import pod_templates, pods_of
 from kubetune.manifests.spec import Manifest, kind_and_name
 
 _DIRECTIVE: Final = "$patch"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.manifests.checks.consistency import pod_templates
+from kubetune.manifests.pod_templates import pod_templates
 from kubetune.manifests.spec import CACHE, COMPONENT, OUTPUTS, TRAINER, Manifest, name_beside
 from kubetune.planning.plan import Plan
 

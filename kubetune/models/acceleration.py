@@ -18,10 +18,10 @@ from kubetune import errors
 from kubetune.base import logs, processes
 from kubetune.config.schema import Config
 from kubetune.data.text.labels import Labels
+from kubetune.kernels import pointwise
 from kubetune.models import fused_forwards
 from kubetune.models.compiled_layers import CompiledLayers, compile_layers
 from kubetune.models.fsdp import is_sharded
-from kubetune.models.kernels import pointwise
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import language_model, unwrap
 from kubetune.planning.activations import is_worth_compiling

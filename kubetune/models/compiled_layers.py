@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from kubetune.base import logs
+from kubetune.kernels import pointwise
 from kubetune.models.attention.hooks import packed_attention
-from kubetune.models.kernels import pointwise
 from kubetune.models.padding_free import TOLERANCE, language_model, unwrap
 
 

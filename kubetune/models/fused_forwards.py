@@ -18,11 +18,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from kubetune.kernels import pointwise
+from kubetune.kernels.dropout import dropout
+from kubetune.kernels.pointwise import Kernels
 from kubetune.models import patches
 from kubetune.models.attention.hooks import CURRENT
-from kubetune.models.kernels import pointwise
-from kubetune.models.kernels.dropout import dropout
-from kubetune.models.kernels.pointwise import Kernels
 from kubetune.models.padding_free import language_model, unwrap
 
 Forward = Callable[..., Tensor]

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from kubetune.models.kernels.pointwise import Kernels
+from kubetune.kernels.pointwise import Kernels
 from kubetune.models.padding_free import Route, hidden_states, unwrap
 
 if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
     from kubetune.config.schema import PreferenceConfig
     from kubetune.data.text.labels import Labels
+    from kubetune.kernels.cross_entropy import GradientSum
     from kubetune.models.compiled_layers import CompiledLayers
-    from kubetune.models.kernels.cross_entropy import GradientSum
 
 
 def _hidden(learner: Learner, batch: Batch) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from kubetune.batching.batch import Batch, collate
 from kubetune.errors import first_line
+from kubetune.kernels.cross_entropy import LogitRule
 from kubetune.models import fsdp
 from kubetune.models.attention.hooks import CURRENT, CannotRunPaddingFree, longest, packed
 
@@ -56,19 +57,6 @@ def backbone(lm: Any) -> nn.Module:
 def language_model(lm: Any) -> nn.Module:
     """The part of a model that makes text, without the vision tower, where it has one."""
     return cast(nn.Module, getattr(backbone(lm), "language_model", lm))
-
-
-@dataclass(frozen=True)
-class LogitRule:
-    """Function of a model's raw logits: `cap * tanh(multiplier * logits / cap)`; a cap of 0 means none."""
-
-    multiplier: float = 1.0
-    cap: float = 0.0
-
-    def apply(self, logits: Tensor) -> Tensor:
-        if self.multiplier != 1.0:
-            logits = logits * self.multiplier
-        return torch.tanh(logits / self.cap) * self.cap if self.cap else logits
 
 
 def logit_rule(lm: Any) -> LogitRule:

@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from kubetune.base.yaml_text import dump
 from kubetune.cluster.pods import IDLE
 from kubetune.cluster.runs import Target, on_all, running
 from kubetune.config.schema import Config
@@ -19,7 +20,6 @@ from kubetune.kube_api.api_errors import Unreachable
 from kubetune.kube_api.client import Cluster, Sink
 from kubetune.manifests.configmap import pod_config
 from kubetune.manifests.spec import Manifest, RunSpec, name_beside
-from kubetune.manifests.text import dump
 
 BENCH = "/tmp/kubetune-dev"
 """Folder in the pods: `tree` is the code, beside it the config, the log and the process id."""

@@ -26,8 +26,8 @@ from kubetune.data.prepared.order import mixed_seed
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
+from kubetune.models import fp8
 from kubetune.models.acceleration import Workload
-from kubetune.models.kernels import fp8
 from kubetune.models.loading import check_positions, check_rows, choose_dtype
 from kubetune.planning.plan import Plan, learning_rate_at
 from kubetune.rundir import heartbeat

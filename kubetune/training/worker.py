@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kubetune import errors
-from kubetune.base import allocator, files, logs, processes
+from kubetune.base import allocator, fast_import, files, logs, processes
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
-from kubetune.models import fast_import
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.supervisor import place
@@ -115,7 +114,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     logs.STEP.info("preparing data" if alone else "opening the prepared data")
     with preparing(config, run_dir) as prepared:
-        with fast_import.sparingly(compiles_layers=config.training.compile == "layers"):
+        with fast_import.sparingly():
             import transformers.generation.utils
             import transformers.modeling_utils  # noqa: F401
 

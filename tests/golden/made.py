@@ -9,7 +9,7 @@ from typing import Any
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.manifests import local_files, render
-from kubetune.manifests.checks.consistency import pod_templates
+from kubetune.manifests.pod_templates import pod_templates
 from kubetune.planning.plan import Plan, make_plan
 from tests.golden.manifests import FOLDER
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from kubetune import errors
 from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World
+from kubetune.kernels import pointwise
+from kubetune.kernels.pointwise import Kernels
 from kubetune.models.acceleration import Workload
-from kubetune.models.kernels import pointwise
-from kubetune.models.kernels.pointwise import Kernels
 from kubetune.tasks import task_module
 from tests import reviews, toy
 from tests.pictures import save_seeing_model, write_questions

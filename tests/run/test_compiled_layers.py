@@ -18,11 +18,10 @@ from torch import Tensor
 from kubetune import errors
 from kubetune.batching.batch import collate
 from kubetune.config.schema import LoraConfig
-from kubetune.models import acceleration, compiled_layers
+from kubetune.kernels.pointwise import Kernels
+from kubetune.models import acceleration, compiled_layers, fp8
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.fused_forwards import swap_forwards
-from kubetune.models.kernels import fp8
-from kubetune.models.kernels.pointwise import Kernels
 from kubetune.models.learner import Learner
 from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route, choose_attention

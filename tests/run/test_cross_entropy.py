@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kubetune.models.kernels import cross_entropy, pointwise
-from kubetune.models.kernels.cross_entropy import Head, linear_cross_entropy
-from kubetune.models.kernels.log_probabilities import linear_log_probabilities
-from kubetune.models.kernels.pointwise import Kernels
-from kubetune.models.padding_free import LogitRule
+from kubetune.kernels import cross_entropy, pointwise
+from kubetune.kernels.cross_entropy import Head, LogitRule, linear_cross_entropy
+from kubetune.kernels.log_probabilities import linear_log_probabilities
+from kubetune.kernels.pointwise import Kernels
 from kubetune.training.adamw import AdamSettings, Collected, FlatAdamW
 
 LABELS, HIDDEN, VOCABULARY, SCALE = 37, 16, 53, 0.25

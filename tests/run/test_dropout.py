@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from kubetune.config.schema import LoraConfig
+from kubetune.kernels import pointwise
+from kubetune.kernels.dropout import draw, dropout
 from kubetune.models.fused_forwards import is_plain_lora, swap_forwards
-from kubetune.models.kernels import pointwise
-from kubetune.models.kernels.dropout import draw, dropout
 from kubetune.models.lora import add_lora
 from tests.architectures import PROMISED, build_model
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from kubetune import errors
 from kubetune.config.schema import Config
-from kubetune.models.kernels import fp8
-from kubetune.models.kernels.pointwise import Kernels
+from kubetune.kernels.pointwise import Kernels
+from kubetune.models import fp8
 from tests import toy
 from tests.architectures import save_model
 

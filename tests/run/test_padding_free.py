@@ -14,12 +14,12 @@ from torch import nn
 from kubetune.batching.batch import Batch, collate
 from kubetune.config.schema import LoraConfig
 from kubetune.data.prepared.order import pack
+from kubetune.kernels.pointwise import Kernels
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.attention import hooks
 from kubetune.models.attention.blockwise import Rule, block_attention
 from kubetune.models.attention.hooks import CannotRunPaddingFree, MaskRule, attend, packed
 from kubetune.models.fused_forwards import swap_forwards
-from kubetune.models.kernels.pointwise import Kernels
 from kubetune.models.learner import Learner
 from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route, choose_attention, self_check

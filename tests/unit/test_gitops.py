@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from kubetune.cli import main
+from kubetune.lint.objects import check_objects, pod_templates
 from kubetune.manifests import KINDS
-from kubetune.manifests.checks.consistency import check_objects, pod_templates
 from kubetune.manifests.kustomize import CUSTOM, TEMPLATES
 from standin.schemas import problems
 from tests.golden.made import FULL, MINIMAL, made

@@ -11,10 +11,10 @@ import pytest
 
 from kubetune.cli import main
 from kubetune.config.load import load_config
+from kubetune.lint.config import lint
+from kubetune.lint.finding import Finding
+from kubetune.lint.objects import check_objects
 from kubetune.manifests import KINDS, local_files, render
-from kubetune.manifests.checks.consistency import check_objects
-from kubetune.manifests.checks.finding import Finding
-from kubetune.manifests.checks.lint import lint
 from kubetune.planning.plan import make_plan
 from tests.golden.manifests import FOLDER
 

@@ -17,7 +17,7 @@ import yaml
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.manifests import KINDS, local_files, render, secret_templates
-from kubetune.manifests.checks.consistency import pod_templates
+from kubetune.manifests.pod_templates import pod_templates
 from kubetune.manifests.spec import on_hub, run_name
 from kubetune.planning.plan import make_plan
 from standin.schemas import NEWEST, OLDEST, problems

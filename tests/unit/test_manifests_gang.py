@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from kubetune.lint.config import lint
+from kubetune.lint.objects import check_objects
 from kubetune.manifests import local_files, render
-from kubetune.manifests.checks.consistency import check_objects
-from kubetune.manifests.checks.lint import lint
 from kubetune.manifests.kinds.gang import times
 from tests.golden.made import MINIMAL, made, planned, the, trainer_pods
 

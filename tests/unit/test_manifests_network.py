@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
+from kubetune.lint.objects import check_objects, pod_templates
 from kubetune.manifests import KINDS
-from kubetune.manifests.checks.consistency import check_objects, pod_templates
 from tests.golden.made import made, the
 
 

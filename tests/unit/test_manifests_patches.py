@@ -13,8 +13,8 @@ import yaml
 
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
+from kubetune.lint.objects import check_objects
 from kubetune.manifests import render
-from kubetune.manifests.checks.consistency import check_objects
 from kubetune.manifests.spec import Manifest
 from kubetune.planning.plan import make_plan
 

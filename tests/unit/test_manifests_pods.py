@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kubetune.manifests import KINDS
-from kubetune.manifests.checks.consistency import pod_templates
+from kubetune.manifests.pod_templates import pod_templates
 from kubetune.manifests.trainer import LISTENS
 from tests.golden.made import made, the, trainer_pods, variables
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from kubetune.lint.config import lint
+from kubetune.lint.finding import Finding
 from kubetune.manifests import KINDS, render
-from kubetune.manifests.checks.consistency import pod_templates
-from kubetune.manifests.checks.finding import Finding
-from kubetune.manifests.checks.lint import lint
+from kubetune.manifests.pod_templates import pod_templates
 from standin.schemas import problems
 from tests.golden.made import MINIMAL, made, planned, the
 

@@ -16,7 +16,7 @@ PACKAGE = Path(kubetune.__file__).parent
 ORDER = [name for name, _ in kubetune.ROOMS]
 LIGHT = set(ORDER[: ORDER.index(kubetune.NUMPY_BEGINS)])
 TORCHLESS = set(ORDER[: ORDER.index(kubetune.TORCH_BEGINS)]) - LIGHT
-CLUSTER = {"manifests", "kube_api", "cluster"}
+CLUSTER = {"manifests", "lint", "kube_api", "cluster"}
 DOORS = {"", "__main__", "agent", "worker"}
 """Files of the root; they lead into rooms."""
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kubetune import cli
-from kubetune.manifests.checks.consistency import check_objects
+from kubetune.lint.objects import check_objects
 from kubetune.plugins.serving.manifests import LORA_RANKS, Adapter, Serving, command
 from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.serving import CASES, golden, rendered, write_run

@@ -17,9 +17,9 @@ from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.config.load import read_tree
 from kubetune.config.provenance import Tree, dotted
 from kubetune.errors import OK, ConfigError
+from kubetune.lint.config import lint
+from kubetune.lint.finding import Finding
 from kubetune.manifests import KINDS, dump, local_files, render, secret_templates
-from kubetune.manifests.checks.finding import Finding
-from kubetune.manifests.checks.lint import lint
 from kubetune.manifests.kustomize import CONFIGURATION, configuration
 from kubetune.manifests.patches import titles
 from kubetune.manifests.smoke import smoke_config, testing

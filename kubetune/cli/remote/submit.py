@@ -13,8 +13,8 @@ from kubetune.cli.remote.run_on_cluster import asker, local_folder, told_on_inte
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.library.clusters import check_data
 from kubetune.library.connection import open_cluster
+from kubetune.lint.config import lint
 from kubetune.manifests import KINDS, dump, local_files, render
-from kubetune.manifests.checks.lint import lint
 from kubetune.manifests.smoke import smoke_config, testing
 from kubetune.planning.plan import make_plan
 

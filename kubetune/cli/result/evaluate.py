@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         return _compare(args)
     if args.benchmarks:
         return _benchmark(args)
-    from kubetune.models import fast_import
+    from kubetune.base import fast_import
 
     with fast_import.sparingly():
         from kubetune.inference.evaluate import evaluate_run

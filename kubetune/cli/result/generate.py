@@ -62,7 +62,7 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     from kubetune.library.results import require_sampling
 
     require_sampling(args.max_new_tokens, args.temperature, args.top_p, lambda name: f"--{name.replace('_', '-')}")
-    from kubetune.models import fast_import
+    from kubetune.base import fast_import
 
     with fast_import.sparingly():
         from kubetune.inference.generate import Sampling

@@ -20,8 +20,8 @@ from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import OK, ConfigError
+from kubetune.lint.objects import check_objects
 from kubetune.manifests import dump
-from kubetune.manifests.checks.consistency import check_objects
 from kubetune.manifests.spec import OUTPUTS, RunSpec, on_hub, run_name
 from kubetune.planning.plan import make_plan
 from kubetune.plugins.serving.manifests import IMAGE, LORA_RANKS, WAITING, Adapter, Serving, serve, trial

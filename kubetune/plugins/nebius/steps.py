@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kubetune.manifests.text import dump
+from kubetune.base.yaml_text import dump
 from kubetune.plugins.nebius.cluster_file import (
     CsiChartConfig,
     JobSetChartConfig,

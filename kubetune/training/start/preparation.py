@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.base import logs, processes, reminders
+from kubetune.base import fast_import, logs, processes, reminders
 from kubetune.config.schema import Config
-from kubetune.models import fast_import
 from kubetune.planning.plan import Plan
 
 if TYPE_CHECKING:

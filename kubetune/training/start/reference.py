@@ -22,7 +22,7 @@ import numpy as np
 from transformers import AutoModelForCausalLM
 
 from kubetune import errors
-from kubetune.base import files, logs
+from kubetune.base import files, logs, whole_folder
 from kubetune.batching.feed import batch_of, groups
 from kubetune.data.prepared import identity
 from kubetune.data.prepared.order import Ids
@@ -81,7 +81,7 @@ def attach(
         tables = scores(learner, splits, plan, world, place.with_suffix(".parts"))
         if world.local_rank == 0:
             _write(place, tables)
-            files.remove_tree_atomically(place.with_suffix(".parts"))
+            whole_folder.remove(place.with_suffix(".parts"))
     for name, rows in splits.items():
         rows.reference = tables[name]
     number, seconds = sum(map(len, splits.values())), time.perf_counter() - began

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from kubetune.models.kernels.cross_entropy import Head, add_product, chunks, opened
+from kubetune.kernels.cross_entropy import Head, add_product, chunks, opened
 
 
 class LinearLogProbabilities(Function):

@@ -17,9 +17,9 @@ from torch.autograd import Function
 
 from kubetune import errors
 from kubetune.base import logs
+from kubetune.kernels import pointwise
+from kubetune.kernels.pointwise import Kernels
 from kubetune.models.fused_forwards import is_plain_lora
-from kubetune.models.kernels import pointwise
-from kubetune.models.kernels.pointwise import Kernels
 
 GRANULE: Final = 16
 """The product wants both widths of a layer to be multiples of this."""

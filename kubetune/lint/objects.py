@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kubetune.config.schema.cluster import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL_VALUE
 from kubetune.config.secrets import is_secret, names_secret
-from kubetune.manifests.checks.finding import Finding, error
+from kubetune.lint.finding import Finding, error
 from kubetune.manifests.kinds.gang import COSCHEDULING_GROUP, VOLCANO_GROUP
+from kubetune.manifests.pod_templates import pod_templates, pods_of
 from kubetune.manifests.spec import MARGIN_SECONDS, Manifest, kind_and_name
 
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
@@ -44,23 +45,6 @@ def check_objects(objects: Sequence[Manifest]) -> Iterator[Finding]:
         yield from _fewer_pods(obj)
     yield from _single_node_claims(objects)
     yield from _groups(objects)
-
-
-def pod_templates(obj: Manifest) -> Iterator[tuple[str, Manifest]]:
-    """Each pod template of an object with a name for it in messages; a Pod is its own template."""
-    spec, title = obj.get("spec") or {}, kind_and_name(obj)
-    match obj["kind"]:
-        case "Pod":
-            yield title, obj
-        case "Job" | "StatefulSet" | "Deployment":
-            yield title, spec["template"]
-        case "JobSet" | "TrainingRuntime":
-            jobs = spec["replicatedJobs"] if obj["kind"] == "JobSet" else spec["template"]["spec"]["replicatedJobs"]
-            for job in jobs:
-                yield f"{title} {job['name']}", job["template"]["spec"]["template"]
-        case "PyTorchJob":
-            for role, replica in spec["pytorchReplicaSpecs"].items():
-                yield f"{title} {role}", replica["template"]
 
 
 def _metadata(obj: Manifest) -> Iterator[Finding]:
@@ -147,25 +131,6 @@ def _fewer_pods(obj: Manifest) -> Iterator[Finding]:
             "waits for all that compute.nodes says, and the global batch is divided among those; remove it. For fewer "
             "nodes change compute.nodes: the global batch stays as it is, and a run goes on from its checkpoint",
         )
-
-
-def pods_of(obj: Manifest) -> list[int]:
-    """Number of pods that an object makes of each of its templates."""
-    spec = obj.get("spec") or {}
-    match obj["kind"]:
-        case "Job":
-            return [int(spec.get("parallelism", 1))]
-        case "StatefulSet" | "Deployment":
-            return [int(spec.get("replicas", 1))]
-        case "JobSet":
-            return [j.get("replicas", 1) * j["template"]["spec"].get("parallelism", 1) for j in spec["replicatedJobs"]]
-        case "TrainingRuntime":
-            # Its initializers come one after the other, and are gone before the nodes begin.
-            before = len(spec["template"]["spec"]["replicatedJobs"]) - 1
-            return [*[0] * before, int(spec.get("mlPolicy", {}).get("numNodes", 1))]
-        case "PyTorchJob":
-            return [int(replica.get("replicas", 1)) for replica in spec["pytorchReplicaSpecs"].values()]
-    return [1 for _ in pod_templates(obj)]
 
 
 def _group_of(template: Manifest) -> str | None:

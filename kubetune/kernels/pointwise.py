@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from kubetune.base import logs
-from kubetune.models.kernels.dropout import draw
+from kubetune.kernels.dropout import draw
 
 
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> tuple[Tensor, Tensor]:

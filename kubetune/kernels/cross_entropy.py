@@ -8,6 +8,7 @@ vocabulary is made in place, in rooms that every chunk of a run uses again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -17,12 +18,24 @@ from torch import Tensor
 from torch.autograd import Function
 
 from kubetune.base import allocator
-from kubetune.models.kernels import pointwise
-from kubetune.models.kernels.pointwise import Kernels
-from kubetune.models.padding_free import LogitRule
+from kubetune.kernels import pointwise
+from kubetune.kernels.pointwise import Kernels
 
 STRIPE = 2**22
 """Numbers of a head's gradient that are made before they are added to it: so few that they stay in the cache."""
+
+
+@dataclass(frozen=True)
+class LogitRule:
+    """Function of a model's raw logits: `cap * tanh(multiplier * logits / cap)`; a cap of 0 means none."""
+
+    multiplier: float = 1.0
+    cap: float = 0.0
+
+    def apply(self, logits: Tensor) -> Tensor:
+        if self.multiplier != 1.0:
+            logits = logits * self.multiplier
+        return torch.tanh(logits / self.cap) * self.cap if self.cap else logits
 
 
 class GradientSum(Protocol):

@@ -14,8 +14,8 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.config.secrets import is_secret, names_secret, seems_random
-from kubetune.manifests.checks.consistency import check_objects
-from kubetune.manifests.checks.finding import Finding, advice, error
+from kubetune.lint.finding import Finding, advice, error
+from kubetune.lint.objects import check_objects
 from kubetune.manifests.configmap import MAX_CARRIED_BYTES
 from kubetune.manifests.environment import RESERVED
 from kubetune.manifests.kinds.gang import SCHEDULERS, by_operator, gang
