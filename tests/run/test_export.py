@@ -23,7 +23,7 @@ from kubetune.base import fault_injection, whole_folder
 from kubetune.cli import main
 from kubetune.data.prepared import kept_rows
 from kubetune.inference.result import open_result
-from kubetune.publishing import merge, model_card
+from kubetune.publishing import merge
 from kubetune.publishing.export import Export, _dtype_name, export_run
 from kubetune.publishing.provenance import PROVENANCE
 from kubetune.reporting import picture
@@ -327,10 +327,6 @@ def test_what_cannot_be_exported(lora_run: Path, tmp_path: Path, capsys: pytest.
         assert main(["export", str(lora_run), *words]) == errors.USER
         assert said in capsys.readouterr().err
     assert leftovers(tmp_path / "mine") == ["notes.txt"]
-
-
-def test_a_curve_in_one_line() -> None:
-    assert len(model_card.sparkline(range(1000))) == 60
 
 
 def test_a_picture_of_curves() -> None:
