@@ -166,7 +166,7 @@ def open_store(
     found = opened[0] if opened else _why_silent(host, port)
     if isinstance(found, TCPStore):
         return found
-    address, reason = f"{host}:{port}", found if isinstance(found, str) else first_line(found)
+    address, reason = f"{host}:{port}", found if isinstance(found, str) else errors.first_line(found)
     error = None if isinstance(found, str) else found
     if serves:
         raise errors.EnvironmentFault(
