@@ -175,3 +175,26 @@ def test_losses_and_gradients_are_those_of_trl(folder: Path, tmp_path: Path) -> 
         assert ours.keys() == theirs.keys()
         difference = sum(float((ours[key] - theirs[key]).double().square().sum()) for key in theirs) ** 0.5
         assert difference <= 5e-6 * sum(float(g.double().square().sum()) for g in theirs.values()) ** 0.5, name
+
+
+@slow
+@pytest.mark.parametrize("sections", [{}, {"lora": None}], ids=["lora", "full"])
+def test_a_sharded_model_learns_as_copies_do(folder: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
+    runs = [
+        toy.finished(
+            tmp_path / kind,
+            run_config(folder, tmp_path / "cache", "dpo+sft", {"learning_rate": 1e-3, "parallelism": kind}, **sections),
+            2,
+        )
+        for kind in ("ddp", "fsdp")
+    ]
+    assert toy.losses(runs[1]) == pytest.approx(toy.losses(runs[0]), abs=1e-5)
+
+
+@slow
+def test_a_run_goes_on_with_another_number_of_ranks(folder: Path, tmp_path: Path) -> None:
+    config = run_config(folder, tmp_path / "cache")
+    run_dir = toy.make_run(tmp_path / "run", config, 2)
+    assert toy.train(run_dir, 2, environ={"KUBETUNE_FAULT": "signal 9:micro-batch:4:1"})[1] == -9
+    assert toy.train(run_dir) == [0]
+    assert toy.losses(run_dir) == pytest.approx(toy.losses(toy.finished(tmp_path / "one", config)), abs=1e-5)
