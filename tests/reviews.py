@@ -78,6 +78,7 @@ def make_inputs(folder: Path, kind: str = "bert", **settings: Any) -> Path:
 def make_config(inputs: Path, training: Mapping[str, Any] | None = None, **sections: Any) -> Config:
     """Full fine-tuning that learns the reviews in a few steps; `sections` and `training` change that."""
     data = {"train": str(inputs / "train.tsv"), "eval": str(inputs / "eval.tsv"), "max_length": 64}
+    is_graded = (sections.get("classification") or {}).get("problem_type") == "regression"
     settings: dict[str, Any] = {
         "task": "sequence_classification",
         "model": str(inputs / "model"),
@@ -90,7 +91,7 @@ def make_config(inputs: Path, training: Mapping[str, Any] | None = None, **secti
             "learning_rate": 5e-3,
             "eval_steps": 6,
             "save_steps": 6,
-            "metric_for_best_model": "eval_accuracy",
+            "metric_for_best_model": "eval_loss" if is_graded else "eval_accuracy",
             **(training or {}),
         },
     }

@@ -18,7 +18,7 @@ from kubetune.base.files import StrPath
 from kubetune.base.signals import Relay
 from kubetune.config import dates
 from kubetune.config.differences import moved_numbers
-from kubetune.config.load import as_yaml, dotted_values, read_config, resolved
+from kubetune.config.load import as_yaml, dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.planning.plan import Plan
@@ -130,7 +130,8 @@ def _has_begun(run_dir: Path) -> bool:
 def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple[str, str, str]]:
     """(key, old value, new value) of everything that changed and moves numbers."""
     # Loaded, and not as it lies there: an earlier version called some keys otherwise, and lacked others.
-    old = dict(dotted_values(resolved(read_config(run_dir))))
+    there = run_dir / RESOLVED
+    old = dict(dotted_values(resolved(load_resolved(files.read_object(there), str(there)))))
     new = dict(dotted_values(resolved(config)))
     # The global batch may follow from compute.*, which by itself is free to change.
     if plan is not None and (before := _plan_before(run_dir)) is not None:

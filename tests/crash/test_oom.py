@@ -15,6 +15,7 @@ import pytest
 
 from kubetune import errors
 from kubetune.base import cgroup
+from kubetune.config.load import resolved
 from kubetune.config.schema import Config
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import exit_status, metrics
@@ -70,9 +71,9 @@ def group() -> Iterator[Group]:
 def make_run(run_dir: Path, role: dict[str, int]) -> None:
     """A run of one process that plays a role."""
     run_dir.mkdir(exist_ok=True)
-    plan = make_plan(Config.model_validate({"model": "m", "data": {"train": "d"}, "compute": {"processes": 1}}))
-    (run_dir / "plan.json").write_text(plan.to_json())
-    (run_dir / "resolved.json").write_text("{}")
+    config = Config.model_validate({"model": "m", "data": {"train": "d"}, "compute": {"processes": 1}})
+    (run_dir / "plan.json").write_text(make_plan(config).to_json())
+    (run_dir / "resolved.json").write_text(json.dumps(resolved(config)))
     (run_dir / "roles.json").write_text(json.dumps({"0": role}))
 
 

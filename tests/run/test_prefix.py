@@ -20,6 +20,7 @@ from kubetune.batching.feed import Work
 from kubetune.batching.shared_batches import collate_shared
 from kubetune.config.schema import PreferenceConfig
 from kubetune.distributed.process_group import World
+from kubetune.kernels.pointwise import Kernels
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.attention import hooks, joined
 from kubetune.models.attention.blockwise import Rule, block_attention
@@ -133,7 +134,7 @@ def test_cheaper_forwards_stay_exact(name: str) -> None:
     model, rows = build_model(name, PROMISED[name]), sharing_rows()
     loss, gradients = reference_gradients(model, rows)
     with ExitStack() as undo:
-        assert swap_forwards(model, fused=True, undo=undo)["rows"]
+        assert swap_forwards(model, Kernels(), undo)["rows"]
         learner = Learner(model, choose_attention(model))
         ours, shared = learn(learner, collate_shared(rows), sum(int(trained[1:].sum()) for _, trained in rows))
     assert ours == pytest.approx(loss, rel=EXACT)

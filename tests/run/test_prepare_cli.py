@@ -167,6 +167,8 @@ def test_convert(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("with_model", [True, False])
 def test_checking_a_small_file_imports_nothing_heavy(folder: Path, with_model: bool) -> None:
+    rows = [{"prompt": f"{number} and one", "completion": f"is {number + 1}"} for number in range(10)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["data", "check", str(folder / "train.jsonl")]
     if with_model:
         arguments += ["--model", str(folder / "model")]

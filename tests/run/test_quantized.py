@@ -17,6 +17,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
 from kubetune.inference.evaluate import evaluate_run
 from kubetune.models.acceleration import Workload
+from kubetune.models.quantization import count
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import causal_lm, sequence_classification
@@ -79,7 +80,7 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
     learner = module.build(config, world, Workload(0, data.labels))
     assert learner.route.padding_free, learner.route.why_not
     plain = module.build(make(tmp_path, "none"), world, Workload(0, data.labels))
-    parameters = [sum(map(quantization.count, each.model.parameters())) for each in (learner, plain)]
+    parameters = [sum(map(count, each.model.parameters())) for each in (learner, plain)]
     assert parameters[0] == parameters[1]
     randomize_lora(learner.model)
     batches = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches

@@ -20,6 +20,7 @@ from kubetune.diagnostics import verify_resume
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import metrics
 from kubetune.training import loop, worker
+from kubetune.training.start import feeding
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -54,11 +55,11 @@ def skip_a_batch_on_resume(argv: Sequence[str]) -> int:
     """A rank whose data moves on by a step while it is stopped."""
     if any((Path(argv[0]) / "checkpoints").glob("step-*")):
 
-        class Hasty(loop.Feed):
+        class Hasty(feeding.Feed):
             def step(self, step: int) -> object:
                 return super().step(step + 1)
 
-        loop.Feed = Hasty
+        feeding.Feed = Hasty
     return worker.main(argv)
 
 

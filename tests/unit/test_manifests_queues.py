@@ -172,11 +172,11 @@ def test_containers_start_again_in_place() -> None:
     assert (job["backoffLimit"], job["podReplacementPolicy"]) == (2**31 - 1, "Failed")
     assert job["completions"] == job["parallelism"] == 4
     (rule,) = job["podFailurePolicy"]["rules"]
-    assert rule["onExitCodes"] == {"containerName": "trainer", "operator": "In", "values": [2, 4]}
+    assert rule["onExitCodes"] == {"containerName": "trainer", "operator": "In", "values": [2, 4, 5]}
     pod = job["template"]["spec"]
     agent, (trainer,) = pod["initContainers"][0], pod["containers"]
     assert (agent["restartPolicy"], trainer["restartPolicy"], pod["restartPolicy"]) == ("Always", "Never", "Never")
-    assert trainer["restartPolicyRules"][0]["exitCodes"] == {"operator": "NotIn", "values": [0, 2, 4]}
+    assert trainer["restartPolicyRules"][0]["exitCodes"] == {"operator": "NotIn", "values": [0, 2, 4, 5]}
 
 
 def test_the_token_is_the_agents_alone() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 from kubetune.base.humanize import counted
 from kubetune.config.schema import Config, RecordKind, SourceConfig
 from kubetune.data.inspect.gallery import Gallery, brief
+from kubetune.data.inspect.sharing import spared_share
 from kubetune.data.prepared.pipeline import Split, Tally, Worker, encode_batches
-from kubetune.data.prepared.prefixes import spared_share
 from kubetune.data.prepared.profile import LIMITS, Profile
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.formats import Chat, read

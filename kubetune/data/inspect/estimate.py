@@ -133,8 +133,8 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     sources = [source for source in config.data.train if (found := _located(config, source)) and found.files]
     if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
         return None
+    from kubetune.data.inspect.sharing import spared_share
     from kubetune.data.prepared.pipeline import located
-    from kubetune.data.prepared.prefixes import spared_share
     from kubetune.data.reading.formats import Labelled, convert
     from kubetune.data.reading.problems import Problems
     from kubetune.data.text.encode_labelled import framed_ids, within_positions

@@ -17,47 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kubetune.data.prepared.order import Ids, balance_ranks, pack
+from kubetune.data.prepared.spared import GRAIN
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config
-
-GRAIN = 16
-LEAST_SHARE = 0.02
-"""Of the tokens, what must be spared for sharing to be taken up: batches of like rows are less even ones."""
+    pass
 
 Tokens = NDArray[np.uint32]
-
-
-def may_share(config: Config) -> bool:
-    """Readiness of a run to share beginnings, as far as its config says.
-
-    KTO sets answers beside questions that are not theirs, one by one; labelled texts and images have no such batches.
-    """
-    data, task = config.data, config.task
-    is_text = task == "causal_lm" or (task == "preference" and config.preference.loss != "kto")
-    return is_text and data.packing and data.share_prefixes is not False
-
-
-def spared_share(config: Config, rows: Sequence[Sequence[Sequence[int]]]) -> float:
-    """Share of the tokens of such rows, each given by its sequences, that one process would not compute again.
-
-    0 where it is too little to be taken up.
-    """
-    if not (may_share(config) and rows):
-        return 0.0
-    found = [[np.array(ids, np.uint32) for ids in sequences] for sequences in rows]
-    whole = sum(len(ids) for sequences in found for ids in sequences)
-    training = config.training
-    batch, steps = training.per_device_train_batch_size, training.gradient_accumulation_steps or 1
-    in_step = training.global_batch_size or batch * steps
-    if (tokens := training.global_batch_tokens) is not None:
-        tokens = batch * steps * config.data.max_length if tokens == "packed" else tokens
-        in_step = max(1, round(int(tokens) * len(rows) / max(1, whole)))
-    computed = 0
-    for ids in np.split(np.arange(len(rows)), range(in_step, len(rows), in_step)):
-        computed += split_shared(ids, found.__getitem__, 1, batch * config.data.max_length)[1]
-    share = 1 - computed / max(1, whole)
-    return share if share >= LEAST_SHARE else 0.0
 
 
 class Segment(NamedTuple):

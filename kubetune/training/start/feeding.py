@@ -7,8 +7,8 @@ from functools import partial
 from kubetune.base import logs
 from kubetune.batching.feed import Feed
 from kubetune.config.schema import Config
-from kubetune.data.prepared.prefixes import LEAST_SHARE, may_share
 from kubetune.data.prepared.prepare import Prepared
+from kubetune.data.prepared.spared import LEAST_SHARE, may_share
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp, prefix_sharing
