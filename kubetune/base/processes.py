@@ -112,9 +112,10 @@ def is_alive(pid: int) -> bool:
 def children(pid: int) -> list[int]:
     """Processes started by `pid`, or adopted by it, that were not yet waited for. Empty where /proc does not tell."""
     found: list[int] = []
-    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found += [int(child) for child in listing.read_text().split()]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a process that goes just now
+        for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread of one that stays
+                found += [int(child) for child in listing.read_text().split()]
     return found
 
 

@@ -94,9 +94,13 @@ def test_a_disk_that_turns_read_only_in_the_middle(
     environ = {**os.environ, "KUBETUNE_FAULT": "signal 19:step:6"}
     command = [sys.executable, "-P", "-m", "kubetune.agent", str(run_dir)]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as agent:
-        wait_until(lambda: stopped_below(agent.pid) or agent.poll() is not None)
-        stopped = stopped_below(agent.pid)
-        assert len(stopped) == 1, agent.communicate()[0]
+        stopped: list[int] = []
+        try:
+            wait_until(lambda: stopped.extend(stopped_below(agent.pid)) or stopped or agent.poll() is not None)
+            assert len(stopped) == 1
+        except BaseException:
+            agent.kill()  # else leaving this block would wait for it for ever; its rank dies with it
+            raise
         disk.fail()
         os.kill(stopped[0], signal.SIGCONT)
         told = agent.communicate(timeout=100)[0]
