@@ -103,7 +103,8 @@ def evaluation_hours(config: Config, plan: Plan, rate: float | None) -> float | 
     length, generate = plan.tokens_per_epoch / plan.rows, config.evaluation.generate
     asked = min(generate.rows or plan.eval_rows, plan.eval_rows) if generate is not None else 0
     answers = asked * (length + generate.max_new_tokens) if generate is not None else 0.0
-    times = len([s for s in range(1, plan.num_steps + 1) if plan.is_eval_step(s)]) + config.evaluation.needs_base
+    # As Plan.is_eval_step has it: every so many steps, and at the end.
+    times = -(-plan.num_steps // (plan.eval_steps or plan.num_steps)) + config.evaluation.needs_base
     return times * (plan.eval_rows * length + answers) / (rate * (2 if config.lora is not None else 3)) / 3600
 
 

@@ -442,3 +442,13 @@ def test_max_samples_in_the_environment_samples_every_source(tmp_path: Path) -> 
     assert paths(MAX_SAMPLES="0") == paths() == ["x.jsonl", "y.jsonl", "z.jsonl#7"]
     with pytest.raises(ConfigError, match="environment variable MAX_SAMPLES: found 'many'"):
         paths(MAX_SAMPLES="many")
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [("vision_language", "whose images it cannot show"), ("sequence_classification", "no one answer")],
+)
+def test_questions_that_a_task_cannot_be_asked_are_refused(task: str, said: str) -> None:
+    section = {"generate": {"metric": "exact_match"}}
+    with pytest.raises(ValueError, match=said):
+        Config.model_validate({"task": task, "model": "m", "data": {"train": "d", "eval": 0.1}, "evaluation": section})
