@@ -7,8 +7,7 @@ Task files of one's own, or copies of the harness's where there is no network, a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +20,8 @@ from torch import Tensor
 from kubetune import errors
 from kubetune.base.files import write_atomic
 from kubetune.batching.batch import Batch, collate
-from kubetune.inference.result import Result, default_device, open_result
-from kubetune.models import fsdp, loading
+from kubetune.inference.result import default_device, open_result
+from kubetune.models import fsdp
 from kubetune.models.attention.hooks import packed
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import own_attention
@@ -58,29 +57,14 @@ def evaluate_benchmarks(
         raise errors.ConfigError(f"benchmarks are for causal_lm; {run_dir} is a run of task {result.config.task}")
     with result.checked():
         learner = result.task.load(result.config, result.checkpoint, default_device())
-    sides: dict[str, AbstractContextManager[Learner]] = {"tuned": nullcontext(learner)}
+    found = {"tuned": _run(learner, result.checkpoint, tasks, limit, tasks_folder)}
     if with_base:
-        sides["base"] = _as_base(result, learner)
-    found = {}
-    for name, side in sides.items():
-        with side as asked:
-            found[name] = _run(asked, result.checkpoint, tasks, limit, tasks_folder)
+        with result.as_base(learner.model) as base:
+            asked = learner if base is learner.model else ready(base, result.config)
+            found["base"] = _run(asked, result.checkpoint, tasks, limit, tasks_folder)
     facts = {"checkpoint": which, "limit": limit, "time": now(), **found}
     write_atomic(run_dir / BENCHMARKS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     return found
-
-
-@contextmanager
-def _as_base(result: Result, learner: Learner) -> Iterator[Learner]:
-    """The model before fine-tuning: the same one with its adapters off, else loaded beside it."""
-    model: Any = learner.model
-    if hasattr(model, "disable_adapter"):
-        with model.disable_adapter():
-            yield learner
-        return
-    with result.checked(base=True):
-        base = loading.load_pretrained(result.auto_class, result.config, default_device())
-    yield ready(base, result.config)
 
 
 def _run(

@@ -8,17 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from kubetune import errors
-from kubetune.base import processes
 from kubetune.base.files import StrPath
-from kubetune.batching.image_batches import PictureReader, collate_pictured, image_inputs
+from kubetune.batching.image_batches import PictureReader
 from kubetune.config.schema import Config
 from kubetune.data.reading.formats import Chat, convert
 from kubetune.data.reading.problems import Problems
@@ -28,7 +25,6 @@ from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import ImageRef
 from kubetune.inference.result import Result, default_device, open_result
 from kubetune.models import loading
-from kubetune.models.padding_free import unwrap
 from kubetune.scoring.generation import generate, greedy, until_end
 
 Prompt = str | Sequence[dict[str, Any]]
@@ -79,8 +75,6 @@ class LoadedModel:
     is_chat: bool
     result: Result
     reader: PictureReader | None = None
-    _base: list[Any] = field(default_factory=list, repr=False)
-    """The model before fine-tuning, once it has been loaded beside the one that was trained whole."""
 
     @property
     def config(self) -> Config:
@@ -93,16 +87,8 @@ class LoadedModel:
 
         Raises EnvironmentFault where the memory does not hold both.
         """
-        if unwrap(self.model) is not self.model:
-            with self.model.disable_adapter():
-                yield self
-            return
-        if not self._base:
-            _require_room(self.model)
-            with self.result.checked(base=True):
-                base: Any = loading.load_pretrained(self.result.auto_class, self.config, default_device())
-            self._base.append(base.eval())
-        yield replace(self, model=self._base[0])
+        with self.result.as_base(self.model) as base:
+            yield self if base is self.model else replace(self, model=base)
 
     def encode(self, prompt: Prompt, images: Sequence[str] = (), tools: Sequence[Any] = ()) -> EncodedPrompt:
         """Ids of a prompt; plain text becomes the user's turn where the model was taught conversations.
@@ -134,26 +120,6 @@ class LoadedModel:
         chat = convert({"messages": messages, "tools": list(tools)})
         assert isinstance(chat, Chat)
         return self.tokenizer.require_chat().left_out(chat.messages, chat.tools)
-
-    def look(self, prompt: EncodedPrompt) -> dict[str, Any]:
-        """The images of a prompt as the model's code takes them; nothing where there are none."""
-        if not prompt.images or self.reader is None:
-            return {}
-        ids, device = np.asarray(prompt.ids, np.uint32), next(self.model.parameters()).device
-        row = (ids, np.zeros(len(ids), bool))
-        batch = collate_pictured([row], [self.reader.read(prompt.images)], self.reader.processor)
-        return image_inputs(batch.to(device))
-
-
-def _require_room(model: Any) -> None:
-    """Raise EnvironmentFault where a second model of this size does not fit."""
-    needed = sum(p.numel() * p.element_size() for p in model.parameters())
-    free = torch.cuda.mem_get_info()[0] if default_device().type == "cuda" else processes.free_memory_bytes()
-    if free < needed:
-        raise errors.EnvironmentFault(
-            f"the model before fine-tuning takes {needed / 1e9:.1f} GB beside the one that was trained whole, and "
-            f"{free / 1e9:.1f} GB are free; ask without --compare, or where there is more memory"
-        )
 
 
 def load_run(run_dir: StrPath, which: str = "best", *, model: str | None = None) -> LoadedModel:
@@ -243,8 +209,8 @@ def _generate(
     loaded: LoadedModel, prompts: list[EncodedPrompt], sampling: Sampling, streamer: BaseStreamer | None = None
 ) -> list[list[int]]:
     """New ids for prompts of one length, or a single one with images, without what follows the first end token."""
-    settings = {**loaded.look(prompts[0]), **sampling.settings()}
-    return generate(loaded.model, loaded.tokenizer, [p.ids for p in prompts], settings, streamer=streamer)
+    ids, images = [prompt.ids for prompt in prompts], [prompt.images for prompt in prompts]
+    return generate(loaded.model, loaded.tokenizer, ids, sampling.settings(), loaded.reader, images, streamer=streamer)
 
 
 class _Printer(BaseStreamer):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 import transformers
 
 from kubetune import errors
+from kubetune.base import processes
 from kubetune.base.files import StrPath
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config, ModelConfig
@@ -27,7 +28,8 @@ from kubetune.data.prepared.data_facts import DataFacts
 from kubetune.data.reading.hub import is_local
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
-from kubetune.models import quantization
+from kubetune.models import loading, quantization
+from kubetune.models.padding_free import unwrap
 from kubetune.rundir import checkpoints
 from kubetune.tasks import task_module
 from kubetune.tasks.protocol import Task
@@ -45,6 +47,8 @@ class Result:
     trained: Config
     checkpoint: Path
     given: str | None = None
+    _base: list[Any] = field(default_factory=list, repr=False, compare=False)
+    """The model before fine-tuning, once it has been loaded beside the one that was trained whole."""
 
     @cached_property
     def config(self) -> Config:
@@ -87,6 +91,23 @@ class Result:
         return getattr(transformers, self.task.AUTO_CLASS)
 
     @contextmanager
+    def as_base(self, model: Any) -> Iterator[Any]:
+        """The model before fine-tuning: this result's, once loaded, with its adapters off, else loaded beside it, once.
+
+        Raises EnvironmentFault where the memory does not hold both.
+        """
+        if unwrap(model) is not model:
+            with model.disable_adapter():
+                yield model
+            return
+        if not self._base:
+            _require_room(model)
+            with self.checked(base=True):
+                base: Any = loading.load_pretrained(self.auto_class, self.config, default_device())
+            self._base.append(base.eval())
+        yield self._base[0]
+
+    @contextmanager
     def checked(self, *, base: bool | None = None) -> Iterator[None]:
         """Within, what the result needs is loaded; at the end it is known to be what the run was trained with.
 
@@ -120,6 +141,17 @@ def open_result(run_dir: StrPath, which: str = "best", model: str | None = None)
 def default_device() -> torch.device:
     """The GPU, where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _require_room(model: Any) -> None:
+    """Raise EnvironmentFault where a second model of this size does not fit."""
+    needed = sum(p.numel() * p.element_size() for p in model.parameters())
+    free = torch.cuda.mem_get_info()[0] if default_device().type == "cuda" else processes.free_memory_bytes()
+    if free < needed:
+        raise errors.EnvironmentFault(
+            f"the model before fine-tuning takes {needed / 1e9:.1f} GB beside the one that was trained whole, and "
+            f"{free / 1e9:.1f} GB are free; ask the trained one alone, or where there is more memory"
+        )
 
 
 def _not_here(run_dir: Path, path: str) -> errors.ModelError:

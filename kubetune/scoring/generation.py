@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 from transformers.generation.streamers import BaseStreamer
 
+from kubetune.batching.image_batches import PictureReader, collate_pictured, image_inputs
 from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.data.vision.image_processor import ImageRef
 
 
 def generate(
@@ -16,6 +21,8 @@ def generate(
     tokenizer: Tokenizer,
     prompts: Sequence[Sequence[int]],
     settings: Mapping[str, Any],
+    reader: PictureReader | None = None,
+    images: Sequence[Sequence[ImageRef]] = (),
     *,
     streamer: BaseStreamer | None = None,
 ) -> list[list[int]]:
@@ -23,6 +30,7 @@ def generate(
 
     Prompts of several lengths are padded on the left and masked, so that all go on from their last token; models whose
     state runs over the padding must be given those of one length. `settings`: arguments of transformers' `generate`.
+    `images` of each prompt are read by `reader`; where they are no grids, a prompt with some goes alone.
     """
     device, longest = next(model.parameters()).device, max(map(len, prompts))
     ids = torch.full((len(prompts), longest), tokenizer.pad_id)
@@ -37,9 +45,28 @@ def generate(
         eos_token_id=list(ends),
         pad_token_id=tokenizer.pad_id,
         streamer=streamer,
+        **(_seen(prompts, images, reader, longest, device) if reader is not None else {}),
         **settings,
     )
     return [until_end(row, ends) for row in out[:, longest:].tolist()]
+
+
+def _seen(
+    prompts: Sequence[Sequence[int]],
+    images: Sequence[Sequence[ImageRef]],
+    reader: PictureReader,
+    longest: int,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """The images of prompts as the model's code takes them; nothing where there are none."""
+    if not any(images):
+        return {}
+    rows = [(np.asarray(prompt, np.uint32), np.zeros(len(prompt), bool)) for prompt in prompts]
+    seen = image_inputs(collate_pictured(rows, [reader.read(own) for own in images], reader.processor).to(device))
+    if len(prompts) > 1:  # what tokens are images is told of rows end to end, and asked of rows padded on the left
+        kinds = seen["mm_token_type_ids"][0].split([len(prompt) for prompt in prompts])
+        seen["mm_token_type_ids"] = torch.stack([functional.pad(kind, (longest - len(kind), 0)) for kind in kinds])
+    return seen
 
 
 def greedy(max_new_tokens: int) -> dict[str, Any]:

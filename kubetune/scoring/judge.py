@@ -16,6 +16,7 @@ import torch
 
 from kubetune import errors
 from kubetune.base import logs
+from kubetune.batching.image_batches import PictureReader, picture_reader
 from kubetune.config.metric_names import full_name
 from kubetune.config.schema.evaluation import GenerateConfig
 from kubetune.distributed import process_group
@@ -41,12 +42,14 @@ if TYPE_CHECKING:
 class Judge:
     """Questions of each evaluation, and measures of the answers; these are rank 0's alone, which judges.
 
-    `records`: of each row asked, as it was read; only where functions of the user's want it.
+    `reader`: of the images that questions have. `records`: of each row asked, as it was read; only where functions of
+    the user's want it.
     """
 
     wanted: GenerateConfig
     tokenizer: Tokenizer
     asked: Sequence[Question]
+    reader: PictureReader | None = None
     measures: Mapping[str, Measure] = field(default_factory=dict)
     own: Mapping[str, own_functions.Function] = field(default_factory=dict)
     records: Mapping[int, dict[str, Any]] = field(default_factory=dict)
@@ -94,15 +97,15 @@ def judge_of(config: Config, tokenizer: Tokenizer, rows: Rows, world: World, spl
             "evaluation.generate: no row of the evaluation data has a prompt and an answer; expected conversations, or "
             "prompts with completions"
         )
-    judges = [Judge(wanted, tokenizer, asked)]
+    of_main: dict[str, Any] = {}
 
     def load() -> None:
         functions = own_functions.load(own) if own is not None else {}
         records = records_of(config, split, rows, [question.row for question in asked]) if functions else {}
-        judges.append(Judge(wanted, tokenizer, asked, measures_of(wanted), functions, records))
+        of_main.update(measures=measures_of(wanted), own=functions, records=records)
 
     on_main(load, world)
-    return judges[-1]
+    return Judge(wanted, tokenizer, asked, picture_reader(rows), **of_main)
 
 
 def answer(judge: Judge, learner: Learner, world: World, is_stopping: Callable[[], bool]) -> dict[int, str] | None:
@@ -112,7 +115,7 @@ def answer(judge: Judge, learner: Learner, world: World, is_stopping: Callable[[
     get equal ones together. Where the time runs out, rows are left unasked, which is told.
     """
     began, lm, wanted = time.monotonic(), learner.lm, judge.wanted
-    groups = _groups(judge.asked, wanted.batch_size, padded=learner.route.padding_free)
+    groups = _groups(judge.asked, wanted.batch_size, padded=learner.route.padding_free, reader=judge.reader)
     settings = {**greedy(wanted.max_new_tokens), "use_cache": True, "synced_gpus": fsdp.is_sharded(lm)}
     mine: dict[int, str] = {}
     learner.model.eval()
@@ -128,7 +131,8 @@ def answer(judge: Judge, learner: Learner, world: World, is_stopping: Callable[[
                     break
                 # Ranks of a sharded model run every step together: one that has nothing left asks again what is asked.
                 group = groups[min(first + world.rank, len(groups) - 1)]
-                new = generate(lm, judge.tokenizer, [question.ids for question in group], settings)
+                own = [question.images for question in group]
+                new = generate(lm, judge.tokenizer, [question.ids for question in group], settings, judge.reader, own)
                 if first + world.rank < len(groups):
                     mine |= {q.row: judge.tokenizer.decode(ids).strip() for q, ids in zip(group, new, strict=True)}
     finally:
@@ -143,13 +147,16 @@ def answer(judge: Judge, learner: Learner, world: World, is_stopping: Callable[[
     return answers
 
 
-def _groups(asked: Sequence[Question], size: int, *, padded: bool) -> list[list[Question]]:
-    """Questions that go together, longest first; those with images alone."""
+def _groups(
+    asked: Sequence[Question], size: int, *, padded: bool, reader: PictureReader | None = None
+) -> list[list[Question]]:
+    """Questions that go together, longest first; where images are no grids, those with some go alone."""
     ordered = sorted(asked, key=lambda question: (-len(question.ids), question.row))
+    is_lone = reader is not None and not reader.processor.is_grid
     groups: list[list[Question]] = []
     for question in ordered:
         last = groups[-1] if groups else []
-        fits = last and len(last) < size and not question.images and not last[0].images
+        fits = last and len(last) < size and not (is_lone and (question.images or last[0].images))
         if fits and (padded or len(last[0].ids) == len(question.ids)):
             last.append(question)
         else:

@@ -35,7 +35,11 @@ def drawn(rows: Rows) -> Iterator[Question]:
     """The rows that have something to be answered as questions, in an order that is the same each time."""
     ids = np.arange(len(rows), dtype=np.int64)
     for index in ids[np.argsort(hash_ids(ids, "sample"), kind="stable")].tolist():
+        if rows.targets is not None and rows.splits is None and not rows.targets[index].any():
+            continue  # an answer that was judged to be bad
         row, trained = rows.row(index)
+        if rows.splits is not None:  # of a pair, the chosen answer
+            row, trained = row[: rows.splits[index]], trained[: rows.splits[index]]
         places = np.flatnonzero(trained)
         if not len(places):
             continue

@@ -12,6 +12,7 @@ import torch
 from kubetune import cli, errors
 from kubetune.config.schema import ModelConfig
 from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.inference.evaluate import evaluate_run
@@ -22,7 +23,7 @@ from kubetune.publishing.export import export_run
 from kubetune.reporting import write_report
 from kubetune.rundir import exit_status, metrics
 from kubetune.scoring.judge import Judge, answer
-from kubetune.scoring.questions import Question
+from kubetune.scoring.questions import Question, drawn
 from kubetune.training import worker
 from tests import toy
 from tests.architectures import PADDING_FREE, PROMISED, build_model, random_rows, randomize_lora
@@ -124,6 +125,22 @@ def test_a_budget_of_time_says_how_many_rows_were_asked(inputs: Path, tmp_path: 
     assert toy.train(run_dir) == [0]
     log = (run_dir / "logs" / "rank-0.log").read_text()
     assert "1e-09 s are over; 1 of 13 rows were asked, and the metrics are theirs" in log
+
+
+def test_of_a_pair_the_chosen_answer_is_asked_for_and_no_bad_answer(inputs: Path, tmp_path: Path) -> None:
+    judged = [{"prompt": "one two", "completion": text, "label": text == " fox"} for text in (" dog", " fox")]
+    pairs = [{"prompt": "one two", "chosen": " fox", "rejected": " dog"}]
+    for loss, rows in (("dpo", pairs), ("kto", judged)):
+        file = tmp_path / f"{loss}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        config = toy.make_config(
+            inputs, task="preference", preference={"loss": loss}, data={"train": str(file), "eval": str(file)}
+        )
+        prepared = prepare(config)
+        assert prepared.eval is not None
+        (question,) = drawn(prepared.eval)
+        decode = prepared.tokenizer.decode
+        assert (decode(question.ids).strip(), decode(question.answer).strip()) == ("one two", "fox")
 
 
 def asked_by_two(world: World, inputs: Path) -> dict[int, str] | None:

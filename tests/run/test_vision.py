@@ -20,8 +20,10 @@ from kubetune.batching import image_batches
 from kubetune.batching.image_batches import collate_pictured, grid_positions
 from kubetune.cli import main
 from kubetune.config.schema import Config, LoraConfig, VisionConfig
+from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
+from kubetune.distributed.process_group import World
 from kubetune.inference.generate import LoadedModel, Sampling, answer, load_run
 from kubetune.models import padding_free
 from kubetune.models.attention.hooks import CannotRunPaddingFree
@@ -30,6 +32,8 @@ from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route
 from kubetune.publishing.export import export_run
 from kubetune.rundir import checkpoints, metrics
+from kubetune.scoring.judge import answer as ask
+from kubetune.scoring.judge import judge_of
 from kubetune.tasks import vision_language
 from tests import toy
 from tests.architectures import randomize_lora, take_gradients
@@ -64,8 +68,9 @@ def make_config(inputs: Path, training: dict[str, Any] | None = None, **sections
 
 @pytest.fixture(scope="module")
 def trained(inputs: Path) -> Path:
-    """A run that has learnt the colours."""
-    return toy.finished(inputs / "run", make_config(inputs))
+    """A run that has learnt the colours, and was asked for them."""
+    asked = {"generate": {"metric": "exact_match", "max_new_tokens": 6, "batch_size": 5}}
+    return toy.finished(inputs / "run", make_config(inputs, evaluation=asked))
 
 
 def share_of_right_answers(loaded: LoadedModel, inputs: Path) -> float:
@@ -80,7 +85,9 @@ def test_learns_to_tell_the_colour_of_images_it_has_not_seen(trained: Path, inpu
     loaded = load_run(trained)
     with loaded.as_base() as base:
         assert share_of_right_answers(base, inputs) == 0.0
-    assert share_of_right_answers(loaded, inputs) >= 0.9
+    right = share_of_right_answers(loaded, inputs)
+    assert right >= 0.9
+    assert metrics.read_verdict(trained)["best"]["eval_exact_match"] == right, "asked one by one or in batches"
     assert "padding-free packed batches" in (trained / "logs" / "rank-0.log").read_text()
 
 
@@ -109,6 +116,34 @@ def test_is_shown_images_in_a_conversation(
     assert said.count("goes with what you say next") == 2
     assert f"user: <image>\n{QUESTION}" in said, "the tag is put before what was said"
     assert "> red\n" in said.split("forgotten")[1]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, tmp_path: Path) -> None:
+    save_seeing_model(tmp_path / "model", name)
+    write_questions(tmp_path, "train", 5, 2, text_rows=4)
+    asked = {"generate": {"metric": "exact_match", "max_new_tokens": 8, "batch_size": 3}}
+    data = {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "train.jsonl"), "max_length": 128}
+    config = toy.make_config(tmp_path, task="vision_language", data=data, evaluation=asked)
+    prepared, model = prepare(config), AutoModelForImageTextToText.from_pretrained(tmp_path / "model").eval()
+    assert prepared.eval is not None
+    judge = judge_of(config, prepared.tokenizer, prepared.eval, World())
+    assert judge is not None
+    assert judge.reader is not None
+    alone = {}
+    for question in judge.asked:
+        row = (np.asarray(question.ids, np.uint32), np.zeros(len(question.ids), bool))
+        batch = collate_pictured([row], [judge.reader.read(question.images)], judge.reader.processor)
+        out = model.generate(
+            input_ids=batch.input_ids[None], attention_mask=torch.ones_like(batch.input_ids[None]), max_new_tokens=8,
+            do_sample=False, eos_token_id=list(judge.tokenizer.eos_ids), pad_token_id=judge.tokenizer.pad_id,
+            **image_batches.image_inputs(batch),
+        )  # fmt: skip
+        alone[question.row] = judge.tokenizer.decode(out[0, len(question.ids) :].tolist()).strip()
+    learner = vision_language.ready(model.train(), config)
+    assert learner.route.padding_free
+    assert ask(judge, learner, World(), lambda: False) == alone
+    assert len(set(alone.values())) > 4, "a model that always says the same proves nothing"
 
 
 SHORT = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "learning_rate": 1e-3}

@@ -444,11 +444,8 @@ def test_max_samples_in_the_environment_samples_every_source(tmp_path: Path) -> 
         paths(MAX_SAMPLES="many")
 
 
-@pytest.mark.parametrize(
-    ("task", "said"),
-    [("vision_language", "whose images it cannot show"), ("sequence_classification", "no one answer")],
-)
-def test_questions_that_a_task_cannot_be_asked_are_refused(task: str, said: str) -> None:
+@pytest.mark.parametrize("task", ["reward_model", "sequence_classification"])
+def test_questions_that_a_task_cannot_be_asked_are_refused(task: str) -> None:
     section = {"generate": {"metric": "exact_match"}}
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match="which writes no answers"):
         Config.model_validate({"task": task, "model": "m", "data": {"train": "d", "eval": 0.1}, "evaluation": section})

@@ -194,14 +194,8 @@ class Config(Section):
         wanted, problems = self.evaluation, []
         if (wanted.names or wanted.gate) and not self.data.eval:
             problems.append("evaluation: needs data.eval; set that to a share such as 0.05 or a file")
-        if wanted.generate is not None and self.task == "vision_language":
-            problems.append(
-                "evaluation.generate: found it with `task: vision_language`, whose images it cannot show yet"
-            )
-        elif wanted.generate is not None and self.record_kind != "text":
-            problems.append(
-                f"evaluation.generate: found it with `task: {self.task}`, whose rows have no one answer to compare with"
-            )
+        if wanted.generate is not None and self.classifies:
+            problems.append(f"evaluation.generate: found it with `task: {self.task}`, which writes no answers")
         for name in wanted.gate:
             if name not in known:
                 problems.append(f"evaluation.gate: found {name}; evaluations of this task have {', '.join(known)}")
