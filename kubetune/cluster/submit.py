@@ -17,8 +17,6 @@ from kubetune.cluster import kueue, pods, preparation
 from kubetune.cluster.log_follow import wait_for_job
 from kubetune.cluster.runs import FILES, read_run, workload_kind
 from kubetune.cluster.termination import note_progress
-from kubetune.config.dates import dated
-from kubetune.config.differences import moved_numbers
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
@@ -32,6 +30,7 @@ from kubetune.manifests.extras import jupyter_secret
 from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.manifests.spec import MANAGED_BY, MARGIN_SECONDS, TRAINER, Manifest, RunSpec
 from kubetune.planning.plan import make_plan
+from kubetune.rundir.starts import dated, moved_numbers
 
 Outcome = Literal["submitted", "unchanged", "replaced", "checked"]
 Confirm = Callable[[str], bool]

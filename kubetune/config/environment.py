@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from kubetune.config.provenance import Origin
+from kubetune.base.provenance import Origin
 
 log = logging.getLogger(__name__)
 

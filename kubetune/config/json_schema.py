@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from kubetune.base.provenance import KeyPath
 from kubetune.config.aliases import ALIASES
-from kubetune.config.provenance import KeyPath
 from kubetune.config.schema import Config
 
 Node = dict[str, Any]

@@ -20,15 +20,15 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from kubetune.base.files import StrPath
+from kubetune.base.provenance import Entry, KeyPath, Origin, Problem, Tree, dotted
+from kubetune.base.secrets import ADVICE, is_secret
+from kubetune.base.yaml_reader import parse_value, read_entries
 from kubetune.config import json_schema, organisation
 from kubetune.config.aliases import RENAMED, canonical, canonical_file
 from kubetune.config.environment import max_samples, read_variables
 from kubetune.config.naming import RESOLVED
 from kubetune.config.problems import explain
-from kubetune.config.provenance import Entry, KeyPath, Origin, Problem, Tree, dotted
 from kubetune.config.schema import Config
-from kubetune.config.secrets import ADVICE, is_secret
-from kubetune.config.yaml_reader import parse_value, read_entries
 from kubetune.errors import ConfigError
 
 log = logging.getLogger(__name__)

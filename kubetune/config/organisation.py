@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from kubetune.config.provenance import Entry, KeyPath, Problem, dotted
+from kubetune.base.provenance import Entry, KeyPath, Problem, dotted
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 

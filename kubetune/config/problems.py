@@ -9,10 +9,10 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from kubetune.base.humanize import nearest
+from kubetune.base.provenance import KeyPath, Problem, Tree, dotted
+from kubetune.base.secrets import ADVICE, names_secret
 from kubetune.config import json_schema
 from kubetune.config.aliases import ALIASES
-from kubetune.config.provenance import KeyPath, Problem, Tree, dotted
-from kubetune.config.secrets import ADVICE, names_secret
 
 _LONGEST_VALUE = 60
 

@@ -22,7 +22,7 @@ from kubetune.base.files import write_atomic
 from kubetune.batching.batch import Batch, collate
 from kubetune.inference.result import default_device, open_result
 from kubetune.models import fsdp
-from kubetune.models.attention.hooks import packed
+from kubetune.models.attention_hooks import packed
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import own_attention
 from kubetune.rundir.metrics import now

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kubetune.base.secrets import is_secret, names_secret, seems_random
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
-from kubetune.config.secrets import is_secret, names_secret, seems_random
 from kubetune.lint.finding import Finding, advice, error
 from kubetune.lint.objects import check_objects
 from kubetune.manifests.configmap import MAX_CARRIED_BYTES

@@ -9,8 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from kubetune.base.secrets import is_secret, names_secret
 from kubetune.config.schema.cluster import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL_VALUE
-from kubetune.config.secrets import is_secret, names_secret
 from kubetune.lint.finding import Finding, error
 from kubetune.manifests.kinds.gang import COSCHEDULING_GROUP, VOLCANO_GROUP
 from kubetune.manifests.pod_templates import pod_templates, pods_of

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from kubetune import errors
 from kubetune.batching.batch import Batch, collate_labelled
-from kubetune.models.attention.hooks import CURRENT, CannotRunPaddingFree, packed
+from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree, packed
 from kubetune.models.padding_free import (
     FOREIGN_ERRORS,
     LEAK,

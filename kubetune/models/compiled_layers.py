@@ -20,7 +20,7 @@ from torch import nn
 
 from kubetune.base import logs
 from kubetune.kernels import pointwise
-from kubetune.models.attention.hooks import packed_attention
+from kubetune.models.attention_hooks import packed_attention
 from kubetune.models.padding_free import TOLERANCE, language_model, unwrap
 
 

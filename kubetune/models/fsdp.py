@@ -2,7 +2,7 @@
 
 Layers are cut by `torch.distributed.fsdp.fully_shard`; reading only one's own slices is left to transformers. LoRA
 adapters stay whole on every rank: they are small, and so their gradient, optimizer and checkpoint are those of DDP.
-How slices are saved and put together is in training/optimizer_shards.
+How slices are saved and put together is in optimizer/shards.
 """
 
 from __future__ import annotations

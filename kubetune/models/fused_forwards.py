@@ -22,7 +22,7 @@ from kubetune.kernels import pointwise
 from kubetune.kernels.dropout import dropout
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import patches
-from kubetune.models.attention.hooks import CURRENT
+from kubetune.models.attention_hooks import CURRENT
 from kubetune.models.padding_free import language_model, unwrap
 
 Forward = Callable[..., Tensor]

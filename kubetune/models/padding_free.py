@@ -21,7 +21,7 @@ from kubetune.batching.batch import Batch, collate
 from kubetune.errors import first_line
 from kubetune.kernels.cross_entropy import LogitRule
 from kubetune.models import fsdp
-from kubetune.models.attention.hooks import CURRENT, CannotRunPaddingFree, longest, packed
+from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree, longest, packed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from kubetune.batching.batch import Batch, collate
 from kubetune.batching.shared_batches import collate_shared
+from kubetune.kernels.attention.blockwise import paths
 from kubetune.models import fsdp
-from kubetune.models.attention.blockwise import paths
-from kubetune.models.attention.hooks import CannotRunPaddingFree, packed
+from kubetune.models.attention_hooks import CannotRunPaddingFree, packed
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import FOREIGN_ERRORS, TOLERANCE, examples
 

@@ -16,14 +16,13 @@ from kubetune import errors
 from kubetune.base import files, processes
 from kubetune.base.files import StrPath
 from kubetune.base.signals import Relay
-from kubetune.config import dates
-from kubetune.config.differences import moved_numbers
 from kubetune.config.load import as_yaml, dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
+from kubetune.mirror import copier, sync
 from kubetune.planning.plan import Plan
-from kubetune.rundir import metrics, trackers
-from kubetune.rundir.mirror import copier, sync
+from kubetune.rundir import metrics, starts, trackers
+from kubetune.rundir.starts import moved_numbers
 from kubetune.supervisor import supervise
 from kubetune.supervisor.place import find_place, hold
 
@@ -65,7 +64,7 @@ def dated(config: Config, run_dir: Path) -> Config:
         with suppress(errors.EnvironmentFault, FileNotFoundError):
             there = files.read_object(run_dir / RESOLVED)
             first = there if (there.get("data") or {}).get("date") else None
-    found = dates.dated(config, first)
+    found = starts.dated(config, first)
     if config.data.date not in (None, found.data.date):
         print(
             f"kubetune: warning: data.date is {found.data.date} since the first start of {run_dir}, and stays so; "
@@ -81,7 +80,7 @@ def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Rel
         training = config.training.model_copy(update={"resume": "auto"})
         check_run_dir(config.model_copy(update={"training": training}), run_dir, plan)
     with hold(run_dir, 0):
-        command = processes.module("kubetune.rundir.mirror.copier", "restore", run_dir, address)
+        command = processes.module("kubetune.mirror.copier", "restore", run_dir, address)
         return relay.run(command, {**os.environ, copier.STARTING: json.dumps(resolved(config))})
 
 

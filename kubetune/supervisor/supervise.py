@@ -19,9 +19,9 @@ from kubetune import errors
 from kubetune.base import cgroup, files, logs, processes, reminders
 from kubetune.base.signals import Relay
 from kubetune.config.naming import RESOLVED
+from kubetune.mirror import copier
 from kubetune.rundir import checkpoints, exit_status, heartbeat, machine, metrics
 from kubetune.rundir.exit_status import Death, ExitStatus
-from kubetune.rundir.mirror import copier
 from kubetune.supervisor import oom
 from kubetune.supervisor.place import Place, read_place, read_plan
 

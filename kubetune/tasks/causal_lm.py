@@ -16,7 +16,7 @@ from kubetune.distributed.process_group import World, sum_numbers
 from kubetune.kernels.cross_entropy import Head, linear_cross_entropy, score
 from kubetune.models import fsdp, loading, lora, quantization
 from kubetune.models.acceleration import Workload, tune
-from kubetune.models.attention.hooks import packed
+from kubetune.models.attention_hooks import packed
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention, logit_rule
 

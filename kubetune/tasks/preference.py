@@ -21,7 +21,7 @@ from kubetune.batching.batch import Batch, collate
 from kubetune.distributed.process_group import World, gather, sum_numbers
 from kubetune.kernels.log_probabilities import linear_log_probabilities
 from kubetune.models import fsdp
-from kubetune.models.attention.hooks import packed
+from kubetune.models.attention_hooks import packed
 from kubetune.tasks import causal_lm
 from kubetune.tasks.causal_lm import (
     AUTO_CLASS,

@@ -25,7 +25,7 @@ from kubetune.data.vision.image_processor import ImageProcessor, Picture, Uprigh
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp, loading, lora, quantization
 from kubetune.models.acceleration import Workload, tune, without_compiler
-from kubetune.models.attention.hooks import CannotRunPaddingFree, packed
+from kubetune.models.attention_hooks import CannotRunPaddingFree, packed
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, backbone, check_padding_free, choose_attention, logit_rule, unwrap
 from kubetune.planning.model_shapes import TOWERS

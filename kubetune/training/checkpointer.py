@@ -1,6 +1,6 @@
 """Content of a checkpoint of a run, when it is written, and how a run goes on from one.
 
-`rundir/checkpoints` knows folders and checksums, `optimizer_shards.py` the optimizer's file; this file knows models and
+`rundir/checkpoints` knows folders and checksums, optimizer/shards the optimizer's file; this file knows models and
 optimizers.
 """
 
@@ -26,11 +26,11 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
 from kubetune.models.padding_free import unwrap
+from kubetune.optimizer import shards
+from kubetune.optimizer.adamw import FlatAdamW
 from kubetune.rundir import checkpoints as checkpoint
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
-from kubetune.training import optimizer_shards
-from kubetune.training.adamw import FlatAdamW
 from kubetune.training.full_disk import explained_full_disk, require_free
 from kubetune.training.host_copies import Held, HostCopies
 
@@ -218,7 +218,7 @@ class Checkpointer:
                 lm.config.save_pretrained(folder)
             self.tokenizer.save(folder)
             fault_injection.reach("commit.weights")
-            save_file(held.optimizer, folder / optimizer_shards.OPTIMIZER)
+            save_file(held.optimizer, folder / shards.OPTIMIZER)
 
     def _commit_parts(self, state: State, held: Held) -> None:
         """Every rank writes its slices into the folder that rank 0 makes, completes, seals and names."""
@@ -247,10 +247,10 @@ class Checkpointer:
     def _write_part(self, folder: Path, held: Held) -> None:
         """This rank's slices; raises on every rank what went wrong on any."""
         failure: errors.KubetuneError | None = None
-        path = folder / optimizer_shards.part_name(self.world.rank, self.world.size)
+        path = folder / shards.part_name(self.world.rank, self.world.size)
         try:
             with files.explained_writes(path), explained_full_disk(folder):
-                optimizer_shards.write_part(path, held.optimizer, self.optimizer.shards)
+                shards.write_part(path, held.optimizer, self.optimizer.shards)
                 fault_injection.reach("commit.part")
         except errors.EnvironmentFault as error:
             failure = error
@@ -261,7 +261,7 @@ class Checkpointer:
     def _write_model(self, folder: Path) -> None:
         config = self.model.config
         others = fsdp.saved_buffers(self.model)
-        optimizer_shards.write_weights(folder, self.optimizer.layout, config.dtype, others)
+        shards.write_weights(folder, self.optimizer.layout, config.dtype, others)
         config.save_pretrained(folder)
         if self.model.can_generate():
             self.model.generation_config.save_pretrained(folder)
@@ -299,7 +299,7 @@ class Checkpointer:
                 "another `output`, or put back what changed"
             )
         try:
-            with optimizer_shards.Buffers(found) as buffers:
+            with shards.Buffers(found) as buffers:
                 self.optimizer.load(buffers.state(self.optimizer.shards, self.optimizer.size))
         except SafetensorError as error:
             raise errors.ConfigError(f"{found}: its optimizer state is no safetensors file ({error})") from error

@@ -29,12 +29,12 @@ from kubetune.distributed.process_group import World
 from kubetune.models import fp8
 from kubetune.models.acceleration import Workload
 from kubetune.models.loading import check_positions, check_rows, choose_dtype
+from kubetune.optimizer.adamw_sharded import make_optimizer
 from kubetune.planning.plan import Plan, learning_rate_at
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
 from kubetune.tasks.protocol import Task
 from kubetune.training import finite, loss_scale, step_digest
-from kubetune.training.adamw_sharded import make_optimizer
 from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.host_copies import writes_in_background
 from kubetune.training.judgement import judge_weights, measure_base, open_judge

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kubetune.config import dates
+from kubetune.rundir import starts
 from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import headless_service, pod
@@ -129,10 +129,10 @@ def test_a_run_keeps_the_day_it_was_submitted(desk: Desk, monkeypatch: pytest.Mo
         told: str | None = yaml.safe_load(found["data"]["run.yaml"])["data"].get("date")
         return told
 
-    monkeypatch.setattr(dates, "today", lambda: "2024-02-29")
+    monkeypatch.setattr(starts, "today", lambda: "2024-02-29")
     desk.submit_script("true")
     assert day() == "2024-02-29"
-    monkeypatch.setattr(dates, "today", lambda: "2024-03-01")
+    monkeypatch.setattr(starts, "today", lambda: "2024-03-01")
     assert desk.submit_script("true").outcome == "unchanged"
     assert day() == "2024-02-29"
     assert "date:" not in desk.quick("render", "run.yaml").stdout

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from kubetune.batching.batch import collate
 from kubetune.data.prepared.order import pack
+from kubetune.kernels.attention.blockwise import Rule, block_attention
+from kubetune.kernels.attention.joined import joined_attention
 from kubetune.kernels.pointwise import Kernels
+from kubetune.models import attention_hooks as hooks
 from kubetune.models import compiled_layers, fp8
 from kubetune.models.acceleration import recompute_activations
-from kubetune.models.attention import hooks
-from kubetune.models.attention.blockwise import Rule, block_attention
-from kubetune.models.attention.joined import joined_attention
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from kubetune import cli
-from kubetune.config import dates
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import fingerprint
 from kubetune.data.text.template_process import LimitedTemplate
 from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.rundir import starts
 from kubetune.supervisor.local import create_run_dir
 from tests.architectures import save_model
 from tests.tiny import CHATML
@@ -52,12 +52,12 @@ def test_a_run_keeps_the_date_of_its_first_start(
 ) -> None:
     """The process that prepares has the real clock; only the launcher's is another."""
     run_dir, cache = tmp_path / "run", tmp_path / "cache"
-    monkeypatch.setattr(dates, "today", lambda: "2024-02-29")
+    monkeypatch.setattr(starts, "today", lambda: "2024-02-29")
     create_run_dir(config, run_dir)
     assert json.loads((run_dir / "resolved.json").read_text())["data"]["date"] == "2024-02-29"
     first = prepared(run_dir, cache)
     (run_dir / "metrics.jsonl").write_text('{"step": 1}\n')  # it has begun
-    monkeypatch.setattr(dates, "today", lambda: "2024-03-01")
+    monkeypatch.setattr(starts, "today", lambda: "2024-03-01")
     create_run_dir(config, run_dir)
     assert prepared(run_dir, cache) == first
     assert not capsys.readouterr().err

@@ -20,10 +20,10 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
+from kubetune.optimizer.adamw_sharded import make_optimizer
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import causal_lm
-from kubetune.training.adamw_sharded import make_optimizer
 from tests import toy
 from tests.architectures import save_model
 from tests.ranks import run_ranks

@@ -14,11 +14,11 @@ from torch import nn
 from kubetune.batching.batch import Batch, collate
 from kubetune.config.schema import LoraConfig
 from kubetune.data.prepared.order import pack
+from kubetune.kernels.attention.blockwise import Rule, block_attention
 from kubetune.kernels.pointwise import Kernels
+from kubetune.models import attention_hooks as hooks
 from kubetune.models.acceleration import recompute_activations
-from kubetune.models.attention import hooks
-from kubetune.models.attention.blockwise import Rule, block_attention
-from kubetune.models.attention.hooks import CannotRunPaddingFree, MaskRule, attend, packed
+from kubetune.models.attention_hooks import CannotRunPaddingFree, MaskRule, attend, packed
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.lora import add_lora

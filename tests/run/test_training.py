@@ -27,12 +27,12 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.models.lora import add_lora
+from kubetune.optimizer.adamw import AdamSettings, FlatAdamW, decays
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.supervisor.local import check_run_dir
 from kubetune.tasks import causal_lm
-from kubetune.training.adamw import AdamSettings, FlatAdamW, decays
 from kubetune.training.evaluation import evaluate
 from kubetune.training.run_log import RunLog
 from tests import toy

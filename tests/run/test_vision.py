@@ -26,7 +26,7 @@ from kubetune.data.vision.image_processor import ImageProcessor, load_image_proc
 from kubetune.distributed.process_group import World
 from kubetune.inference.generate import LoadedModel, Sampling, answer, load_run
 from kubetune.models import padding_free
-from kubetune.models.attention.hooks import CannotRunPaddingFree
+from kubetune.models.attention_hooks import CannotRunPaddingFree
 from kubetune.models.learner import Learner
 from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route

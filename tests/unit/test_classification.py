@@ -23,9 +23,9 @@ from kubetune.data.text.encode_labelled import LabelledEncoder
 from kubetune.data.text.labels import Labels, find_labels
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
+from kubetune.kernels.attention.blockwise import Rule
+from kubetune.kernels.attention.padded import padded_attention
 from kubetune.models import quantization
-from kubetune.models.attention.blockwise import Rule
-from kubetune.models.attention.padded import padded_attention
 from kubetune.planning.plan import make_plan
 from kubetune.tasks.classification_metrics import count_confusions, measure
 from tests import reviews

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kubetune.base.secrets import seems_random
 from kubetune.config.load import as_yaml, load_config, load_resolved, resolved
 from kubetune.config.schema import Config
-from kubetune.config.secrets import seems_random
 from kubetune.errors import ConfigError
 
 MINIMAL = "model: some/model\ndata: {train: some/data}\n"

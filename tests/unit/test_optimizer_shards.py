@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kubetune.training import optimizer_shards
-from kubetune.training.optimizer_shards import Buffers, OptimizerShard
+from kubetune.optimizer import shards
+from kubetune.optimizer.shards import Buffers, OptimizerShard
 
 LAYOUT = {"embed": (7, 3), "norm": (5,), "bias": (1,)}
 SIZE = 27
@@ -46,13 +46,13 @@ def part(held: list[OptimizerShard]) -> dict[str, Tensor]:
 def write(folder: Path, world_size: int) -> None:
     for rank in range(world_size):
         held = cut(world_size, rank)
-        optimizer_shards.write_part(folder / optimizer_shards.part_name(rank, world_size), part(held), held)
+        shards.write_part(folder / shards.part_name(rank, world_size), part(held), held)
 
 
 def test_shards_of_an_earlier_version_which_called_them_pieces_are_read(tmp_path: Path) -> None:
     for rank in range(2):
         held = cut(2, rank)
-        path = tmp_path / optimizer_shards.part_name(rank, 2)
+        path = tmp_path / shards.part_name(rank, 2)
         save_file(part(held), path, metadata={"pieces": json.dumps(held)})
     with Buffers(tmp_path) as buffers:
         state = buffers.state(cut(1, 0), SIZE)
@@ -63,7 +63,7 @@ def test_shards_of_an_earlier_version_which_called_them_pieces_are_read(tmp_path
 @given(written=st.integers(1, 9), read=st.integers(1, 9), chunk=st.integers(1, SIZE))
 def test_what_some_ranks_wrote_any_number_of_ranks_read(written: int, read: int, chunk: int) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimizer_shards, "CHUNK", chunk)
+        patch.setattr(shards, "CHUNK", chunk)
         write(Path(name), written)
         for rank in range(read):
             with Buffers(Path(name)) as buffers:
@@ -74,7 +74,7 @@ def test_what_some_ranks_wrote_any_number_of_ranks_read(written: int, read: int,
 
 
 def test_a_file_of_all_of_it_is_read_in_pieces(tmp_path: Path) -> None:
-    save_file(WHOLE | {"scale": torch.ones(3)}, tmp_path / optimizer_shards.OPTIMIZER)
+    save_file(WHOLE | {"scale": torch.ones(3)}, tmp_path / shards.OPTIMIZER)
     with Buffers(tmp_path) as buffers:
         state = buffers.state(cut(2, 1), SIZE)
     assert torch.equal(state["exp_avg"], part(cut(2, 1))["exp_avg"])
@@ -84,7 +84,7 @@ def test_a_file_of_all_of_it_is_read_in_pieces(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", range(3))
 def test_the_file_of_a_rank_must_not_be_missing(tmp_path: Path, lost: int) -> None:
     write(tmp_path, 3)
-    (tmp_path / optimizer_shards.part_name(lost, 3)).unlink()
+    (tmp_path / shards.part_name(lost, 3)).unlink()
     with pytest.raises(ValueError, match=r"lacks numbers from|is of"), Buffers(tmp_path) as buffers:
         buffers.state([OptimizerShard(0, SIZE)], SIZE)
 
@@ -99,8 +99,8 @@ def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
 def test_the_model_is_put_together_from_the_parts(tmp_path: Path, dtype: torch.dtype) -> None:
     write(tmp_path, 4)
     others = {"table": torch.tensor([[True, False]]), "count": torch.tensor(5)}
-    optimizer_shards.write_weights(tmp_path, LAYOUT, dtype, others)
-    weights = load_file(tmp_path / optimizer_shards.WEIGHTS)
+    shards.write_weights(tmp_path, LAYOUT, dtype, others)
+    weights = load_file(tmp_path / shards.WEIGHTS)
     parts = dict(zip(LAYOUT, WHOLE["master"].split([21, 5, 1]), strict=True))
     assert weights.keys() == {*LAYOUT, *others}
     for name, shape in LAYOUT.items():

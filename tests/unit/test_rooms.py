@@ -27,6 +27,7 @@ LATE = {"rundir.trackers", "rundir.mlflow_tracker"}
 
 MOST_FILES, MOST_LINES_OF_A_FILE = 20, 500
 MOST_LINES_OF_A_FUNCTION = 60
+MOST_LINES_OF_A_ROOM, LARGE = 2700, {"data", "cli", "plugins"}
 SPINE, MOST_LINES_OF_THE_SPINE = 15, 2800
 RETIRED = {
     "Snapshots": "Checkpointer", "Piece": "OptimizerShard", "Journal": "RunLog", "Room": "MemoryBudget",
@@ -188,6 +189,13 @@ def test_folders_stay_small_enough_to_be_read() -> None:
 def test_files_stay_short_enough_to_be_read() -> None:
     lines = {module: len(path.read_text("utf-8").splitlines()) for module, path in MODULES.items()}
     assert not {module: count for module, count in lines.items() if count > MOST_LINES_OF_A_FILE}
+
+
+def test_rooms_stay_small_enough_to_be_known() -> None:
+    lines: Counter[str] = Counter()
+    for module, path in MODULES.items():
+        lines[room(module)] += len(path.read_text("utf-8").splitlines())
+    assert not {name: count for name, count in lines.items() if count > MOST_LINES_OF_A_ROOM and name not in LARGE}
 
 
 def test_the_spine_is_there_and_can_be_read_in_an_hour() -> None:

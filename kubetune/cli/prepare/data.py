@@ -75,12 +75,12 @@ def _check(args: argparse.Namespace) -> int:
         if args.html:
             raise ConfigError("--html shows rows as a model sees them; give --model, or a run file")
         return _check_shapes(args, console)
-    from kubetune.config.dates import day_of
     from kubetune.data.inspect.check import check
     from kubetune.data.inspect.gallery import Gallery
     from kubetune.data.reading.problems import SHOWN
     from kubetune.data.reading.sources import require_sources
     from kubetune.data.text.tokenizer import load_tokenizer
+    from kubetune.rundir.starts import day_of
 
     config = _load(args)
     require_sources(config)

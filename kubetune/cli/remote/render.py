@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kubetune.base.files import write_atomic
+from kubetune.base.provenance import Tree, dotted
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.config.load import read_tree
-from kubetune.config.provenance import Tree, dotted
 from kubetune.errors import OK, ConfigError
 from kubetune.lint.config import lint
 from kubetune.lint.finding import Finding

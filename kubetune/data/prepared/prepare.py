@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from kubetune.base import fault_injection, logs, reminders, whole_folder
 from kubetune.base.files import lock, write_atomic
-from kubetune.config.dates import day_of
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.prepared import data_facts
 from kubetune.data.prepared.pipeline import Tally, Worker, encode_batches
@@ -29,6 +28,7 @@ from kubetune.data.text.encode_labelled import within_positions
 from kubetune.data.text.labels import Labels, find_labels, label_facts
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.data.vision.image_processor import load_image_processor
+from kubetune.rundir.starts import day_of
 
 __all__ = ["Prepared", "Rows", "load_prepared", "prepare"]
 

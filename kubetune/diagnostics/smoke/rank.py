@@ -33,8 +33,8 @@ from kubetune.distributed import nccl_log, process_group
 from kubetune.distributed.nccl_log import Network
 from kubetune.distributed.process_group import World
 from kubetune.distributed.rendezvous import Rendezvous, meet
+from kubetune.optimizer.adamw import AdamSettings, FlatAdamW
 from kubetune.training import step_digest
-from kubetune.training.adamw import AdamSettings, FlatAdamW
 
 _HIDDEN = 64
 

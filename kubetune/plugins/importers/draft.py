@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from kubetune.base.humanize import nearest
-from kubetune.config.secrets import is_secret
+from kubetune.base.secrets import is_secret
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers.writing import inline
 

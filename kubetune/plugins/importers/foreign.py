@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kubetune.config.yaml_reader import parse_value, read_entries
+from kubetune.base.yaml_reader import parse_value, read_entries
 from kubetune.errors import ConfigError
 
 _SCRIPTS = (".sh", ".bash")

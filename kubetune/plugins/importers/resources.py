@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kubetune.base.secrets import names_secret
 from kubetune.config.environment import VARIABLES
 from kubetune.config.schema.cluster import ENV_NAME, QUANTITY
-from kubetune.config.secrets import names_secret
 from kubetune.plugins.importers.common import run_name
 from kubetune.plugins.importers.draft import Draft, Rule, is_empty, same
 

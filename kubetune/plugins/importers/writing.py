@@ -13,8 +13,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from kubetune.base.provenance import KeyPath
 from kubetune.config import json_schema
-from kubetune.config.provenance import KeyPath
 
 _WIDTH = 100
 

@@ -16,10 +16,10 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from kubetune.base.humanize import nearest
-from kubetune.config.provenance import KeyPath, Origin, Problem, Tree, dotted
+from kubetune.base.provenance import KeyPath, Origin, Problem, Tree, dotted
+from kubetune.base.yaml_reader import read_entries
 from kubetune.config.schema.base import Section
 from kubetune.config.schema.cluster import AbsolutePath, Label, LabelKey, LabelValue, Name, Quantity, quantity_bytes
-from kubetune.config.yaml_reader import read_entries
 from kubetune.errors import ConfigError
 
 GIBI = 1 << 30

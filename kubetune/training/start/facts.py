@@ -17,11 +17,11 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import quantization
 from kubetune.models.loading import choose_dtype
+from kubetune.optimizer.adamw import FlatAdamW
 from kubetune.planning.plan import Plan
 from kubetune.rundir import machine, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.training import flops
-from kubetune.training.adamw import FlatAdamW
 from kubetune.training.run import Run
 from kubetune.training.start.feeding import spared_share
 

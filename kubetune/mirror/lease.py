@@ -18,10 +18,10 @@ from typing import Any
 
 from kubetune import errors
 from kubetune.base import files, logs
-from kubetune.config.differences import moved_numbers
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
 from kubetune.rundir import metrics
+from kubetune.rundir.starts import moved_numbers
 
 REMOTE = "mirror.json"
 LOCAL = ".mirror.json"

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from kubetune.models.attention.blockwise import Rule, block_attention, paths
-from kubetune.models.attention.joined import joined_attention
-from kubetune.models.attention.padded import padded_attention
+from kubetune.kernels.attention.blockwise import Rule, block_attention, paths
+from kubetune.kernels.attention.joined import joined_attention
+from kubetune.kernels.attention.padded import padded_attention
 
 LONG = 1024  # beyond this many tokens the quadratic memory of BlockAttention costs more than SDPA's slower kernel
 LONG_SHARED = 2 * LONG  # of rows with shared beginnings, whose own parts alone meet all of their keys

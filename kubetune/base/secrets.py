@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 
-from kubetune.config.provenance import KeyPath
+from kubetune.base.provenance import KeyPath
 
 _NAME = re.compile(
     r"(^|[_.-])(token|password|passwd|passphrase|secret|api_?key|access_?key|private_?key|credentials?)$", re.IGNORECASE

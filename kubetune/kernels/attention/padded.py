@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kubetune.kernels.attention.blockwise import Rule
 from kubetune.kernels.dropout import dropout
-from kubetune.models.attention.blockwise import Rule
 
 SHORTEST = 16  # sequences up to here share one batch: smaller ones would cost more in calls than in padding
 SAME_LENGTH = 64  # up to here, all batches of a class are of one length on a CPU

@@ -19,9 +19,9 @@ from pathlib import Path
 from kubetune import errors
 from kubetune.base import files, logs, whole_folder
 from kubetune.config.naming import RESOLVED
+from kubetune.mirror.lease import REMOTE, Lease
+from kubetune.mirror.store import PatientStore
 from kubetune.rundir import checkpoints, metrics
-from kubetune.rundir.mirror.lease import REMOTE, Lease
-from kubetune.rundir.mirror.store import PatientStore
 
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 LINKS = ("best", "last")

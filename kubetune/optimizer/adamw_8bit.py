@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kubetune.models.quantization import require_bitsandbytes
-from kubetune.training.adamw import AdamSettings, FlatAdamW
+from kubetune.optimizer.adamw import AdamSettings, FlatAdamW
 
 if TYPE_CHECKING:
     from kubetune.config.schema import TrainingConfig

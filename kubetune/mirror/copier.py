@@ -1,8 +1,8 @@
 """A copy of a run directory in an object store: kept up while the run goes on, and gone on from on an empty machine.
 
-    python -m kubetune.rundir.mirror.copier follow RUN_DIR ADDRESS
+    python -m kubetune.mirror.copier follow RUN_DIR ADDRESS
         copies until its standard input ends, then the rest
-    python -m kubetune.rundir.mirror.copier restore RUN_DIR ADDRESS
+    python -m kubetune.mirror.copier restore RUN_DIR ADDRESS
         fetches what is newer there: the run, its newest checkpoints; `STARTING` in the environment: the config of what
         begins
 
@@ -26,8 +26,8 @@ from typing import Any
 from kubetune import errors
 from kubetune.base import logs, processes
 from kubetune.base.signals import Relay
+from kubetune.mirror.sync import FETCHING, Mirror
 from kubetune.rundir import metrics
-from kubetune.rundir.mirror.sync import FETCHING, Mirror
 
 SECONDS_BETWEEN_LOOKS = 5.0
 LONGEST_WAIT_SECONDS = 60.0
@@ -132,7 +132,7 @@ def following(run_dir: Path, address: str, relay: Relay) -> Iterator[None]:
 
     A run that was asked to stop waits no longer than its grace time.
     """
-    command = processes.module("kubetune.rundir.mirror.copier", "follow", run_dir, address)
+    command = processes.module("kubetune.mirror.copier", "follow", run_dir, address)
     environ = processes.shielded({**os.environ, processes.AGENT_PID: str(os.getpid())})
     # A session of its own: Ctrl-C is for the run, whose end is still to be sent.
     process = subprocess.Popen(

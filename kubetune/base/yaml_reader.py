@@ -15,7 +15,7 @@ from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from kubetune.config.provenance import Entry, KeyPath, Origin, Problem, dotted
+from kubetune.base.provenance import Entry, KeyPath, Origin, Problem, dotted
 from kubetune.errors import ConfigError
 
 MAX_BYTES = 1 << 20

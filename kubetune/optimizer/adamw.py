@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.training.optimizer_shards import OptimizerShard
+from kubetune.optimizer.shards import OptimizerShard
 
 STRETCH = 2**12
 """Numbers whose squares are added up in fp32: few enough that their norm is right to a part in ten million."""

@@ -1,0 +1,52 @@
+"""Agreement between the starts of one run: the date that chat templates write, which the first start fixes, and the
+settings that move a number. All others may change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import Config
+
+_FREE_TO_CHANGE = (
+    "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking",
+    "data.cache", "data.date", "data.num_proc", "training.resume", "training.save_total_limit",
+    "training.timeout_seconds", "training.async_save", "training.parallelism",
+)  # fmt: skip
+"""Keys, or whole sections, that may differ between two starts of one run: none moves a number by more than rounding.
+
+Of `data.date` the run directory keeps what its first start had.
+"""
+
+
+def moved_numbers(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(key, old value, new value) of what differs between two configs, as dotted values, and makes them two runs."""
+    return [
+        (key, json.dumps(old.get(key)), json.dumps(new.get(key)))
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{free}.") for free in _FREE_TO_CHANGE)
+    ]
+
+
+def today() -> str:
+    """The date of this day, here."""
+    return date.today().isoformat()
+
+
+def day_of(config: Config) -> str:
+    """`data.date`; today where no start of the run has filled it in yet."""
+    return config.data.date or today()
+
+
+def dated(config: Config, first_start: Any) -> Config:
+    """The config with the date that the run keeps: that of its first start, else its own, else today's.
+
+    `first_start`: what was resolved then, None where this is it. One of a version that kept no date gets none.
+    """
+    known = None if first_start is None else (first_start.get("data") or {}).get("date")
+    day = known or config.data.date or (None if first_start is not None else today())
+    return config.model_copy(update={"data": config.data.model_copy(update={"date": day})})
