@@ -30,7 +30,7 @@ class PictureReader:
 
     def __init__(self, processor: ImageProcessor) -> None:
         self.processor = processor
-        self._waiting: dict[ImageRef, Future[Picture | Upright]] = {}
+        self._waiting: dict[ImageRef | bytes, Future[Picture | Upright]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     def look_ahead(self, images: Iterable[ImageRef]) -> None:
@@ -41,17 +41,22 @@ class PictureReader:
             if image not in self._waiting:
                 self._waiting[image] = self._submit(image)
 
-    def read(self, images: Sequence[ImageRef]) -> list[Picture | Upright]:
-        """The images, in order. Raises DataError where one is not what it was when the data were prepared."""
+    def read(self, images: Sequence[ImageRef | bytes]) -> list[Picture | Upright]:
+        """The images, named or given as bytes, in order.
+
+        Raises DataError where one is not what it was when the data were prepared.
+        """
         futures = {
             image: self._waiting.pop(image) if image in self._waiting else self._submit(image) for image in images
         }
         return [futures[image].result() for image in images]
 
-    def _submit(self, image: ImageRef) -> Future[Picture | Upright]:
+    def _submit(self, image: ImageRef | bytes) -> Future[Picture | Upright]:
         if self._pool is None:
             self.processor.import_libraries()
             self._pool = ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0))), thread_name_prefix="images")
+        if isinstance(image, bytes):
+            return self._pool.submit(self.processor.process, image)
         return self._pool.submit(self.processor.read, image)
 
 

@@ -4,7 +4,8 @@ before_after.jsonl, for its report.
     python -m kubetune.inference.before_after RUN_DIR [N]
 
 A process of its own, after the ranks have gone, so that it can change nothing of the training. The model before is the
-same one with its adapters off, or the base loaded once more.
+same one with its adapters off, or the base loaded once more. The rows are those that the run keeps: its data may have
+gone.
 """
 
 from __future__ import annotations
@@ -12,31 +13,25 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import counted
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
+from kubetune.data.prepared import kept_rows
+from kubetune.data.prepared.kept_rows import KeptRows
 from kubetune.data.prepared.prepare import prepare
-from kubetune.data.prepared.rows import Rows
-from kubetune.data.reading.formats import Chat, convert
-from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.sources import read_source
-from kubetune.data.reading.splits import split_sources
-from kubetune.data.text.encode import learnt_messages
-from kubetune.inference.generate import EncodedPrompt, LoadedModel, Sampling, answers, load_run
+from kubetune.inference.generate import EncodedPrompt, Sampling, answers, load_run
 from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import folder_of, steps, verify
-from kubetune.scoring.questions import drawn
+from kubetune.scoring.kept_questions import MOST_CHARACTERS, QUESTION_ROWS, choose
+from kubetune.scoring.questions import cut
 
 MOST_TOKENS = 128
 """Of an answer; one that goes on is cut there, and so is what was expected."""
-_MOST_CHARACTERS = 4000
-"""Of a prompt, whose end is shown."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,104 +55,48 @@ def record(run_dir: Path, number: int) -> Path:
     config = read_config(run_dir)
     if config.classifies:
         raise errors.ConfigError(f"{run_dir} is a run of task {config.task}, which writes nothing that could be shown")
-    rows = prepare(config).eval
-    if rows is None:
-        raise errors.ConfigError(f"{run_dir} has no evaluation data to ask it about; set data.eval")
-    questions, before, best, after = _ask_best(run_dir, rows, number)
+    kept = _questions(run_dir, config, number)
+    loaded, sampling = load_run(run_dir), Sampling(MOST_TOKENS)
+    begins = [found[0] for row in kept.rows if (found := cut(row.trained)) is not None]
+    prompts = [EncodedPrompt(row.ids[:at].tolist(), row.images) for row, at in zip(kept.rows, begins, strict=True)]
+    after = list(answers(loaded, prompts, sampling))
+    with loaded.as_base() as base:
+        before = list(answers(base, prompts, sampling))
+    best, decode = int(loaded.result.checkpoint.resolve().name.removeprefix("step-")), loaded.tokenizer.decode
+    del loaded, base
     said = {best: after}
     for step in steps(run_dir):
         if step != best and verify(folder_of(run_dir, step), thorough=False) is None:
-            said[step] = _ask(run_dir, step, questions)
-    turns = _turns(config, rows, [question.row for question in questions])
+            said[step] = list(answers(load_run(run_dir, str(step)), prompts, sampling))
     lines = [
         {
-            "prompt": question.prompt,
-            "expected": question.expected,
+            "prompt": decode(prompts[i].ids).strip()[-MOST_CHARACTERS:],
+            "expected": decode(row.ids[begins[i] : begins[i] + MOST_TOKENS].tolist()),
             "before": before[i],
             "after": after[i],
             "step": best,
             "answers": [{"step": step, "answer": said[step][i]} for step in sorted(said)],
-            **turns.get(question.row, {}),
+            **kept.turns.get(str(row.number), {}),
         }
-        for i, question in enumerate(questions)
+        for i, row in enumerate(kept.rows)
     ]
     path = run_dir / metrics.BEFORE_AFTER
     text = "".join(f"{json.dumps(line, ensure_ascii=False, default=str)}\n" for line in lines)
     files.write_atomic(path, text, within=run_dir)
-    kept = counted(len(said), "checkpoint")
-    logs.RESULT.info("%s before and after training, at %s: %s", counted(len(lines), "row"), kept, path)
+    asked = counted(len(said), "checkpoint")
+    logs.RESULT.info("%s before and after training, at %s: %s", counted(len(lines), "row"), asked, path)
     return path
 
 
-class _Question(NamedTuple):
-    """A row of the evaluation data without its last answer, which is what is `expected`."""
-
-    row: int
-    encoded: EncodedPrompt
-    prompt: str
-    expected: str
-
-
-def _ask_best(run_dir: Path, rows: Rows, number: int) -> tuple[list[_Question], list[str], int, list[str]]:
-    """Questions, what the model says before training, the step of the best checkpoint, and what that says."""
-    loaded, sampling = load_run(run_dir), Sampling(MOST_TOKENS)
-    questions = _questions(loaded, rows, number)
-    prompts = [question.encoded for question in questions]
-    after = list(answers(loaded, prompts, sampling))
-    with loaded.as_base() as base:
-        before = list(answers(base, prompts, sampling))
-    return questions, before, int(loaded.result.checkpoint.resolve().name.removeprefix("step-")), after
-
-
-def _ask(run_dir: Path, step: int, questions: Sequence[_Question]) -> list[str]:
-    """Answers of the checkpoint of a step; its model is gone again when this returns."""
-    prompts = [question.encoded for question in questions]
-    return list(answers(load_run(run_dir, str(step)), prompts, Sampling(MOST_TOKENS)))
-
-
-def _questions(loaded: LoadedModel, rows: Rows, number: int) -> list[_Question]:
-    """Rows drawn the same way each time: what the model is given, and what is expected of it."""
-    return [
-        _Question(
-            asked.row,
-            EncodedPrompt(list(asked.ids), asked.images),
-            loaded.tokenizer.decode(asked.ids).strip()[-_MOST_CHARACTERS:],
-            loaded.tokenizer.decode(asked.answer[:MOST_TOKENS]),
-        )
-        for asked in islice(drawn(rows), number)
-    ]
-
-
-def _turns(config: Config, rows: Rows, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """`messages` before the last answer, and the names of `tools`, of the rows that are conversations.
-
-    A row that may have lost its last answer to `data.max_length`, or is learnt whole, is shown as the template has it.
-    """
-    found: dict[int, dict[str, Any]] = {}
-    by_source: dict[int, dict[int, int]] = {}
-    for index in ids if config.data.train_on == "assistant" else ():
-        if config.data.overlong != "truncate" or rows.lengths[index] < config.data.max_length:
-            by_source.setdefault(int(rows.source[index]), {})[int(rows.record[index])] = index
-    for source, wanted in by_source.items():
-        given = split_sources(config)["eval"][source]
-        for number, record in enumerate(islice(read_source(given, Problems()), max(wanted) + 1)):
-            example = convert(record.value, given.format, given.columns) if number in wanted else None
-            if isinstance(example, Chat) and (answered := learnt_messages(example)):
-                found[wanted[number]] = {"messages": [_shortened(turn) for turn in example.messages[: answered[-1]]]}
-                if example.tools:
-                    found[wanted[number]]["tools"] = [_name(tool) for tool in example.tools]
-    return found
-
-
-def _shortened(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    is_long = isinstance(content, str) and len(content) > _MOST_CHARACTERS
-    return {**message, "content": f"{content[:_MOST_CHARACTERS]} …"} if is_long and content else message
-
-
-def _name(tool: Any) -> str:
-    inner = tool.get("function", tool) if isinstance(tool, dict) else tool
-    return str(inner.get("name", "?")) if isinstance(inner, dict) else str(inner)
+def _questions(run_dir: Path, config: Config, number: int) -> KeptRows:
+    """The rows that the run keeps to be asked; where it has none, or fewer, rows of its data."""
+    kept = kept_rows.read(run_dir, QUESTION_ROWS)
+    if kept is not None and number <= config.logging.before_after:
+        return replace(kept, rows=kept.rows[:number])
+    rows = prepare(config).eval
+    if rows is None:
+        raise errors.ConfigError(f"{run_dir} has no evaluation data to ask it about; set data.eval")
+    return choose(config, rows, number)
 
 
 if __name__ == "__main__":

@@ -57,10 +57,10 @@ WINDOW = 256
 
 
 class EncodedPrompt(NamedTuple):
-    """A prompt as a model takes it; its `images` are read when it is its turn."""
+    """A prompt as a model takes it; its `images`, where they lie or their bytes, are read when it is its turn."""
 
     ids: list[int]
-    images: tuple[ImageRef, ...] = ()
+    images: tuple[ImageRef | bytes, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from kubetune.config.schema import TrainingConfig
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
+from kubetune.optimizer import adamw_8bit
 from kubetune.optimizer.adamw import AdamSettings, FlatAdamW, sum_of_squares
 from kubetune.optimizer.shards import OptimizerShard
-from kubetune.training import adamw_8bit
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> FlatAdamW:

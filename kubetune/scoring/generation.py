@@ -22,7 +22,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     settings: Mapping[str, Any],
     reader: PictureReader | None = None,
-    images: Sequence[Sequence[ImageRef]] = (),
+    images: Sequence[Sequence[ImageRef | bytes]] = (),
     *,
     streamer: BaseStreamer | None = None,
 ) -> list[list[int]]:
@@ -53,7 +53,7 @@ def generate(
 
 def _seen(
     prompts: Sequence[Sequence[int]],
-    images: Sequence[Sequence[ImageRef]],
+    images: Sequence[Sequence[ImageRef | bytes]],
     reader: PictureReader,
     longest: int,
     device: torch.device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.reading.splits import split_sources
 from kubetune.data.vision.image_processor import ImageRef
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -32,23 +35,33 @@ class Question:
 
 
 def drawn(rows: Rows) -> Iterator[Question]:
-    """The rows that have something to be answered as questions, in an order that is the same each time."""
+    """The rows that have something to be answered as questions, in an order that is the same each time.
+
+    A pair of answers is asked for the chosen one.
+    """
     ids = np.arange(len(rows), dtype=np.int64)
     for index in ids[np.argsort(hash_ids(ids, "sample"), kind="stable")].tolist():
         if rows.targets is not None and rows.splits is None and not rows.targets[index].any():
             continue  # an answer that was judged to be bad
-        row, trained = rows.row(index)
-        if rows.splits is not None:  # of a pair, the chosen answer
-            row, trained = row[: rows.splits[index]], trained[: rows.splits[index]]
-        places = np.flatnonzero(trained)
-        if not len(places):
+        row, trained = rows.sequences(index)[0]
+        if (found := cut(trained)) is None:
             continue
-        breaks = np.flatnonzero(np.diff(places) > 1)
-        begin = int(places[breaks[-1] + 1] if len(breaks) else places[0])
-        if is_whole := begin <= 1:
-            begin = max(1, (int(places[-1]) + 1) // 2)
+        begin, is_whole = found
         images = rows.images(index) if rows.processor is not None else ()
         yield Question(index, tuple(row[:begin].tolist()), tuple(row[begin:].tolist()), images, is_whole)
+
+
+def cut(trained: NDArray[np.bool_]) -> tuple[int, bool] | None:
+    """Beginning of the last answer in a sequence, and whether that is learnt whole and cut in its middle.
+
+    `trained`: for each token whether it is a label; None where none is.
+    """
+    places = np.flatnonzero(trained)
+    if not len(places):
+        return None
+    breaks = np.flatnonzero(np.diff(places) > 1)
+    begin = int(places[breaks[-1] + 1] if len(breaks) else places[0])
+    return (begin, False) if begin > 1 else (max(1, (int(places[-1]) + 1) // 2), True)
 
 
 def records_of(config: Config, split: Split, rows: Rows, wanted: list[int]) -> dict[int, dict[str, Any]]:

@@ -122,6 +122,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
             from kubetune.data.prepared.statistics import record
             from kubetune.distributed import process_group
             from kubetune.planning import actuals
+            from kubetune.scoring import kept_questions
             from kubetune.tasks import task_module
             from kubetune.training.final_report import report
             from kubetune.training.judgement import conclude
@@ -154,6 +155,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
                 logs.STEP.info("%s", line)
             files.write_atomic(run_dir / metrics.PLAN, plan.to_json(), within=run_dir)
             record(run_dir, config, data)
+            kept_questions.keep(run_dir, config, data.eval)
         state = train(config, plan, run_dir, data, task, world, stop, base)
         heartbeat.beat("report")
         remark = report(config, plan, run_dir, world, data, state)

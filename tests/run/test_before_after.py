@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from kubetune import errors
+from kubetune.data.prepared.prepare import prepare
 from kubetune.inference import before_after
 from kubetune.inference.generate import Sampling, answer, load_run
 from kubetune.reporting import write_report
@@ -33,20 +34,30 @@ class Drawn:
     """As much of prepared rows as questions are made of."""
 
     trained: list[list[int]]
-    processor = None
+    processor = targets = None
 
     def __len__(self) -> int:
         return len(self.trained)
 
-    def row(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def sequences(self, index: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
         trained = np.array(self.trained[index], bool)
-        return np.arange(len(trained)), trained
+        return ((np.arange(len(trained)), trained),)
 
 
 def test_rows_are_cut_before_their_last_answer() -> None:
     rows: Any = Drawn([[0, 0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0], [0] + [1] * 9, [0, 0]])
     found = {question.row: (len(question.ids), question.is_whole) for question in drawn(rows)}
     assert found == {0: (7, False), 1: (3, False), 2: (5, True)}, "of a text that is learnt whole, the second half"
+
+
+def test_a_pair_is_asked_for_its_chosen_answer(inputs: Path, tmp_path: Path) -> None:
+    pair = {"prompt": "the fox", "chosen": " yes", "rejected": " no"}
+    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(pair)}\n" * 2)
+    pairs = {"train": str(tmp_path / "pairs.jsonl"), "eval": None, "cache": str(tmp_path / "cache")}
+    prepared = prepare(toy.make_config(inputs, task="preference", data=pairs))
+    (question, _) = drawn(prepared.train)
+    decode = prepared.tokenizer.decode
+    assert [decode(question.ids).strip(), decode(question.answer).strip()] == ["the fox", "yes"]
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
@@ -104,9 +115,13 @@ def test_a_conversation_is_shown_turn_by_turn(inputs: Path, tmp_path: Path, monk
     talk = [("system", "be brief"), ("user", "what is the fox"), ("assistant", "quick"), ("user", "and the dog <b>")]
     messages = [{"role": role, "content": content} for role, content in talk]
     answered = [*messages, {"role": "assistant", "content": "lazy"}]
-    (tmp_path / "talks.jsonl").write_text(f"{json.dumps({'messages': answered})}\n" * 2)
-    data = {"eval": str(tmp_path / "talks.jsonl"), "max_length": 512}
-    run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, {"max_steps": 1}, data=data))
+    talks = tmp_path / "talks.jsonl"
+    talks.write_text(f"{json.dumps({'messages': answered})}\n" * 2)
+    config = toy.make_config(
+        inputs, {"max_steps": 1}, data={"eval": str(talks), "max_length": 512}, logging={"before_after": 1}
+    )
+    run_dir = toy.finished(tmp_path / "run", config)
+    talks.unlink()  # what is asked lies in the run directory
     (line,) = (json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines())
     assert [(turn["role"], turn["content"]) for turn in line["messages"]] == talk
     assert line["expected"].strip() == "lazy"

@@ -20,10 +20,10 @@ from kubetune.batching.feed import Work
 from kubetune.batching.shared_batches import collate_shared
 from kubetune.config.schema import PreferenceConfig
 from kubetune.distributed.process_group import World
+from kubetune.kernels.attention import joined
 from kubetune.kernels.attention.blockwise import Rule, block_attention
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import attention_hooks as hooks
-from kubetune.models import joined
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.attention_hooks import CannotRunPaddingFree, longest_path
 from kubetune.models.fused_forwards import swap_forwards

@@ -1,12 +1,13 @@
-"""Rows that a run keeps in its directory, so that its exports can be proved where its data are not.
+"""Rows that a run keeps in its directory, so that its exports can be proved, and its model asked, without its data.
 
-They lie in one safetensors file, PROOF, with the bytes of the images that they have.
+They lie in a safetensors file with the bytes of the images that they have: PROOF, and scoring/kept_questions'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,10 +50,11 @@ class KeptRow:
 
 @dataclass(frozen=True)
 class KeptRows:
-    """Some rows and, in words, where they come from."""
+    """Some rows and, in words, where they come from. `turns`: what pages show of conversations, by rows' numbers."""
 
     rows: tuple[KeptRow, ...]
     origin: str
+    turns: Mapping[str, Any] = field(default_factory=dict)
 
 
 def proof_rows(data: Prepared) -> KeptRows:
@@ -61,10 +63,11 @@ def proof_rows(data: Prepared) -> KeptRows:
     ids = np.arange(len(rows), dtype=np.int64)
     chosen = np.sort(ids[np.argsort(hash_ids(ids, "proof of export"), kind="stable")][:PROOF_ROWS])
     is_plain = not rows.is_labelled and rows.processor is None
-    return KeptRows(tuple(_row(rows, int(number), LONGEST if is_plain else None) for number in chosen), origin)
+    return KeptRows(tuple(row(rows, int(number), LONGEST if is_plain else None) for number in chosen), origin)
 
 
-def _row(rows: Rows, number: int, longest: int | None = None) -> KeptRow:
+def row(rows: Rows, number: int, longest: int | None = None) -> KeptRow:
+    """One row with what is needed to run it; of a pair, the chosen answer. `longest`: most tokens that are kept."""
     ids, trained = rows.sequences(number)[0]
     ids, trained = ids[:longest], trained[:longest]
     if rows.is_labelled and rows.targets is not None:
@@ -90,7 +93,7 @@ def write(run_dir: Path, name: str, kept: KeptRows) -> None:
 
     images = [image for row in kept.rows for image in row.images]
     if (taken := sum(map(len, images))) > MOST_IMAGE_BYTES:
-        logs.DATA.info("%s of images are too much to keep in %s; an export will read the data", size(taken), name)
+        logs.DATA.info("%s of images are too much to keep in %s; what needs them will read the data", size(taken), name)
         return
     columns: dict[str, Sequence[NDArray[Any]]] = {
         "ids": [row.ids for row in kept.rows],
@@ -106,7 +109,8 @@ def write(run_dir: Path, name: str, kept: KeptRows) -> None:
         "targets": np.array([row.target for row in kept.rows if row.target is not None], np.float32),
         **{name: np.concatenate(parts) for name, parts in columns.items() if parts},
     }
-    files.write_atomic(run_dir / name, save(arrays, {"format": "np", "origin": kept.origin}), within=run_dir)
+    facts = {"format": "np", "origin": kept.origin, "turns": json.dumps(kept.turns, default=str)}
+    files.write_atomic(run_dir / name, save(arrays, facts), within=run_dir)
 
 
 def read(run_dir: Path, name: str) -> KeptRows | None:
@@ -122,8 +126,8 @@ def read(run_dir: Path, name: str) -> KeptRows | None:
     try:
         with safe_open(path, framework="np") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
-            origin = file.metadata()["origin"]
-        return KeptRows(_rows(arrays), origin)
+            facts = file.metadata()
+        return KeptRows(_rows(arrays), facts["origin"], json.loads(facts.get("turns", "{}")))
     except (SafetensorError, LookupError, ValueError, TypeError) as error:
         raise errors.EnvironmentFault(
             f"{path} is damaged ({' '.join(str(error).split())}); put it back from a copy, such as a mirror's, or "

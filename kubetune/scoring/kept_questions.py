@@ -1,0 +1,77 @@
+"""Rows of the evaluation data that a run's model is asked before and after training, kept in its directory.
+
+So they need no data later, which may have gone or changed. The answers are inference/before_after.py's.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from kubetune.config.schema import Config
+from kubetune.data.prepared import kept_rows
+from kubetune.data.prepared.kept_rows import KeptRows
+from kubetune.data.prepared.rows import Rows
+from kubetune.data.reading.formats import Chat, Preference, convert
+from kubetune.data.reading.splits import split_sources
+from kubetune.data.text.encode import learnt_messages
+from kubetune.scoring.questions import drawn, records_of
+
+QUESTION_ROWS: Final = "question_rows.safetensors"
+MOST_CHARACTERS: Final = 4000
+"""Of a prompt or a message that is shown."""
+
+
+def keep(run_dir: Path, config: Config, rows: Rows | None) -> None:
+    """Leave in the run directory the rows that `logging.before_after` asks for, unless they are there.
+
+    Raises DataError where an image of them has changed, EnvironmentFault for a full disk or a damaged file.
+    """
+    number = 0 if config.classifies else config.logging.before_after
+    if rows is None or not number:
+        return
+    kept = kept_rows.read(run_dir, QUESTION_ROWS)
+    if kept is None or len(kept.rows) < number:
+        kept_rows.write(run_dir, QUESTION_ROWS, choose(config, rows, number))
+
+
+def choose(config: Config, rows: Rows, number: int) -> KeptRows:
+    """As many rows that have an answer, always the same ones, with their turns where they are conversations."""
+    wanted = [question.row for question in islice(drawn(rows), number)]
+    return KeptRows(
+        tuple(kept_rows.row(rows, index) for index in wanted), "evaluation data", _turns(config, rows, wanted)
+    )
+
+
+def _turns(config: Config, rows: Rows, wanted: list[int]) -> dict[str, dict[str, Any]]:
+    """`messages` before the last answer, and the names of `tools`, of the rows that are conversations.
+
+    A row that may have lost its last answer to `data.max_length`, or is learnt whole, is shown as the template has it.
+    """
+    if config.data.train_on != "assistant":
+        return {}
+    whole = [i for i in wanted if config.data.overlong != "truncate" or rows.lengths[i] < config.data.max_length]
+    found: dict[str, dict[str, Any]] = {}
+    for index, record in records_of(config, "eval", rows, whole).items():
+        source = split_sources(config)["eval"][int(rows.source[index])]
+        example = convert(record, source.format, source.columns, kind=config.record_kind)
+        if isinstance(example, Preference):
+            example = example.chosen
+        if isinstance(example, Chat) and (answered := learnt_messages(example)):
+            shown: dict[str, Any] = {"messages": [_shortened(turn) for turn in example.messages[: answered[-1]]]}
+            if example.tools:
+                shown["tools"] = [_name(tool) for tool in example.tools]
+            found[str(index)] = shown
+    return found
+
+
+def _shortened(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    is_long = isinstance(content, str) and len(content) > MOST_CHARACTERS
+    return {**message, "content": f"{content[:MOST_CHARACTERS]} …"} if is_long and content else message
+
+
+def _name(tool: Any) -> str:
+    inner = tool.get("function", tool) if isinstance(tool, dict) else tool
+    return str(inner.get("name", "?")) if isinstance(inner, dict) else str(inner)
