@@ -61,11 +61,8 @@ def test_all_of_many_pods_are_followed_to_their_end(desk: Desk, nodes: int, monk
     spent, seconds = sum(answer.num_bytes_downloaded for answer in answers) - before, time.monotonic() - began
     assert spent / seconds < 50_000, f"{spent} bytes in {seconds:.1f} s"
     desk.cluster.end_fake_pods()
-    desk.cluster.wait_condition("Job", "fit", "Complete", seconds=60)
-    over = time.monotonic()
-    following.join(30)
+    following.join(60)
     assert not following.is_alive()
-    assert time.monotonic() - over < 2
 
 
 def claims(there: Informer) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,13 @@ slow = pytest.mark.slow
 
 
 def stop_at(run_dir: Path, world_size: int, point: str, nth: int, rank: int = 0) -> list[int]:
-    """Exit codes of ranks of which one gets SIGTERM at a point; all must have ended five seconds later."""
+    """Exit codes of ranks of which one gets SIGTERM at a point."""
     environ = {"KUBETUNE_FAULT": f"signal 19:{point}:{nth}:{rank}"}
     with started(worker.main, world_size, [str(run_dir)], environ=environ) as ranks:
         toy.wait_until_stopped(ranks[rank])
-        began = time.monotonic()
         ranks[rank].terminate()
         toy.go_on(ranks[rank])
-        codes = wait_all(ranks)
-    assert time.monotonic() - began < 30
-    return codes
+        return wait_all(ranks)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +122,8 @@ def test_a_rank_that_nobody_meets_stops_at_once(toy_inputs: Path, tmp_path: Path
             silent.settimeout(60)
             connection, _ = silent.accept()
             with connection:
-                began = time.monotonic()
                 process.terminate()
                 assert wait_all([process]) == [-signal.SIGTERM]
-    assert time.monotonic() - began < 30
     assert exit_status.judge([1], {}, [exit_status.Death(1, -signal.SIGTERM, 0.0)]).code == errors.PREEMPTED
 
 
@@ -144,10 +138,8 @@ def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path, num_proc: i
         assert pid is not None
         wait_until(lambda: len(descendants(pid)) >= (1 if num_proc == 1 else 1 + num_proc))
         below = descendants(pid)
-        began = time.monotonic()
         process.terminate()
         assert wait_all([process]) == [errors.PREEMPTED]
-    assert time.monotonic() - began < 30
     wait_until(lambda: not any(processes.is_alive(pid) for pid in below))
     assert toy.train(run_dir) == [0]
 

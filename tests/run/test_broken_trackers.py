@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -32,6 +33,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
 }
 """What a healthy server says to what a run begins with; {} to everything else."""
 REQUESTS_TO_BEGIN = 4
+
+SENDERS: list[int] = []
+"""Threads that have sent something by HTTP."""
+sys.addaudithook(lambda event, _: SENDERS.append(threading.get_ident()) if event == "http.client.send" else None)
 
 
 class _Healthy(BaseHTTPRequestHandler):
@@ -90,13 +95,13 @@ def test_a_server_that_fails_ends_no_training_and_is_told_of_once(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
         began = time.monotonic()
         with open_tracker(wanted(tmp_path, mlflow={}), tmp_path) as tracker:
-            opened = time.monotonic()
+            SENDERS.clear()
             for step in range(1, STEPS + 1):
                 tracker.log(step, {"loss": 1.0, "learning_rate": 0.1})
-            stepped = time.monotonic() - opened
+            waited = threading.get_ident() in SENDERS
         seconds = time.monotonic() - began
-    assert stepped < 1, "no step waits for a server"
-    assert seconds < 20
+    assert not waited, "no step waits for a server"
+    assert seconds < 60, "a silent server is given up"
     said = [message for message in caplog.messages if "MLflow" in message]
     assert sum("MLflow does not work and gets no more numbers; training goes on: " in m for m in said) == 1, said
     assert sum(f"MLflow lacks {STEPS * NUMBERS} numbers" in m and "metrics.jsonl has them" in m for m in said) == 1, (

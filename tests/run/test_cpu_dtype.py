@@ -6,12 +6,11 @@ import json
 import os
 import re
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from kubetune import errors
 from kubetune.base import logs
@@ -80,19 +79,10 @@ def test_the_faster_is_taken(
     assert cpu_dtype.decide(stated, tmp_path, World()) == stated
 
 
-def test_measuring_takes_a_moment() -> None:
-    def took(function: Callable[[], object]) -> float:
-        began = time.process_time()  # what others do on this machine does not count
-        function()
-        return time.process_time() - began
-
-    def by_large_products() -> None:
-        for dtype in (torch.float32, torch.bfloat16) * 2:
-            flops.measured(torch.device("cpu"), dtype)
-
-    cpu_dtype.speeds()
-    assert min(took(cpu_dtype.speeds) for _ in range(3)) < min(took(by_large_products) for _ in range(2)) / 3
-    assert all(speed > 0 for speed in cpu_dtype.speeds().values())
+def test_measuring_takes_few_products() -> None:
+    with FlopCounterMode(display=False) as counter:
+        assert all(speed > 0 for speed in cpu_dtype.speeds().values())
+    assert 0 < counter.get_total_flops() < 1e9  # a moment on any CPU
 
 
 def test_what_is_pinned_must_be_one_of_two(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

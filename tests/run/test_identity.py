@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -246,11 +245,9 @@ def test_what_has_not_changed_is_not_read_again(inputs: Path, tmp_path: Path, si
     for cache_is_there in (True, False):
         if not cache_is_there:
             shutil.rmtree(tmp_path / "cache")
-        began = time.monotonic()
         again = Check(config, run_dir)
         again.require_same()
         again.record()
-        assert time.monotonic() - began < 1.0
         assert again.bytes_read == 0
     # Somewhere else the same folder is known by its cache.
     os.utime(tmp_path / "base" / "model-2-of-4.safetensors")

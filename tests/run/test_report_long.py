@@ -15,12 +15,14 @@ from kubetune.reporting.numbers import read_numbers
 from kubetune.reporting.series import Series, Thinner, shorten
 
 MEASURED = r"""
-import re, sys, time
+import re, sys
 from pathlib import Path
+opened = []
+sys.addaudithook(lambda event, args: opened.append(Path(str(args[0])).name) if event == "open" else None)
 from kubetune.cli import main
 code = main(["report", sys.argv[1], "-o", sys.argv[2]])
 highest = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())  # of getrusage a part is the parent's
-print(time.process_time(), highest[1])
+print(opened.count("metrics.jsonl"), opened.count("timings.jsonl"), highest[1])
 sys.exit(code)
 """
 
@@ -50,22 +52,16 @@ def write_run(run_dir: Path, steps: int, ranks: int = 2) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("steps", "cpu_seconds", "megabytes"),
-    [(20_000, 3.0, 200), pytest.param(1_000_000, 15.0, 200, marks=pytest.mark.slow)],
-    ids=["20,000", "1,000,000"],
+    "steps", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)], ids=["20,000", "1,000,000"]
 )
-def test_a_long_run_has_its_page_soon_and_in_little_memory(
-    tmp_path: Path, steps: int, cpu_seconds: float, megabytes: int
-) -> None:
-    """The limit of time leaves room for a crowded machine: a quiet one takes a third of it."""
+def test_a_long_run_is_read_in_one_go_and_in_little_memory(tmp_path: Path, steps: int) -> None:
     run_dir, page = write_run(tmp_path / "run", steps), tmp_path / "page.html"
     done = subprocess.run(
         [sys.executable, "-P", "-c", MEASURED, str(run_dir), str(page)], capture_output=True, text=True, check=True
     )
-    seconds, kilobytes = done.stdout.split()[-2:]
-    print(f"{steps:,} steps: {float(seconds):.2f} s of CPU, {int(kilobytes) / 1024:.0f} MiB")
-    assert float(seconds) < cpu_seconds
-    assert int(kilobytes) / 1024 < megabytes
+    *opened, kilobytes = map(int, done.stdout.split()[-3:])
+    assert opened == [1, 1]
+    assert kilobytes / 1024 < 200
     text = page.read_text()
     data = json.loads(re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.S)[1])  # type: ignore[index]
     (loss,) = (chart for chart in data["charts"] if chart["name"] == "loss")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +71,7 @@ trainin: {a: 1}
 bf16: maybe
 """
     path = write(text)
-    started = time.process_time()  # not the clock, which a busy machine moves
     found = problems_of(path, overrides=["foo", "training.wamup_ratio=1", "x=[1"], environ={"LR": "big", "BATCH": "0"})
-    assert time.process_time() - started < 0.3
     expected = [
         'run.yaml:1: name: found "Bad_Name"; expected at most 40 lower case letters, digits and dashes',
         "run.yaml:3: base_model: the same setting as model (line 2); keep one",
