@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,9 @@ from kubetune.config.schema import Config, PreferenceConfig
 from kubetune.distributed.process_group import World
 from kubetune.inference.evaluate import evaluate_run
 from kubetune.rundir import metrics
+from kubetune.rundir.checkpoints import State
 from kubetune.tasks import causal_lm, preference
+from kubetune.training.start import warm_up
 from tests import toy
 from tests.preferences import LOSSES, Row, draw, plain_loss, work_of, write_judged, write_pairs
 
@@ -83,6 +87,20 @@ def test_a_model_that_takes_one_sequence_at_a_time_learns_the_same(folder: Path)
     work = preference.completed(learner, work_of(EIGHT, 1, settings), ONE)
     found = sum(preference.backward(learner, batch, 1 / work.divisor)[0].item() for batch in work.batches)
     assert found == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_the_largest_batch_is_tried_as_a_step_of_its_own(folder: Path, name: str) -> None:
+    settings, model = of_loss(name), loaded(folder)
+    learner = causal_lm.ready(model, Config.model_validate({"model": str(folder / "model"), "data": {"train": "none"}}))
+    optimizer = SimpleNamespace(gradient_norm=lambda: float(gradient_of(model).norm()), clear_gradient=model.zero_grad)
+    run: Any = SimpleNamespace(
+        learner=replace(learner, preference=settings), task=preference, world=ONE, optimizer=optimizer,
+        feed=SimpleNamespace(largest=lambda: work_of(EIGHT, 8, settings).batches[0]),
+    )  # fmt: skip
+    loss, norm = warm_up._learn_ahead(run, State())
+    (expected, *_), gradient = measured(loaded(folder), folder, settings, 8)
+    assert (loss, norm) == pytest.approx((expected, float(gradient.norm())), rel=1e-6)
 
 
 # Whole runs.
@@ -175,6 +193,17 @@ def test_losses_and_gradients_are_those_of_trl(folder: Path, tmp_path: Path) -> 
         assert ours.keys() == theirs.keys()
         difference = sum(float((ours[key] - theirs[key]).double().square().sum()) for key in theirs) ** 0.5
         assert difference <= 5e-6 * sum(float(g.double().square().sum()) for g in theirs.values()) ** 0.5, name
+
+
+@slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_a_compiled_run_learns_as_a_plain_one(folder: Path, tmp_path: Path, loss: str) -> None:
+    plain, compiled = (
+        toy.finished(tmp_path / str(compile), run_config(folder, tmp_path / "cache", loss, {"compile": compile}))
+        for compile in (False, True)
+    )
+    assert toy.losses(compiled) == pytest.approx(toy.losses(plain), rel=1e-4)
 
 
 @slow

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,8 +27,11 @@ from kubetune.planning.model_shapes import Weights, read_weights
 from kubetune.rundir import heartbeat, metrics
 from kubetune.training import evaluation
 from kubetune.training.run_log import peak_memory_bytes
+from kubetune.training.start import warm_up
 
 if TYPE_CHECKING:
+    from kubetune.batching.batch import Batch
+    from kubetune.batching.feed import Work
     from kubetune.config.schema import Config
     from kubetune.distributed.process_group import World
     from kubetune.planning.plan import Plan
@@ -78,12 +81,13 @@ def rehearse(run: Run, state: State) -> None:
         return
     device, world = run.world.device, run.world
     budget = MemoryBudget(run.config, run.plan, device, run.data.longest)
-    batch = run.feed.largest()
+    work = warm_up.largest(run)
+    batch = work.batches[0]
     content = f"{counted(len(batch.cu_seqlens) - 1, 'row')}, {batch.num_tokens:,} tokens"
     logs.STEP.info("preflight: the longest batch (%s), an evaluation, a save; forecast: %s", content, budget.outlook())
     seconds = dict[str, float]()
     with _timed(seconds, "batch"), _noticing_shortage(run, budget, f"the longest batch ({content})"):
-        _learn(run, state, batch)
+        _learn(run, state, batch, work)
     run.optimizer.reduce_gradient(world)  # what ranks talk through takes memory from its first use on
     run.optimizer.clear_gradient()
     if run.data.eval is not None:
@@ -118,14 +122,13 @@ def rehearse(run: Run, state: State) -> None:
         torch.cuda.reset_peak_memory_stats(device)  # the run's own peak may be lower
 
 
-def _learn(run: Run, state: State, batch: Any) -> None:
+def _learn(run: Run, state: State, batch: Batch, work: Work) -> None:
     """The gradient of a batch, twice where a step has several: the second finds the first one's still there."""
     heartbeat.beat("preflight of a batch")
-    batch = batch.to(run.world.device)
     times = 2 if run.plan.may_accumulate else 1
     for micro in range(times):
         run.learner.expect_backward(is_last=micro == times - 1)
-        run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))
+        warm_up.learn(run, state, batch, work)
 
 
 class MemoryBudget:

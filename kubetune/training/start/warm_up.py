@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from torch import Tensor
+
+from kubetune.batching.batch import Batch
+from kubetune.batching.feed import Work
 from kubetune.models import compiled_layers
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
@@ -26,12 +30,24 @@ def compile_planned(run: Run, state: State) -> None:
 def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
     """Loss and norm of the gradient of the largest micro-batch, which is the same wherever a run goes on."""
     heartbeat.beat("compiling")
-    batch = run.feed.largest().to(run.world.device)
+    work = largest(run)
     try:
-        loss = run.task.backward(run.learner, batch, state.loss_scale / max(batch.num_labels, 1))
-        return float(loss), run.optimizer.gradient_norm()
+        parts = [learn(run, state, batch, work) for batch in work.batches]
+        return float(sum(parts)), run.optimizer.gradient_norm()
     finally:
         run.optimizer.clear_gradient()
+
+
+def largest(run: Run) -> Work:
+    """A step of one micro-batch about as large as the run's largest; all ranks call it."""
+    batch = run.feed.largest().to(run.world.device)
+    work = Work([batch], batch.num_labels, labels=batch.num_labels, tokens=batch.num_tokens, samples=len(batch.samples))
+    return run.task.completed(run.learner, work, run.world)
+
+
+def learn(run: Run, state: State, batch: Batch, work: Work) -> Tensor:
+    """Loss of a micro-batch of a step; its gradient is added to the parameters'."""
+    return run.task.backward(run.learner, batch, state.loss_scale / max(work.divisor, 1)).reshape(-1)[0]
 
 
 def loss_ahead(run: Run, state: State) -> float:
