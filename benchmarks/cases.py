@@ -15,7 +15,8 @@ Home = Literal["ours", "peers", "llamafactory"]
 class Case:
     """A model, what of it is trained, on which rows. The first epoch warms up and is not counted.
 
-    `batch` sequences at a time for the peers; kubetune gets a budget of `batch × corpus.max_length` tokens.
+    `batch` sequences at a time for the peers; kubetune gets a budget of `batch × corpus.max_length` tokens. With
+    `pairs` each row has two answers to compare by DPO, is two sequences, and counts as one of a batch.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Case:
     sequences_per_step: int = 16
     pack_length: int = 512
     gpu: bool = False
+    pairs: bool = False
 
     @property
     def packs_per_step(self) -> int:
@@ -80,15 +82,24 @@ TRAINERS: dict[str, Trainer] = {
         "TRL, bf16 weights, no checkpointing, length groups", "trl", "peers", {**BF16, "grouped": True, "tuned": True}
     ),
     "trl-default": Trainer("TRL SFTTrainer, defaults", "trl", "peers"),
+    "dpo-best": Trainer(
+        "TRL, best stock: bf16 weights, no checkpointing, reference before training, length groups",
+        "trl_dpo",
+        "peers",
+        {**BF16, "precomputed": True, "grouped": True, "tuned": True},
+    ),
+    "dpo-default": Trainer("TRL DPOTrainer, defaults", "trl_dpo", "peers"),
     "llamafactory": Trainer(
         "LLaMA-Factory, defaults with bf16", "llamafactory", "llamafactory", {"arguments": {"bf16": True}}
     ),
 }
 
 ALPACA = Corpus(rows=64)
-ALL = tuple(name for name in TRAINERS if name != "kubetune-unshared")
+ALL = tuple(name for name in TRAINERS if name != "kubetune-unshared" and not name.startswith("dpo"))
 STOCK = ("kubetune", "hf-best", "hf-default", "trl-best", "trl-default")
 SHARING = ("kubetune", "kubetune-unshared", "hf-best")
+PAIRS = ("kubetune", "kubetune-unshared", "dpo-best", "dpo-default")
+LONG_PROMPTS = Corpus(rows=16, mean=400.0, unlabelled=(0.6, 0.9))
 GPU = ("kubetune", "kubetune-eager", "hf-best", "trl-best", "trl-default", "llamafactory")
 
 CASES: dict[str, Case] = {
@@ -101,6 +112,14 @@ CASES: dict[str, Case] = {
         Case("q32k-system", "q32k", "attention", Corpus(rows=32, shared=1000), SHARING, epochs=2, pack_length=2048),
         Case("q32k-header", "q32k", "attention", Corpus(rows=64, shared=38), SHARING, epochs=2),
         Case(
+            "q32k-pairs", "q32k", "attention", Corpus(rows=32), PAIRS,
+            epochs=2, batch=2, sequences_per_step=8, pairs=True,
+        ),
+        Case(
+            "q32k-pairs-long", "q32k", "attention", LONG_PROMPTS, PAIRS,
+            epochs=2, batch=2, sequences_per_step=8, pairs=True,
+        ),
+        Case(
             "qwen3-8b-alpaca", "qwen3-8b", "all-linear", Corpus(rows=512), GPU,
             batch=16, sequences_per_step=128, pack_length=4096, gpu=True,
         ),
@@ -109,6 +128,7 @@ CASES: dict[str, Case] = {
             ("kubetune", "hf-best", "trl-best", "trl-default"), batch=2, pack_length=4096, gpu=True,
         ),
         Case("tiny", "tiny", "attention", Corpus(rows=32, mean=60, longest=128), ALL, pack_length=128),
+        Case("tiny-pairs", "tiny", "attention", Corpus(rows=32, mean=60, longest=128), PAIRS, pairs=True),
     )
 }  # fmt: skip
 QUICK = Case("quick-q32k-attention", "q32k", "attention", Corpus(rows=32), ALL, epochs=2)

@@ -84,6 +84,41 @@ def token_rows(corpus: Corpus, vocab_size: int) -> list[Row]:
     return rows
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Token ids of a prompt and of two answers to it."""
+
+    prompt: list[int]
+    chosen: list[int]
+    rejected: list[int]
+
+    @property
+    def sequences(self) -> list[Row]:
+        """Both answers, each behind the prompt."""
+        return [Row(self.prompt + answer, len(self.prompt)) for answer in (self.chosen, self.rejected)]
+
+
+def token_pairs(corpus: Corpus, vocab_size: int) -> list[Pair]:
+    """The rows with a second answer each, as long as that of the row before it, if there is room."""
+    draw, rows = random.Random(corpus.seed + 3), token_rows(corpus, vocab_size)
+    lengths = [len(row.ids) - row.prompt for row in rows]
+    pairs = []
+    for row, length in zip(rows, [lengths[-1], *lengths], strict=False):
+        length = min(length, corpus.max_length - row.prompt)
+        rejected = [*(draw.randrange(FIRST_WORD, min(vocab_size, LAST_WORD)) for _ in range(length - 1)), EOS]
+        pairs.append(Pair(row.ids[: row.prompt], row.ids[row.prompt :], rejected))
+    return pairs
+
+
+def write_pairs(path: Path, pairs: list[Pair]) -> None:
+    """JSONL that holds each pair twice: `prompt`, `chosen` and `rejected` as texts, and `ids` of all three."""
+    with path.open("w") as file:
+        for pair in pairs:
+            texts = {name: " ".join(map(word, ids)) for name, ids in vars(pair).items()}
+            answers = {name: f" {texts[name]}" for name in ("chosen", "rejected")}
+            file.write(json.dumps(texts | answers | {"ids": vars(pair)}) + "\n")
+
+
 def word(token: int) -> str:
     """The text of a token of the word-level tokenizer."""
     return "<eos>" if token == EOS else f"t{token}"

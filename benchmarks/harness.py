@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import models
 from benchmarks.cases import TRAINERS, Case, Home, Job
-from benchmarks.corpus import token_rows, write_tokens
+from benchmarks.corpus import Pair, token_pairs, token_rows, write_pairs, write_tokens
 from benchmarks.flops import LORA_RANK
 from benchmarks.peers.job import ATTENTION, LEARNING_RATE, Order
 from benchmarks.recorder import RESULT
@@ -65,9 +65,19 @@ def summary(found: dict[str, Any]) -> str:
 
 def run_job(job: Job) -> dict[str, Any]:
     """Carry out one job and return what it reported, or why it could not."""
-    trainer = TRAINERS[job.trainer]
+    trainer, order = TRAINERS[job.trainer], order_of(job)
+    try:
+        if trainer.home == "ours":
+            prepare_run(job, order)
+        return execute(trainer.driver, trainer.home, order, threads=job.threads, processes=job.processes)
+    except subprocess.CalledProcessError as error:
+        return {"failed": redact(f"preparing the run: {_last_line(error.stderr)}")}
+
+
+def order_of(job: Job) -> Order:
+    """A job as its driver is told it, with the model and the rows made."""
     model, data = provide(job.case)
-    order = Order(
+    return Order(
         model=str(model),
         data=str(data),
         adapt=job.case.adapt,
@@ -79,14 +89,8 @@ def run_job(job: Job) -> dict[str, Any]:
         pack_length=job.case.pack_length,
         settings=job.settings(),
         started=0.0,
-        run_dir=str(WORK / "run") if trainer.home == "ours" else "",
+        run_dir=str(WORK / "run") if TRAINERS[job.trainer].home == "ours" else "",
     )
-    try:
-        if trainer.home == "ours":
-            prepare_run(job, order)
-        return execute(trainer.driver, trainer.home, order, threads=job.threads, processes=job.processes)
-    except subprocess.CalledProcessError as error:
-        return {"failed": redact(f"preparing the run: {_last_line(error.stderr)}")}
 
 
 def provide(case: Case) -> tuple[Path, Path]:
@@ -95,7 +99,11 @@ def provide(case: Case) -> tuple[Path, Path]:
     subprocess.run([python_of("ours"), "-m", "benchmarks.models", case.model, model], cwd=ROOT, check=True)
     data = WORK / "data" / f"{case.name}.jsonl"
     data.parent.mkdir(parents=True, exist_ok=True)
-    write_tokens(data, token_rows(case.corpus, models.SHAPES[case.model].vocab_size))
+    vocabulary = models.SHAPES[case.model].vocab_size
+    if case.pairs:
+        write_pairs(data, token_pairs(case.corpus, vocabulary))
+    else:
+        write_tokens(data, token_rows(case.corpus, vocabulary))
     return model, data
 
 
@@ -115,12 +123,21 @@ def prepare_run(job: Job, order: Order) -> None:
     prepared = prepare(config)
     given = [json.loads(line) for line in Path(order.data).read_text().splitlines()]
     for index, row in enumerate(given):
-        ids, trained = prepared.train.row(index)
-        labels = [token if learnt else -100 for token, learnt in zip(ids.tolist(), trained.tolist(), strict=True)]
-        if row["labels"] != labels or row["input_ids"] != ids.tolist():
+        ours = []
+        for ids, trained in prepared.train.sequences(index):
+            labels = [token if learnt else -100 for token, learnt in zip(ids.tolist(), trained.tolist(), strict=True)]
+            ours.append((ids.tolist(), labels))
+        if ours != _given(row):
             raise RuntimeError(f"row {index}: kubetune's ids or labels differ from those the peers are given")
     plan = make_plan(config, len(given), 0, world_size=job.processes)
     create_run_dir(config, run_dir, plan)
+
+
+def _given(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+    """Ids and labels of each sequence of a row as the peers get them."""
+    if "ids" in row:
+        return [(sequence.ids, sequence.labels) for sequence in Pair(**row["ids"]).sequences]
+    return [(row["input_ids"], row["labels"])]
 
 
 def run_settings(job: Job, order: Order) -> dict[str, Any]:
@@ -142,6 +159,7 @@ def run_settings(job: Job, order: Order) -> dict[str, Any]:
         "training.warmup_ratio": 0.0,
         "training.save_steps": 1_000_000,
         "output": order.run_dir,
+        **({"task": "preference"} if job.case.pairs else {}),
         **(lora if order.adapt != "full" else {}),
         **order.settings,
     }

@@ -51,7 +51,7 @@ def chosen_cases(args: argparse.Namespace, gpu: bool) -> list[Case]:
         return [CASES[name] for name in args.cases]
     if args.quick and not gpu:
         return [QUICK]
-    return [case for case in CASES.values() if case.gpu == gpu and case.name != "tiny"]
+    return [case for case in CASES.values() if case.gpu == gpu and case.name != "tiny" and not case.pairs]
 
 
 def plan_jobs(cases: Sequence[Case], only: Sequence[str] | None, repeats: int, threads: Sequence[int]) -> Iterator[Job]:

@@ -73,8 +73,13 @@ def text_data(rows: int) -> Path:
 
 def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
     """`kubetune train` until its first step is done; it is stopped then."""
+    shutil.rmtree(WORK / "startup-cache", ignore_errors=True)
+    return start_command(model, data, {"training.global_batch_size": 16, "training.per_device_train_batch_size": 4})
+
+
+def start_command(model: Path, data: Path, special: dict[str, Any]) -> dict[str, Any]:
+    """The same with these settings, and what the cache holds."""
     cache, run_dir = WORK / "startup-cache", WORK / "startup-run"
-    shutil.rmtree(cache, ignore_errors=True)
     shutil.rmtree(run_dir, ignore_errors=True)
     settings = {
         "model.path": model,
@@ -83,9 +88,8 @@ def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
         "data.cache": cache,
         "data.max_length": 1024,
         "lora.target_modules": f"[{', '.join(ATTENTION)}]",
-        "training.global_batch_size": 16,
-        "training.per_device_train_batch_size": 4,
         "output": run_dir,
+        **special,
     }
     command = [python_of("ours"), "-m", "kubetune", "train", *(f"{key}={value}" for key, value in settings.items())]
     log = WORK / "logs" / "startup.log"

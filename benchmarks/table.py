@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import summary
 from benchmarks.cases import CASES, QUICK, TRAINERS, Case
 from benchmarks.classification_table import LEARNT, learnt, side_by_side
-from benchmarks.corpus import token_rows
+from benchmarks.corpus import token_pairs, token_rows
 from benchmarks.flops import peak_flops, training_flops
 from benchmarks.models import SHAPES
 from benchmarks.results import FOLDER, ROOT, Results, read_results
@@ -65,11 +65,12 @@ def render(results: Results) -> str:
     machine = results.data["machine"]
     parts = [f"Measured on {results.data['started'][:10]}: {describe(machine)}."]
     cases = {**CASES, QUICK.name: QUICK}
-    layouts = _distinct(results.measurements, "sft", ("case", "threads"))
-    for name, threads in layouts:
-        found = [m for m in _suite(results, "sft") if (m["case"], m["threads"]) == (name, threads)]
-        parts.append(case_table(cases[name], found, ceiling(results, cases[name]), threads, machine["gpu"]))
-    parts += [table for table in (scaling_table(results), startup_table(results), tokenize_table(results)) if table]
+    for suite in ("sft", "preference"):
+        for name, threads in _distinct(results.measurements, suite, ("case", "threads")):
+            found = [m for m in _suite(results, suite) if (m["case"], m["threads"]) == (name, threads)]
+            parts.append(case_table(cases[name], found, ceiling(results, cases[name]), threads, machine["gpu"]))
+    tables = (scaling_table, startup_table, pairs_startup_table, tokenize_table)
+    parts += [table for make in tables if (table := make(results))]
     parts += [f"{title}\n\n{markdown(head, rows)}" for title, head, rows in side_by_side(results.measurements)]
     if rows := learnt(results.measurements):
         parts.append(f"### SST-2 learnt from random weights\n\n{markdown(LEARNT, rows)}")
@@ -92,7 +93,10 @@ def ceiling(results: Results, case: Case) -> float | None:
 def flops_per_token(case: Case) -> float:
     """Model FLOPs of an epoch divided by its tokens."""
     shape = SHAPES[case.model]
-    rows = token_rows(case.corpus, shape.vocab_size)
+    if case.pairs:
+        rows = [row for pair in token_pairs(case.corpus, shape.vocab_size) for row in pair.sequences]
+    else:
+        rows = token_rows(case.corpus, shape.vocab_size)
     lengths = [len(row.ids) for row in rows]
     labels = sum(len(row.ids) - row.prompt for row in rows)
     return training_flops(shape, case.adapt, lengths, labels) / sum(lengths)
@@ -103,7 +107,7 @@ def case_table(case: Case, found: list[Measurement], ceiling: float | None, thre
     speed = summary.tokens_per_second if gpu or threads > 1 else summary.tokens_per_cpu_second
     unit = "tokens/s" if gpu or threads > 1 else "tokens/CPU-s"
     place = "" if gpu else f", {threads} thread{'s' if threads > 1 else ''}"
-    what = "full fine-tuning" if case.adapt == "full" else f"LoRA r=16, {case.adapt}"
+    what = "DPO, " * case.pairs + ("full fine-tuning" if case.adapt == "full" else f"LoRA r=16, {case.adapt}")
     # CPU-seconds are counted over all threads, so the ceiling of one thread is comparable with one thread only.
     limit = ceiling if gpu or threads == 1 else None
     flops = flops_per_token(case)
@@ -130,7 +134,10 @@ def case_table(case: Case, found: list[Measurement], ceiling: float | None, thre
             " → ".join(f"{loss:.3f}" for loss in summary.epoch_losses(measured[0])),
         ]
         rows.append(row + ([_share(share, peak_flops(gpu))] if gpu else []))
-    note = f"{case.corpus.rows} rows, {case.sequences_per_step} sequences per step, {flops / 1e9:.3g} GFLOP per token"
+    rows_are, taken = ("pairs", "pairs") if case.pairs else ("rows", "sequences")
+    note = (
+        f"{case.corpus.rows} {rows_are}, {case.sequences_per_step} {taken} per step, {flops / 1e9:.3g} GFLOP per token"
+    )
     note += f", ceiling {ceiling / 1e12:.3g} TFLOP/s" if ceiling else ""
     return f"### {case.model}: {what}{place}\n\n{note}.\n\n{markdown(head, rows)}"
 
@@ -161,6 +168,21 @@ def startup_table(results: Results) -> str:
         rows.append([f"{count:,}", label, _spread(seconds, 1) if seconds else _reason(runs[0])])
     rows.sort(key=lambda row: int(row[0].replace(",", "")))
     return f"### Time to the first step\n\n{markdown(['rows', 'trainer', 'seconds'], rows)}" if rows else ""
+
+
+def pairs_startup_table(results: Results) -> str:
+    """Seconds to the end of the first step of DPO, with what the reference says to be found, and with that kept."""
+    found = _suite(results, "preference-start")
+    rows = []
+    for count, trainer in _distinct(found, "preference-start", ("rows", "trainer")):
+        cells = []
+        for kept in (False, True):
+            runs = [m for m in found if (m["rows"], m["trainer"], m["kept"]) == (count, trainer, kept)]
+            seconds = Spread.of(m["first_step_seconds"] for m in runs if summary.is_measured(m))
+            cells.append(_spread(seconds, 1) if seconds else _reason(runs[0]) if runs else "")
+        rows.append([f"{count:,}", "`kubetune train`" if trainer == "kubetune" else TRAINERS[trainer].label, *cells])
+    head = ["pairs", "trainer", "seconds, first start", "second start"]
+    return f"### Time to the first step of DPO\n\n{markdown(head, rows)}" if rows else ""
 
 
 def tokenize_table(results: Results) -> str:

@@ -12,7 +12,18 @@ import pytest
 
 from benchmarks import flops, harness, scaling, sft, summary, table
 from benchmarks.cases import CASES, QUICK, TRAINERS, Job
-from benchmarks.corpus import EOS, Corpus, lengths, text_rows, token_rows, word, write_tokens
+from benchmarks.corpus import (
+    EOS,
+    Corpus,
+    Pair,
+    lengths,
+    text_rows,
+    token_pairs,
+    token_rows,
+    word,
+    write_pairs,
+    write_tokens,
+)
 from benchmarks.models import SHAPES
 from benchmarks.results import Results, slug
 from benchmarks.summary import Spread
@@ -55,6 +66,22 @@ def test_rows_end_and_hide_their_prompt(tmp_path: Path) -> None:
         assert 0.25 * length - 1 <= row.prompt <= 0.65 * length
         assert line["labels"].count(-100) == row.prompt
         assert f"{line['prompt']} {line['completion']}".split() == [word(token) for token in row.ids]
+
+
+def test_pairs_are_rows_with_a_second_answer(tmp_path: Path) -> None:
+    corpus = Corpus(rows=50, longest=100)
+    pairs, rows = token_pairs(corpus, vocab_size=500), token_rows(corpus, vocab_size=500)
+    write_pairs(tmp_path / "pairs.jsonl", pairs)
+    lines = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+    assert sum(len(pair.rejected) for pair in pairs) == pytest.approx(sum(len(pair.chosen) for pair in pairs), rel=0.1)
+    for pair, row, line in zip(pairs, rows, lines, strict=True):
+        chosen, rejected = pair.sequences
+        assert (chosen.ids, chosen.prompt, chosen.ids[-1], rejected.ids[-1]) == (row.ids, row.prompt, EOS, EOS)
+        assert chosen.ids != rejected.ids
+        assert len(rejected.ids) <= corpus.max_length
+        assert chosen.ids[: row.prompt] == rejected.ids[: rejected.prompt]
+        assert Pair(**line["ids"]) == pair
+        assert f"{line['prompt']}{line['rejected']}".split() == [word(token) for token in rejected.ids]
 
 
 def test_fully_labelled_rows_keep_one_token_as_prompt() -> None:
@@ -156,6 +183,22 @@ def test_tables_of_the_other_suites() -> None:
     assert "| 10,000 | `kubetune train` | 2.9 |" in text
     assert "failed: no   such" in text
     assert "| trl | 100 | 1 | 25 |" in text
+
+
+def test_tables_of_preferences() -> None:
+    of_pairs = {"suite": "preference", "case": "tiny-pairs"}
+    start = {"suite": "preference-start", "rows": 256, "repeat": 0}
+    text = table.render(
+        results_of(
+            measurement("kubetune", 0, [9.0, 1.0]) | of_pairs,
+            measurement("dpo-default", 0, [9.0, 5.0]) | of_pairs,
+            start | {"trainer": "kubetune", "kept": False, "first_step_seconds": 20.0},
+            start | {"trainer": "kubetune", "kept": True, "first_step_seconds": 6.04},
+        )
+    )
+    assert "### tiny: DPO, LoRA r=16, attention, 1 thread\n\n32 pairs, 16 pairs per step" in text
+    assert "| TRL DPOTrainer, defaults | 200 | 5.00× |" in text
+    assert "| 256 | `kubetune train` | 20.0 | 6.0 |" in text
 
 
 def test_tables_of_classification() -> None:
@@ -271,6 +314,8 @@ def test_one_command_makes_the_environments_and_measures_every_suite(
     assert done.returncode == 0, done.stdout + done.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
     suites = [call for call in calls if call.startswith("-m benchmarks.")]
-    assert suites == [f"-m benchmarks.{name}" for name in ("sft", "scaling", "startup", "tokenize", "table --write")]
+    assert suites == [
+        f"-m benchmarks.{name}" for name in ("sft", "scaling", "startup", "tokenize", "preference", "table --write")
+    ]
     environments = [call.split()[-1] for call in calls if call.startswith("-m venv")]
     assert environments == ["../.venv-peers", "../.venv-llamafactory"]

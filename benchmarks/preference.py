@@ -1,0 +1,83 @@
+"""DPO beside TRL's DPOTrainer: speed and memory on the same pairs, and how soon training starts.
+
+    python -m benchmarks.preference [--quick] [--cases NAME …] [--trainers NAME …] [--repeats N]
+
+Starts are measured twice, by the wall, from the command to the end of the first step: the first time what the reference
+says of every answer is to be found, the second time whoever keeps that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ceiling, sft
+from benchmarks.cases import CASES, TRAINERS, Job
+from benchmarks.corpus import Corpus
+from benchmarks.harness import WORK, execute, order_of, provide, run_jobs
+from benchmarks.results import Results, open_results
+from benchmarks.startup import CORES, TIMEOUT_SECONDS, start_command
+
+SUITE, STARTS = "preference", "preference-start"
+MEASURED = ("q32k-pairs", "q32k-pairs-long")
+START = replace(CASES["q32k-pairs"], name="start-pairs", corpus=Corpus(rows=256))
+STARTERS = ("kubetune", "dpo-best")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is asked for and not measured yet."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.preference", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one case, one repeat: a rough look in minutes")
+    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help=f"{', '.join(MEASURED)}, tiny-pairs")
+    parser.add_argument("--trainers", nargs="+", metavar="NAME", help="only these")
+    parser.add_argument("--repeats", type=int, help="left out: 3, or 1 when quick")
+    args = parser.parse_args(argv)
+    results = open_results(quick=args.quick, fresh=args.fresh, subject="preference")
+    cases = [CASES[name] for name in args.cases or MEASURED[: 1 if args.quick else None]]
+    for case in cases:
+        ceiling.measure_once(case.model, results)
+    repeats = args.repeats or (1 if args.quick else 3)
+    run_jobs(SUITE, sft.plan_jobs(cases, args.trainers, repeats, [1]), results)
+    if not (args.quick or args.cases):
+        for repeat in range(repeats):
+            measure_starts(repeat, results)
+
+
+def measure_starts(repeat: int, results: Results) -> None:
+    """Start each trainer with nothing kept, and again with what it kept of that, unless the results have it."""
+    model, data = provide(START)
+    for trainer in STARTERS:
+        keys = [
+            {"trainer": trainer, "kept": kept, "rows": START.corpus.rows, "repeat": repeat} for kept in (False, True)
+        ]
+        if all(results.find(STARTS, key) is not None for key in keys):
+            continue
+        for folder in ("startup-cache", "datasets"):
+            shutil.rmtree(WORK / folder, ignore_errors=True)
+        for key in keys:
+            found = start_kubetune(model, data) if trainer == "kubetune" else start_peer(trainer)
+            print(f"first step: {trainer}, {'again' if key['kept'] else 'anew'}: {found}", flush=True)
+            if results.find(STARTS, key) is None:
+                results.add(STARTS, key, found)
+
+
+def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
+    """`kubetune train` until its first step is done; it is stopped then."""
+    special = {"task": "preference", "lora.r": 16, **TRAINERS["kubetune"].settings}
+    return start_command(model, data, special | {"training.global_batch_size": START.sequences_per_step})
+
+
+def start_peer(trainer: str) -> dict[str, Any]:
+    """One step by a peer."""
+    order = replace(order_of(Job(START, trainer)), epochs=1, max_steps=1)
+    found = execute(TRAINERS[trainer].driver, TRAINERS[trainer].home, order, threads=CORES, timeout=TIMEOUT_SECONDS)
+    return {key: found[key] for key in ("first_step_seconds", "versions", "missing", "failed") if key in found}
+
+
+if __name__ == "__main__":
+    main()
