@@ -15,11 +15,11 @@ CLASSIFIER_METRICS: Final[dict[ProblemType, str]] = {
 
 LANGUAGE_METRICS: Final = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
 
-PREFERENCE_MEASURES: Final = ("accuracy", "margin", "reward_chosen", "reward_rejected", "logp_chosen", "logp_rejected")
-"""Measures, besides the loss, of steps and evaluations of `task: preference`; KTO has `kl` too."""
-
 REWARD_MEASURES: Final = ("accuracy", "margin", "reward_chosen", "reward_rejected")
-"""The same of `task: reward_model`."""
+"""Measures, besides the loss, of steps and evaluations of `task: reward_model`."""
+
+PREFERENCE_MEASURES: Final = (*REWARD_MEASURES, "logp_chosen", "logp_rejected", "kl")
+"""The same of `task: preference`; only KTO has `kl`."""
 
 
 def full_name(metric: Any) -> Any:
@@ -27,11 +27,14 @@ def full_name(metric: Any) -> Any:
     return metric if not isinstance(metric, str) or metric.startswith("eval_") else f"eval_{metric}"
 
 
-def metrics_of(task: str, problem_type: str) -> tuple[str, ...]:
-    """All metrics that evaluations of this task may have; which ones a classifier has, its data decide."""
+def metrics_of(task: str, problem_type: str, *, judged: bool = False) -> tuple[str, ...]:
+    """All metrics that evaluations of this task may have; which ones a classifier has, its data decide.
+
+    `judged`: answers are, one by one, and not compared.
+    """
     if task in ("preference", "reward_model"):
         measures = PREFERENCE_MEASURES if task == "preference" else REWARD_MEASURES
-        return ("eval_loss", *(f"eval_{name}" for name in measures))
+        return ("eval_loss", *(f"eval_{name}" for name in measures if judged or name != "kl"))
     if task != "sequence_classification":
         return LANGUAGE_METRICS
     known = [names for problem, names in CLASSIFIER_METRICS.items() if problem_type in ("auto", problem)]

@@ -36,4 +36,4 @@ def prefers_greater(training: TrainingConfig) -> bool:
     """`greater_is_better`, or what the name of the metric that chooses the best checkpoint says."""
     if training.greater_is_better is not None:
         return training.greater_is_better
-    return not training.metric_for_best_model.endswith(("loss", "perplexity", "mae"))
+    return not training.metric_for_best_model.endswith(("loss", "perplexity", "mae", "kl", "rejected"))

@@ -17,7 +17,6 @@ from kubetune.inference.result import default_device, open_result
 from kubetune.planning.plan import make_plan
 from kubetune.rundir.metrics import EVALUATION, now
 from kubetune.scoring.judge import answer, judge_of
-from kubetune.tasks.preference_losses import needs_reference
 from kubetune.training.evaluation import collect, measured
 from kubetune.training.start import reference
 
@@ -87,7 +86,7 @@ def evaluate_run(
             config = labels.fix(config)  # other data may lack some of the classes
     elif not config.data.eval:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
-    whole_reference = config.lora is None and config.task == "preference" and needs_reference(config.preference)
+    whole_reference = config.lora is None and config.task == "preference" and config.preference.needs_reference
     with result.checked(base=whole_reference or None):
         rows = _rows(config, is_given=data is not None)
         learner = task.load(config, folder, device)

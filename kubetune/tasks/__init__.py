@@ -9,7 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from kubetune.config.metric_names import metrics_of
 from kubetune.config.schema import Config
 from kubetune.data.text.labels import Labels
 from kubetune.tasks.protocol import Task
@@ -25,7 +24,7 @@ TASKS = {
 
 def metric_names(config: Config, labels: Labels | None) -> tuple[str, ...]:
     """Metrics of an evaluation of the config's task: of a classifier, with these labels."""
-    return metrics_of(config.task, config.classification.problem_type) if labels is None else labels.metrics
+    return config.metrics if labels is None else labels.metrics
 
 
 def task_module(config: Config) -> Task:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kubetune.batching.batch import Batch, collate
+from kubetune.config.metric_names import PREFERENCE_MEASURES
 from kubetune.distributed.process_group import World, gather, sum_numbers
 from kubetune.kernels.log_probabilities import linear_log_probabilities
 from kubetune.models import fsdp
@@ -33,7 +34,7 @@ from kubetune.tasks.causal_lm import (
     predictions,
     scored,
 )
-from kubetune.tasks.preference_losses import MEASURES, Answers, Whole, gains, losses, measures, sft_weight
+from kubetune.tasks.preference_losses import Answers, Whole, gains, losses, measures, sft_weight
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,7 +49,7 @@ __all__ = [
     "load_settings", "log_probabilities", "metrics", "plain_logits", "predictions", "sample_losses",
 ]  # fmt: skip
 
-STEP_METRICS = MEASURES
+STEP_METRICS = PREFERENCE_MEASURES
 
 
 def build(config: Config, world: World, workload: Workload) -> Learner:
@@ -193,7 +194,7 @@ def metrics(learner: Learner, parts: Sequence[Scores], world: World) -> dict[str
     _, answers = _joined([part for share in gather(list(parts), world) for part in share])
     whole = _whole(settings, answers)
     means = measures(settings, answers, whole).mean(0).tolist()
-    found = {f"eval_{name}": mean for name, mean in zip(MEASURES, means, strict=True) if mean == mean}
+    found = {f"eval_{name}": mean for name, mean in zip(PREFERENCE_MEASURES, means, strict=True) if mean == mean}
     return {"eval_loss": float(losses(settings, answers, whole).mean()), **found}
 
 

@@ -13,22 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kubetune.config.metric_names import PREFERENCE_MEASURES
+from kubetune.config.schema.preference import COMPARED
 
 if TYPE_CHECKING:
     from kubetune.config.schema import PreferenceConfig
-
-COMPARED: Final = ("dpo", "hinge", "ipo", "robust", "kto")
-"""Losses by what an answer gained over the reference; the others take its probability as it is."""
 
 PER_TOKEN: Final = ("ipo", "simpo", "orpo")
 """Losses of the mean over an answer's labels; the others take the sum."""
 
 REWARD_PER_TOKEN: Final = ("simpo", "orpo")
 """Losses whose rewards are such means too."""
-
-MEASURES: Final = (*PREFERENCE_MEASURES, "kl")
-"""Measures besides the loss; `kl` of KTO alone."""
 
 
 class Answers(NamedTuple):
@@ -50,11 +44,6 @@ class Whole(NamedTuple):
     chosen_labels: float = 0.0
     good: float = 0.0
     kl: float = 0.0
-
-
-def needs_reference(settings: PreferenceConfig) -> bool:
-    """Need of log-probabilities under the reference."""
-    return settings.loss in COMPARED and not settings.reference_free
 
 
 def sft_weight(settings: PreferenceConfig) -> float:
@@ -118,7 +107,9 @@ def losses(settings: PreferenceConfig, answers: Answers, whole: Whole) -> Tensor
 
 
 def measures(settings: PreferenceConfig, answers: Answers, whole: Whole) -> Tensor:
-    """MEASURES of each row, `[rows, measures]`, whose mean over the global batch is the batch's; NaN for what is not.
+    """PREFERENCE_MEASURES of each row, `[rows, measures]`, whose mean over the global batch is the batch's.
+
+    What is not measured is NaN.
 
     Rewards are β times what the loss compares, but in IPO by the sum over labels.
     """

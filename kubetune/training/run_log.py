@@ -9,7 +9,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -89,8 +89,8 @@ class RunLog:
         self._epoch_losses.append((loss, work.labels))
         if state.step % self._config.training.logging_steps == 0 or state.step == self._plan.num_steps:
             logs.TRAIN.info(
-                "step %d/%d epoch %.2f loss %.4f lr %.3g grad_norm %.3f tokens/s %.0f",
-                state.step, self._plan.num_steps, values["epoch"], loss, rate, norm, speed,
+                "step %d/%d epoch %.2f loss %.4f%s lr %.3g grad_norm %.3f tokens/s %.0f",
+                state.step, self._plan.num_steps, values["epoch"], loss, _compared(measured), rate, norm, speed,
             )  # fmt: skip
         if state.step % self._plan.steps_per_epoch == 0:
             self._end_epoch(state)
@@ -131,6 +131,11 @@ class RunLog:
         """Make the numbers durable before a checkpoint that must not be ahead of them."""
         if self._numbers is not None:
             self._numbers.sync()
+
+
+def _compared(measured: Mapping[str, float]) -> str:
+    """How well answers are told apart in a step, for its line of the log, where they are compared."""
+    return "".join(f" {name} {measured[name]:.3g}" for name in ("accuracy", "margin") if name in measured)
 
 
 @contextmanager

@@ -215,10 +215,15 @@ def _numbers(status: dict[str, Any], told: dict[str, Any], width: int) -> Table:
     losses, speeds = status.get("losses") or [], status.get("speeds") or []
     if told.get("loss") is not None:
         table.add_row("loss", Text(f"{told['loss']:.4f}", "bold"), _spark(losses, width, "{:.4f}"))
+    if measures := told.get("measures"):
+        first, *others = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in measures.items()]
+        table.add_row("accuracy", Text(first.split()[-1], "bold"), Text("  ".join(others), "dim"))
     if evaluation := told.get("evaluation"):
         rest = [f"{key.removeprefix('eval_')} {value:.4f}" for key, value in evaluation.items()
                 if key.startswith("eval_") and "eval_loss" not in key and isinstance(value, float)]  # fmt: skip
-        said = f"at step {evaluation['step']:,}  {'  '.join(rest[:3])}"
+        said = f"at step {evaluation['step']:,}"
+        while rest and len(said) + len(rest[0]) < width - _BESIDE_SPARKS:
+            said += f"  {rest.pop(0)}"
         table.add_row("evaluation", Text(f"{evaluation['eval_loss']:.4f}", "bold"), Text(said, "dim"))
     if speeds:
         table.add_row("tokens/s", Text(f"{speeds[-1]:,.0f}", "bold"), _spark(speeds, width, "{:,.0f}"))

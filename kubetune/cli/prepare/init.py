@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from kubetune.base.files import write_atomic
+from kubetune.config.schema import LEARNING_RATES
 from kubetune.errors import ConfigError
 
 STARTER = """\
@@ -106,7 +107,9 @@ def starter(task: str) -> str:
     text = STARTER.replace(TASKS["causal_lm"], TASKS[task])
     if task != "causal_lm":  # answers alone are compared, at a lower rate than they are learnt at
         lines = [line for line in text.splitlines(keepends=True) if "train_on:" not in line]
-        text = "".join(lines).replace("learning_rate: 2e-4 ", "learning_rate: 5e-6 ")
+        of_adapters, of_all = (f"{rate:g}".replace("e-0", "e-") for rate in LEARNING_RATES[task])
+        rates = f"{of_adapters}{' ' * (15 - len(of_adapters))}# default: {of_adapters} for LoRA, {of_all} for full"
+        text = "".join(lines).replace("2e-4           # default: 2e-4 for LoRA, 1e-5 for full", rates)
     return text
 
 

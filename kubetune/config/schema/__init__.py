@@ -50,6 +50,10 @@ by how much, or answers each judged on its own."""
 
 QUANTIZATION_NAMES = {"nf4": "4bit", "int8": "8bit"}
 
+LEARNING_RATES = {"preference": (5e-6, 5e-7), "reward_model": (1e-4, 1e-5)}
+"""Default learning rates of tasks that have their own, of adapters and of all parameters: those of TRL's scripts, which
+LLaMA-Factory's examples have too. Comparing drives a model away from what it writes well, the faster the further."""
+
 
 def _as_lora(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
@@ -126,8 +130,14 @@ class Config(Section):
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate with the default of the method filled in."""
-        return self.training.learning_rate or (2e-4 if self.lora else 1e-5)
+        """Learning rate with the default of the task and method filled in."""
+        of_adapters, of_all = LEARNING_RATES.get(self.task, (2e-4, 1e-5))
+        return self.training.learning_rate or (of_adapters if self.lora else of_all)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """All metrics that evaluations of this task may have."""
+        return metrics_of(self.task, self.classification.problem_type, judged=self.record_kind == "judged")
 
     @property
     def classifies(self) -> bool:
@@ -175,7 +185,7 @@ class Config(Section):
         if self.record_kind not in ("text", "labelled") and self.data.train_on == "all":
             problems.append(f"data.train_on: found all with `task: {self.task}`, which compares answers; leave it out")
         name = self.training.metric_for_best_model
-        known = (*metrics_of(self.task, self.classification.problem_type), *self.evaluation.names)
+        known = (*self.metrics, *self.evaluation.names)
         if name not in known:
             problems.append(
                 f"training.metric_for_best_model: found {name}; evaluations of this task have {', '.join(known)}"

@@ -13,6 +13,8 @@ LOSS_NAMES: Final = {"sigmoid": "dpo", "slic": "hinge", "cdpo": "dpo", "robust_d
 Loss = Literal["dpo", "ipo", "hinge", "robust", "orpo", "simpo", "cpo", "kto"]
 
 _WITH_REFERENCE: Final = ("dpo", "ipo", "hinge", "robust")
+COMPARED: Final = (*_WITH_REFERENCE, "kto")
+"""Losses by what an answer gained over the reference; the others take its probability as it is."""
 _DEFAULTS: Final[dict[Any, dict[str, float]]] = {"simpo": {"beta": 2.0, "gamma": 1.0}, "cpo": {"sft_weight": 1.0}}
 """Defaults of a loss that are not everybody's, as its paper has them."""
 ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
@@ -49,6 +51,11 @@ class PreferenceConfig(Section):
     center_coefficient: float | None = Field(
         None, gt=0, description="Of a reward model: pull of the rewards of a pair towards a mean of zero."
     )
+
+    @property
+    def needs_reference(self) -> bool:
+        """Need of log-probabilities under the reference."""
+        return self.loss in COMPARED and not self.reference_free
 
     @model_validator(mode="before")
     @classmethod

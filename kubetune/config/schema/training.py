@@ -43,7 +43,13 @@ class TrainingConfig(Section):
         None, ge=1, description="Micro-batches per step and rank. Derived when the global batch is given."
     )
     per_device_eval_batch_size: int | None = Field(None, ge=1, description="Left out: as in training.")
-    learning_rate: float | None = Field(None, gt=0, lt=10, description="Left out: 2e-4 for LoRA, 1e-5 for full.")
+    learning_rate: float | None = Field(
+        None,
+        gt=0,
+        lt=10,
+        description="Left out: 2e-4 for LoRA, 1e-5 for full fine-tuning; 5e-6 and 5e-7 of `task: preference`, "
+        "1e-4 and 1e-5 of `task: reward_model`.",
+    )
     lr_scheduler_type: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape after warm-up.")
     warmup_ratio: float = Field(0.03, ge=0, lt=1, description="Share of the steps spent warming up.")
     warmup_steps: int | None = Field(None, ge=0, description="Steps spent warming up; takes precedence over the ratio.")
@@ -62,7 +68,9 @@ class TrainingConfig(Section):
     metric_for_best_model: Annotated[str, BeforeValidator(full_name, json_schema_input_type=str)] = Field(
         "eval_loss", description="Evaluation metric that chooses `best`; `accuracy` means `eval_accuracy`."
     )
-    greater_is_better: bool | None = Field(None, description="Left out: false for losses, mae and perplexity.")
+    greater_is_better: bool | None = Field(
+        None, description="Left out: false for losses, mae, perplexity, kl and what is of rejected answers."
+    )
     early_stopping_patience: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without improvement."
     )

@@ -32,7 +32,6 @@ from kubetune.models.loading import choose_dtype, load_pretrained
 from kubetune.models.padding_free import implementation
 from kubetune.rundir import heartbeat, metrics
 from kubetune.tasks import causal_lm, preference
-from kubetune.tasks.preference_losses import needs_reference
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,7 +69,7 @@ def attach(
 
     The model must be as it is before training. Raises ModelError where what it says is no number.
     """
-    if config.task != "preference" or not needs_reference(config.preference):
+    if config.task != "preference" or not config.preference.needs_reference:
         return
     splits = {name: rows for name, rows in (("train", data.train), ("eval", data.eval)) if rows is not None}
     key = process_group.broadcast(_fingerprint(config, learner, data, world, run_dir, base), world)
@@ -96,7 +95,7 @@ def ask_base(config: Config, learner: Learner, rows: Rows, plan: Plan, world: Wo
 
     Where the model was trained whole, the base is loaded beside it.
     """
-    if config.task == "preference" and needs_reference(config.preference):
+    if config.task == "preference" and config.preference.needs_reference:
         if config.lora is None:
             model = load_pretrained(AutoModelForCausalLM, config, world.device)
             learner = causal_lm.ready(model, config)
