@@ -134,7 +134,7 @@ class RunLog:
 
 
 def _compared(measured: Mapping[str, float]) -> str:
-    """How well answers are told apart in a step, for its line of the log, where they are compared."""
+    """Measures of a step that compares answers, for its line of the log."""
     return "".join(f" {name} {measured[name]:.3g}" for name in ("accuracy", "margin") if name in measured)
 
 
