@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from kubetune import errors
 from kubetune.base.files import write_atomic
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema.evaluation import GenerateConfig
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World
@@ -17,6 +20,7 @@ from kubetune.inference.result import default_device, open_result
 from kubetune.planning.plan import make_plan
 from kubetune.rundir.metrics import EVALUATION, now
 from kubetune.scoring.judge import answer, judge_of
+from kubetune.scoring.own_functions import Function
 from kubetune.training.evaluation import collect, measured
 from kubetune.training.start import reference
 
@@ -64,18 +68,34 @@ def _rows(config: Config, *, is_given: bool) -> Rows:
         raise errors.DataError([problem.replace("data.train", "--data") for problem in error.problems]) from None
 
 
+def _asking(config: Config) -> Config:
+    """The config with answers to judge. Raises ConfigError for a task that writes none."""
+    if config.classifies:
+        raise errors.ConfigError(f"metrics judge answers, and a run of task {config.task} writes none")
+    evaluation = config.evaluation.model_copy(update={"generate": config.evaluation.generate or GenerateConfig()})
+    return config.model_copy(update={"evaluation": evaluation})
+
+
 def evaluate_run(
-    run_dir: Path, which: str, data: str | None = None, predictions: Path | None = None, *, model: str | None = None
+    run_dir: Path,
+    which: str,
+    data: str | None = None,
+    predictions: Path | None = None,
+    *,
+    model: str | None = None,
+    own: Mapping[str, Function] = MappingProxyType({}),
 ) -> Evaluation:
     """Evaluate a run's checkpoint on its evaluation data, or on `data` as `other_sources` reads it.
 
     A classifier's predictions are also written, one JSON object a line, to `predictions` or `predictions.jsonl` of the
-    run. `model`: its base, where that lies elsewhere here. Raises ConfigError when the run has no evaluation data and
-    none are given.
+    run. `model`: its base, where that lies elsewhere here. `own`: functions that judge answers, besides those of the
+    config. Raises ConfigError when the run has no evaluation data and none are given.
     """
     result = open_result(run_dir, which, model)
     config, folder = result.config, result.checkpoint
     device, task = default_device(), result.task
+    if own:
+        config = _asking(config)
     labels = task.labels_of(folder)
     if predictions is not None and labels is None:
         raise errors.ConfigError(f"predictions are a classifier's; {run_dir} is a run of task {config.task}")
@@ -101,7 +121,7 @@ def evaluate_run(
     matrix = task.confusion(learner, parts)
     names = labels.names if matrix and labels else ()
     metrics = measured(task, learner, rows, parts, world)
-    judge = judge_of(config, result.tokenizer, rows, world, "eval" if data is None else "train")
+    judge = judge_of(config, result.tokenizer, rows, world, "eval" if data is None else "train", own)
     if judge is not None:
         metrics |= judge.score(answer(judge, learner, world, lambda: False) or {})[0]
     found = Evaluation(metrics, predictions, matrix, names)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune.base.files import StrPath
 from kubetune.config.load import read_config
 from kubetune.errors import ConfigError
+from kubetune.library.functions import Metric
 from kubetune.library.runs import RunLike, folder_of, folders_of
 
 if TYPE_CHECKING:
@@ -28,24 +29,28 @@ def evaluate(
     data: StrPath | None = None,
     predictions: StrPath | None = None,
     model: StrPath | None = None,
+    metrics: Sequence[Metric] = (),
 ) -> Evaluation:
     """Every metric of the task, on the run's evaluation data or on `data`; also written to evaluation.json.
 
     `checkpoint`: best, last or a step. `data`: a path, or as text what a run file may have as `data.train`.
     `predictions`: where to write what a classifier says of each row; left out, predictions.jsonl of the run.
-    `model`: the base, where that lies elsewhere here.
+    `model`: the base, where that lies elsewhere here. `metrics`: functions of yours that judge the model's answers,
+    `function(prompt, answer, reference, record) -> float`; they are called here, so any one with a name will do.
 
     Raises:
-        ConfigError: no such run or checkpoint, another base than in training, or no evaluation data.
+        ConfigError: no such run or checkpoint, another base than in training, no evaluation data, or metrics that do
+            not fit or raise.
         DataError: bad records, or data that are nowhere.
         ModelError: the base cannot be had.
         EnvironmentFault: the disk is full.
     """
     from kubetune.inference.evaluate import evaluate_run
+    from kubetune.scoring import own_functions
 
-    return evaluate_run(
-        folder_of(run), str(checkpoint), _text(data), Path(predictions) if predictions else None, model=_text(model)
-    )
+    to = Path(predictions) if predictions else None
+    own = own_functions.given(metrics)
+    return evaluate_run(folder_of(run), str(checkpoint), _text(data), to, model=_text(model), own=own)
 
 
 def generate(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +20,8 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.config.load import resolved
 from kubetune.config.schema import Config
-from kubetune.library.configs import ConfigLike, config_of
+from kubetune.library.configs import ConfigLike
+from kubetune.library.functions import Metric, RunFollower, with_metrics
 from kubetune.library.plans import plan_here
 from kubetune.library.runs import Run
 from kubetune.rundir import exit_status
@@ -25,6 +29,8 @@ from kubetune.rundir.exit_status import ExitStatus
 from kubetune.supervisor.local import check_run_dir
 
 CHILD = "kubetune.library.child"
+SECONDS_BETWEEN_LOOKS = 0.2
+"""For what `on_event` is told, where nothing is printed."""
 
 _BY_CODE = {
     errors.USER: "ConfigError",
@@ -35,12 +41,24 @@ _BY_CODE = {
 }
 
 
-def train(config: ConfigLike, *, quiet: bool = False) -> Run:
+def train(
+    config: ConfigLike,
+    *,
+    quiet: bool = False,
+    metrics: Sequence[Metric] = (),
+    on_event: Callable[[dict[str, Any]], object] | None = None,
+) -> Run:
     """Fine-tune on this machine to the end; as `kubetune train`, with a checkpoint to go on from after every stop.
 
     The run has a process of its own, so this may be called any number of times, from any thread, and from a notebook.
     Its log lines go to `sys.stdout`; with `quiet` only what `kubetune` has to warn of, to `sys.stderr`. The same config
     with the same `output` goes on with a run that was stopped, and finds one that is done as it is.
+
+    `metrics`: functions of yours that judge each answer, as `evaluation.metrics` of a run file has them:
+    `function(prompt, answer, reference, record) -> float`. They are called in a process of the run, which finds them by
+    file and name: all must be defined at the top of one Python file. `on_event` is called here, in this thread, with
+    each line that the run adds to metrics.jsonl and events.jsonl; where it raises, the run is stopped with a checkpoint
+    and the error raised.
 
     Ctrl-C, in the main thread, has the run save a checkpoint and end; then KeyboardInterrupt is raised. A second one
     ends it at once. Where this process ends, the run is stopped with a checkpoint too.
@@ -57,12 +75,14 @@ def train(config: ConfigLike, *, quiet: bool = False) -> Run:
         KubetuneError: a bug in kubetune; the log in the run directory has the traceback.
     """
     source = None if isinstance(config, (Config, Mapping)) else str(Path(config).absolute())
-    settled, plan = plan_here(config_of(config))
+    _require_caller()
+    settled, plan = plan_here(with_metrics(config, metrics))
     run_dir = Path(str(settled.output)).expanduser().absolute()
     check_run_dir(settled, run_dir, plan)
     request = {"config": resolved(settled), "plan": plan.to_json(), "run_dir": str(run_dir), "source": source}
     try:
-        answer = _in_child(request, sys.stdout, sys.stderr, quiet=quiet)
+        tell = _teller(on_event, run_dir)
+        answer = _in_child(request, sys.stdout, sys.stderr, tell, quiet=quiet)
     except KeyboardInterrupt as interrupt:
         status = exit_status.read_exit_status(run_dir) if run_dir.is_dir() else None
         interrupt.add_note(f"{run_dir}: {status.reason if status else 'nothing was begun'}")
@@ -72,7 +92,31 @@ def train(config: ConfigLike, *, quiet: bool = False) -> Run:
     return Run.open(run_dir)
 
 
-def _in_child(request: Mapping[str, Any], out: IO[str], err: IO[str], *, quiet: bool) -> dict[str, Any]:
+def _require_caller() -> None:
+    """Raise ConfigError in a process of a run, which has come here by running a file of the user's for a function."""
+    if processes.AGENT_PID in os.environ:
+        raise errors.ConfigError(
+            "train() was called by a file that a run reads for its functions; put the call below "
+            '`if __name__ == "__main__":`'
+        )
+
+
+def _teller(on_event: Callable[[dict[str, Any]], object] | None, run_dir: Path) -> Callable[[], None]:
+    """A function that hands `on_event` what the run has written since the last time."""
+    if on_event is None:
+        return lambda: None
+    follower = RunFollower(run_dir)
+
+    def tell() -> None:
+        for line in follower.read():
+            on_event(line)
+
+    return tell
+
+
+def _in_child(
+    request: Mapping[str, Any], out: IO[str], err: IO[str], tell: Callable[[], None], *, quiet: bool
+) -> dict[str, Any]:
     """Answer of the process of the run. Whatever ends the waiting for it, Ctrl-C above all, stops it first."""
     reading, writing = os.pipe()
     with open(reading, encoding="utf-8") as told:
@@ -83,9 +127,6 @@ def _in_child(request: Mapping[str, Any], out: IO[str], err: IO[str], *, quiet: 
                 stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
                 stderr=subprocess.PIPE if quiet else subprocess.STDOUT,
                 env={**os.environ, processes.AGENT_PID: str(os.getpid())},
-                text=True,
-                encoding="utf-8",
-                errors="replace",
                 pass_fds=[writing],
                 start_new_session=True,  # Ctrl-C in a terminal, or in a notebook, must reach this process only
             )
@@ -97,9 +138,10 @@ def _in_child(request: Mapping[str, Any], out: IO[str], err: IO[str], *, quiet: 
         with child.stdin, lines:
             try:
                 with contextlib.suppress(BrokenPipeError), child.stdin:
-                    json.dump(request, child.stdin)
-                _pass_on(lines, err if quiet else out)
+                    child.stdin.write(json.dumps(request).encode())
+                _pass_on(lines, err if quiet else out, tell)
                 child.wait()
+                tell()
             except BaseException:
                 _stop(child, lines, err if quiet else out)
                 raise
@@ -107,20 +149,27 @@ def _in_child(request: Mapping[str, Any], out: IO[str], err: IO[str], *, quiet: 
     return json.loads(answer) if answer else _died(child.returncode)
 
 
-def _pass_on(lines: IO[str], to: IO[str]) -> None:
-    for line in lines:
-        to.write(line)
-        to.flush()
+def _pass_on(lines: IO[bytes], to: IO[str], tell: Callable[[], None] = lambda: None) -> None:
+    """Hand on what is printed, as it comes, until the end; `tell` is called whenever something came, or might have."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+    while True:
+        if select.select([lines], [], [], SECONDS_BETWEEN_LOOKS)[0]:
+            content = os.read(lines.fileno(), 1 << 16)
+            to.write(decoder.decode(content, final=not content))
+            to.flush()
+            if not content:
+                return
+        tell()
 
 
-def _stop(child: subprocess.Popen[str], lines: IO[str], to: IO[str]) -> None:
+def _stop(child: subprocess.Popen[bytes], lines: IO[bytes], to: IO[str]) -> None:
     """Have the run save and end, and see it end; a second Ctrl-C kills it, and all its processes with it."""
     try:
         child.send_signal(signal.SIGTERM)
         try:
             _pass_on(lines, to)
         except Exception:  # nobody reads any more, which must not keep the run from saving
-            for _ in lines:
+            while os.read(lines.fileno(), 1 << 16):
                 pass
         child.wait()
     except BaseException:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,12 +82,19 @@ class Judge:
         }, lines
 
 
-def judge_of(config: Config, tokenizer: Tokenizer, rows: Rows, world: World, split: Split = "eval") -> Judge | None:
-    """The judge of the answers to these rows; None where nothing is asked.
+def judge_of(
+    config: Config,
+    tokenizer: Tokenizer,
+    rows: Rows,
+    world: World,
+    split: Split = "eval",
+    own: Mapping[str, own_functions.Function] = MappingProxyType({}),
+) -> Judge | None:
+    """The judge of the answers to these rows; None where nothing is asked. `own`: functions besides the config's.
 
     Raises ConfigError on every rank for packages, files and functions that are missing, and data that ask nothing.
     """
-    wanted, own = config.evaluation.generate, config.evaluation.metrics
+    wanted, file = config.evaluation.generate, config.evaluation.metrics
     if wanted is None:
         return None
     # A text that is learnt whole asks nothing: any continuation of it may be right.
@@ -100,7 +108,7 @@ def judge_of(config: Config, tokenizer: Tokenizer, rows: Rows, world: World, spl
     of_main: dict[str, Any] = {}
 
     def load() -> None:
-        functions = own_functions.load(own) if own is not None else {}
+        functions = {**(own_functions.load(file) if file is not None else {}), **own}
         records = records_of(config, split, rows, [question.row for question in asked]) if functions else {}
         of_main.update(measures=measures_of(wanted), own=functions, records=records)
 

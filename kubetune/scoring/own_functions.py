@@ -1,7 +1,7 @@
 """Measures of the user's own: functions of a Python file that the run file names, called for every answer.
 
-Code is taken from that one file and from nowhere else. What it raises, or returns that is no number, ends the
-evaluation with the row and the user's own traceback.
+Code is taken from that one file and from nowhere else, but for functions that a caller in Python has at hand. What it
+raises, or returns that is no number, ends the evaluation with the row and the user's own traceback.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,23 @@ Function = Callable[[str, str, str, dict[str, Any]], float]
 """`function(prompt, answer, reference, record)`."""
 
 _ARGUMENTS = ("prompt", "answer", "reference", "record")
+
+
+def given(functions: Sequence[Callable[..., Any]]) -> dict[str, Function]:
+    """Functions of this process by their names. Raises ConfigError for what is none, or has no name."""
+    problems, found = [], dict[str, Function]()
+    for function in functions:
+        name = getattr(function, "__name__", "")
+        code = getattr(function, "__code__", None)
+        if not callable(function) or not name.isidentifier():
+            problems.append(f"metrics: found {name or function!r}; expected a function that has a name")
+        elif why := _misfit(function):
+            problems.append(f"metrics: {name}{why}; expected {name}({', '.join(_ARGUMENTS)}) -> float")
+        else:
+            found[name] = _guarded(function, Path(code.co_filename if code else "metrics"), name)
+    if problems:
+        raise errors.ConfigError(problems)
+    return found
 
 
 def load(wanted: OwnMetricsConfig) -> dict[str, Function]:

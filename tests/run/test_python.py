@@ -55,6 +55,7 @@ def test_the_block_of_the_readme_does_what_it_says(shown: tuple[Path, dict[str, 
     assert names["steps"] == [1, 2, 3, 4]
     assert "[TRAIN] step 4/4" in printed
     assert "'eval_loss':" in printed
+    assert "'eval_is_short':" in printed
     assert (Path(printed.splitlines()[-1]) / "model.safetensors").is_file()
     assert (run.exit_status.code, run.exit_status.reason, run.exit_status.step) == (0, "done", 4)
 
@@ -138,6 +139,20 @@ def test_a_run_directory_of_another_run_is_refused_before_anything_starts(
     other = names["run"].config.model_copy(update={"output": str(names["run"].path), "quantization": "8bit"})
     with pytest.raises(errors.ConfigError, match='quantization was "none", now is "8bit"'):
         kubetune.train(other)
+
+
+@pytest.mark.slow
+def test_where_what_follows_a_run_raises_it_is_stopped_with_a_checkpoint(tmp_path: Path) -> None:
+    def stop(line: dict[str, Any]) -> None:
+        if line.get("loss", 10) < 9 and line["step"] >= 2:
+            raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        kubetune.train(config(tmp_path, max_steps=100_000, compile=False), quiet=True, on_event=stop)
+    run = kubetune.Run.open(tmp_path / "run")
+    assert run.exit_status is not None
+    assert run.exit_status.code == errors.PREEMPTED
+    assert run.last.name == f"step-{run.exit_status.step:06d}"
 
 
 STOPPED = """

@@ -1,0 +1,122 @@
+"""Functions of the user's that are passed to `train`: how they reach the processes that call them.
+
+A metric is called by rank 0, a process of its own: it goes there as the file that defines it and its name, which the
+run keeps in its config, so that a run that goes on calls it too. `on_event` never leaves this process: it is told what
+the run writes into its directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kubetune.config.load import load_resolved, resolved
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError
+from kubetune.library.configs import ConfigLike, config_of, load_with
+from kubetune.rundir.metrics import EVENTS, METRICS
+
+Metric = Callable[[str, str, str, dict[str, Any]], float]
+"""`function(prompt, answer, reference, record)`."""
+
+BEGINNINGS: Final = {"start", "resume"}
+"""Events by which a run says from which step it goes on."""
+
+
+def with_metrics(config: ConfigLike, functions: Sequence[Metric]) -> Config:
+    """The config with these functions as `evaluation.metrics`. Raises ConfigError for those that cannot be named."""
+    if not functions:
+        return config_of(config)
+    section = _named(functions)
+    if not isinstance(config, Config):
+        return load_with(config, {"evaluation.generate": {}, "evaluation.metrics": section})
+    values = resolved(config)
+    if values["evaluation"]["metrics"] not in (None, section):
+        raise ConfigError(f"metrics: the config has evaluation.metrics already, {values['evaluation']['metrics']}")
+    evaluation = {**values["evaluation"], "metrics": section}
+    evaluation["generate"] = evaluation["generate"] or {}
+    return load_resolved({**values, "evaluation": evaluation})
+
+
+def _named(functions: Sequence[Metric]) -> dict[str, Any]:
+    """The file and the names of functions, as a run file has them."""
+    problems, places = [], list[str]()
+    for function in functions:
+        name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
+        file = getattr(module, "__file__", None)
+        if not name.isidentifier() or file is None or getattr(module, name, None) is not function:
+            problems.append(
+                f"metrics: found {name or function!r}; the run has processes of its own, which find a function by its "
+                "file and name: expected one defined at the top of a Python file and imported from there (in a "
+                "notebook, `%%writefile my_metrics.py` makes a cell that file). No lambdas, inner functions or methods"
+            )
+        elif (path := str(Path(file).absolute())) not in places:
+            places.append(path)
+    if len(places) > 1:
+        problems.append(f"metrics: found functions of {' and '.join(places)}; expected those of one file")
+    if problems:
+        raise ConfigError(problems)
+    return {"file": places[0], "functions": [function.__name__ for function in functions]}
+
+
+class RunFollower:
+    """Lines that a run adds to metrics.jsonl and events.jsonl from now on, in this order, each told once.
+
+    What a run that goes on from a checkpoint does again is told again.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._metrics, self._events = _Growing(run_dir / METRICS), _Growing(run_dir / EVENTS)
+        self._known = {_key(line) for line in self._metrics.read()}
+        for _ in self._events.read():
+            pass
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The new lines: events first, by which a step may be known anew."""
+        # Metrics are read first: the event by which a run began is then there, if it was before them.
+        lines = list(self._metrics.read())
+        for event in self._events.read():
+            if event.get("event") in BEGINNINGS:
+                self._known = {key for key in self._known if key[0] <= event["step"]}
+            yield event
+        for line in lines:
+            if _key(line) not in self._known:
+                self._known.add(_key(line))
+                yield line
+
+
+def _key(line: Mapping[str, Any]) -> tuple[int, bool]:
+    return line.get("step", -1), "eval_loss" in line
+
+
+class _Growing:
+    """A file of JSON lines that another process adds to, and may replace by a shorter one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._inode, self._offset = path, -1, 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The whole lines since the last time; of a file that was replaced, all of them."""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            facts = os.fstat(file.fileno())
+            if facts.st_ino != self._inode or facts.st_size < self._offset:
+                self._inode, self._offset = facts.st_ino, 0
+            file.seek(self._offset)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for text in whole.splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue  # damaged: whoever reads the run says so
+            if isinstance(line, dict):
+                yield line
