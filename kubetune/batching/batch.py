@@ -51,10 +51,12 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all sequences."""
         return self.cu_seqlens[-1]
 
     @property
     def num_labels(self) -> int:
+        """Tokens that are learnt."""
         return len(self.labels)
 
     def to(self, device: torch.device) -> Batch:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 
 def moved_tensor(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    """A copy on a device, made by way of pinned memory and not waited for; None of None."""
     return None if tensor is None else tensor.pin_memory().to(device, non_blocking=True)
 
 

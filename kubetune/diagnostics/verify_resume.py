@@ -75,6 +75,7 @@ class Verdict:
 
     @property
     def is_exact(self) -> bool:
+        """Equality of both runs to the last bit."""
         return self.difference is None
 
 

@@ -38,6 +38,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
+        """Rank 0, which writes and speaks for all."""
         return self.rank == 0
 
 

@@ -18,7 +18,7 @@ from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World
 from kubetune.inference.result import default_device, open_result
 from kubetune.planning.plan import make_plan
-from kubetune.rundir.metrics import EVALUATION, now
+from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
 from kubetune.scoring.judge import answer, judge_of
 from kubetune.scoring.own_functions import Function
 from kubetune.training.evaluation import collect, measured
@@ -116,7 +116,7 @@ def evaluate_run(
     parts = collect(task, learner, rows, plan, world)
     assert parts is not None
     if (said := task.predictions(learner, parts, rows)) is not None:
-        predictions = predictions or run_dir / "predictions.jsonl"
+        predictions = predictions or run_dir / PREDICTIONS
         write_atomic(predictions, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in said))
     matrix = task.confusion(learner, parts)
     names = labels.names if matrix and labels else ()

@@ -69,10 +69,12 @@ class Result:
 
     @cached_property
     def task(self) -> Task:
+        """The run's task."""
         return task_module(self.trained)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer as it is found here. Raises ModelError where it cannot be had."""
         return load_tokenizer(self.config.model)
 
     @cached_property

@@ -33,6 +33,7 @@ class LogitRule:
     cap: float = 0.0
 
     def apply(self, logits: Tensor) -> Tensor:
+        """Logits, `[…, vocabulary]`, multiplied and then capped."""
         if self.multiplier != 1.0:
             logits = logits * self.multiplier
         return torch.tanh(logits / self.cap) * self.cap if self.cap else logits
@@ -131,6 +132,7 @@ def add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
 
 
 def opened(parameter: Tensor, collected: GradientSum | None) -> Tensor:
+    """The fp32 sum that gradients of a parameter are added to: the collected one, or zeros."""
     # In fp32: hundreds of chunks would be rounded away in bf16.
     return torch.zeros(parameter.shape, device=parameter.device) if collected is None else collected.opened()
 

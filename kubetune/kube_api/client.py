@@ -53,7 +53,8 @@ _DISTRUST = "CERTIFICATE_VERIFY_FAILED"
 class Sink(Protocol):
     """Takes what a command in a pod writes."""
 
-    def write(self, data: bytes, /) -> object: ...
+    def write(self, data: bytes, /) -> object:
+        """Take bytes as a pod printed them."""
 
 
 def say(text: str) -> None:

@@ -45,12 +45,14 @@ class Owner:
 
     @classmethod
     def read(cls, text: str, where: str) -> Owner:
+        """The owner that a store holds; `where` it was read from. Raises EnvironmentFault."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as error:
             raise errors.EnvironmentFault(f"{where} is damaged ({error}); expected what kubetune wrote there") from None
 
     def text(self) -> str:
+        """A line of JSON, as `read` takes it."""
         return json.dumps(asdict(self)) + "\n"
 
 

@@ -31,9 +31,11 @@ class PatientStore:
         return partial(self._ask, name)
 
     def get_file(self, place: str, path: str) -> None:
+        """Copy a file of the store to a local path, for as long as bytes keep coming."""
         self._ask("get_file", place, path, moves=place)
 
     def put_file(self, path: str, place: str) -> None:
+        """Copy a local file into the store, for as long as bytes keep going."""
         self._ask("put_file", path, place, moves=place)
 
     def _ask(self, name: str, *arguments: Any, moves: str = "", **settings: Any) -> Any:

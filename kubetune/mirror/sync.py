@@ -28,8 +28,8 @@ LINKS = ("best", "last")
 FETCHING = ".fetching"
 """In a run directory while it is fetched, and after a fetch that was cut off: less may be here than seems to be."""
 RUN_FILES = (
-    metrics.CONFIG, RESOLVED, metrics.PLAN, metrics.METRICS, metrics.TIMINGS, metrics.EVENTS, "tracking.json",
-    metrics.REPORT, "identity.json", metrics.BASE,
+    metrics.CONFIG, RESOLVED, metrics.PLAN, metrics.METRICS, metrics.TIMINGS, metrics.EVENTS, metrics.TRACKING,
+    metrics.REPORT, metrics.IDENTITY, metrics.BASE,
 )  # fmt: skip
 """Files that a run needs to go on, besides a checkpoint."""
 RANK_LOG = re.compile(r"logs/rank-\d+\.log")

@@ -170,6 +170,7 @@ def set_attention(lm: Any, name: str) -> None:
 
 
 def implementation(lm: Any) -> str | None:
+    """Name of the attention that a language model runs by; None where it has no choice."""
     # Old models only warn in set_attn_implementation and keep what they had.
     return cast("str | None", lm.config.get_text_config()._attn_implementation)
 

@@ -50,6 +50,7 @@ class ShardedAdamW(FlatAdamW):
 
     @property
     def size(self) -> int:
+        """Trained parameters of all ranks."""
         return sum(p.numel() for p, _ in self._slices)
 
     @property

@@ -143,6 +143,7 @@ def micro_batch_tokens(config: Config, plan: Plan) -> int:
 
 
 def element_bytes(config: Config, plan: Plan) -> int:
+    """Bytes of one parameter of the base as it is computed with."""
     if config.model.dtype == "auto":
         return 2 if plan.device == "cuda" else 4
     return 4 if config.model.dtype == "float32" else 2

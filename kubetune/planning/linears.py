@@ -52,6 +52,7 @@ def adapter_parameters(config: Config, weights: Weights) -> int:
 
 
 def is_target(name: str, targets: str | tuple[str, ...]) -> bool:
+    """Choice of a module for LoRA by `lora.target_modules`, as PEFT chooses."""
     if targets == "all-linear":
         return True
     if isinstance(targets, str):

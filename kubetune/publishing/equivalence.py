@@ -46,6 +46,7 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
+        """Difference within the tolerance; never true of NaN."""
         return self.difference <= self.tolerance  # False for NaN
 
 
@@ -58,6 +59,7 @@ class Sample:
 
     @property
     def tokens(self) -> int:
+        """Tokens of all batches."""
         return sum(batch.num_tokens for batch in self.batches)
 
 

@@ -47,6 +47,7 @@ class Export:
 
     @property
     def files(self) -> dict[str, int]:
+        """Bytes of each file, by its name."""
         return {name: file["bytes"] for name, file in self.facts["files"].items()}
 
 

@@ -54,6 +54,7 @@ class Job:
 
     @property
     def dtype_name(self) -> str:
+        """The dtype of what is written, as configs name it."""
         return _name(self.dtype)
 
     def in_dtype(self, dtype: torch.dtype) -> Config:

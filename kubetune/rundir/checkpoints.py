@@ -45,6 +45,7 @@ class State:
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
+    """The folder of the checkpoint after so many steps, there or not."""
     return run_dir / "checkpoints" / f"step-{step:06d}"
 
 

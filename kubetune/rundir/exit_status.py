@@ -61,6 +61,7 @@ class Death:
 
     @property
     def was_killed(self) -> bool:
+        """End by a signal that asks nothing, such as SIGKILL."""
         return self.status < 0 and -self.status not in _REQUESTS_TO_STOP
 
 

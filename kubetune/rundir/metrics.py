@@ -38,6 +38,10 @@ METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 EVENTS = "events.jsonl"
 REPORT = "report.json"
+IDENTITY = "identity.json"
+"""Files that the run is made from, by size and SHA-256 (data/prepared/identity)."""
+TRACKING = "tracking.json"
+"""The MLflow run that a resumed run goes on in."""
 LOAD = "load.jsonl"
 """Load of the machine of rank 0."""
 DATA = "data.json"
@@ -50,6 +54,8 @@ ANSWERS = "answers"
 """Folder of what was asked, and of what each evaluation was answered."""
 EVALUATION = "evaluation.json"
 """Result of the last `kubetune evaluate`."""
+PREDICTIONS = "predictions.jsonl"
+"""Labels that a classifier gave each row, by the last `kubetune evaluate`."""
 BEFORE_AFTER = older_files.BEFORE_AFTER
 """Prompts with what was expected and what the model said before and after, where somebody asked."""
 
@@ -94,6 +100,7 @@ class MetricsLog:
         self._timings.sync()
 
     def close(self) -> None:
+        """Close both files; what was written is not made durable by it."""
         self._metrics.close()
         self._timings.close()
 

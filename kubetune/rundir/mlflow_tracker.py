@@ -32,8 +32,6 @@ from kubetune.config.schema.tracking import MlflowConfig
 from kubetune.rundir import metrics
 from kubetune.rundir.machine import git_commit
 
-IDENTITY: Final = "tracking.json"
-
 _log = family_logger("TRACKING")
 _SECONDS_TO_BEGIN = 60.0
 _SECONDS_BETWEEN_SENDS = 5.0
@@ -228,7 +226,7 @@ class MlflowSink:
 
     def _go_on(self, uri: str) -> str | None:
         """The MLflow run of an earlier start, set to running again; None when there is none to go on with."""
-        path = self._run_dir / IDENTITY
+        path = self._run_dir / metrics.TRACKING
         try:
             known = read_object(path)
         except FileNotFoundError:
@@ -263,7 +261,9 @@ class MlflowSink:
             self._client.log_batch(run_id, params=params[first : first + _PARAMS_PER_CALL])
         tags = {**dict(_tags(self._config, self._run_dir)), **self._settings.tags}
         self._client.log_batch(run_id, tags=[RunTag(key, scrub(value)) for key, value in tags.items()])
-        write_atomic(self._run_dir / IDENTITY, json.dumps({"uri": uri, "run_id": run_id}) + "\n", within=self._run_dir)
+        write_atomic(
+            self._run_dir / metrics.TRACKING, json.dumps({"uri": uri, "run_id": run_id}) + "\n", within=self._run_dir
+        )
         return str(run_id)
 
 

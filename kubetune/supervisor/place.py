@@ -74,6 +74,7 @@ def hold(run_dir: Path, node: int) -> AbstractContextManager[None]:
 
 
 def read_plan(run_dir: Path) -> Plan:
+    """The plan of a run directory. Raises ConfigError where it has none."""
     from kubetune.planning.plan import Plan  # takes long enough that the signal handlers must come first
 
     try:

@@ -43,6 +43,8 @@ RETIRED = {
 """Words that were names of classes and modules once, with what stands in for each: one word for one idea."""
 ELSEWHERE = {("plugins", "journal"), ("plugins", "Journal")}
 """The same word for something else."""
+SAID_ELSEWHERE = {"add_arguments", "run", "forward", "backward"}
+"""What every verb has (cli), and every operation of autograd (its class says what it is)."""
 QUESTIONS = re.compile(r"(What|Whether|Which|How|Where|When|Whose|Who|Why|True (where|when|if|of|on))\b")
 """Openings of docstrings that ask instead of saying the thing."""
 
@@ -262,6 +264,24 @@ def test_docstrings_say_the_thing_first() -> None:
         if QUESTIONS.match(text)
     ]
     assert not asking, "\n".join(asking)
+
+
+def test_what_other_files_use_says_what_it_is() -> None:
+    silent = [
+        f"{module}:{node.lineno} {node.name}"
+        for module, path in MODULES.items()
+        for node in _public(ast.parse(path.read_text("utf-8")))
+        if not ast.get_docstring(node) and node.name not in SAID_ELSEWHERE
+    ]
+    assert not silent, "\n".join(silent)
+
+
+def _public(node: ast.Module | ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    for child in node.body:
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not child.name.startswith("_"):
+            yield child
+            if isinstance(child, ast.ClassDef):
+                yield from _public(child)
 
 
 def test_docstrings_are_found_wherever_they_stand(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 from kubetune.base.files import write_atomic
-from kubetune.config.schema import LEARNING_RATES
 from kubetune.errors import ConfigError
 
 STARTER = """\
@@ -105,7 +104,10 @@ def run(args: argparse.Namespace) -> int:
 def starter(task: str) -> str:
     """The starter file of a task."""
     text = STARTER.replace(TASKS["causal_lm"], TASKS[task])
-    if task != "causal_lm":  # answers alone are compared, at a lower rate than they are learnt at
+    if task != "causal_lm":
+        from kubetune.config.schema import LEARNING_RATES
+
+        # Answers alone are compared, at a lower rate than they are learnt at.
         lines = [line for line in text.splitlines(keepends=True) if "train_on:" not in line]
         of_adapters, of_all = (f"{rate:g}".replace("e-0", "e-") for rate in LEARNING_RATES[task])
         rates = f"{of_adapters}{' ' * (15 - len(of_adapters))}# default: {of_adapters} for LoRA, {of_all} for full"

@@ -77,6 +77,7 @@ class Prompt:
         self._stream = stream
 
     def write(self, data: bytes) -> None:
+        """Write at once what was not whole lines, such as a prompt."""
         self._stream.write(data)
         self._stream.flush()
 
@@ -88,6 +89,7 @@ class Marked:
         self._stream, self._mark, self._rest = stream, mark.encode(), b""
 
     def write(self, data: bytes) -> None:
+        """Write the lines that are whole by now, each after the mark."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._stream.write(b"".join(self._mark + line + b"\n" for line in lines))
         self._stream.flush()

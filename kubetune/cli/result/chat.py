@@ -44,6 +44,7 @@ class Conversation:
     """Lines said already of what the chat template leaves out."""
 
     def reset(self) -> None:
+        """Forget all turns and images."""
         for what in (self.tuned, self.base, self.images, self.pending):
             what.clear()
 

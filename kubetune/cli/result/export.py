@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tell(text: str) -> None:
+    """Print what is being done now."""
     print(f"… {text}", flush=True)
 
 

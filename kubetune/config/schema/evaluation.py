@@ -26,6 +26,8 @@ Names = Annotated[tuple[str, ...], AsTuple, BeforeValidator(_as_list, json_schem
 
 
 class GenerateConfig(Section):
+    """Answers that the model gives at each evaluation, and what they are measured by."""
+
     metric: Annotated[
         tuple[AnswerMetric, ...],
         AsTuple,
@@ -65,6 +67,8 @@ class GenerateConfig(Section):
 
 
 class OwnMetricsConfig(Section):
+    """Measures of answers that are functions of the user's."""
+
     file: str = Field(min_length=1, description="Python file of yours; nothing else is ever imported by name.")
     functions: Annotated[Names, Field(min_length=1)] = Field(
         description="Functions in it: `function(prompt, answer, reference, record) -> float`."
@@ -80,6 +84,8 @@ class OwnMetricsConfig(Section):
 
 
 class ForgetConfig(Section):
+    """Data that a run must not lose."""
+
     data: Sources = Field(description="Sources of what must not be lost, such as `general.jsonl#500`.")
 
 
@@ -88,6 +94,8 @@ def _as_forget(value: Any) -> Any:
 
 
 class EvaluationConfig(Section):
+    """Measures besides the task's own, and what they must reach."""
+
     generate: GenerateConfig | None = Field(
         None, description="At each evaluation, let the model answer rows of `data.eval`, and measure the answers."
     )

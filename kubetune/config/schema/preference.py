@@ -29,6 +29,8 @@ ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
 
 
 class PreferenceConfig(Section):
+    """Loss on pairs, or on judged answers, and its strength."""
+
     loss: Annotated[Loss, renamed(LOSS_NAMES)] = Field(
         "dpo",
         description="`dpo` (arXiv 2305.18290; `sigmoid`), `ipo` (2310.12036), `hinge` (SLiC, 2305.10425) and `robust` "

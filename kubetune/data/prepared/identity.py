@@ -29,8 +29,8 @@ from kubetune.data.reading.hub import find_files, is_local
 from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
 from kubetune.data.text.tokenizer_files import PROCESSOR_FILES
 from kubetune.planning import model_shapes
+from kubetune.rundir.metrics import IDENTITY
 
-IDENTITY = "identity.json"
 TEMPLATE = "model.chat_template"
 """Stands among the tokenizer's files for a template that the config names."""
 

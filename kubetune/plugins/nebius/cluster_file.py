@@ -36,6 +36,8 @@ def gibibytes(size: str) -> int:
 
 
 class ServiceAccountConfig(Section):
+    """The account that nodes act as."""
+
     name: ResourceName = Field(description="The nodes act as this account; made if there is none of this name.")
     group: ResourceId | None = Field(
         None, description="Id of a group it is put into, such as the tenant's `viewers`, to pull private images."
@@ -43,6 +45,8 @@ class ServiceAccountConfig(Section):
 
 
 class FilesystemConfig(Section):
+    """Storage that all nodes share."""
+
     name: ResourceName = Field(description="Name of the shared filesystem.")
     size: Quantity = Field(description="Such as `2Ti`; whole GiB are made of it.")
     type: Literal["network_ssd", "network_hdd", "weka", "vast"] = Field("network_ssd", description="Kind of storage.")
@@ -53,6 +57,8 @@ class FilesystemConfig(Section):
 
 
 class DiskConfig(Section):
+    """The disk that a node starts from."""
+
     type: Literal["network_ssd", "network_hdd", "network_ssd_io_m3", "network_ssd_non_replicated"] = Field(
         "network_ssd", description="Kind of disk."
     )
@@ -61,6 +67,8 @@ class DiskConfig(Section):
 
 
 class AutoscalingConfig(Section):
+    """Bounds between which a group has as many nodes as pods need."""
+
     min: int = Field(0, ge=0, le=1000, description="As few nodes while nothing wants more.")
     max: int = Field(ge=1, le=1000, description="As many nodes at most.")
 
@@ -72,6 +80,8 @@ class AutoscalingConfig(Section):
 
 
 class TaintConfig(Section):
+    """A taint that nodes of a group begin with."""
+
     key: LabelKey = Field(description="Key; only pods that tolerate it run there: `kubernetes.tolerations` of a run.")
     value: LabelValue = Field("", description="Its value.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
@@ -80,6 +90,8 @@ class TaintConfig(Section):
 
 
 class NodeGroupConfig(Section):
+    """Nodes that are alike."""
+
     name: ResourceName = Field(description="Name of the group.")
     nodes: int | None = Field(None, ge=1, le=1000, description="How many nodes, all the time.")
     autoscaling: AutoscalingConfig | None = Field(None, description="As many nodes as pods need, instead of `nodes`.")
@@ -115,6 +127,8 @@ class NodeGroupConfig(Section):
 
 
 class CsiChartConfig(Section):
+    """The driver of volumes on the shared filesystem."""
+
     chart: str = Field(
         "oci://cr.eu-north1.nebius.cloud/mk8s/helm/csi-mounted-fs-path",
         pattern=r"^[A-Za-z0-9:/._-]+$",
@@ -127,6 +141,8 @@ class CsiChartConfig(Section):
 
 
 class JobSetChartConfig(Section):
+    """The JobSet controller."""
+
     chart: str = Field(
         "oci://registry.k8s.io/jobset/charts/jobset", pattern=r"^[A-Za-z0-9:/._-]+$", description="Helm chart."
     )
@@ -136,6 +152,8 @@ class JobSetChartConfig(Section):
 
 
 class KueueChartConfig(JobSetChartConfig):
+    """The Kueue controller."""
+
     chart: str = Field(
         "oci://registry.k8s.io/kueue/charts/kueue", pattern=r"^[A-Za-z0-9:/._-]+$", description="Helm chart."
     )
@@ -144,6 +162,8 @@ class KueueChartConfig(JobSetChartConfig):
 
 
 class ClaimConfig(Section):
+    """A claim on the shared filesystem."""
+
     name: Name = Field(description="Name of the claim; `kubernetes.storage.outputs.claim` of a run file names it.")
     namespace: Label = Field("default", description="Its namespace; made if it is not there.")
     size: Quantity = Field(description="Size of the claim.")

@@ -49,6 +49,7 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
 
 
 def log_model(learner: Any, optimizer: FlatAdamW) -> None:
+    """Log the parameters, those that are trained, and how sequences run."""
     total, trained = sum(quantization.count(p) for p in learner.model.parameters()), optimizer.size
     logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
@@ -59,6 +60,7 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
 
 
 def log_padding(tokenizer: Tokenizer, world: World) -> None:
+    """Log that EOS stands in for a pad token, where it does."""
     if world.is_main and not tokenizer.names_padding:
         logs.MODEL.info(
             "no pad token is named, so EOS stands in for one where batches are filled up: in generation, and in what "
