@@ -6,7 +6,7 @@
 ARG BASE=python:3.11-slim-trixie@sha256:90744cff8f32887f075c47d747a173ff333e9e98801667af93c357fa9f5e28ff
 
 FROM ${BASE} AS debian
-# Debian packages to add, such as libibverbs1=56.1-1, and the day of snapshot.debian.org that has these versions when the
+# Debian packages to add, such as gcc=4:14.2.0-1, and the day of snapshot.debian.org that has these versions when the
 # mirrors have moved on. They are unpacked, not installed, so that the image needs no RUN on top of its base; each
 # leaves its description where makers of bills of materials look for it.
 ARG PACKAGES=
@@ -25,8 +25,19 @@ RUN mkdir -p /debs/partial /debian/usr/lib /debian/var/lib/dpkg/status.d \
             dpkg-deb --extract "$package" /debian \
                 && dpkg-deb --field "$package" > "/debian/var/lib/dpkg/status.d/$(dpkg-deb --field "$package" Package)" \
                 || exit 1; fi; done \
-    # /lib is a link to /usr/lib in the base, which a copied folder of that name would be in the way of.
-    && if [ -d /debian/lib ]; then cp -a /debian/lib/. /debian/usr/lib/ && rm -r /debian/lib; fi
+    # They are links to those in /usr in the base, which copied folders of such names would be in the way of.
+    && for folder in lib lib64; do if [ -d "/debian/$folder" ]; then \
+        mkdir -p "/debian/usr/$folder" && cp -a "/debian/$folder/." "/debian/usr/$folder/" && rm -r "/debian/$folder"; fi; done
+
+FROM ${BASE} AS system
+COPY --from=debian /debian /
+# What Triton does with the compiler when a run begins: a module of Python's. Found out here where that cannot be made.
+RUN if command -v gcc >/dev/null; then \
+        echo '#include <Python.h>' | gcc -shared -fPIC -x c - -o /tmp/module.so \
+            -I"$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
+        && python3 -c 'import ctypes; ctypes.PyDLL("/tmp/module.so")' && rm /tmp/module.so \
+        || { echo "The compiler cannot make modules of Python's. Take a BASE with Python's headers, or the slim variant." >&2; \
+            exit 1; }; fi
 
 FROM ${BASE} AS dependencies
 # cpu or cuda: which build of PyTorch the image is meant to hold, checked below.
@@ -65,13 +76,13 @@ FROM dependencies AS package
 COPY README.md LICENSE ./
 COPY kubetune kubetune
 COPY scripts/sbom.py /source/
-COPY --from=debian /debian/var/lib/dpkg /debian-dpkg
+COPY --from=system /var/lib/dpkg /dpkg
 ARG VERSION=
 # --no-build-isolation: with the setuptools that constraints.txt pins.
 RUN /pip/bin/pip --python /opt/kubetune/bin/python install --no-deps --no-build-isolation --prefix=/package . \
     && python3 -m compileall -q --invalidation-mode unchecked-hash -s /package -p /opt/kubetune /package/lib \
     && python3 sbom.py kubetune "${VERSION:-unknown}" --python /opt/kubetune/lib /package/lib /usr/local/lib \
-        --dpkg /var/lib/dpkg /debian-dpkg > /package/sbom.cdx.json
+        --dpkg /dpkg > /package/sbom.cdx.json
 
 # No RUN from here on: nothing of the build, such as its mounts, leaves a trace.
 FROM ${BASE}

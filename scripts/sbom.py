@@ -47,7 +47,9 @@ def debian_packages(folder: Path, distribution: str) -> Iterator[Component]:
     files = [folder / "status", *sorted((folder / "status.d").glob("*"))]
     for paragraph in (part for path in files if path.is_file() for part in path.read_text("utf-8").split("\n\n")):
         facts = dict(re.findall(r"^([A-Za-z-]+): *(.*)$", paragraph, re.MULTILINE))
-        if "Package" in facts and facts.get("Status", "install ok installed").endswith(" installed"):
+        # What is in status.d was unpacked over what the base had of it.
+        is_gone = "Status" in facts and (folder / "status.d" / facts["Package"]).is_file()
+        if "Package" in facts and not is_gone and facts.get("Status", "ok installed").endswith(" installed"):
             name, version, architecture = facts["Package"], facts["Version"], facts["Architecture"]
             facts_of_it = f"arch={architecture}&distro={distribution}"
             yield component(name, version, f"pkg:deb/debian/{quote(name)}@{quote(version)}?{facts_of_it}")

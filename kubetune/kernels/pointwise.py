@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -135,8 +136,10 @@ def can_compile(device: torch.device) -> str | None:
     """None when torch.compile can work here, else what is missing."""
     if device.type == "cuda":
         # Triton compiles its binding to the driver on first use; container images often come without a compiler.
-        found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-        return None if found else "there is no C compiler (gcc)"
+        if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+            return "there is no C compiler (gcc)"
+        has_headers = os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h"))
+        return None if has_headers else "there are no headers of Python (Python.h; Debian: python3-dev)"
     return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler (g++)"
 
 

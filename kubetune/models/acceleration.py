@@ -92,8 +92,10 @@ def wants_compile(setting: bool | str, model: nn.Module, workload: Workload, dev
     """`training.compile`, decided."""
     missing = pointwise.can_compile(device)
     if setting == "auto":
-        parameters = sum(p.numel() for p in model.parameters())
-        return missing is None and is_worth_compiling(parameters, workload.total_tokens, device.type)
+        pays = is_worth_compiling(sum(p.numel() for p in model.parameters()), workload.total_tokens, device.type)
+        if pays and missing is not None:
+            logs.MODEL.warning("kernels stay plain, which is slower: %s (docs/image.md)", missing)
+        return pays and missing is None
     if setting and missing is not None:
         said = f"training.compile is {str(setting).lower()}, but {missing}; install one, or leave it at auto"
         raise errors.ConfigError(said)

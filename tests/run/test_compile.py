@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from kubetune import errors
 from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World
 from kubetune.kernels import pointwise
-from kubetune.kernels.pointwise import Kernels
-from kubetune.models.acceleration import Workload
+from kubetune.kernels.pointwise import Kernels, can_compile
+from kubetune.models.acceleration import Workload, wants_compile
 from kubetune.tasks import task_module
 from tests import reviews, toy
 from tests.pictures import save_seeing_model, write_questions
@@ -67,6 +68,28 @@ def test_one_that_differs_or_cannot_be_compiled_stays_plain(
         assert torch.equal(ours, plain)
     assert kernels["cross_entropy"] is pointwise.cross_entropy
     assert f"cross_entropy runs without torch.compile: {reason}" in caplog.text
+
+
+def test_a_run_without_a_compiler_says_that_kernels_stay_plain(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Only where they would be compiled: not in a run too short to earn it back."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    caplog.set_level("INFO", "kubetune")
+    model = torch.nn.Linear(8, 8)
+    for device, needed in (("cpu", "C++ compiler (g++)"), ("cuda", "C compiler (gcc)")):
+        caplog.clear()
+        assert not wants_compile("auto", model, Workload(total_tokens=1000), torch.device(device))
+        assert not caplog.messages
+        assert not wants_compile("auto", model, Workload(total_tokens=10**15), torch.device(device))
+        (said,) = caplog.messages
+        assert f"kernels stay plain, which is slower: there is no {needed}" in said
+    (tmp_path / "gcc").touch(0o755)
+    assert can_compile(torch.device("cuda")) is None
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    assert "Python.h" in str(can_compile(torch.device("cuda")))
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ Status: deinstall ok config-files
 Architecture: all
 Version: 1
 """
+REPLACED = "Package: libibverbs1\nStatus: install ok installed\nVersion: 50\nArchitecture: amd64\n"
 UNPACKED = "Package: libibverbs1\nVersion: 56.1-1\nArchitecture: amd64\n"
 # It builds nothing: what it is asked to do is on its last line, and a bill is what it would copy.
 BUILDER = """\
@@ -49,7 +50,7 @@ esac
 def bill(folder: Path) -> str:
     """The bill of this Python's packages and of two of Debian's."""
     (folder / "status.d").mkdir(exist_ok=True)
-    (folder / "status").write_text(STATUS)
+    (folder / "status").write_text(f"{STATUS}\n{REPLACED}")
     (folder / "status.d" / "libibverbs1").write_text(UNPACKED)
     command = [sys.executable, ROOT / "scripts" / "sbom.py", "kubetune", "1.0", "--python", sys.prefix]
     done = subprocess.run([*command, "--dpkg", folder], capture_output=True, text=True, check=True)
@@ -132,8 +133,8 @@ def test_base_and_debian_packages_are_pinned() -> None:
     assert re.fullmatch(r"python:3\.\d+-slim-\w+@sha256:[0-9a-f]{64}", base[1])
     pins = dict(re.findall(r'^(\w+)="?([^"\n]*)', (ROOT / "scripts/image.pins").read_text(), re.MULTILINE))
     assert re.fullmatch(r"\d{8}T\d{6}Z", pins["SNAPSHOT"])
-    named = dict(pin.split("=") for pin in pins["RDMA_PACKAGES"].split())
-    assert {"libibverbs1", "ibverbs-providers", "librdmacm1t64"} <= named.keys()
+    named = dict(pin.split("=") for key in ("RDMA_PACKAGES", "COMPILER_PACKAGES") for pin in pins[key].split())
+    assert {"libibverbs1", "ibverbs-providers", "librdmacm1t64", "gcc", "libc6-dev"} <= named.keys()
     assert all(re.fullmatch(r"[0-9][\w.+:~-]*", number) for number in named.values())
 
 
@@ -162,10 +163,15 @@ def test_training_images_hold_what_training_needs(copy: Path) -> None:
     arguments, _ = asked_of_builder(copy, "cuda")
     assert arguments["EXTRAS"] == "hub,vision,s3,quantization"
     assert "libibverbs1=" in arguments["PACKAGES"]
+    assert " gcc=" in arguments["PACKAGES"]
     assert arguments["SNAPSHOT"]
     # The versions are those of the base's release; of another base nothing is known.
     arguments, _ = asked_of_builder(copy, "cuda", BASE="localhost/other:1")
+    assert arguments["PACKAGES"] == "ibverbs-providers libibverbs1 librdmacm1 gcc libc6-dev"
+    arguments, words = asked_of_builder(copy, "cuda-slim", BASE="localhost/other:1")
     assert arguments["PACKAGES"] == "ibverbs-providers libibverbs1 librdmacm1"
+    assert (arguments["VARIANT"], arguments["EXTRAS"]) == ("cuda", "hub,vision,s3,quantization")
+    assert words[words.index("--tag") + 1].endswith("-cuda-slim")
 
 
 def test_tools_architectures_and_the_source_are_options(copy: Path) -> None:
