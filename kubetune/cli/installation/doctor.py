@@ -24,7 +24,8 @@ from kubetune import errors
 from kubetune.base.gpus import GPU_QUERY, gpu_use
 from kubetune.base.humanize import size, visible
 from kubetune.base.logs import scrub
-from kubetune.cli.remote.run_on_cluster import add_namespace, print_table
+from kubetune.cli.remote.run_on_cluster import add_namespace
+from kubetune.cli.tables import print_table
 from kubetune.library.connection import open_cluster
 
 Level = Literal["ok", "note", "wrong"]

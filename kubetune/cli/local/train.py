@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 
 from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import Relay
 from kubetune.cli.local.watch import next_steps
 from kubetune.cli.prepare.plan import describe, show_notes
+from kubetune.cli.tables import print_fact
 from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.errors import OK
 from kubetune.library.plans import plan_here
@@ -52,7 +54,8 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         run_dir = Path(str(config.output))
         for label, text in describe(config, plan, None):
             if label != "tokens":
-                print(f"{label:<17} {text}", flush=True)
+                print_fact(label, text, 17)
+        sys.stdout.flush()
         code = launch_run(config, plan, run_dir, source=run_file(args), relay=relay)
         if code == OK:
             print(next_steps(run_dir, config.task), flush=True)

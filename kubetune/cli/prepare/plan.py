@@ -13,7 +13,7 @@ from datetime import datetime
 from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import counted
 from kubetune.cli.prepare import plan_forecast
-from kubetune.cli.remote.run_on_cluster import print_table
+from kubetune.cli.tables import print_fact, print_table
 from kubetune.config.flags import add_run_arguments, config_from_args, sources_of
 from kubetune.config.load import dotted_values, read_tree, resolved
 from kubetune.config.naming import default_output
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(plan.model_dump(mode="json") | facts, indent=2))
         return 0
     for label, text in (*describe(config, plan, lengths), *plan_forecast.describe(config, plan, ahead)):
-        print(f"{label:<17} {text}")
+        print_fact(label, text, 17)
     return 0
 
 

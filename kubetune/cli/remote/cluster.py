@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.files import lock
-from kubetune.cli.remote.run_on_cluster import asker, print_table
+from kubetune.cli.remote.run_on_cluster import asker
+from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError
 from kubetune.plugins.nebius.cluster_file import HOURS_PER_MONTH, NebiusCluster, costs, load_cluster
 

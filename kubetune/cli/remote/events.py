@@ -6,7 +6,8 @@ import argparse
 import json
 
 from kubetune.base.humanize import brief, visible
-from kubetune.cli.remote.run_on_cluster import add_run, find, print_table
+from kubetune.cli.remote.run_on_cluster import add_run, find
+from kubetune.cli.tables import print_table
 from kubetune.errors import OK
 
 

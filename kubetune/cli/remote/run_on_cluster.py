@@ -1,4 +1,4 @@
-"""Common parts of the verbs about a run on a cluster: its name, questions to a person, tables."""
+"""Common parts of the verbs about a run on a cluster: its name, questions to a person, marks of nodes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError, EnvironmentFault
 from kubetune.library.connection import open_cluster
 
@@ -110,16 +111,6 @@ def told_on_interrupt(text: str) -> Iterator[None]:
         after = "\n" if sys.stderr.isatty() else ""  # a terminal has just written ^C
         print(f"{after}kubetune: {text}", file=sys.stderr, flush=True)
         raise
-
-
-def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as they need to be; nothing is cut off, so that everything can be searched and copied."""
-    lines = [list(head), *([("" if cell is None else str(cell)) for cell in row] for row in rows)]
-    # A row that is shorter ends with a sentence, which may be as long as it likes.
-    cells = [line if len(line) == len(head) else line[:-1] for line in lines]
-    widths = [max(len(line[column]) for line in cells if column < len(line)) for column in range(len(head))]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip())
 
 
 def prefix(node: int, nodes: int, more: str = "") -> str:

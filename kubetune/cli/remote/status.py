@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.humanize import brief, counted, visible
-from kubetune.cli.remote.run_on_cluster import add_run, connect, print_table
+from kubetune.cli.remote.run_on_cluster import add_run, connect
+from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:

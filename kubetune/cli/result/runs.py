@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.humanize import counted, visible
-from kubetune.cli.remote.run_on_cluster import print_table
+from kubetune.cli.tables import print_table
 from kubetune.config.naming import RESOLVED
 from kubetune.errors import OK, ConfigError, KubetuneError, first_line
 

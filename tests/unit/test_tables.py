@@ -1,0 +1,48 @@
+"""Tables of the command line: whole where they are read by programs, folded where a terminal is narrow."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+from kubetune.cli.tables import table
+
+HEAD = ("RUN", "STATE", "WHY")
+ROWS = [("a", "running", None), ("outputs/b", "failed", "the disk was full when the checkpoint of step 20 was written")]
+PRINTED = """
+from kubetune.cli.tables import *
+print_table(("A", "B"), [("x" * 30, "y " * 20)])
+print_fact("w", "z " * 30, 9)
+"""
+
+
+def test_nothing_is_cut_off_and_no_line_is_wider_than_the_terminal() -> None:
+    whole, folded = list(table(HEAD, ROWS)), list(table(HEAD, ROWS, 50))
+    assert len(whole) == 3
+    assert max(map(len, folded)) <= 50
+    assert folded[:2] == ["RUN        STATE    WHY", "a          running"]
+    assert [line[:9].strip() for line in folded[2:]] == ["outputs/b", "", ""], "the longest column gives way"
+    words = " ".join(line[20:].strip() for line in folded[2:])
+    assert words == ROWS[1][2]
+    assert list(table(HEAD, ROWS, 200)) == whole
+    assert max(map(len, table(HEAD, ROWS, 10))) == 27, "no column is narrower than can be read"
+
+
+def test_a_sentence_at_the_end_of_a_short_row_stays_whole() -> None:
+    assert list(table(HEAD, [("a", "b" * 90)], 40))[1] == f"a    {'b' * 90}"
+
+
+def test_only_a_terminal_has_a_width() -> None:
+    """COLUMNS is set in many shells, and means nothing for what is read by a program."""
+    environ = {**os.environ, "COLUMNS": "40"}
+    piped = subprocess.run([sys.executable, "-c", PRINTED], env=environ, capture_output=True, text=True, check=True)
+    assert [len(line.rstrip()) for line in piped.stdout.splitlines()] == [33, 71, 69]
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", 0) as terminal:
+        subprocess.run([sys.executable, "-c", PRINTED], env=environ, stdout=theirs, check=True)
+        os.close(theirs)
+        lines = terminal.read(4096).decode().splitlines()
+    assert max(map(len, lines)) <= 40
+    assert lines[-2:] == [f"w         {'z ' * 15}".rstrip(), f"          {'z ' * 15}".rstrip()]
