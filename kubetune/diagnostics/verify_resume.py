@@ -86,6 +86,7 @@ def shortened(config: Config, steps: int) -> Config:
         update={
             "training": config.training.model_copy(update={**only, "early_stopping_patience": None}),
             "tracking": TrackingConfig(),
+            "evaluation": config.evaluation.model_copy(update={"benchmarks": None, "gate": {}}),
             "logging": config.logging.model_copy(update={"report_json": None, "before_after": 0}),
             "kubernetes": None,
             "push": None,

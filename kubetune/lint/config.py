@@ -122,6 +122,14 @@ def _trackers(spec: RunSpec) -> Iterator[Finding]:
                 "the run's image has this only where it was built with the extra tracking, such as EXTRAS=hub,vision,"
                 "s3,tracking scripts/image cuda; without it the pods end with exit code 2 before they train",
             )
+    if (benchmarks := spec.config.evaluation.benchmarks) is not None:
+        fetched = "" if benchmarks.tasks_folder else "; at the end the pod of node 0 fetches their data from the hub"
+        yield advice(
+            "evaluation.benchmarks",
+            "the run's image has the harness only where it was built with the extra benchmarks, such as EXTRAS=hub,"
+            "vision,s3,benchmarks scripts/image cuda; without it the pods end with exit code 2 before they train"
+            + fetched,
+        )
 
 
 def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Finding]:
@@ -199,10 +207,12 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
             wanted[f"model.{name}"] = path
     if config.evaluation.metrics is not None:
         wanted["evaluation.metrics.file"] = config.evaluation.metrics.file
+    if config.evaluation.benchmarks is not None and config.evaluation.benchmarks.tasks_folder:
+        wanted["evaluation.benchmarks.tasks_folder"] = config.evaluation.benchmarks.tasks_folder
     for key, path in wanted.items():
         is_built_in = key == "model.chat_template" and path == BUILT_IN_TEMPLATE
         # Other chat templates, and Python code, are files even where their names could be hub ids.
-        is_file = key in ("model.chat_template", "evaluation.metrics.file")
+        is_file = key in ("model.chat_template", "evaluation.metrics.file", "evaluation.benchmarks.tasks_folder")
         elsewhere = is_built_in or "://" in path or (on_hub(path) and not is_file)
         if not (elsewhere or path in spec.files or on_volume(k, path)):
             yield error(

@@ -22,7 +22,7 @@ def why_not(learner: Learner) -> str:
     """Reason why a model, as it trains, cannot compute shared beginnings once; empty where it can."""
     if not learner.route.padding_free:
         return f"it takes one sequence at a time ({learner.route.why_not})"
-    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in learner.model.modules()):
+    if any(isinstance(module, nn.Dropout) and module.p > 0 and module.training for module in learner.model.modules()):
         return "it has dropout, of which a shared beginning would have one draw for all its rows"
     try:
         _require_same(learner)

@@ -114,7 +114,9 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
     if picture := draw(lines):
         files.write_atomic(folder / CURVES, picture)
     _write_modelfile(folder, result, kind)
-    verdict = metrics.read_verdict(result.run_dir, facts["checkpoint"]["step"])
+    step = facts["checkpoint"]["step"]
+    verdict = metrics.read_verdict(result.run_dir, step)
+    verdict["benchmarks"] = metrics.read_benchmarks(result.run_dir, step).get("compared")
     card = write_card(job.config, kind, facts, lines, pictured=picture is not None, verdict=verdict)
     files.write_atomic(folder / "README.md", scrub(card))
     whole_folder.share_like(folder, folder / "README.md")

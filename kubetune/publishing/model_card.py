@@ -197,10 +197,15 @@ def _curves(lines: Sequence[Mapping[str, Any]], pictured: bool) -> str:
 
 def _against_base(verdict: Mapping[str, Any]) -> str:
     """Each metric of the base model and of this one, with the interval and the test of those of answers."""
-    base, best = verdict.get("base") or {}, verdict.get("best") or {}
-    if not base:
+    base, best = dict(verdict.get("base") or {}), dict(verdict.get("best") or {})
+    benchmarks = verdict.get("benchmarks") or ()
+    if not base and not benchmarks:
         return ""
     measured = {f"eval_{line['metric']}": line for line in verdict.get("answers") or ()}
+    for line in benchmarks:
+        name = line["metric"]
+        base[name], best[name] = line["before"], line["after"]
+        measured |= {name: line} if "test" in line else {}
     rows = ["| metric | base | tuned | 95 % | gained | lost | p |", "|---|---|---|---|---|---|---|"]
     for name, value in base.items():
         line, tuned = measured.get(name), best.get(name)
@@ -209,7 +214,8 @@ def _against_base(verdict: Mapping[str, Any]) -> str:
             low, high = line["after_interval"]
             sure = f"{low:.3g}–{high:.3g} | {line['gained']} | {line['lost']} | {line['p_value']:.2g} |"
         rows.append(f"| {name} | {value:.4g} | {'' if tuned is None else f'{tuned:.4g}'} | {sure}")
-    return "\n\nThe base model against this one, on the evaluation data:\n\n" + "\n".join(rows)
+    where = ", and benchmarks of lm-evaluation-harness" if benchmarks else ""
+    return f"\n\nThe base model against this one, on the evaluation data{where}:\n\n" + "\n".join(rows)
 
 
 def _proof(proof: Mapping[str, Any]) -> str:

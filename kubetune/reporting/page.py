@@ -225,7 +225,7 @@ def _run_facts(run: RunRecord) -> dict[str, Any]:
         "evaluation": _evaluations(run),
         "best_step": best["step"] if best else None,
         "matrix": _matrix(run.evaluation),
-        "verdict": verdict(run.verdict),
+        "verdict": verdict(run.verdict, run.benchmarks),
         "answers": run.answers[:_ANSWERS],
         "answer_count": len(run.answers),
         "splits": _splits(run),

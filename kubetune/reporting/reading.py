@@ -62,6 +62,7 @@ class RunRecord:
     data: dict[str, Any]
     evaluation: dict[str, Any]
     verdict: dict[str, Any]
+    benchmarks: dict[str, Any]
     answers: Lines
     checkpoints: Sequence[Checkpoint]
     incidents: Sequence[Incident]
@@ -113,6 +114,7 @@ def read_run(run_dir: Path, points: int = POINTS) -> RunRecord:
         data=_object(run_dir / metrics.DATA, damage),
         evaluation=_object(run_dir / metrics.EVALUATION, damage),
         verdict=_object(run_dir / metrics.VERDICT, damage),
+        benchmarks=_object(run_dir / metrics.BENCHMARKS, damage),
         answers=_lines(older_files.before_after(run_dir), damage),
         checkpoints=_checkpoints(run_dir / "checkpoints", damage),
         incidents=[*_incidents(run_dir, events, damage), *_runaway(report)],

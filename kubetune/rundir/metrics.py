@@ -50,6 +50,8 @@ BASE = "base_evaluation.json"
 """Metrics of the model before training, where `evaluation` compares with it."""
 VERDICT = "verdict.json"
 """The best checkpoint against the base model, and what the gate asked for and found."""
+BENCHMARKS = "benchmarks.json"
+"""Results of the last benchmarks of the run, and of its base model where they were asked of both."""
 ANSWERS = "answers"
 """Folder of what was asked, and of what each evaluation was answered."""
 EVALUATION = "evaluation.json"
@@ -131,8 +133,17 @@ def written(moment: datetime) -> str:
 
 def read_verdict(run_dir: Path, step: int | None = None) -> dict[str, Any]:
     """Contents of verdict.json; empty where there is none, or it is of another step than `step`."""
+    return _of_step(run_dir / VERDICT, step)
+
+
+def read_benchmarks(run_dir: Path, step: int | None = None) -> dict[str, Any]:
+    """Contents of benchmarks.json; empty where there is none, or it is of another step than `step`."""
+    return _of_step(run_dir / BENCHMARKS, step)
+
+
+def _of_step(path: Path, step: int | None) -> dict[str, Any]:
     try:
-        found = read_object(run_dir / VERDICT)
+        found = read_object(path)
     except FileNotFoundError:
         return {}
     return found if step in (None, found.get("step")) else {}

@@ -98,15 +98,6 @@ def _measured(name: str, pairs: Sequence[tuple[Answered, Answered]]) -> Measured
     return Measured(name, len(pairs), values[0], values[1], intervals[0], intervals[1], compare(scores[0], scores[1]))
 
 
-def sentence(measured: Measured) -> str:
-    """One line for a log or a terminal."""
-    (low, high), paired = measured.after_interval, measured.paired
-    return (
-        f"{measured.metric} {measured.before:.4g} → {measured.after:.4g} (95 %: {low:.3g}–{high:.3g}, "
-        f"{measured.rows} rows); {paired.gained} gained, {paired.lost} lost, p = {paired.p_value:.2g} ({paired.test})"
-    )
-
-
 def turned(before: Sequence[Answered], after: Sequence[Answered], name: str, most: int) -> dict[str, list[Any]]:
     """Questions whose score a model gained and lost most by, at most so many of each."""
     first = {(answered.prompt, answered.reference): answered for answered in before}

@@ -27,6 +27,7 @@ from kubetune.supervisor.place import Place, read_place, read_plan
 
 PREPARE = "kubetune.data.prepared.prepare_worker"
 WORKER = "kubetune.worker"
+BENCHMARKS = "kubetune.inference.benchmarks"
 BEFORE_AFTER = "kubetune.inference.before_after"
 
 # After losing a peer on another node: time for that node's own, telling report to arrive on a shared disk.
@@ -62,6 +63,8 @@ def _mirrored(run_dir: Path, place: Place, relay: Relay) -> AbstractContextManag
 
 def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> int:
     status = _run(run_dir, place, relay, prepare, worker)
+    if status.code == errors.OK and place.node == 0:
+        status = _benchmarked(run_dir, relay, status)
     if status.code == errors.PREEMPTED and status.step is None:  # no rank had come so far as to say
         status = replace(status, step=checkpoints.newest_step(run_dir))
     # A full disk must not hide the exit code it caused.
@@ -104,6 +107,38 @@ def _ask_before_after(run_dir: Path, relay: Relay) -> None:
         print(f"kubetune: no answers before and after; the run is done all the same. Again: {again}", file=sys.stderr)
 
 
+def _benchmarked(run_dir: Path, relay: Relay, status: ExitStatus) -> ExitStatus:
+    """The end of a run after the benchmarks that its config asks for; without them it is as good, but for its gate."""
+    if not files.read_object(run_dir / RESOLVED).get("evaluation", {}).get("benchmarks"):
+        return status
+    code = errors.PREEMPTED
+    if not relay.stopping:
+        code = relay.run(processes.module(BENCHMARKS, run_dir), _with_network())
+    if code == errors.OK:
+        return status
+    gate = metrics.read_verdict(run_dir).get("gate") or {"passed": True}
+    if code != errors.GATE and gate["passed"]:
+        again = f"python -m {BENCHMARKS} {run_dir}"
+        print(f"kubetune: no benchmarks; the run is done all the same. Again: {again}", file=sys.stderr)
+        return status
+    missed = "; ".join(check["said"] for check in gate.get("checks", ()) if not check["holds"])
+    if relay.stopping:
+        return replace(status, code=errors.PREEMPTED, reason=f"stopped before the benchmarks were done: {missed}")
+    if code == errors.GATE:
+        return replace(
+            status, code=code, reason=f"the gate failed: {missed}. The checkpoint is saved", error="GateFailed"
+        )
+    told = [event for event in metrics.read_events(run_dir) if event["event"] == "benchmarks"]
+    reason = told[-1].get("reason") if told else None
+    code = code if code in (errors.USER, errors.ENVIRONMENT) else errors.ENVIRONMENT
+    return replace(status, code=code, reason=f"no benchmarks for the gate: {reason or 'their process died'}")
+
+
+def _with_network() -> dict[str, str]:
+    """The environment without what keeps a run offline: pods train from what was fetched before."""
+    return {name: value for name, value in os.environ.items() if name not in _OFFLINE}
+
+
 def _push(run_dir: Path, relay: Relay) -> None:
     """The last stage of a run that ended well, where its config asks for it; a failure leaves the run as good.
 
@@ -112,9 +147,7 @@ def _push(run_dir: Path, relay: Relay) -> None:
     if relay.stopping or not files.read_object(run_dir / RESOLVED).get("push"):
         return
     command = processes.module("kubetune", "push", run_dir)
-    # Pods train offline from what was fetched before; this is what the network is for.
-    environ = {name: value for name, value in os.environ.items() if name not in _OFFLINE}
-    if relay.run(command, environ) != errors.OK:
+    if relay.run(command, _with_network()) != errors.OK:
         print(f"kubetune: not pushed; the run is done all the same. Again: kubetune push {run_dir}", file=sys.stderr)
 
 

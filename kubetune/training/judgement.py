@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.base import files, logs
-from kubetune.config.gate import Condition
 from kubetune.config.schema.evaluation import FORGET_LOSS
-from kubetune.data.prepared.histogram import bars
 from kubetune.distributed.main_rank import on_main
 from kubetune.rundir import metrics
-from kubetune.scoring.comparison import (
-    QUESTIONS,
-    Answered,
-    answers_file,
-    compare_answers,
-    read_answers,
-    sentence,
-    turned,
-    write_lines,
-)
+from kubetune.scoring import harness, verdict
+from kubetune.scoring.comparison import QUESTIONS, answers_file, write_lines
 from kubetune.scoring.judge import Judge, answer, judge_of
 from kubetune.tasks import metric_names
 from kubetune.training.evaluation import evaluate
@@ -37,15 +27,15 @@ if TYPE_CHECKING:
     from kubetune.rundir.checkpoints import State
     from kubetune.training.run import Run
 
-SHOWN = 5
-"""Answers that the verdict shows of those gained, and of those lost."""
-
 
 def open_judge(config: Config, data: Prepared, world: World) -> Judge | None:
     """The judge of a run's answers, where any are asked for.
 
     Raises ConfigError where `best` is chosen by a metric that the run does not have, or the judge cannot be made.
     """
+    if config.evaluation.benchmarks is not None:
+        benchmarks = config.evaluation.benchmarks
+        on_main(lambda: harness.task_manager(benchmarks) and None, world)
     if data.eval is None:
         return None
     names = metric_names(config, data.labels) + config.evaluation.names
@@ -106,46 +96,7 @@ def conclude(config: Config, run_dir: Path, state: State, world: World) -> None:
 
     Raises GateFailed, on every rank, where the best checkpoint misses what `evaluation.gate` asks for.
     """
-    if config.evaluation.names or config.evaluation.gate:
-        on_main(partial(_conclude, config, run_dir, state), world)
-
-
-def _conclude(config: Config, run_dir: Path, state: State) -> None:
-    step = state.best_step if state.best_step is not None else state.evaluated_step
-    values = next((line for line in metrics.read_metrics(run_dir) if line["step"] == step and "eval_loss" in line), {})
-    base = files.read_object(run_dir / metrics.BASE)["metrics"] if (run_dir / metrics.BASE).exists() else {}
-    verdict: dict[str, Any] = {"step": step, "base": base, "best": {name: values.get(name) for name in base}}
-    if config.evaluation.generate is not None and answers_file(run_dir, 0).is_file():
-        before, after = read_answers(run_dir, 0), read_answers(run_dir, step)
-        found = compare_answers(before, after)
-        verdict["answers"] = [measured.facts() for measured in found]
-        verdict["turned"] = {measured.metric: turned(before, after, measured.metric, SHOWN) for measured in found}
-        verdict["lengths"] = {name: _lengths(side) for name, side in (("before", before), ("after", after))}
-        for measured in found:
-            logs.RESULT.info("%s", sentence(measured))
-    checks = [_check(name, text, values.get(name), base.get(name)) for name, text in config.evaluation.gate.items()]
-    failed = [check["said"] for check in checks if not check["holds"]]
-    verdict["gate"] = {"passed": not failed, "checks": checks} if checks else None
-    files.write_atomic(run_dir / metrics.VERDICT, json.dumps(verdict, indent=1, ensure_ascii=False), within=run_dir)
-    if failed:
-        raise errors.GateFailed(f"the gate failed at step {step}: {'; '.join(failed)}. The checkpoint is saved")
-    if checks:
-        logs.RESULT.info("the gate holds at step %d", step)
-
-
-def _lengths(answered: Sequence[Answered]) -> list[list[int]]:
-    """Histogram of the characters of answers; empty ones, which have none, come first as `[0, 0, rows]`."""
-    sizes = [len(one.answer) for one in answered]
-    empty, full = sizes.count(0), [size for size in sizes if size]
-    return [*([[0, 0, empty]] if empty else []), *(bars(full) if full else [])]
-
-
-def _check(name: str, text: str, value: float | None, base: float | None) -> dict[str, Any]:
-    """One condition of the gate; what was not measured does not hold."""
-    condition = Condition.parse(text)
-    holds, said = False, f"{name} was not measured, expected {text}"
-    if value is not None and (base is not None or not condition.is_change):
-        holds = condition.holds(value, base)
-        of_base = f" of the base model's {base:.4g}" if condition.is_change else ""
-        said = f"{name} is {value:.4g}, expected {text}{of_base}"
-    return {"metric": name, "wanted": text, "value": value, "base": base, "holds": holds, "said": said}
+    wanted = config.evaluation
+    if wanted.names or wanted.gate:
+        step = state.best_step if state.best_step is not None else state.step
+        on_main(partial(verdict.conclude, wanted, run_dir, step), world)

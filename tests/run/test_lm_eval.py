@@ -7,8 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kubetune import cli, errors
+from kubetune.batching.batch import collate
+from kubetune.config.schema.evaluation import BenchmarksConfig
+from kubetune.distributed.process_group import World
+from kubetune.models import prefix_sharing
+from kubetune.models.acceleration import Workload
+from kubetune.models.padding_free import own_attention
+from kubetune.planning.plan import make_plan
+from kubetune.publishing.export import export_run
+from kubetune.reporting import write_report
+from kubetune.rundir import exit_status, metrics
+from kubetune.scoring import harness, verdict
+from kubetune.tasks import causal_lm
+from kubetune.training.judgement import open_judge
 from tests import toy
 
 TASK = """\
@@ -35,10 +49,19 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("lm_eval.models.huggingface")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, data, and task files."""
     folder = tmp_path_factory.mktemp("toy")
-    inputs = toy.make_inputs(folder)
+    return write_tasks(toy.make_inputs(folder))
+
+
+@pytest.fixture(scope="module")
+def run_dir(inputs: Path) -> Path:
+    pytest.importorskip("lm_eval.models.huggingface")
+    return toy.finished(inputs / "run", toy.make_config(inputs, {"max_steps": 4}))
+
+
+def write_tasks(folder: Path) -> Path:
     rows = [
         {"question": f"{n} the quick brown", "choices": [" fox jumps", " dog", " a lazy one"], "label": n % 3}
         for n in range(17)
@@ -48,7 +71,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, (kind, how) in KINDS.items():
         text = TASK.format(name=name, data=folder / "tasks" / "rows.jsonl", kind=kind, how=how)
         (folder / "tasks" / f"{name}.yaml").write_text(text)
-    return toy.finished(folder / "run", toy.make_config(inputs, {"max_steps": 4}))
+    return folder
 
 
 def their_model(run_dir: Path, adapter: Path | None) -> Any:
@@ -90,8 +113,8 @@ def test_three_tasks_give_what_the_harness_gives(
 
 
 def test_likelihoods_are_the_harness_s_own(run_dir: Path) -> None:
-    from kubetune.inference.benchmarks import harness_model
     from kubetune.inference.result import default_device, open_result
+    from kubetune.scoring.harness import harness_model
 
     result = open_result(run_dir)
     learner = result.task.load(result.config, result.checkpoint, default_device())
@@ -104,6 +127,82 @@ def test_likelihoods_are_the_harness_s_own(run_dir: Path) -> None:
     theirs = their_model(run_dir, result.checkpoint)._loglikelihood_tokens(requests, disable_tqdm=True)
     assert [value for value, _ in found] == pytest.approx([value for value, _ in theirs], rel=1e-5)
     assert [greedy for _, greedy in found] == [greedy for _, greedy in theirs]
+
+
+def test_likelihoods_are_those_of_each_sequence_alone(inputs: Path) -> None:
+    config = toy.make_config(inputs, lora={"r": 4, "dropout": 0.1})
+    learner = causal_lm.build(config, World(), Workload(0, None, make_plan(config, 50, 13, world_size=1), 64))
+    learner.model.eval()
+    assert not prefix_sharing.why_not(learner), "dropout does nothing while it is evaluated"
+    context = list(range(40, 140))
+    pairs = [([*context, 7 + n], [9, 11 + n, 30][: 1 + n % 3]) for n in range(9)] + [([5], [6]), (context, [9])] * 2
+    pairs.append((list(range(5, 305)), list(range(9, 209))))  # longer than what is looked at: cut on the left
+    found = harness.log_likelihoods(learner, pairs, max_length := 256)
+    with torch.no_grad(), own_attention(learner.lm):
+        for (context, said), (value, greedy) in zip(pairs, found, strict=True):
+            ids = torch.tensor([context + said])[:, -(max_length + 1) :]
+            batch = collate([(ids[0, :-1].numpy().astype("uint32"), [False] * (ids.shape[1] - 1))])
+            logits = causal_lm.plain_logits(learner.lm, batch)
+            scores = torch.cat([logits[:1] * 0, logits])[-len(said) :].log_softmax(-1)
+            alone = scores[-len(said) :].gather(1, ids[0, -len(said) :, None]).sum()
+            assert value == pytest.approx(float(alone), rel=1e-5)
+            assert greedy == bool((scores.argmax(-1) == ids[0, -len(said) :]).all())
+
+
+def test_the_gate_waits_for_benchmarks(inputs: Path, tmp_path: Path) -> None:
+    evaluation = {"benchmarks": ["arc_easy"], "gate": {"arc_easy": ">= 0.4", "arc_easy/acc_norm": ">= +0.1"}}
+    config = toy.make_config(inputs, evaluation=evaluation)
+    verdict.conclude(config.evaluation, tmp_path, 7)
+    gate = metrics.read_verdict(tmp_path, 7)["gate"]
+    assert not gate["passed"]
+    assert "eval_arc_easy was not measured, expected >= 0.4" in gate["checks"][0]["said"]
+    found = {"arc_easy/acc": 0.5, "arc_easy/acc_norm": 0.4}
+    lines = [{"metric": name, "before": 0.4, "after": after} for name, after in found.items()]
+    with pytest.raises(errors.GateFailed, match=r"acc_norm is 0.4, expected >= \+0.1 of the base model's 0.4"):
+        verdict.judge_benchmarks(config, tmp_path, 7, lines)
+    verdict.judge_benchmarks(config, tmp_path, 7, [lines[0], lines[1] | {"after": 0.6}])
+    assert metrics.read_verdict(tmp_path, 7)["gate"]["passed"]
+
+
+def test_benchmarks_are_refused_before_the_model_is_loaded_where_they_cannot_be_run(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(errors.ConfigError, match="absent is no folder"):
+        harness.task_manager(BenchmarksConfig(tasks=("x",), tasks_folder="absent"))
+    monkeypatch.setattr(harness, "find_spec", lambda name: None)
+    with pytest.raises(errors.ConfigError, match="pip install 'kubetune\\[benchmarks\\]'"):
+        open_judge(toy.make_config(inputs, evaluation={"benchmarks": "gsm8k"}), None, World())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="found it with `task: vision_language`"):
+        toy.make_config(inputs, task="vision_language", evaluation={"benchmarks": "gsm8k"})
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_its_benchmarks_and_their_gate(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval.models.huggingface")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(inputs / "datasets"))
+    tasks = {"tasks": list(KINDS), "tasks_folder": str(inputs / "tasks")}
+    config = toy.make_config(
+        inputs, {"max_steps": 3}, evaluation={"benchmarks": tasks, "gate": {"toy_choice": ">= 2", "loss": "< 100"}}
+    )
+    run_file, run_dir = tmp_path / "run.yaml", tmp_path / "run"
+    run_file.write_text(json.dumps(json.loads(config.model_dump_json(exclude_unset=True)) | {"output": str(run_dir)}))
+    assert cli.main(["train", str(run_file)]) == errors.GATE
+    status = exit_status.read_exit_status(run_dir)
+    assert status is not None
+    assert "the gate failed: eval_toy_choice is 0." in status.reason
+    told = metrics.read_benchmarks(run_dir, 3)
+    lines = {line["metric"]: line for line in told["compared"]}
+    assert lines["toy_choice/acc"]["rows"] == 17
+    assert lines["toy_choice/acc"]["test"] == "McNemar"
+    assert lines["toy_words/exact_match"]["after"] == told["tuned"]["toy_words"]["exact_match,none"]
+    page = write_report([run_dir], tmp_path / "report.html").read_text()
+    assert "toy_likely/perplexity" in page
+    card = (export_run(run_dir, "best", out=tmp_path / "export").path / "README.md").read_text()
+    assert "| toy_choice/acc | " in card
+    assert cli.main(["train", str(run_file)]) == errors.GATE
+    assert metrics.read_benchmarks(run_dir, 3)["time"] == told["time"], "a second start measures nothing again"
 
 
 def test_options_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

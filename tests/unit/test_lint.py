@@ -84,6 +84,7 @@ def test_errors(override: str, key: str, words: str) -> None:
         ("kubernetes.kind=pytorchjob", "kubernetes.kind"),
         ("tracking.tensorboard=true", "tracking.tensorboard"),
         ("tracking.mlflow={uri: ./mlruns}", "tracking.mlflow"),
+        ("evaluation.benchmarks=[gsm8k]", "evaluation.benchmarks"),
     ],
 )
 def test_advice(override: str, key: str) -> None:

@@ -61,7 +61,7 @@ def device_bytes(config: Config, plan: Plan) -> int | None:
 
 def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, str]]:
     """The facts as labelled lines."""
-    memory = ahead.memory
+    memory, benchmarks = ahead.memory, config.evaluation.benchmarks
     if memory is None or ahead.weights is None:
         yield "memory", "unknown: the model is not on this machine, or names its sizes in a way of its own"
     else:
@@ -79,6 +79,8 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, st
         if hours := evaluation_hours(config, plan, found.tokens_per_second):
             long = ", with answers as long as they may be" if config.evaluation.generate is not None else ""
             yield "", f"evaluations add about {duration(hours * 3600)}{long}"
+        if benchmarks is not None:
+            yield "", f"not counted: {', '.join(benchmarks.tasks)} at the end, on the base model and the tuned one"
         if price := price_line(found, config.compute.price_per_gpu_hour):
             yield "price", price
 

@@ -97,14 +97,14 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _benchmark(args: argparse.Namespace) -> int:
     from kubetune.base.processes import output_on_stderr
+    from kubetune.config.schema.evaluation import BenchmarksConfig
     from kubetune.inference.benchmarks import evaluate_benchmarks
 
-    tasks = [task for task in args.benchmarks.split(",") if task]
+    tasks = tuple(task for task in args.benchmarks.split(",") if task)
+    folder = str(args.tasks_folder) if args.tasks_folder else None
+    wanted = BenchmarksConfig(tasks=tasks, limit=args.limit, tasks_folder=folder)
     with output_on_stderr():  # the harness tells of its progress
-        found = evaluate_benchmarks(
-            args.run_dir, tasks, args.checkpoint, with_base=args.with_base, limit=args.limit,
-            tasks_folder=args.tasks_folder, model=args.model,
-        )  # fmt: skip
+        found = evaluate_benchmarks(args.run_dir, wanted, args.checkpoint, with_base=args.with_base, model=args.model)
     if args.json:
         print(json.dumps(found))
         return errors.OK

@@ -202,14 +202,17 @@ class Config(Section):
     def _not_evaluated(self, known: tuple[str, ...]) -> list[str]:
         """Settings of `evaluation` that this config has nothing for, each as a problem."""
         wanted, problems = self.evaluation, []
-        if (wanted.names or wanted.gate) and not self.data.eval:
+        gate = {name: text for name, text in wanted.gate.items() if not wanted.is_benchmark(name)}
+        if (wanted.names or gate) and not self.data.eval:
             problems.append("evaluation: needs data.eval; set that to a share such as 0.05 or a file")
         if wanted.generate is not None and self.classifies:
             problems.append(f"evaluation.generate: found it with `task: {self.task}`, which writes no answers")
-        for name in wanted.gate:
+        if wanted.benchmarks is not None and self.task not in ("causal_lm", "preference"):
+            problems.append(f"evaluation.benchmarks: found it with `task: {self.task}`; they are for models of text")
+        for name, text in gate.items():
             if name not in known:
                 problems.append(f"evaluation.gate: found {name}; evaluations of this task have {', '.join(known)}")
-            elif Condition.parse(wanted.gate[name]).is_change and not wanted.names:
+            elif Condition.parse(text).is_change and not wanted.names:
                 problems.append(
                     f"evaluation.gate: {name} is compared with the base model, which is measured only where "
                     "evaluation.generate or evaluation.forget is set"

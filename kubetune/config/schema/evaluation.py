@@ -93,6 +93,18 @@ def _as_forget(value: Any) -> Any:
     return {"data": value} if isinstance(value, (str, list)) else value
 
 
+class BenchmarksConfig(Section):
+    tasks: Annotated[Names, Field(min_length=1)] = Field(description="Tasks by the harness's names, such as `gsm8k`.")
+    tasks_folder: str | None = Field(
+        None, description="Folder with task files of your own, or copies of the harness's where there is no network."
+    )
+    limit: int | None = Field(None, ge=1, description="Ask the first so many rows of each task only.")
+
+
+def _as_benchmarks(value: Any) -> Any:
+    return {"tasks": value} if isinstance(value, (str, list, tuple)) else value
+
+
 class EvaluationConfig(Section):
     """Measures besides the task's own, and what they must reach."""
 
@@ -103,10 +115,19 @@ class EvaluationConfig(Section):
     forget: Annotated[
         ForgetConfig | None, BeforeValidator(_as_forget, json_schema_input_type=str | ForgetConfig | None)
     ] = Field(None, description="At each evaluation, `eval_forget_loss`: the loss on other data.")
+    benchmarks: Annotated[
+        BenchmarksConfig | None,
+        BeforeValidator(_as_benchmarks, json_schema_input_type=str | tuple[str, ...] | BenchmarksConfig | None),
+    ] = Field(
+        None,
+        description="After the last step, tasks of EleutherAI's lm-evaluation-harness on the best checkpoint and "
+        "on the model before training: `[gsm8k, ifeval, arc_easy]`. Needs the extra `benchmarks`.",
+    )
     gate: dict[str, str] = Field(
         default_factory=dict,
         description="What metrics of the best checkpoint must reach, such as `{exact_match: '>= 0.9', forget_loss: "
-        "'<= +2%'}`; a sign means a change against the base model. A run that misses one ends with exit code 5.",
+        "'<= +2%', arc_easy: '>= 0.4'}`; a sign means a change against the base model. A run that misses one ends with "
+        "exit code 5.",
     )
 
     @field_validator("gate")
@@ -143,6 +164,10 @@ class EvaluationConfig(Section):
     def names(self) -> tuple[str, ...]:
         """Names of all metrics that this section adds to an evaluation."""
         return (*self.answer_metrics, *((FORGET_LOSS,) if self.forget else ()))
+
+    def is_benchmark(self, name: str) -> bool:
+        """Name of a metric that benchmarks give: `arc_easy`, a task's first one, or `arc_easy/acc_norm`."""
+        return self.benchmarks is not None and name.removeprefix("eval_").partition("/")[0] in self.benchmarks.tasks
 
     @property
     def needs_base(self) -> bool:
