@@ -27,6 +27,6 @@ def renamed(names: Mapping[str, str]) -> BeforeValidator:
     return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
 
 
-def section_of(key: str) -> Callable[[Any], Any]:
-    """Validator of a section that may be written as the text of one of its keys: `x` is `{key: x}`."""
-    return lambda value: {key: value} if isinstance(value, str) else value
+def section_of(key: str, *others: type) -> Callable[[Any], Any]:
+    """Validator of a section that may be written as one of its keys, text or one of `others`: `x` is `{key: x}`."""
+    return lambda value: {key: value} if isinstance(value, (str, *others)) else value

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from kubetune.config.gate import Condition
 from kubetune.config.metric_names import full_name
-from kubetune.config.schema.base import AsTuple, Section
+from kubetune.config.schema.base import AsTuple, Section, section_of
 from kubetune.config.schema.data import Sources
 
 AnswerMetric = Literal[
@@ -89,20 +89,12 @@ class ForgetConfig(Section):
     data: Sources = Field(description="Sources of what must not be lost, such as `general.jsonl#500`.")
 
 
-def _as_forget(value: Any) -> Any:
-    return {"data": value} if isinstance(value, (str, list)) else value
-
-
 class BenchmarksConfig(Section):
     tasks: Annotated[Names, Field(min_length=1)] = Field(description="Tasks by the harness's names, such as `gsm8k`.")
     tasks_folder: str | None = Field(
         None, description="Folder with task files of your own, or copies of the harness's where there is no network."
     )
     limit: int | None = Field(None, ge=1, description="Ask the first so many rows of each task only.")
-
-
-def _as_benchmarks(value: Any) -> Any:
-    return {"tasks": value} if isinstance(value, (str, list, tuple)) else value
 
 
 class EvaluationConfig(Section):
@@ -113,11 +105,13 @@ class EvaluationConfig(Section):
     )
     metrics: OwnMetricsConfig | None = Field(None, description="Measures of your own, of the same answers.")
     forget: Annotated[
-        ForgetConfig | None, BeforeValidator(_as_forget, json_schema_input_type=str | ForgetConfig | None)
+        ForgetConfig | None, BeforeValidator(section_of("data", list), json_schema_input_type=str | ForgetConfig | None)
     ] = Field(None, description="At each evaluation, `eval_forget_loss`: the loss on other data.")
     benchmarks: Annotated[
         BenchmarksConfig | None,
-        BeforeValidator(_as_benchmarks, json_schema_input_type=str | tuple[str, ...] | BenchmarksConfig | None),
+        BeforeValidator(
+            section_of("tasks", list, tuple), json_schema_input_type=str | tuple[str, ...] | BenchmarksConfig | None
+        ),
     ] = Field(
         None,
         description="After the last step, tasks of EleutherAI's lm-evaluation-harness on the best checkpoint and "
