@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kubetune import errors
 from kubetune.base import files, logs
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from kubetune.config.schema import Config
     from kubetune.config.schema.evaluation import EvaluationConfig
 
+_COMPARISONS: Final = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 SHOWN = 5
 """Answers that the verdict shows of those gained, and of those lost."""
 
@@ -96,12 +98,22 @@ def _lengths(answered: Sequence[Answered]) -> list[list[int]]:
     return [*([[0, 0, empty]] if empty else []), *(bars(full) if full else [])]
 
 
+def is_met(condition: Condition, value: float, base: float | None) -> bool:
+    """Truth of a condition of a metric's value and of the base model's; never true of NaN."""
+    limit = condition.number
+    if condition.is_change:
+        if base is None:
+            raise ValueError("a change against the base model needs the base model's value")
+        limit = base + (abs(base) * condition.number if condition.is_share else condition.number)
+    return bool(_COMPARISONS[condition.comparison](value, limit))
+
+
 def _check(name: str, text: str, value: float | None, base: float | None) -> dict[str, Any]:
     """One condition of the gate; what was not measured does not hold."""
     condition = Condition.parse(text)
     holds, said = False, f"{name} was not measured, expected {text}"
     if value is not None and (base is not None or not condition.is_change):
-        holds = condition.holds(value, base)
+        holds = is_met(condition, value, base)
         of_base = f" of the base model's {base:.4g}" if condition.is_change else ""
         said = f"{name} is {value:.4g}, expected {text}{of_base}"
     return {"metric": name, "wanted": text, "value": value, "base": base, "holds": holds, "said": said}

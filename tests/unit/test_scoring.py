@@ -12,6 +12,7 @@ from kubetune import errors
 from kubetune.config.gate import Condition
 from kubetune.config.schema.evaluation import GenerateConfig, OwnMetricsConfig
 from kubetune.scoring import metrics, own_functions, statistics
+from kubetune.scoring.verdict import is_met
 
 
 def measure(name: str, answer: str, reference: str, **settings: object) -> float:
@@ -127,7 +128,7 @@ def test_two_models_with_other_scores_are_compared_by_flipped_signs() -> None:
     ],
 )
 def test_conditions_of_a_gate(text: str, value: float, base: float | None, holds: bool) -> None:
-    assert Condition.parse(text).holds(value, base) is holds
+    assert is_met(Condition.parse(text), value, base) is holds
 
 
 @pytest.mark.parametrize("text", ["0.9", ">= 2%", "~ 3", ">=", ">= nan", ""])

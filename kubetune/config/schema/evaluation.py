@@ -109,9 +109,7 @@ class EvaluationConfig(Section):
     ] = Field(None, description="At each evaluation, `eval_forget_loss`: the loss on other data.")
     benchmarks: Annotated[
         BenchmarksConfig | None,
-        BeforeValidator(
-            section_of("tasks", list, tuple), json_schema_input_type=str | tuple[str, ...] | BenchmarksConfig | None
-        ),
+        BeforeValidator(section_of("tasks", list), json_schema_input_type=Names | BenchmarksConfig | None),
     ] = Field(
         None,
         description="After the last step, tasks of EleutherAI's lm-evaluation-harness on the best checkpoint and "
