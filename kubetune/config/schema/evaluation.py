@@ -90,6 +90,8 @@ class ForgetConfig(Section):
 
 
 class BenchmarksConfig(Section):
+    """Tasks of lm-evaluation-harness, run after the last step."""
+
     tasks: Annotated[Names, Field(min_length=1)] = Field(description="Tasks by the harness's names, such as `gsm8k`.")
     tasks_folder: str | None = Field(
         None, description="Folder with task files of your own, or copies of the harness's where there is no network."
