@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from kubetune.config.aliases import ALIASES
 from kubetune.config.schema import DataConfig
 from kubetune.plugins.importers.draft import (
     Draft,
@@ -46,6 +47,11 @@ FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check pro
 schedule = choice(
     "training.lr_scheduler_type", SCHEDULES, "cosine", "kubetune knows cosine, linear and constant schedules"
 )
+
+
+def plain(keys: str) -> dict[str, Rule]:
+    """Keys that a run file takes as they are, and what they mean there."""
+    return {key: same(ALIASES[key].path) for key in keys.split()}
 
 
 def optimizer(draft: Draft, key: str, value: Any) -> None:
@@ -289,17 +295,13 @@ _ROWS = "a step holds as many tokens as there"
 _NO_EFFECT = "has no counterpart, and no effect on the result"
 
 TRAINING: dict[str, Rule] = {
-    **{
-        key: same(f"training.{key}")
-        for key in (
-            "num_train_epochs per_device_train_batch_size gradient_accumulation_steps "
-            "per_device_eval_batch_size learning_rate warmup_ratio weight_decay max_grad_norm adam_beta1 adam_beta2 "
-            "adam_epsilon metric_for_best_model greater_is_better early_stopping_patience seed"
-        ).split()
-    },
+    **plain(
+        "num_train_epochs per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing "
+        "per_device_eval_batch_size learning_rate warmup_ratio weight_decay max_grad_norm adam_beta1 adam_beta2 "
+        "adam_epsilon metric_for_best_model greater_is_better early_stopping_patience seed output_dir"
+    ),
     "max_steps": max_steps,
     "save_total_limit": total_limit,
-    "gradient_checkpointing": same("training.gradient_checkpointing"),
     "warmup_steps": warmup_steps,
     "use_cpu": flag("compute.gpus_per_node", 0),
     "no_cuda": flag("compute.gpus_per_node", 0),
@@ -314,7 +316,6 @@ TRAINING: dict[str, Rule] = {
     "bf16": flag("model.dtype", "bfloat16"),
     "fp16": flag("model.dtype", "float16"),
     "tf32": unneeded("matrix products of float32 use TF32 where the GPU has it"),
-    "output_dir": same("output"),
     "run_name": run_name,
     "report_to": trackers,
     "trust_remote_code": remote_code,

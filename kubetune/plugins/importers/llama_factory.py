@@ -15,6 +15,7 @@ from kubetune.plugins.importers.common import (
     packing,
     pin_fsdp,
     pixels,
+    plain,
     sees,
     share,
 )
@@ -29,7 +30,6 @@ from kubetune.plugins.importers.draft import (
     each,
     flag,
     only,
-    same,
     unneeded,
 )
 from kubetune.plugins.importers.preferences import is_preferred
@@ -184,19 +184,16 @@ def _stage(draft: Draft, key: str, value: Any) -> None:
 
 RULES: dict[str, Rule] = {
     **TRAINING,
+    **plain(
+        "model_name_or_path model_revision cutoff_len preprocessing_num_workers lora_rank lora_alpha "
+        "lora_dropout early_stopping_steps"
+    ),
     "stage": _stage,
-    "model_name_or_path": same("model.path"),
-    "model_revision": same("model.revision"),
-    "cutoff_len": same("data.max_length"),
     "val_size": share,
     "train_on_prompt": choice("data.train_on", {True: "all", False: "assistant"}),
     "mask_history": dropped("all answers of a conversation are trained, not only the last"),
     "packing": packing,
     "neat_packing": _neat_packing,
-    "preprocessing_num_workers": same("data.num_proc"),
-    "lora_rank": same("lora.r"),
-    "lora_alpha": same("lora.alpha"),
-    "lora_dropout": same("lora.dropout"),
     "lora_target": modules,
     "additional_target": names("lora.modules_to_save"),
     "use_rslora": flag("lora.use_rslora", True),
@@ -210,7 +207,6 @@ RULES: dict[str, Rule] = {
     "pure_bf16": flag("model.dtype", "bfloat16"),
     "template": template(("chatml",)),
     "default_system": dropped("put a system message into the data; the model then sees it at inference too"),
-    "early_stopping_steps": same("training.early_stopping_patience"),
     "enable_thinking": dropped("no empty thoughts are added to answers; a template shows the thinking that data hold"),
     "tokenized_path": dropped("data are prepared from their sources, and kept by fingerprint"),
     "upcast_layernorm": dropped("norms compute as the model's code says"),

@@ -14,6 +14,7 @@ from kubetune.plugins.importers.common import (
     packing,
     pin_fsdp,
     pixels,
+    plain,
     schedule,
     sees,
     share,
@@ -178,12 +179,14 @@ def _parallel(draft: Draft, key: str, value: Any) -> None:
 
 RULES: dict[str, Rule] = {
     **TRAINING,
+    **plain(
+        "model_revision max_length dataset_num_proc lora_rank lora_alpha lora_dropout "
+        "early_stop_interval micro_batch_size global_batch_size lr"
+    ),
     "model": same("model.path"),
     "model_id_or_path": same("model.path"),
-    "model_revision": same("model.revision"),
     "torch_dtype": choice("model.dtype", {name: name for name in ("bfloat16", "float16", "float32")}),
     "gradient_accumulation_steps": _accumulation,
-    "max_length": same("data.max_length"),
     "truncation_strategy": choice(
         "data.overlong",
         {"delete": "drop", "right": "truncate"},
@@ -194,10 +197,6 @@ RULES: dict[str, Rule] = {
     "packing": packing,
     "packing_length": _packing_length,
     "padding_free": unneeded("nothing is padded here either way"),
-    "dataset_num_proc": same("data.num_proc"),
-    "lora_rank": same("lora.r"),
-    "lora_alpha": same("lora.alpha"),
-    "lora_dropout": same("lora.dropout"),
     "target_modules": modules,
     "target_regex": same("lora.target_modules"),
     "modules_to_save": names("lora.modules_to_save"),
@@ -209,7 +208,6 @@ RULES: dict[str, Rule] = {
     "loss_scale": choice(
         "data.train_on", {"default": "assistant", "all": "all"}, "assistant", "every answer weighs the same"
     ),
-    "early_stop_interval": same("training.early_stopping_patience"),
     "deepspeed": _parallel,
     "NPROC_PER_NODE": _number("compute.processes"),
     "nproc_per_node": _number("compute.processes"),
@@ -244,9 +242,6 @@ RULES: dict[str, Rule] = {
     "vit_gradient_checkpointing": unneeded("training.gradient_checkpointing is for all of the model"),
     "router_aux_loss_coef": dropped("experts are not balanced by a loss of their own"),
     "moe_aux_loss_coeff": dropped("experts are not balanced by a loss of their own"),
-    "micro_batch_size": same("training.per_device_train_batch_size"),
-    "global_batch_size": same("training.global_batch_size"),
-    "lr": same("training.learning_rate"),
     "adam_eps": same("training.adam_epsilon"),
     "clip_grad": same("training.max_grad_norm"),
     "max_epochs": same("training.num_train_epochs"),

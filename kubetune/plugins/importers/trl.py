@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.plugins.importers.common import TRAINING, four_bits, modules, names, packing, pin_fsdp, share
+from kubetune.plugins.importers.common import TRAINING, four_bits, modules, names, packing, pin_fsdp, plain, share
 from kubetune.plugins.importers.draft import (
     Draft,
     Rule,
@@ -15,7 +15,6 @@ from kubetune.plugins.importers.draft import (
     flag,
     is_empty,
     only,
-    same,
     unneeded,
 )
 from kubetune.plugins.importers.preferences import is_preferred
@@ -160,24 +159,19 @@ def _packing_strategy(draft: Draft, key: str, value: Any) -> None:
 
 RULES: dict[str, Rule] = {
     **TRAINING,
-    "model_name_or_path": same("model.path"),
-    "model_revision": same("model.revision"),
+    **plain(
+        "model_name_or_path model_revision max_length max_seq_length dataset_num_proc lora_r lora_alpha lora_dropout"
+    ),
     "dtype": choice("model.dtype", {name: name for name in ("auto", "bfloat16", "float16", "float32")}),
     "torch_dtype": choice("model.dtype", {name: name for name in ("auto", "bfloat16", "float16", "float32")}),
     **each("chat_template_path chat_template", template_file),
     "dataset_mixer": dropped("write each data set into data.train as a source with its split and weight"),
     "dataset_splits": dropped("a source has one split; see data.train[…].split"),
-    "max_length": same("data.max_length"),
-    "max_seq_length": same("data.max_length"),
     "packing": packing,
     "packing_strategy": _packing_strategy,
     "padding_free": unneeded("nothing is padded here either way"),
     "truncation_mode": choice("data.overlong", {"keep_start": "truncate"}, "truncate", "the end is cut, not the start"),
-    "dataset_num_proc": same("data.num_proc"),
     "dataset_streaming": dropped("data are prepared once, into files that need no memory"),
-    "lora_r": same("lora.r"),
-    "lora_alpha": same("lora.alpha"),
-    "lora_dropout": same("lora.dropout"),
     "lora_target_modules": modules,
     "lora_modules_to_save": names("lora.modules_to_save"),
     "use_rslora": flag("lora.use_rslora", True),
