@@ -59,6 +59,7 @@ ROOMS = (
     ("diagnostics", "runs that test: machines (smoke), and exact resume"),
     ("plugins", "clusters on Nebius, other tools' configs, data sets' recipes, serving, dev pods"),
     ("library", "what `import kubetune` gives: the verbs as functions, which cli shares"),
+    ("sweep", "many runs of one run file, to find the settings that serve best"),
     ("cli", "the verbs, a file each"),
 )
 """The rooms from the ground up, with what each is for: a room imports only itself and rooms above it in this list.

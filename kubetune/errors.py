@@ -86,6 +86,16 @@ class Preempted(KubetuneError):
         super().__init__(f"stopped {where[0]}; {again} {where[1]}")
 
 
+class Paused(Preempted):
+    """Came to `training.pause_at_step`, as it was meant to: the checkpoint of that step was committed."""
+
+    exit_code = OK
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.args = (f"paused after step {step} (training.pause_at_step); a higher one, or none, goes on from there",)
+
+
 class LostPeer(KubetuneError):
     """Another rank died or hung; this one could do no more."""
 

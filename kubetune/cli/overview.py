@@ -14,6 +14,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Run": {
         "train": "train on this machine",
+        "sweep": "find the settings that serve best, by many runs here or on a cluster",
         "watch": "show a live view of a run, here or on a cluster",
         "demo": "fine-tune a small built-in model, offline, in a minute",
         "smoke": "test ranks, network, devices and volumes with a tiny run",
@@ -74,6 +75,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "train run.yaml",
         "train run.yaml training.learning_rate=1e-4 --seed 1",
         "train --model Qwen/Qwen3-0.6B --data train.jsonl --lora --output outputs/first",
+    ),
+    "sweep": (
+        "sweep run.yaml 'training.learning_rate=log(1e-5,1e-3)' lora.r=8,16,32 --trials 27 --pruner asha",
+        "sweep status outputs/sweep-run",
     ),
     "watch": ("watch outputs/first", "watch support-bot -n finetune"),
     "demo": ("demo",),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_OVERRIDE = re.compile(r"[A-Za-z_][\w.-]*=")
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.\[\]-]*=")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _FREE_TO_CHANGE = (
     "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking",
     "data.cache", "data.date", "data.num_proc", "training.resume", "training.save_total_limit",
-    "training.timeout_seconds", "training.async_save", "training.parallelism",
+    "training.timeout_seconds", "training.pause_at_step", "training.async_save", "training.parallelism",
 )  # fmt: skip
 """Keys, or whole sections, that may differ between two starts of one run: none moves a number by more than rounding.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from kubetune.base.gpus import gpu_use
 from kubetune.config.metric_names import PREFERENCE_MEASURES
 from kubetune.errors import LOST_PEER, PREEMPTED, EnvironmentFault
 from kubetune.rundir import exit_status, heartbeat, metrics
+from kubetune.rundir.checkpoints import STATE
 
 # What scrolls; in a cluster it comes over the network every few seconds.
 _LOG_LINES = 300
@@ -96,7 +98,7 @@ def progress(run_dir: Path) -> dict[str, Any]:
     known = [event["steps"] for event in events if event["event"] in ("start", "resume") and event.get("steps")]
     total = plan.get("num_steps") or (known[-1] if known else None)
     seconds = sum(line["seconds"] for line in timings) / len(timings) if timings else None
-    status = exit_status.read_exit_status(run_dir)
+    status, saved = exit_status.read_exit_status(run_dir), _newest_checkpoint(run_dir)
     return {
         "phase": next((beat["phase"] for beat in heartbeat.read_beats(run_dir)), None),
         "step": step,
@@ -106,7 +108,8 @@ def progress(run_dir: Path) -> dict[str, Any]:
         "tokens_per_second": timings[-1].get("tokens_per_second") if timings else None,
         "seconds_left": (total - step) * seconds if total and step is not None and seconds else None,
         "evaluation": evaluations[-1] if evaluations else None,
-        "saved_step": _newest_checkpoint(run_dir),
+        "saved_step": saved,
+        "best": _best(run_dir, saved),
         "restarts": max(0, sum(event["event"] == "launch" and event.get("node") == 0 for event in events) - 1),
         "last_exit": _cause(events),
         "exit_status": asdict(status) if status else None,
@@ -136,3 +139,12 @@ def _plan(run_dir: Path) -> dict[str, Any]:
 def _newest_checkpoint(run_dir: Path) -> int | None:
     manifests = (run_dir / "checkpoints").glob("step-*/manifest.json")
     return max((int(path.parent.name.removeprefix("step-")) for path in manifests), default=None)
+
+
+def _best(run_dir: Path, saved: int | None) -> dict[str, Any] | None:
+    """`step` and `value` of the best evaluation that the newest checkpoint knows, by metric_for_best_model."""
+    with suppress(FileNotFoundError, EnvironmentFault):
+        state = files.read_object(run_dir / "checkpoints" / f"step-{saved or 0:06d}" / STATE)
+        if state.get("best_step") is not None:
+            return {"step": state["best_step"], "value": state.get("best_value")}
+    return None

@@ -80,7 +80,7 @@ def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worke
         told = "" if is_told else f"{status.reason}; "
         line = f"kubetune: {told}ended with exit code {status.code}, logs in {run_dir / 'logs'}"
         print(logs.scrub(line), file=sys.stderr)
-    elif place.node == 0:
+    elif place.node == 0 and status.error is None:  # a run that only paused has no result yet
         _ask_before_after(run_dir, relay)
         _push(run_dir, relay)
     return status.code

@@ -141,6 +141,8 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
     if state.step:
         state = _finish_step(run, state, run_log)  # a stop may have come between a step and its evaluation
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
+        if _is_pause_due(run, state):
+            _stop(run, state, run_log, errors.Paused)
         if state.step:
             warm_up.compile_planned(run, state)
         heartbeat.beat("step", state.step)
@@ -216,13 +218,13 @@ def _agree(
     return dict(zip(names, numbers, strict=False)), stopping > 0, failing > 0, ranks
 
 
-def _stop(run: Run, state: State, run_log: RunLog) -> None:
+def _stop(run: Run, state: State, run_log: RunLog, why: type[errors.Preempted] = errors.Preempted) -> None:
     logs.STEP.info("asked to stop: saving step %d", state.step)
     run_log.sync()
     if state.saved_step < state.step:
         run.checkpointer.save(state)
     run.checkpointer.finish()
-    raise errors.Preempted(state.step)
+    raise why(state.step)
 
 
 def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
@@ -261,6 +263,11 @@ def _judge(run: Run, state: State, values: dict[str, float]) -> State:
     if best is None or (value > best if greater else value < best):
         return replace(state, best_step=state.step, best_value=value, evaluations_without_improvement=0)
     return replace(state, evaluations_without_improvement=state.evaluations_without_improvement + 1)
+
+
+def _is_pause_due(run: Run, state: State) -> bool:
+    pause = run.config.training.pause_at_step
+    return pause is not None and state.step >= pause and (run.data.eval is None or state.evaluated_step == state.step)
 
 
 def _is_patience_spent(run: Run, state: State) -> bool:

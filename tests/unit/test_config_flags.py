@@ -118,3 +118,20 @@ def test_a_mistaken_word_is_named_first(argv: list[str], told: str, capsys: pyte
         main(argv)
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith(told)
+
+
+def test_an_override_reaches_into_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: m\ndata: {train: [a.jsonl, {path: b.jsonl, weight: 2}], eval: e.jsonl}\n")
+    given = ["data.train[0].weight=0.5", "data.train[1]=c.jsonl", "data.eval[0].split=test"]
+    data = config_of(str(path), *given).data
+    assert [(one.path, one.weight) for one in data.train] == [("a.jsonl", 0.5), ("c.jsonl", 1.0)]
+    assert isinstance(data.eval, tuple)
+    assert data.eval[0].split == "test"
+    with pytest.raises(ConfigError) as refused:
+        config_of(str(path), "data.train[0].weight=no", "data.train[2].weight=1", "data.max_length[0]=4")
+    assert refused.value.problems == [
+        "override: data.max_length[0]: data.max_length holds 0; expected one of them, or a key of one",
+        'override: data.train[0].weight: found "no"; expected a number above 0 and of at most 1,000',
+        "override: data.train[2].weight: data.train holds 2; expected one of them, or a key of one",
+    ]

@@ -116,6 +116,13 @@ class TrainingConfig(Section):
         description="`auto`: go on from the newest good checkpoint. `must`: fail without one. `never`: refuse to "
         "touch a run that has one.",
     )
+    pause_at_step: int | None = Field(
+        None,
+        ge=1,
+        description="At the first evaluation from this step on (at this step, where nothing is evaluated), save a "
+        "checkpoint and end with exit code 0. Steps and schedule are those of the whole run: with a higher number, or "
+        "none, it goes on bit by bit.",
+    )
     preflight: bool = Field(
         False, description="Before step 1: the longest batch, an evaluation, a save; what they take."
     )

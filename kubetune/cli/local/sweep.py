@@ -1,0 +1,203 @@
+"""`kubetune sweep`: find the settings that serve best, by many runs here or on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubetune import errors
+from kubetune.base.files import lock
+from kubetune.base.signals import Relay
+from kubetune.cli.remote.run_on_cluster import print_table
+from kubetune.config.flags import add_run_arguments, sources_of
+from kubetune.config.metric_names import full_name, metrics_of
+from kubetune.config.naming import prefers_greater
+from kubetune.errors import ConfigError, EnvironmentFault
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import Config
+    from kubetune.sweep.record import Record, Search
+
+ACTIONS = ("status", "best", "stop")
+_TRIALS = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    add_run_arguments(parser)
+    search = parser.add_argument_group("search")
+    search.add_argument("--metric", metavar="NAME", help="metric of evaluations (default: metric_for_best_model)")
+    search.add_argument("--direction", choices=("minimize", "maximize"), help="default: by the metric's name")
+    search.add_argument("--trials", type=int, metavar="N", help=f"settings to try (default {_TRIALS}; grid: all)")
+    search.add_argument(
+        "--budget", action="append", default=[], metavar="AMOUNT", help="12gpu-hours, 3h or 200money; may be repeated"
+    )
+    search.add_argument("--sampler", choices=("random", "grid", "tpe"), default="random", help="default random")
+    search.add_argument(
+        "--pruner", choices=("none", "median", "asha", "hyperband"), default="none", help="who gives up losers early"
+    )
+    search.add_argument("--repeat", type=int, default=1, metavar="N", help="train each setting with so many seeds")
+    search.add_argument("--parallel", type=int, metavar="N", help="runs at once (default: as many as there are GPUs)")
+    search.add_argument("--search-seed", type=int, default=0, metavar="N", help="decides the values that are tried")
+    search.add_argument("-o", "--folder", type=Path, metavar="FOLDER", help="default outputs/sweep-NAME")
+    search.add_argument("--json", action="store_true", help="print how the sweep stands as JSON")
+    parser.epilog = (
+        "ranges:\n"
+        "  KEY=log(1e-5,1e-3)   between two numbers, evenly on a logarithmic scale\n"
+        "  KEY=0.2..0.8         between two numbers; whole ones where KEY takes whole numbers\n"
+        "  KEY=8,16,32          one of these\n\n"
+        "`kubetune sweep status|best|stop FOLDER` shows how a sweep stands, prints the best run file, or stops it; the "
+        "same\ncommand goes on with one that was stopped or killed."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, or do what `status`, `best` and `stop` say. Raises ConfigError before anything is begun."""
+    if args.inputs and args.inputs[0] in ACTIONS:
+        action, *folders = args.inputs
+        if len(folders) != 1:
+            raise ConfigError(f"command line: expected `kubetune sweep {action} FOLDER`, the folder of one sweep")
+        return {"status": _status, "best": _best, "stop": _stop}[action](Path(folders[0]), args)
+    return _search(args)
+
+
+def _search(args: argparse.Namespace) -> int:
+    from kubetune.config.load import load_config
+    from kubetune.sweep import ranges as texts
+    from kubetune.sweep.budget import parse as parse_budgets
+
+    for name, least in (("trials", 1), ("repeat", 1), ("parallel", 1)):
+        if (given := getattr(args, name)) is not None and given < least:
+            raise ConfigError(f"command line: found --{name} {given}; expected {least} or more. Nothing was written.")
+    args.inputs, ranges = texts.split(args.inputs)
+    path, settings = sources_of(args, os.environ)
+    if not ranges:
+        raise ConfigError(
+            "command line: found nothing to search; expected KEY=log(a,b), KEY=a..b or KEY=a,b,c. Nothing was written."
+        )
+
+    def load(more: list[str]) -> Config:
+        return load_config(path, **{**settings, "overrides": [*settings["overrides"], *more]})
+
+    config = texts.check(ranges, load)
+    budgets = parse_budgets(args.budget, config.compute.price_per_gpu_hour)
+    metric, greater = _metric(args, config)
+    _require_grid(args, ranges)
+    name = config.name or (path.stem if path is not None else "run")
+    folder = args.folder or Path("outputs") / f"sweep-{name}"
+
+    try:
+        from kubetune.sweep.start import Wishes, sweep
+    except ModuleNotFoundError as error:
+        raise EnvironmentFault(
+            f"{error.name} is not installed; to search: pip install 'kubetune[sweep]'. Nothing was written."
+        ) from None
+
+    wishes = Wishes(
+        ranges=tuple(ranges), metric=metric, greater=greater, sampler=args.sampler, pruner=args.pruner,
+        repeat=args.repeat, seed=args.search_seed, trials=args.trials, parallel=args.parallel, budgets=tuple(budgets),
+    )  # fmt: skip
+    with Relay() as relay:
+        return sweep(folder, name, load, config, wishes, relay)
+
+
+def _metric(args: argparse.Namespace, config: Config) -> tuple[str, bool]:
+    """The metric's whole name, and whether more of it is better."""
+    if config.data.eval is None:
+        raise ConfigError("data.eval: missing; trials are compared by their evaluations: set data.eval=0.05, or a file")
+    metric = full_name(args.metric) if args.metric else config.training.metric_for_best_model
+    known = metrics_of(config.task, "auto")
+    if args.metric and metric not in known and "/" not in metric and not config.evaluation.metrics:
+        raise ConfigError(f"--metric: found {args.metric}; expected one of {', '.join(known)}. Nothing was written.")
+    training = config.training.model_copy(update={"metric_for_best_model": metric})
+    greater = prefers_greater(training) if args.direction is None else args.direction == "maximize"
+    return metric, greater
+
+
+def _require_grid(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
+    endless = [one for one in ranges if one.kind == "float"]
+    if args.sampler == "grid" and endless:
+        raise ConfigError(
+            [f"--sampler grid: {one.key}={one} has no end of values; write those to try: KEY=a,b,c" for one in endless]
+        )
+    if args.sampler == "grid" and args.trials is None:
+        args.trials = 1
+        for one in ranges:
+            args.trials *= len(one.choices) or int(one.high - one.low) + 1
+    elif args.trials is None:
+        args.trials = _TRIALS if not args.budget else 10_000
+
+
+def _status(folder: Path, args: argparse.Namespace) -> int:
+    from kubetune.sweep.ranges import told
+    from kubetune.sweep.record import read_record, read_search, summary
+
+    search, record = read_search(folder), read_record(folder)
+    if args.json:
+        print(json.dumps(_facts(search, record), indent=2))
+        return errors.OK
+    rows = []
+    for trial in record.trials:
+        value = "" if trial.value is None else f"{trial.value:.5g}"
+        spread = "" if trial.spread is None else f"± {trial.spread:.3g}"
+        steps = f"{max(run.step for run in trial.runs)}/{max(run.steps for run in trial.runs) or '?'}"
+        running = any(run.state == "running" for run in trial.runs)
+        state = {"open": "running" if running else "waiting", "pruned": "given up"}.get(trial.state, trial.state)
+        rows.append(
+            (
+                trial.number,
+                state,
+                steps,
+                f"{value} {spread}".strip(),
+                told(trial.values),
+                trial.reason.partition("\n")[0],
+            )
+        )
+    print_table(("TRIAL", "STATE", "STEP", search.metric.upper(), "VALUES", "WHY"), rows)
+    ending = f"; {record.ending}" if record.ending else ""
+    print(f"{summary(record)}; {record.device_hours:.3g} device hours{ending}")
+    return errors.OK
+
+
+def _facts(search: Search, record: Record) -> dict[str, Any]:
+    ranked = record.ranked(greater=search.greater)
+    return {
+        **asdict(record),
+        "metric": search.metric,
+        "device_hours": record.device_hours,
+        "best": asdict(ranked[0]) if ranked else None,
+    }
+
+
+def _best(folder: Path, args: argparse.Namespace) -> int:
+    from kubetune.sweep.record import BEST, read_record, read_search
+    from kubetune.sweep.winner import best_of
+
+    search, record = read_search(folder), read_record(folder)
+    best = best_of(record, search)
+    if args.json:
+        print(json.dumps(asdict(best), indent=2))
+    elif (folder / BEST).is_file():
+        print((folder / BEST).read_text("utf-8"), end="")
+    return errors.OK
+
+
+def _stop(folder: Path, args: argparse.Namespace) -> int:
+    from kubetune.sweep.record import LOCK, read_search
+
+    read_search(folder)
+    try:
+        with lock(folder / LOCK, wait=False):
+            print(f"kubetune: {folder} has no driver that runs here")
+            return errors.OK
+    except EnvironmentFault:
+        holder = (folder / LOCK).read_text().split()
+        os.kill(int(holder[1]), signal.SIGTERM)
+        print(f"kubetune: the driver of {folder} was asked to stop; its runs save a checkpoint first")
+        return errors.OK

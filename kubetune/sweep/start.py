@@ -1,0 +1,137 @@
+"""A sweep from its first word to its last: the folder, the place, the driver, and what is left at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kubetune import errors
+from kubetune.base.files import lock
+from kubetune.base.humanize import counted
+from kubetune.base.signals import Relay
+from kubetune.config.load import dotted_values, resolved
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError
+from kubetune.library.plans import plan_here, prepare
+from kubetune.rundir.starts import moved_numbers
+from kubetune.sweep.budget import Budget
+from kubetune.sweep.driver import Driver
+from kubetune.sweep.local import Local, slots_of
+from kubetune.sweep.ranges import Range
+from kubetune.sweep.recipe import Load, Recipe, rungs_of
+from kubetune.sweep.record import (
+    LOCK,
+    SWEEP,
+    Search,
+    read_record,
+    read_search,
+    summary,
+    write_search,
+)
+from kubetune.sweep.study import Study
+from kubetune.sweep.winner import told, write_best
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The search that a command line asks for."""
+
+    ranges: tuple[Range, ...]
+    metric: str
+    greater: bool
+    sampler: str
+    pruner: str
+    repeat: int
+    seed: int
+    trials: int
+    parallel: int | None
+    budgets: Sequence[Budget]
+
+
+def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, relay: Relay) -> int:
+    """Search to the end, or to a stop; returns the exit code. `config` has the first value of each range.
+
+    Raises ConfigError for another sweep in the folder, EnvironmentFault where a driver has it already.
+    """
+    config, slots = slots_of(config, wishes.parallel, os.environ)
+    base, plan = plan_here(config.model_copy(update={"output": str(folder / "base")}))
+    search = Search(
+        resolved(config), wishes.ranges, wishes.metric, wishes.greater, wishes.sampler, wishes.pruner,
+        rungs_of(wishes.pruner, plan), wishes.repeat, wishes.seed,
+    )  # fmt: skip
+    _require_same(folder, search)
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder / LOCK, wait=False):
+        if not (folder / SWEEP).exists():
+            write_search(folder, search)
+        _head(folder, search, wishes, len(slots))
+        prepare(base)  # once, before several would
+        study = Study(
+            folder, wishes.ranges, sampler=wishes.sampler, pruner=wishes.pruner, rungs=search.rungs,
+            greater=wishes.greater, seed=wishes.seed,
+        )  # fmt: skip
+        recipe = Recipe(load, search, folder, name)
+        place = Local(recipe, slots, config.compute.gpus_per_node)
+        driver = Driver(
+            folder, search, read_record(folder), study, place, total=wishes.trials, budgets=wishes.budgets,
+            asked_to_stop=lambda: relay.stopping, say=lambda text: print(text, flush=True),
+        )  # fmt: skip
+        try:
+            ending = driver.drive()
+        finally:
+            study.close()
+    return _conclude(folder, search, driver, recipe, config, ending, relay)
+
+
+def _require_same(folder: Path, search: Search) -> None:
+    """Raise ConfigError where the folder holds another sweep."""
+    if not (folder / SWEEP).exists():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} holds no sweep, but something else; choose another -o. Nothing was written.")
+        return
+    before, now = asdict(read_search(folder)), asdict(search)
+    old, new = (dict(dotted_values(one.pop("config"))) for one in (before, now))
+    changes = [f"{key} was {was}, now is {value}" for key, was, value in moved_numbers(old, new)]
+    changes += [f"{key} was {_text(before[key])}, now is {_text(now[key])}" for key in now if before[key] != now[key]]
+    if changes:
+        last = f"{folder} holds another sweep; undo these changes to go on with it, or choose another -o"
+        raise ConfigError([*changes, f"{last}. Nothing was written."])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple) and value and isinstance(value[0], dict):
+        return " ".join(f"{one['key']}={Range(**one)}" for one in value)
+    return str(value)
+
+
+def _head(folder: Path, search: Search, wishes: Wishes, slots: int) -> None:
+    lines = [
+        ("sweep", " ".join(f"{one.key}={one}" for one in search.ranges)),
+        ("by", f"{search.metric}, {'highest' if search.greater else 'lowest'} is best"),
+        ("search", f"{search.sampler}, pruner {search.pruner}, at most {counted(wishes.trials, 'trial')}"),
+        ("at once", counted(slots, "run")),
+        ("budget", ", ".join(map(str, wishes.budgets)) or "none"),
+        ("folder", str(folder)),
+    ]
+    for label, text in lines:
+        print(f"{label:<10} {text}", flush=True)
+
+
+def _conclude(
+    folder: Path, search: Search, driver: Driver, recipe: Recipe, config: Config, ending: str, relay: Relay
+) -> int:
+    record = driver.record
+    print(f"\n{'trials':<10} {summary(record)}; {record.device_hours:.3g} device hours")
+    if ranked := record.ranked(greater=search.greater):
+        best = ranked[0]
+        path = write_best(folder, recipe.config(best, best.runs[0]), config, record, search)
+        for label, text in zip(("best", *[""] * 9), told(record, search), strict=False):
+            print(f"{label:<10} {text}")
+        print(f"{'run file':<10} {path}")
+    if ending:
+        print(f"{'ended':<10} {ending}; the same command goes on")
+    if relay.stopping:
+        return errors.PREEMPTED
+    return errors.OK

@@ -1,0 +1,150 @@
+"""Optuna's part of a sweep: which values are tried next, which trials are given up, which settings mattered.
+
+The study lies in `study.db` of the sweep's folder (SQLite), where any tool of Optuna's can open it. Samplers are made
+anew for each trial, seeded by its number, so that a driver that was killed goes on with other values, and not with the
+same again. The only file that knows Optuna.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.trial import Trial, TrialState
+
+from kubetune.sweep.ranges import Range, Values
+from kubetune.sweep.record import Ending
+
+FILE: Final = "study.db"
+_NAME: Final = "sweep"
+_STATES: Final[dict[Ending, TrialState]] = {
+    "done": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+}
+
+
+def make_pruner(name: str, rungs: Sequence[int]) -> BasePruner:
+    """Optuna's pruner over `rungs`, the resources at which it is asked, and the last, at which a trial is done."""
+    first, last = (rungs[0], rungs[-1]) if rungs else (1, 1)
+    factor = rungs[1] // rungs[0] if len(rungs) > 1 else 3
+    if name == "asha":
+        return SuccessiveHalvingPruner(min_resource=first, reduction_factor=factor)
+    if name == "hyperband":
+        return HyperbandPruner(min_resource=first, max_resource=last, reduction_factor=factor)
+    return MedianPruner() if name == "median" else NopPruner()
+
+
+def make_sampler(name: str, ranges: Sequence[Range], seed: int, number: int) -> BaseSampler:
+    """Optuna's sampler for the trial of that number."""
+    if name == "grid":
+        # The order of the grid's points hangs on this seed, so it is the same for every trial.
+        return GridSampler({one.key: list(one.choices or _whole(one)) for one in ranges}, seed=seed)
+    if name == "tpe":
+        return TPESampler(seed=_mixed(seed, number), constant_liar=True)
+    return RandomSampler(seed=_mixed(seed, number))
+
+
+def _mixed(seed: int, number: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}:{number}".encode()).digest()[:4], "big")
+
+
+def _whole(one: Range) -> range:
+    return range(int(one.low), int(one.high) + 1)
+
+
+def distribution(one: Range) -> BaseDistribution:
+    """A range as Optuna has it."""
+    if one.kind == "choice":
+        return CategoricalDistribution(list(one.choices))
+    if one.kind == "int":
+        return IntDistribution(int(one.low), int(one.high), log=one.log)
+    return FloatDistribution(one.low, one.high, log=one.log)
+
+
+class Study:
+    """A study in a folder, made or opened again. Trials are named by their numbers."""
+
+    def __init__(
+        self, folder: Path, ranges: Sequence[Range], *, sampler: str, pruner: str, rungs: Sequence[int], greater: bool,
+        seed: int, storage: BaseStorage | None = None,
+    ) -> None:  # fmt: skip
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._ranges, self._sampler, self._seed = ranges, sampler, seed
+        self._study = optuna.create_study(
+            storage=storage or RDBStorage(f"sqlite:///{(folder / FILE).absolute()}"),
+            study_name=_NAME,
+            direction="maximize" if greater else "minimize",
+            sampler=RandomSampler(),
+            pruner=make_pruner(pruner, rungs),
+            load_if_exists=True,
+        )
+        self._trials: dict[int, Trial] = {}
+        for found in self._study.get_trials(deepcopy=False):
+            if not found.state.is_finished():
+                self._trials[found.number] = Trial(self._study, found._trial_id)
+
+    def ask(self) -> tuple[int, Values]:
+        """The number and values of a new trial."""
+        # Trials are numbered in the order in which they are asked for, by this process alone.
+        number = len(self._study.get_trials(deepcopy=False))
+        self._study.sampler = make_sampler(self._sampler, self._ranges, self._seed, number)
+        trial = self._study.ask({one.key: distribution(one) for one in self._ranges})
+        self._study.sampler = RandomSampler()
+        self._trials[trial.number] = trial
+        return trial.number, self._values(trial.params)
+
+    def _values(self, params: Mapping[str, Any]) -> Values:
+        return {one.key: params[one.key] if one.kind == "choice" else one.text(params[one.key]) for one in self._ranges}
+
+    def open_trials(self) -> dict[int, Values]:
+        """Trials that were asked for and have no end; what a kill left without all its values is ended as failed."""
+        found = {}
+        for number, trial in list(self._trials.items()):
+            if all(one.key in trial.params for one in self._ranges):
+                found[number] = self._values(trial.params)
+            else:
+                self.tell(number, "failed", None)
+        return found
+
+    def ending(self, number: int) -> Ending | None:
+        """The end of a trial; None while it is open."""
+        state = self._study.get_trials(deepcopy=False)[number].state
+        return next((ending for ending, known in _STATES.items() if known == state), None)
+
+    def is_given_up(self, number: int, resource: int, value: float) -> bool:
+        """The decision of Optuna's pruner on a trial that has come to a rung with a value."""
+        trial = self._trials[number]
+        trial.report(value, resource)
+        return bool(trial.should_prune())
+
+    def tell(self, number: int, ending: Ending, value: float | None, reason: str = "") -> None:
+        """End a trial. Samplers learn from those given up too, and learn nothing from failed ones."""
+        trial = self._trials.pop(number, None)
+        if trial is None:
+            return  # told by a driver that was killed before it could note it
+        if reason:
+            trial.set_user_attr("reason", reason)
+        is_value = ending == "done" and value is not None and math.isfinite(value)
+        self._study.tell(trial, value if is_value else None, state=_STATES[ending])
+
+    def importances(self) -> dict[str, float]:
+        """Importance of each setting by Optuna, in sum 1; empty where too few trials are done to say."""
+        done = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if len(self._ranges) < 2 or len(done) < 4 or len({trial.value for trial in done}) < 2:
+            return {}
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=self._seed)
+        found: dict[str, float] = optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+        return found
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._study._storage.remove_session()

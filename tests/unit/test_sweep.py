@@ -1,0 +1,276 @@
+"""Decisions of sweeps, without training: runs are functions here, and everything else is real."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kubetune import errors
+from kubetune.config.load import load_config, resolved
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError
+from kubetune.rundir.exit_status import ExitStatus
+from kubetune.sweep import ranges
+from kubetune.sweep.budget import parse as parse_budgets
+from kubetune.sweep.driver import Driver, Seen
+from kubetune.sweep.record import Record, Search, Trial, TrialRun, read_record, read_search, write_search
+from kubetune.sweep.winner import noise
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+    from optuna.trial import Trial as OptunaTrial
+
+optuna = pytest.importorskip("optuna")
+
+STEPS = 90
+RUN = {"model": "m", "data": {"train": "t.jsonl", "eval": "e.jsonl"}, "lora": {"r": 8}}
+WORDS = ["training.learning_rate=log(1e-5,1e-1)", "lora.r=4..64", "lora.dropout=0,0.05,0.1"]
+
+
+def load(more: list[str]) -> Config:
+    return load_config(RUN, overrides=more)
+
+
+def search_of(*words: str, **changes: Any) -> Search:
+    found = ranges.split(words or WORDS)[1]
+    facts = {"sampler": "random", "pruner": "asha", "rungs": (1, 3, 9), "repeat": 1, "seed": 0} | changes
+    return Search(resolved(ranges.check(found, load)), tuple(found), "eval_loss", facts.pop("greater", False), **facts)
+
+
+def curve(values: Mapping[str, str], share: float, seed: int = 42) -> float:
+    """A loss that falls the faster the nearer the learning rate is to 3e-3, in a way that crosses others'."""
+    off = abs(math.log10(float(values["training.learning_rate"]) / 3e-3))
+    start = 2.0 + math.sin(seed + 37 * off) * 0.2
+    return start * math.exp(-share * 2 / (1 + off)) + 0.1 * off
+
+
+class Functions:
+    """A place where runs are computed at once, and where `order` tells in which order they came to their rungs."""
+
+    def __init__(self, search: Search, slots: int = 1, measure: Callable[..., float] = curve) -> None:
+        self.slots, self._search, self._measure = slots, search, measure
+        self.order: list[tuple[int, int, float]] = []
+        self.begun: list[str] = []
+        self.stopped: list[str] = []
+        self._seen: dict[str, Seen] = {}
+        self.seconds: dict[str, float] = {}
+
+    def start(self, trial: Trial, run: TrialRun) -> None:
+        self.begun.append(run.name)
+        rungs = self._search.rungs or (1,)
+        resource = rungs[trial.rung] if self._search.rungs else 1
+        share = resource / rungs[-1]
+        value = self._measure(trial.values, share, run.seed)
+        self.order.append((trial.number, resource, value))
+        self.seconds[run.name] = self.seconds.get(run.name, 0.0) + 360 * (share - run.step / STEPS)
+        status = ExitStatus(0, "done" if share == 1 else "paused", error=None if share == 1 else "Paused")
+        self._seen[run.name] = Seen(status, round(share * STEPS), STEPS, value, self.seconds[run.name])
+
+    def look(self, run: TrialRun) -> Seen:
+        return self._seen[run.name]
+
+    def stop(self, run: TrialRun) -> None:
+        self.stopped.append(run.name)
+
+    def wait(self) -> None:
+        pass
+
+
+def driver_of(
+    folder: Path, search: Search, place: Any, *, total: int = 20, storage: BaseStorage | None = None, **more: Any
+) -> Driver:
+    from kubetune.sweep.study import Study
+
+    study = Study(
+        folder, search.ranges, sampler=search.sampler, pruner=search.pruner, rungs=search.rungs, greater=search.greater,
+        seed=search.seed, storage=storage,
+    )  # fmt: skip
+    return Driver(folder, search, read_record(folder), study, place, total=total, say=lambda text: None, **more)
+
+
+def plain_optuna(search: Search, order: list[tuple[int, int, float]]) -> list[FrozenTrial]:
+    """What Optuna by itself makes of the same reports in the same order."""
+    from kubetune.sweep.study import distribution, make_pruner, make_sampler
+
+    study = optuna.create_study(
+        study_name="sweep",
+        direction="maximize" if search.greater else "minimize",
+        pruner=make_pruner(search.pruner, search.rungs),
+    )
+    trials: dict[int, OptunaTrial] = {}
+    for number, resource, value in order:
+        while number not in trials:
+            study.sampler = make_sampler(search.sampler, search.ranges, search.seed, len(trials))
+            trial = study.ask({one.key: distribution(one) for one in search.ranges})
+            trials[trial.number] = trial
+        study.sampler = optuna.samplers.RandomSampler()
+        if resource == search.rungs[-1]:
+            study.tell(trials[number], value)
+            continue
+        trials[number].report(value, resource)
+        if trials[number].should_prune():
+            study.tell(trials[number], state=optuna.trial.TrialState.PRUNED)
+    return study.trials
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pruner", "rungs"),
+    [("tpe", "asha", (1, 3, 9)), ("random", "hyperband", (1, 3, 9, 27)), ("tpe", "median", (1, 2, 3, 4))],
+)
+def test_decisions_are_optunas(tmp_path: Path, sampler: str, pruner: str, rungs: tuple[int, ...]) -> None:
+    search = search_of(sampler=sampler, pruner=pruner, rungs=rungs)
+    place = Functions(search)
+    driver = driver_of(tmp_path, search, place, storage=optuna.storages.InMemoryStorage())
+    assert driver.drive() == ""
+    expected = plain_optuna(search, place.order)
+    ours = driver.record.trials
+    states = {"done": "COMPLETE", "pruned": "PRUNED"}
+    assert [states[trial.state] for trial in ours] == [trial.state.name for trial in expected]
+    assert {trial.state for trial in ours} == {"done", "pruned"}
+    for mine, other in zip(ours, expected, strict=True):
+        assert mine.values == {
+            one.key: other.params[one.key] if one.choices else one.text(other.params[one.key]) for one in search.ranges
+        }
+        reports = {resource: value for number, resource, value in place.order if number == mine.number}
+        assert other.intermediate_values == {r: v for r, v in reports.items() if r != rungs[-1]}
+    assert read_record(tmp_path) == driver.record
+    assert set(driver.record.importances) == {one.key for one in search.ranges}
+
+
+def test_ranges_are_checked_all_at_once_in_the_words_of_overrides() -> None:
+    rest, found = ranges.split(
+        ["run.yaml", "training.max_steps=9", *WORDS, "lora.target_modules=[q_proj,v_proj],all-linear"]
+    )
+    assert rest == ["run.yaml", "training.max_steps=9"]
+    assert [one.kind for one in found] == ["float", "int", "choice", "choice"]
+    assert [str(one) for one in found][:2] == ["log(1e-05,0.1)", "4..64"]
+    assert found[3].choices == ("[q_proj,v_proj]", "all-linear")
+    assert ranges.split(["lr=1..2"])[1][0].kind == "float"
+    assert ranges.split(["data.train=../a.jsonl"]) == (["data.train=../a.jsonl"], [])
+    wrong = ["training.learning_rate=log(1e-5,20)", "lora.r=0.5..8", "training.optim=adamw,sgd", "lora.rr=1,2"]
+    with pytest.raises(ConfigError) as refused:
+        ranges.check(ranges.split(wrong)[1], load)
+    assert [problem.split(";")[0] for problem in sorted(refused.value.problems)] == [
+        "override: lora.r: found 0.5",
+        "override: lora.r: found 8.0",
+        "override: lora.rr: unknown key",
+        "override: training.learning_rate: found 20.0",
+        'override: training.optim: found "sgd"',
+    ]
+    with pytest.raises(ConfigError) as refused:
+        ranges.split(["a.b=log(1,0)", "output=a,b", "lr=1,1", "learning_rate=1..2", "training.learning_rate=1,2"])
+    assert len(refused.value.problems) == 4
+
+
+def test_a_driver_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Killed at every note it makes, one after the other: the same trials, none lost and none twice."""
+    search = search_of(sampler="tpe")
+    whole = (
+        driver_of((tmp_path / "whole"), search, Functions(search), total=5)
+        if (tmp_path / "whole").mkdir() is None
+        else None
+    )
+    assert whole is not None
+    whole.drive()
+    (tmp_path / "killed").mkdir()
+    place = Functions(search)
+    for _ in range(30):
+        notes = itertools.count()
+        driver = driver_of(tmp_path / "killed", search, place, total=5)
+        note = driver._note
+
+        def die() -> None:
+            note()  # noqa: B023
+            if next(notes) == 5:  # noqa: B023
+                raise MemoryError
+
+        driver._note = die  # type: ignore[method-assign]
+        try:
+            driver.drive()
+            break
+        except MemoryError:
+            continue
+    else:
+        raise AssertionError("it came to no end")
+    got = [(trial.values, trial.state, trial.value) for trial in driver.record.trials]
+    assert got == [(trial.values, trial.state, trial.value) for trial in whole.record.trials]
+
+
+@pytest.mark.parametrize("text", ["0.55gpu-hours", "2.75eur"])
+def test_no_run_is_begun_that_would_pass_the_budget(tmp_path: Path, text: str) -> None:
+    search = search_of(pruner="none", rungs=())
+    budgets = parse_budgets([text], 5.0)
+    driver = driver_of(tmp_path, search, Functions(search), storage=optuna.storages.InMemoryStorage(), budgets=budgets)
+    assert "not begun" in driver.drive()
+    assert (len(driver.record.trials), round(driver.record.device_hours, 6)) == (5, 0.5)
+
+
+def test_budgets_are_read_or_refused() -> None:
+    assert [str(one) for one in parse_budgets(["90min", "3 h", "12GPU-hours"], None)] == [
+        "1.5 hours",
+        "3 hours",
+        "12 gpu-hours",
+    ]
+    with pytest.raises(ConfigError) as refused:
+        parse_budgets(["5", "3 weeks", "0h", "20eur"], None)
+    assert len(refused.value.problems) == 4
+
+
+def test_a_trial_that_fails_is_a_result_and_an_error_of_all_is_the_end(tmp_path: Path) -> None:
+    search = search_of(pruner="none", rungs=())
+
+    class Failing(Functions):
+        def __init__(self, ends: list[ExitStatus]) -> None:
+            super().__init__(search)
+            self._ends = iter(ends)
+
+        def look(self, run: TrialRun) -> Seen:
+            return Seen(end) if (end := next(self._ends, None)) else super().look(run)
+
+    diverged, memory = ExitStatus(4, "loss is nan at step 3"), ExitStatus(3, "out of memory")
+    (tmp_path / "a").mkdir()
+    ends = [diverged, memory, ExitStatus(145, "killed")]
+    driver = driver_of(tmp_path / "a", search, Failing(ends), total=4, storage=optuna.storages.InMemoryStorage())
+    assert driver.drive() == ""
+    assert [trial.state for trial in driver.record.trials] == ["failed", "failed", "done", "done"]
+    assert driver.record.trials[0].reason == "loss is nan at step 3"
+    (tmp_path / "b").mkdir()
+    missing = ExitStatus(2, "t.jsonl: no such file")
+    driver = driver_of(tmp_path / "b", search, Failing([missing] * 9), storage=optuna.storages.InMemoryStorage())
+    with pytest.raises(errors.KubetuneError, match="no such file") as ended:
+        driver.drive()
+    assert ended.value.exit_code == 2
+    assert len(driver.record.trials) == 2
+
+
+def test_seeds_are_a_dimension_and_noise_is_told(tmp_path: Path) -> None:
+    search = search_of("training.learning_rate=1e-3,2e-3", sampler="grid", pruner="none", rungs=(), repeat=3)
+    measured = iter([1.0, 1.2, 1.1, 1.05, 1.15, 1.12])
+    place = Functions(search, measure=lambda *_: next(measured))
+    driver = driver_of(tmp_path, search, place, total=2, storage=optuna.storages.InMemoryStorage())
+    driver.drive()
+    first, second = driver.record.ranked(greater=False)
+    assert [run.seed for run in first.runs] == [42, 43, 44]
+    assert (round(first.value or 0, 3), round(first.spread or 0, 3)) == (1.1, 0.1)
+    assert "within noise" in (noise(first, second) or "")
+    far = Trial(9, {}, [TrialRun("x", 42, value=2.0), TrialRun("y", 43, value=2.2), TrialRun("z", 44, value=2.1)])
+    assert noise(first, far) is None
+
+
+def test_the_folder_reads_back(tmp_path: Path) -> None:
+    search = search_of()
+    write_search(tmp_path, search)
+    assert read_search(tmp_path) == search
+    (tmp_path / "trials.json").write_text(json.dumps({"trials": [{}]}))
+    with pytest.raises(errors.EnvironmentFault, match="damaged"):
+        read_record(tmp_path)
+    with pytest.raises(ConfigError, match="no sweep"):
+        read_search(tmp_path / "other")
+    assert Record().device_hours == 0
