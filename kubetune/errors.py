@@ -75,6 +75,8 @@ class Preempted(KubetuneError):
     """Asked to stop (SIGTERM, Ctrl-C); a checkpoint of this step was committed, unless it is 0."""
 
     exit_code = PREEMPTED
+    kind: str | None = None
+    """Its name in exit.json, where the code alone does not tell."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -90,6 +92,7 @@ class Paused(Preempted):
     """Came to `training.pause_at_step`, as it was meant to: the checkpoint of that step was committed."""
 
     exit_code = OK
+    kind = "Paused"
 
     def __init__(self, step: int) -> None:
         super().__init__(step)

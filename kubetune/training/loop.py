@@ -43,7 +43,7 @@ from kubetune.training.run_log import RunLog, log_batch, open_run_log
 from kubetune.training.start import preflight, reference, warm_up
 from kubetune.training.start.facts import log_model, log_padding, record_start
 from kubetune.training.start.feeding import make_feed
-from kubetune.training.stop import StopRequest
+from kubetune.training.stop import StopRequest, is_pause_due
 
 
 def train(
@@ -141,7 +141,7 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
     if state.step:
         state = _finish_step(run, state, run_log)  # a stop may have come between a step and its evaluation
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
-        if _is_pause_due(run, state):
+        if is_pause_due(run.config.training.pause_at_step, state, evaluates=run.data.eval is not None):
             _stop(run, state, run_log, errors.Paused)
         if state.step:
             warm_up.compile_planned(run, state)
@@ -263,11 +263,6 @@ def _judge(run: Run, state: State, values: dict[str, float]) -> State:
     if best is None or (value > best if greater else value < best):
         return replace(state, best_step=state.step, best_value=value, evaluations_without_improvement=0)
     return replace(state, evaluations_without_improvement=state.evaluations_without_improvement + 1)
-
-
-def _is_pause_due(run: Run, state: State) -> bool:
-    pause = run.config.training.pause_at_step
-    return pause is not None and state.step >= pause and (run.data.eval is None or state.evaluated_step == state.step)
 
 
 def _is_patience_spent(run: Run, state: State) -> bool:

@@ -45,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except errors.Preempted as stopped:
         # Who is stopped before the loop does not know how far an earlier start has come.
         step = stopped.step or (checkpoints.newest_step(run_dir) if run_dir is not None else 0)
-        code, reason = stopped.exit_code, str(type(stopped)(step))
-        kind = "Paused" if isinstance(stopped, errors.Paused) else None
+        code, reason, kind = stopped.exit_code, str(type(stopped)(step)), stopped.kind
         logs.STEP.info("%s", reason)
     except errors.KubetuneError as error:
         code, reason = error.exit_code, str(error) if run_dir is None else exit_status.reason_of(error)
