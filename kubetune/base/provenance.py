@@ -5,7 +5,8 @@ Nothing here knows the keys of the config; schema does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -47,6 +48,14 @@ def dotted(path: KeyPath) -> str:
     """`data.train[0].weight` for `("data", "train", 0, "weight")`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
+
+
+def key_path(key: str) -> KeyPath:
+    """`("data", "train", 0, "weight")` for `data.train[0].weight`."""
+    parts = (re.fullmatch(r"(.*?)((?:\[\d+\])*)", part, re.DOTALL) for part in key.split("."))
+    return tuple(
+        each for part in parts if part for each in (part[1], *(int(number) for number in re.findall(r"\d+", part[2])))
+    )
 
 
 class Tree:
@@ -104,3 +113,28 @@ class Tree:
         for part in path:
             node = node[part]
         return node
+
+
+def into_lists(entries: Iterable[Entry], tree: Tree, problems: list[Problem], *, whole: str) -> Iterator[Entry]:
+    """The entries, those within a list of `tree` as that list with another value in it.
+
+    What stands there alone is a list of one, and a text the key `whole` of a mapping.
+    """
+    for entry in entries:
+        at = next((i for i, part in enumerate(entry.path) if isinstance(part, int)), None)
+        if at is None:
+            yield entry
+            continue
+        before, (index, *inner) = entry.path[:at], entry.path[at:]
+        found = deepcopy(tree.find(before))
+        items = found if isinstance(found, list) else [] if found is None else [found]
+        if not isinstance(index, int) or index >= len(items) or len(inner) > 1 or not all(map(str, inner)):
+            said = f"{dotted(before)} holds {len(items)}; expected one of them, or a key of one"
+            problems.append(Problem(entry.origin, f"{dotted(entry.path)}: {said}"))
+            continue
+        if inner:
+            items[index] = {**(items[index] if isinstance(items[index], dict) else {whole: items[index]})}
+            items[index][inner[0]] = entry.value
+        else:
+            items[index] = entry.value
+        yield Entry(before, items, tree.origin(before), {(index, *inner): entry.origin})

@@ -11,9 +11,7 @@ import io
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from kubetune.base.files import StrPath
-from kubetune.base.provenance import Entry, KeyPath, Origin, Problem, Tree, dotted
+from kubetune.base.provenance import Entry, KeyPath, Origin, Problem, Tree, dotted, into_lists, key_path
 from kubetune.base.secrets import ADVICE, is_secret
 from kubetune.base.yaml_reader import parse_value, read_entries
 from kubetune.config import json_schema, organisation
@@ -104,7 +102,7 @@ def read_tree(
     _put_defaults(tree, {str(entry.path[0]) for entry in (*written, *ours)}, problems)
     tree.put(_safe(_absolute(written, folders), problems))
     _displace_global_batch(tree, {entry.path for entry in ours})
-    tree.put(_safe(_absolute(_into_lists(ours, tree, problems), [here]), problems))
+    tree.put(_safe(_absolute(into_lists(ours, tree, problems, whole="path"), [here]), problems))
     _sample_sources(tree, environ or {}, problems)
     _split_output(tree, problems)
     return tree, problems
@@ -283,36 +281,6 @@ def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]
             problems.append(Problem(origin, f"found {override!r}; expected key=value, such as training.seed=1"))
             continue
         yield from _parsed(key, text.strip(), Origin("override"), problems)
-
-
-def key_path(key: str) -> KeyPath:
-    """`("data", "train", 0, "weight")` for `data.train[0].weight`."""
-    parts = (re.fullmatch(r"(.*?)((?:\[\d+\])*)", part, re.DOTALL) for part in key.split("."))
-    return tuple(
-        each for part in parts if part for each in (part[1], *(int(number) for number in re.findall(r"\d+", part[2])))
-    )
-
-
-def _into_lists(entries: Iterable[Entry], tree: Tree, problems: list[Problem]) -> Iterator[Entry]:
-    """The entries, those within a list of `tree` as that list with another value in it; a lone source is a list too."""
-    for entry in entries:
-        at = next((i for i, part in enumerate(entry.path) if isinstance(part, int)), None)
-        if at is None:
-            yield entry
-            continue
-        before, (index, *inner) = entry.path[:at], entry.path[at:]
-        found = deepcopy(tree.find(before))
-        items = found if isinstance(found, list) else [] if found is None else [found]
-        if not isinstance(index, int) or index >= len(items) or len(inner) > 1 or not all(map(str, inner)):
-            said = f"{dotted(before)} holds {len(items)}; expected one of them, or a key of one"
-            problems.append(Problem(entry.origin, f"{dotted(entry.path)}: {said}"))
-            continue
-        if inner:
-            items[index] = {**(items[index] if isinstance(items[index], dict) else {"path": items[index]})}
-            items[index][inner[0]] = entry.value
-        else:
-            items[index] = entry.value
-        yield Entry(before, items, tree.origin(before), {(index, *inner): entry.origin})
 
 
 def _parsed(key: str, text: str, origin: Origin, problems: list[Problem]) -> Iterator[Entry]:

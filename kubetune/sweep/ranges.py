@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kubetune.base.provenance import Entry, KeyPath, Origin, dotted
+from kubetune.base.provenance import Entry, KeyPath, Origin, dotted, key_path
 from kubetune.config import json_schema
 from kubetune.config.aliases import canonical
-from kubetune.config.load import key_path
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 
