@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.base.files import lock
 from kubetune.base.signals import Relay
-from kubetune.cli.remote.run_on_cluster import print_table
+from kubetune.cli.tables import print_table
 from kubetune.config.flags import add_run_arguments, sources_of
 from kubetune.config.metric_names import full_name, metrics_of
 from kubetune.config.naming import prefers_greater

@@ -117,11 +117,7 @@ class TrainingConfig(Section):
         "touch a run that has one.",
     )
     pause_at_step: int | None = Field(
-        None,
-        ge=1,
-        description="At the first evaluation from this step on (at this step, where nothing is evaluated), save a "
-        "checkpoint and end with exit code 0. Steps and schedule are those of the whole run: with a higher number, or "
-        "none, it goes on bit by bit.",
+        None, ge=1, description="End, saved, at the first evaluation from this step on; a higher one, or none, goes on."
     )
     preflight: bool = Field(
         False, description="Before step 1: the longest batch, an evaluation, a save; what they take."
