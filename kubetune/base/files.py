@@ -33,8 +33,10 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 # A folder where a file is expected, or the other way round.
 _OF_OTHER_SORT = (errno.EISDIR, errno.ENOTDIR)
 _OF_THE_SYSTEM = (
-    *DISK_FULL, *_NOT_PERMITTED, *_OF_OTHER_SORT, errno.EIO, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG
+    *DISK_FULL, *_NOT_PERMITTED, *_OF_OTHER_SORT, errno.EFBIG, errno.EIO, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG
 )  # fmt: skip
+
+_LARGER_FILES = "allow larger files (ulimit -f), or choose a disk that takes them"
 
 
 def temporary_sibling(path: StrPath) -> Path:
@@ -63,6 +65,8 @@ def explained_writes(path: StrPath) -> Iterator[None]:
             reason += f" ({free_bytes(path):,} bytes free); free some space and run the same command again"
         elif error.errno in _NOT_PERMITTED:
             reason += "; choose a folder you may write to"
+        elif error.errno == errno.EFBIG:
+            reason += f"; {_LARGER_FILES}"
         raise EnvironmentFault(f"cannot write {error.filename2 or error.filename or path}: {reason}") from error
 
 
@@ -79,7 +83,9 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
         return None
     name = error.filename2 or error.filename  # of two names the second is the one that was to be made
     where = f"{name}: " if name is not None else ""
-    advice = "free some space" if error.errno in DISK_FULL else "see that it can be read and written, or name another"
+    advice = "see that it can be read and written, or name another"
+    if error.errno in (*DISK_FULL, errno.EFBIG):
+        advice = "free some space" if error.errno in DISK_FULL else _LARGER_FILES
     return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
 
 

@@ -76,6 +76,9 @@ class Cluster:
         self.namespace = namespace or login.namespace
         self.address = login.server
         self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        # Who has little patience with many requests has little with the silence after one.
+        silence = min(_SILENCE_SECONDS, max(_CONNECT_SECONDS, self._patience_seconds))
+        self._silence_of_one = httpx2.Timeout(silence, connect=_CONNECT_SECONDS)
         self._tell = tell
         self._warned: set[str] = set()
         self._lock = threading.Lock()
@@ -133,7 +136,7 @@ class Cluster:
         """Raise NoNamespace where there is no such namespace: it lists as an empty one. Who may not know is let go."""
         question = Question("get", KINDS["Namespace"], "", self.namespace)
         try:
-            self._send("GET", question)
+            _object(self._asked("GET", question))
         except Refused as error:
             if isinstance(error, NoNamespace) or error.code != 403:
                 raise
@@ -160,12 +163,14 @@ class Cluster:
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         question = Question("delete", KINDS[kind], self.namespace, name)
-        return self._send("DELETE", question, body=options, missing_ok=True) is not None
+        response = self._send("DELETE", question, body=options, missing_ok=True)
+        return response is not None and _object(response) is not None
 
     def serves(self, kind: str) -> bool:
         """The API server knows this kind."""
         question = Question("list", KINDS[kind], self.namespace)
-        return self._send("GET", question, {"limit": "1"}, missing_ok=True) is not None
+        response = self._send("GET", question, {"limit": "1"}, missing_ok=True)
+        return response is not None and _object(response) is not None
 
     def may(self, verb: str, kind: str, subresource: str = "") -> bool:
         """We have the right to do this in the namespace, as the API server sees it."""
@@ -300,7 +305,9 @@ class Cluster:
         headers = {"Content-Type": content_type} if body is not None else {}
         for last in self._attempts():
             try:
-                response = self._http.request(method, path, params=params, content=content, headers=headers)
+                response = self._http.request(
+                    method, path, params=params, content=content, headers=headers, timeout=self._silence_of_one
+                )
             except httpx2.HTTPError as error:
                 if last or _DISTRUST in str(error):
                     raise Unreachable(self._silence(error)) from None

@@ -6,12 +6,15 @@ Looks and asks only; changes nothing. Each check is a function that yields findi
 from __future__ import annotations
 
 import argparse
+import http.client
 import importlib.metadata
 import json
 import os
+import queue
 import shutil
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -187,31 +190,62 @@ def _hub(args: argparse.Namespace) -> Iterator[Finding]:
     from kubetune.data.reading.hub import hub_token
 
     stored = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "token"
-    token = hub_token() or (stored.read_text().strip() if stored.is_file() else None)
+    try:
+        token = hub_token() or (stored.read_text().strip() if stored.is_file() else None)
+    except (OSError, UnicodeError) as error:
+        yield Finding("note", "hub token", f"{stored} cannot be read: {error}", "mend its rights, or set HF_TOKEN")
+        token = None
     have = "a token is set" if token else "no token, which only gated and private models need"
     if args.offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         yield Finding("note", "hub", f"not asked; {have}")
         return
-    address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/"))
-    host = address.netloc.rpartition("@")[2]  # what stands before it may be a password
-    shown = f"{address.scheme}://{host}{address.path}"
-    request = urllib.request.Request(f"{shown}/api/{'whoami-v2' if token else 'models?limit=1'}")
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
+    given = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    shown = given.rpartition("@")[2]  # what stands before it may be a password
     try:
-        with urllib.request.urlopen(request, timeout=_HUB_SECONDS) as answer:
-            said: Any = json.load(answer)
-        who = f"; the token is {said['name']}'s" if token and isinstance(said, dict) and "name" in said else f"; {have}"
-        yield Finding("ok", "hub", f"{shown} answers{who}")
+        address = urlsplit(given)
+        shown = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
+        request = urllib.request.Request(f"{shown}/api/{'whoami-v2' if token else 'models?limit=1'}")
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        said = _answer_to(request)
     except urllib.error.HTTPError as error:
         if error.code == 401:
             yield Finding("wrong", "hub", f"{shown} does not take the token", "make a new one and set HF_TOKEN")
         else:
             yield Finding("note", "hub", f"{shown} answers with {error.code}; {have}", "try again later")
-    except (OSError, ValueError) as error:
+    except json.JSONDecodeError:
+        remedy = "look at HF_ENDPOINT, and whether a proxy or a login page stands in between"
+        yield Finding("note", "hub", f"{shown} answers, and is not the hub: expected JSON; {have}", remedy)
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         remedy = "models then come from folders and the cache; behind a proxy set HTTPS_PROXY"
         yield Finding("note", "hub", f"{shown} cannot be reached: {reason}; {have}", remedy)
+    else:
+        who = f"; the token is {said['name']}'s" if token and isinstance(said, dict) and "name" in said else f"; {have}"
+        yield Finding("ok", "hub", f"{shown} answers{who}")
+
+
+def _answer_to(request: urllib.request.Request) -> Any:
+    """The JSON that a server answers with, all of it within _HUB_SECONDS: one that drips keeps a socket's limit."""
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(request, timeout=_HUB_SECONDS) as answer:
+                found.put(answer.read())
+        except Exception as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+            found.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        said = found.get(timeout=_HUB_SECONDS)
+    except queue.Empty:
+        raise TimeoutError(f"no whole answer within {_HUB_SECONDS:g} s") from None
+    if isinstance(said, Exception):
+        raise said
+    return json.loads(said)
 
 
 def _cluster(args: argparse.Namespace) -> Iterator[Finding]:

@@ -11,16 +11,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kubetune.data.prepared.order import Ids, balance_ranks, pack
 from kubetune.data.prepared.spared import GRAIN
-
-if TYPE_CHECKING:
-    pass
 
 Tokens = NDArray[np.uint32]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune.base import fault_injection
-from kubetune.base.files import join_inside, temporary_sibling, write_atomic
+from kubetune.base.files import join_inside, read_object, temporary_sibling, write_atomic
 from kubetune.data.reading.hub import hub_token
 from kubetune.data.reading.images import UnusableImage, verify_image
 from kubetune.errors import DataError
@@ -110,7 +110,7 @@ def _stream(data_set: str, notes: Path, first: tuple[str, ...]) -> Iterator[HubI
     except ImportError as error:
         raise DataError("images of the hub need the `datasets` library: pip install 'kubetune[hub]'") from error
     note = notes / f"{data_set.replace('/', '--').strip('-')}.json"
-    stopped = json.loads(note.read_text()) if note.exists() else {"split": None, "state": None, "passed": []}
+    stopped = read_object(note) if note.exists() else {"split": None, "state": None, "passed": []}
     with asking_hub(data_set):
         splits = datasets.get_dataset_split_names(data_set, token=hub_token())
         order = sorted(splits, key=lambda split: first.index(split) if split in first else len(first))

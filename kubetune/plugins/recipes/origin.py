@@ -134,6 +134,8 @@ def asking_hub(repo: str) -> Iterator[None]:
         with explained_hub_errors(repo, kind="dataset"):
             yield
     except failures as error:
+        if type(error).__name__ == "DatasetNotFoundError":  # of an optional library
+            raise DataError(f"data set {repo}: {error} {NOTHING}") from error
         raise EnvironmentFault(
             f"data set {repo} cannot be read from the hub: {error or type(error).__name__}. Run the same command again "
             "when it can be reached: what was fetched is kept"
