@@ -5,6 +5,7 @@ Which calls a verb makes is not written here: it runs once unharmed, and each ki
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,15 @@ def fail_each_call(desk: Desk, verb: str, fault: dict[str, Any]) -> None:
         desk.cluster.trouble(call, **fault)
         attempt(desk, VERBS[verb])
         desk.cluster.clear_faults()
+
+
+@pytest.mark.slow
+def test_a_disk_that_takes_nothing_is_told_of_by_cp(desk: Desk) -> None:
+    furnisher(desk, "cp")()
+    command = ["sh", "-c", 'ulimit -f 0 && exec "$@"', "sh", *desk.command("cp", "fit")]
+    done = subprocess.run(
+        command, cwd=desk.folder, env=desk.environment(), capture_output=True, text=True, timeout=180, check=False
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
+    assert "File too large; allow larger files (ulimit -f)" in done.stderr
+    assert "all verified" not in done.stdout
