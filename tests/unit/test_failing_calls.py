@@ -254,13 +254,13 @@ REFUSED_IN = {
     "rundir/heartbeat.py": "crash/test_read_only.py",
     "rundir/mlflow_tracker.py": "run/test_broken_trackers.py",
     "training/checkpointer.py": "crash/test_disk.py",
-    "training/optimizer_shards.py": "run/test_async_checkpoint.py",
+    "optimizer/shards.py": "run/test_async_checkpoint.py",
 }
 EXPLAINED_AT_THE_END = {
     "cluster/in_pod.py", "cluster/log_follow.py", "data/prepared/fetch_worker.py", "data/reading/images.py",
     "data/text/tokenizer.py", "diagnostics/smoke/measure.py", "diagnostics/verify_resume.py", "library/child.py",
     "plugins/nebius/provision.py", "plugins/recipes/conversion.py", "plugins/recipes/hub_images.py",
-    "plugins/recipes/journal.py", "rundir/mirror/sync.py", "scoring/comparison.py", "training/step_digest.py",
+    "mirror/sync.py", "plugins/recipes/journal.py", "scoring/comparison.py", "training/step_digest.py",
 }  # fmt: skip
 """Files whose errors go up to the command, which says what the system refused (files.fault_of, in test_files)."""
 
