@@ -116,15 +116,41 @@ def judge_of(
     return Judge(wanted, tokenizer, asked, picture_reader(rows), **of_main)
 
 
+def rehearse(judge: Judge, learner: Learner, world: World) -> None:
+    """Let the longest questions be answered at full length on every rank: what that takes, and whether it works."""
+    longest = _groups(judge, learner)[:1]
+    _ask(judge, learner, world, longest, {"min_new_tokens": judge.wanted.max_new_tokens}, lambda: False)
+
+
 def answer(judge: Judge, learner: Learner, world: World, is_stopping: Callable[[], bool]) -> dict[int, str] | None:
     """Greedy answers by row, of all ranks on all ranks; None when a stop was asked for meanwhile.
 
     A model that attends to everything before it gets prompts of several lengths at a time, padded on the left; others
     get equal ones together. Where the time runs out, rows are left unasked, which is told.
     """
+    mine = _ask(judge, learner, world, _groups(judge, learner), {}, is_stopping)
+    if mine is None:
+        return None
+    answers = {row: text for part in process_group.gather(mine, world) for row, text in part.items()}
+    if len(answers) < len(judge.asked) and world.is_main:
+        logs.EVAL.warning(
+            "evaluation.generate.max_seconds: %g s are over; %d of %d rows were asked, and the metrics are theirs",
+            judge.wanted.max_seconds, len(answers), len(judge.asked),
+        )  # fmt: skip
+    return answers
+
+
+def _ask(
+    judge: Judge,
+    learner: Learner,
+    world: World,
+    groups: Sequence[Sequence[Question]],
+    settings: Mapping[str, Any],
+    is_stopping: Callable[[], bool],
+) -> dict[int, str] | None:
+    """This rank's answers by row; None when a stop was asked for meanwhile."""
     began, lm, wanted = time.monotonic(), learner.lm, judge.wanted
-    groups = _groups(judge.asked, wanted.batch_size, padded=learner.route.padding_free, reader=judge.reader)
-    settings = {**greedy(wanted.max_new_tokens), "use_cache": True, "synced_gpus": fsdp.is_sharded(lm)}
+    settings = {**greedy(wanted.max_new_tokens), "use_cache": True, "synced_gpus": fsdp.is_sharded(lm), **settings}
     mine: dict[int, str] = {}
     learner.model.eval()
     try:
@@ -146,25 +172,17 @@ def answer(judge: Judge, learner: Learner, world: World, is_stopping: Callable[[
     finally:
         fsdp.close(lm)
         learner.model.train()
-    answers = {row: text for part in process_group.gather(mine, world) for row, text in part.items()}
-    if len(answers) < len(judge.asked) and world.is_main:
-        logs.EVAL.warning(
-            "evaluation.generate.max_seconds: %g s are over; %d of %d rows were asked, and the metrics are theirs",
-            wanted.max_seconds, len(answers), len(judge.asked),
-        )  # fmt: skip
-    return answers
+    return mine
 
 
-def _groups(
-    asked: Sequence[Question], size: int, *, padded: bool, reader: PictureReader | None = None
-) -> list[list[Question]]:
+def _groups(judge: Judge, learner: Learner) -> list[list[Question]]:
     """Questions that go together, longest first; where images are no grids, those with some go alone."""
-    ordered = sorted(asked, key=lambda question: (-len(question.ids), question.row))
+    padded, reader = learner.route.padding_free, judge.reader
     is_lone = reader is not None and not reader.processor.is_grid
     groups: list[list[Question]] = []
-    for question in ordered:
+    for question in sorted(judge.asked, key=lambda question: (-len(question.ids), question.row)):
         last = groups[-1] if groups else []
-        fits = last and len(last) < size and not (is_lone and (question.images or last[0].images))
+        fits = last and len(last) < judge.wanted.batch_size and not (is_lone and (question.images or last[0].images))
         if fits and (padded or len(last[0].ids) == len(question.ids)):
             last.append(question)
         else:

@@ -19,6 +19,8 @@ from transformers import AutoModelForCausalLM
 from kubetune import errors
 from kubetune.cli import main
 from kubetune.cli.local import demo
+from kubetune.rundir import metrics
+from kubetune.rundir.checkpoints import load_state
 
 KUBETUNE = [sys.executable, "-m", "kubetune"]
 
@@ -42,6 +44,11 @@ def test_the_model_learns_what_it_could_not_do(finished: tuple[Path, str]) -> No
     before, after = (int(re.search(rf"^  {when} +(\d+)%$", printed, re.M)[1]) for when in ("before", "after"))
     assert before < 10
     assert after > 90
+    run_dir = finished[0] / "outputs/demo/run"
+    matches = {n["step"]: n["eval_exact_match"] for n in metrics.read_metrics(run_dir) if "eval_exact_match" in n}
+    assert len(matches) == 3
+    best = load_state(run_dir / "checkpoints" / "best").step
+    assert matches[best] == max(matches.values()) == pytest.approx(after / 100)
 
 
 @pytest.mark.slow

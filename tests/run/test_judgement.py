@@ -79,6 +79,20 @@ def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(inputs:
     assert lines[0] == lines[1] == lines[2]
 
 
+@pytest.mark.parametrize("lora", [{"r": 4}, pytest.param(None, marks=pytest.mark.slow)], ids=["lora", "full"])
+def test_a_model_cut_over_ranks_answers_as_one_that_is_whole(
+    inputs: Path, tmp_path: Path, lora: dict[str, Any] | None
+) -> None:
+    said = []
+    for parallelism, ranks in (("ddp", 1), ("fsdp", 2)):
+        training = {"max_steps": 2, "parallelism": parallelism}
+        config = toy.make_config(inputs, training, lora=lora, evaluation=EVALUATION)
+        run_dir = toy.finished(tmp_path / parallelism, config, ranks)
+        said.append([(run_dir / metrics.ANSWERS / f"step-{step:06d}.jsonl").read_text() for step in (0, 2)])
+    assert said[0] == said[1]
+    assert len(set(said[0][0].splitlines())) > 1
+
+
 def test_training_is_the_same_with_and_without_questions(inputs: Path, tmp_path: Path) -> None:
     plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, {"max_steps": 4}))
     asked = toy.finished(tmp_path / "asked", toy.make_config(inputs, {"max_steps": 4}, evaluation=EVALUATION))

@@ -29,6 +29,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy.make_inputs(tmp_path_factory.mktemp("toy"))
 
 
+ASKED = {"generate": {"metric": "contains", "max_new_tokens": 4}}
+
+
 def log_of(run_dir: Path, rank: int = 0) -> str:
     return (run_dir / "logs" / f"rank-{rank}.log").read_text()
 
@@ -42,7 +45,7 @@ def hidden(run_dir: Path) -> list[Path]:
     [
         pytest.param(1, {}, {"lora": {"r": 4, "dropout": 0.2}}, id="dropout"),
         pytest.param(2, {}, {}, id="two ranks", marks=slow),
-        pytest.param(2, {"parallelism": "fsdp"}, {"lora": None}, id="sharded"),
+        pytest.param(2, {"parallelism": "fsdp"}, {"lora": None, "evaluation": ASKED}, id="sharded"),
         pytest.param(1, {"async_save": True}, {"lora": None, "model_dtype": "bfloat16"}, id="bf16", marks=slow),
     ],
 )
@@ -65,7 +68,12 @@ def test_a_preflight_changes_no_bit_and_leaves_nothing(
     assert found["measured_bytes"] > 0
     assert found["forecast_bytes"] > 0
     assert found["checkpoint_bytes"] > 1000
-    assert found["seconds"].keys() == {"batch", "evaluation", "save"}
+    assert found["seconds"].keys() == {
+        "batch",
+        "evaluation",
+        "save",
+        *(["answers"] if "evaluation" in sections else []),
+    }
     assert "preflight: peak memory" in log_of(rehearsed)
     assert json.loads((plain / "report.json").read_text())["preflight"] is None
 

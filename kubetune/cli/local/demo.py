@@ -1,6 +1,7 @@
 """`kubetune demo`: fine-tune the embedded model on the embedded data, offline, and show what it learnt.
 
-Writes a run file such as a user would write, goes the way of `kubetune train`, and asks the model before and after.
+Writes a run file such as a user would write, goes the way of `kubetune train`, and shows what the evaluations of the
+run were answered, before training and by the best checkpoint.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from kubetune import cli, errors
 from kubetune.base.files import write_atomic
@@ -21,7 +21,6 @@ from kubetune.base.gpus import visible_gpus
 from kubetune.rundir import metrics
 
 EMBEDDED = Path(__file__).parent / "embedded"
-HELD_OUT = EMBEDDED / "data" / "heldout.jsonl"
 SHOWN = 3
 NEXT_PROMPT = "Please bounce wallet in staging."
 
@@ -32,14 +31,17 @@ name: demo
 model: {model}        # 0.8 M parameters; chats about services in prose
 data:
   train: {train}      # 1,200 requests in English, answered by kubectl commands
-  eval: 0.05
+  eval: {held_out}   # 100 more, which the former do not hold
   max_length: 128
 lora: {{r: 16, dropout: 0.1}}
+evaluation:
+  generate: {{metric: exact_match, max_new_tokens: 64, batch_size: 50}}   # let it answer those, at each evaluation
 training:
   num_train_epochs: 3
   global_batch_size: 16
   per_device_train_batch_size: 8
   learning_rate: 4e-3        # a model this small bears more than the default
+  metric_for_best_model: eval_exact_match
   logging_steps: 10
 output: {output}
 compute: {compute}
@@ -55,6 +57,8 @@ data:
   max_length: 128
 preference: {{loss: dpo, beta: 0.3, sft_weight: 1.0}}   # and keep to what the good answers say
 lora: {{r: 16}}
+evaluation:
+  generate: {{metric: regex, pattern: '^Of course\\.', max_new_tokens: 64, batch_size: 50}}
 training:
   global_batch_size: 16
   per_device_train_batch_size: 8
@@ -66,17 +70,7 @@ compute: {compute}
 """,
 }
 DATA = {"causal_lm": "train.jsonl", "preference": "pairs.jsonl"}
-PREFERRED = "Of course."
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A held-out request, the command it should become, and what the model said before and after."""
-
-    prompt: str
-    expected: str
-    before: str
-    after: str
+TITLES = {"causal_lm": "exact match", "preference": "Of course."}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, or go on after a stop, and print the comparison. Raises ConfigError where something else lies in DIR."""
+    """Train, or go on after a stop, and print what the model says before and after.
+
+    Raises ConfigError where something else lies in DIR.
+    """
     began = time.monotonic()
     if args.output is None:
         args.output = Path("outputs/demo" if args.task == "causal_lm" else "outputs/demo-preference")
@@ -103,10 +100,7 @@ def run(args: argparse.Namespace) -> int:
         if code == errors.PREEMPTED:
             print(f"Stopped. The same command goes on from there; to start afresh, remove {args.output} first.")
         return code
-    answers = compare(run_dir, args.task)
-    lines = (json.dumps(asdict(row), ensure_ascii=False) for row in answers)
-    write_atomic(run_dir / metrics.BEFORE_AFTER, "".join(f"{line}\n" for line in lines))
-    show(answers, run_file, run_dir, time.monotonic() - began, args.task)
+    show(run_file, run_dir, time.monotonic() - began, args.task)
     return errors.OK
 
 
@@ -115,6 +109,7 @@ def write_run_file(run_file: Path, run_dir: Path, task: str = "causal_lm") -> No
     text = RUN_FILES[task].format(
         model=json.dumps(str(EMBEDDED / "model")),
         train=json.dumps(str(EMBEDDED / "data" / DATA[task])),
+        held_out=json.dumps(str(EMBEDDED / "data" / "heldout.jsonl")),
         output=json.dumps(str(run_dir)),
         # One process is enough for so small a model, and every machine then takes the same steps.
         compute=json.dumps({"gpus_per_node": 1} if visible_gpus(os.environ) else {"processes": 1}),
@@ -128,42 +123,20 @@ def write_run_file(run_file: Path, run_dir: Path, task: str = "causal_lm") -> No
         )
 
 
-def compare(run_dir: Path, task: str = "causal_lm") -> list[Answer]:
-    """Ask the model of a run every held-out request, with its adapter and without."""
-    from kubetune.inference.generate import Sampling, answer, load_run
-
-    chats = [json.loads(line)["messages"] for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
-    prompts, expected = [chat[0]["content"] for chat in chats], [chat[1]["content"] for chat in chats]
-    if task == "preference":
-        expected = [PREFERRED] * len(chats)
-    loaded, sampling = load_run(run_dir), Sampling(max_new_tokens=64)
-    after = answer(loaded, prompts, sampling)
-    with loaded.as_base() as base:
-        before = answer(base, prompts, sampling)
-    return [Answer(*row) for row in zip(prompts, expected, before, after, strict=True)]
-
-
-def exact_match(expected: Sequence[str], answers: Sequence[str]) -> float:
-    """Share of the answers that are what was expected, to the letter."""
-    return sum(e == a.strip() for e, a in zip(expected, answers, strict=True)) / len(expected)
-
-
-def opened_well(expected: Sequence[str], answers: Sequence[str]) -> float:
-    """Share of the answers that open as expected."""
-    return sum(a.startswith(e) for e, a in zip(expected, answers, strict=True)) / len(expected)
-
-
-def show(answers: Sequence[Answer], run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm") -> None:
-    """Print the comparison: how many answers are right, the first prompts with both, and what to do next."""
-    expected = [row.expected for row in answers]
-    title, share = ("exact match", exact_match) if task == "causal_lm" else (PREFERRED, opened_well)
+def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm") -> None:
+    """Print how many answers are right, the first of them before and after, and what to do next."""
+    verdict = metrics.read_verdict(run_dir)
+    [measured] = verdict["answers"]
     lines = [
-        (title, f"on {len(answers)} requests that the training data do not hold"),
-        ("  before", f"{share(expected, [row.before for row in answers]):.0%}"),
-        ("  after", f"{share(expected, [row.after for row in answers]):.0%}"),
+        (TITLES[task], f"on {measured['rows']} requests that the training data do not hold"),
+        ("  before", f"{measured['before']:.0%}"),
+        ("  after", f"{measured['after']:.0%}"),
     ]
-    for row in answers[:SHOWN]:
-        lines += [("", ""), ("request", row.prompt), ("  before", row.before), ("  after", row.after)]
+    before, after = ({line["row"]: line["answer"] for line in answers(run_dir, step)} for step in (0, verdict["step"]))
+    for asked in metrics.read_lines(run_dir / metrics.ANSWERS / "questions.jsonl")[:SHOWN]:
+        # The built-in model's template has names of roles around what is asked.
+        request = asked["prompt"].removeprefix("user\n").partition("\n")[0]
+        lines += [("", ""), ("request", request), ("  before", before[asked["row"]]), ("  after", after[asked["row"]])]
     lines += [
         ("", ""),
         ("adapter", str(run_dir / "checkpoints" / "best")),
@@ -175,6 +148,11 @@ def show(answers: Sequence[Answer], run_file: Path, run_dir: Path, seconds: floa
     print()
     for label, text in lines:
         print(f"{label:<12} {text}".rstrip())
+
+
+def answers(run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """Answers of the evaluation after `step` steps."""
+    return metrics.read_lines(run_dir / metrics.ANSWERS / f"step-{step:06d}.jsonl")
 
 
 def _command() -> str:

@@ -25,6 +25,7 @@ from kubetune.planning.forecast import Forecast, forecast, remedies
 from kubetune.planning.memory import USABLE_SHARE
 from kubetune.planning.model_shapes import Weights, read_weights
 from kubetune.rundir import heartbeat, metrics
+from kubetune.scoring import judge
 from kubetune.training import evaluation
 from kubetune.training.run_log import peak_memory_bytes
 from kubetune.training.start import warm_up
@@ -93,6 +94,10 @@ def rehearse(run: Run, state: State) -> None:
     if run.data.eval is not None:
         with _timed(seconds, "evaluation"), _noticing_shortage(run, budget, "the longest batch of an evaluation"):
             values = evaluation.rehearse(run.task, run.learner, run.data.eval, run.plan, world)
+        if run.judge is not None:
+            answers = f"{run.judge.wanted.max_new_tokens} new tokens for each of the longest questions"
+            with _timed(seconds, "answers"), _noticing_shortage(run, budget, answers):
+                judge.rehearse(run.judge, run.learner, world)
         require_metric(run.config.training.metric_for_best_model, {*values, *run.config.evaluation.names})
     heartbeat.beat("preflight of a save")
     with _timed(seconds, "save"), _noticing_shortage(run, budget, "a save"):
