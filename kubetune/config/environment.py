@@ -37,24 +37,12 @@ VARIABLES: dict[str, Variable] = {
 }
 
 
-HISTORY_ROUNDS = 6
-"""Attempts with their feedback that a state of FIRE holds, where nothing else is said."""
-
-
 def max_samples(environ: Mapping[str, str]) -> int | None:
     """`MAX_SAMPLES`: how many samples to take of each training source; None for all. Raises ValueError."""
     text = environ.get("MAX_SAMPLES", "").strip() or "0"
     if not text.isdecimal():
         raise ValueError(f"found {text!r}; expected a whole number, 0 for all samples")
     return int(text) or None
-
-
-def max_history_rounds(environ: Mapping[str, str]) -> int:
-    """`MAX_HISTORY_ROUNDS`: attempts in a state, which `data convert fire` asks for. Raises ValueError."""
-    text = environ.get("MAX_HISTORY_ROUNDS", "").strip() or str(HISTORY_ROUNDS)
-    if not text.isdecimal():
-        raise ValueError(f"found {text!r}; expected a whole number of rounds")
-    return int(text)
 
 
 def read_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Origin]]:

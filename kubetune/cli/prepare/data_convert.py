@@ -33,6 +33,8 @@ _OF_RECIPES = (
     "keep_sources",
     "workers",
 )
+_HISTORY_ROUNDS = 6
+"""Attempts with their feedback that a state of FIRE holds, where nothing else is said."""
 _OF_SHAPES = ("to", "format", "columns", "subset", "seed")
 _EPILOG = """\
 examples:
@@ -133,7 +135,7 @@ def _convert_shape(args: argparse.Namespace) -> int:
 
 def _convert_recipe(args: argparse.Namespace) -> int:
     from kubetune.base.processes import usable_cores
-    from kubetune.config.environment import max_history_rounds, max_samples
+    from kubetune.config.environment import max_samples
     from kubetune.plugins.recipes.conversion import Request, convert_recipe, load_recipe, locate_origins
     from kubetune.plugins.recipes.image_sources import ImageSources
     from kubetune.plugins.recipes.recipe import Options
@@ -156,7 +158,7 @@ def _convert_recipe(args: argparse.Namespace) -> int:
     samples = args.max_samples or None if args.max_samples is not None else _of_environment("MAX_SAMPLES", max_samples)
     rounds = args.max_history_rounds
     if rounds is None:
-        rounds = _of_environment("MAX_HISTORY_ROUNDS", max_history_rounds) if recipe.rounds else 0
+        rounds = _of_environment("MAX_HISTORY_ROUNDS", _history_rounds) if recipe.rounds else 0
     request = Request(
         recipe=recipe,
         images=ImageSources.parse(args.images or (), skip=bool(args.skip_images)),
@@ -178,6 +180,13 @@ def _convert_recipe(args: argparse.Namespace) -> int:
     else:
         _tell(stats, args.output, done)
     return OK
+
+
+def _history_rounds(environ: Mapping[str, str]) -> int:
+    text = environ.get("MAX_HISTORY_ROUNDS", "").strip() or str(_HISTORY_ROUNDS)
+    if not text.isdecimal():
+        raise ValueError(f"found {text!r}; expected a whole number of rounds")
+    return int(text)
 
 
 def _of_environment(name: str, read: Callable[[Mapping[str, str]], Number]) -> Number:
