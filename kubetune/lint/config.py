@@ -14,6 +14,7 @@ from kubetune.base.secrets import is_secret, names_secret, seems_random
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
+from kubetune.config.schema.tracking import EXTRAS
 from kubetune.lint.finding import Finding, advice, error
 from kubetune.lint.objects import check_objects
 from kubetune.manifests.configmap import MAX_CARRIED_BYTES
@@ -115,12 +116,12 @@ def _image(spec: RunSpec) -> Iterator[Finding]:
 
 def _trackers(spec: RunSpec) -> Iterator[Finding]:
     tracking = spec.config.tracking
-    for name, is_wanted in (("tensorboard", tracking.tensorboard), ("mlflow", tracking.mlflow is not None)):
-        if is_wanted:
+    for name, extra in EXTRAS.items():
+        if getattr(tracking, name):
             yield advice(
                 f"tracking.{name}",
-                "the run's image has this only where it was built with the extra tracking, such as EXTRAS=hub,vision,"
-                "s3,tracking scripts/image cuda; without it the pods end with exit code 2 before they train",
+                f"the run's image has this only where it was built with the extra {extra}, such as EXTRAS=hub,vision,"
+                f"s3,{extra} scripts/image cuda; without it the pods end with exit code 2 before they train",
             )
     if (benchmarks := spec.config.evaluation.benchmarks) is not None:
         fetched = "" if benchmarks.tasks_folder else "; at the end the pod of node 0 fetches their data from the hub"

@@ -1,8 +1,7 @@
 """One run in MLflow: settings, numbers, data set, tags, files, the machine's load and, where asked for, the model.
 
-Everything is sent by one thread, some seconds' worth at a time, so that no step waits for a server, and no end of a run
-for one that never answers. What MLflow's own
-pages look for is given under the names they know: `mlflow.*` tags, `system/*` metrics, data set inputs.
+What MLflow's own pages look for is given under the names they know: `mlflow.*` tags, `system/*` metrics, data set
+inputs. Sending is tracker_queue's.
 """
 
 from __future__ import annotations
@@ -11,13 +10,8 @@ import json
 import logging
 import os
 import platform
-import queue
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -31,65 +25,18 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import MlflowConfig
 from kubetune.rundir import metrics
 from kubetune.rundir.machine import git_commit
+from kubetune.rundir.tracker_queue import SECONDS_FOR_FILES, SECONDS_TO_SEND_THE_REST, Numbers, said_by
 
 _log = family_logger("TRACKING")
-_SECONDS_TO_BEGIN = 60.0
-_SECONDS_BETWEEN_SENDS = 5.0
-_SECONDS_TO_SEND_THE_REST = 10.0
-_SECONDS_FOR_FILES = 120.0
 _LONGEST_PARAM = 500
 _PARAMS_PER_CALL = 100
 _NUMBERS_PER_CALL = 1000
-_LONGEST_REASON = 300
 _LONGEST_DIGEST = 36
 _FILES: Final = (metrics.CONFIG, RESOLVED, metrics.PLAN, metrics.REPORT, metrics.DATA)
 _LIBRARIES: Final = ("torch", "transformers", "peft", "kubetune")
 
 
 WritePage = Callable[[Path], object]
-
-
-def said_by(error: Exception) -> str:
-    """Words of a store's library, in a line: some of them quote whole pages."""
-    said = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return scrub(said if len(said) <= _LONGEST_REASON else said[:_LONGEST_REASON] + " …")
-
-
-class _Sender:
-    """A thread that does one thing after the other. Unlike an executor's, it keeps no process from ending."""
-
-    def __init__(self) -> None:
-        self._wanted: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="mlflow", daemon=True).start()
-
-    def submit(self, do: Callable[[], Any]) -> Future[Any]:
-        """Have it done when all before is."""
-        future: Future[Any] = Future()
-        self._wanted.put((future, do))
-        return future
-
-    def do(self, what: Callable[[], Any], seconds: float) -> Any:
-        """Have it done and wait; returns what it does. Raises TimeoutError, in words, after `seconds`."""
-        return wait_for(self.submit(what), seconds)
-
-    def _work(self) -> None:
-        while True:
-            future, do = self._wanted.get()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(do())
-                except BaseException as error:
-                    future.set_exception(error)
-
-
-def wait_for(future: Future[Any], seconds: float) -> Any:
-    """The result of a future. Raises TimeoutError, in words, after `seconds`."""
-    try:
-        return future.result(seconds)
-    except TimeoutError:
-        if future.done():
-            raise
-        raise TimeoutError(f"no answer within {seconds:g} s") from None
 
 
 class MlflowSink:
@@ -108,76 +55,38 @@ class MlflowSink:
             logging.getLogger(name).setLevel(logging.WARNING)
         uri, artifacts = find_store(os.environ.get("MLFLOW_TRACKING_URI") or settings.uri)
         self._settings, self._config, self._run_dir, self._write_page = settings, config, run_dir, write_page
+        self._uri, self._artifacts = uri, artifacts
         self._client = MlflowClient(tracking_uri=uri)
-        self._sender = _Sender()
-        self._run_id = self._sender.do(lambda: self._go_on(uri) or self._begin(artifacts, uri), _SECONDS_TO_BEGIN)
-        self._waiting: list[Any] = []
-        self._last_send = time.monotonic()
-        self._sending: Future[Any] | None = None
-        self._in_flight: list[Any] = []
-        self._sent_files = False
-        self._step = 0
-        shown = f"; open it with: mlflow ui --backend-store-uri {uri}" if artifacts is not None else ""
-        _log.info("MLflow run %s at %s%s", self._run_id, uri, shown)
+        self._run_id = ""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep numbers to be sent; send what waits where it is time to."""
-        self._step = step
-        self._waiting += _numbers(step, values)
-        if time.monotonic() - self._last_send >= _SECONDS_BETWEEN_SENDS:
-            self._send()
+    def begin(self) -> None:
+        """Begin the run, or go on with that of an earlier start."""
+        self._run_id = self._go_on(self._uri) or self._begin(self._artifacts, self._uri)
+        shown = f"; open it with: mlflow ui --backend-store-uri {self._uri}" if self._artifacts is not None else ""
+        _log.info("MLflow run %s at %s%s", self._run_id, self._uri, shown)
+
+    def send(self, numbers: Sequence[Numbers]) -> None:
+        """Send numbers, some at a time."""
+        found = [metric for one in numbers for metric in _metrics(one)]
+        for first in range(0, len(found), _NUMBERS_PER_CALL):
+            self._client.log_batch(self._run_id, metrics=found[first : first + _NUMBERS_PER_CALL])
 
     def tell(self, name: str, text: str) -> None:
         """A tag of the run."""
+        self._client.set_tag(self._run_id, f"kubetune.{name}", text)
 
-        def send() -> None:
-            with _going_without("a word"):
-                self._client.set_tag(self._run_id, f"kubetune.{name}", text)
+    def load_of(self, load: Mapping[str, Any]) -> Mapping[str, float]:
+        """The machine's load, for MLflow's page of system metrics."""
+        return machine_load(load)
 
-        self._sender.submit(send)  # training does not wait for it
-
-    def note_load(self, load: Mapping[str, Any]) -> None:
-        """Keep the machine's load to be sent with the next numbers; in the thread that looks at the machine."""
-        self._waiting.extend(_numbers(self._step, machine_load(load)))
-
-    def close(self, status: str) -> None:
-        """Send the rest, and the run's files. Raises TimeoutError where an answer takes too long."""
-        self._send(wait=True)
-        for what, send in (("data set", self._send_data_set), ("files", self._send_files)):
-            self._in_time(what, send)
+    def endings(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
+        """The run's files, and its end. A run that was stopped has no time for files that a next start sends again."""
+        if status != "KILLED":
+            yield SECONDS_FOR_FILES, _going_without("data set", self._send_data_set)
+            yield SECONDS_FOR_FILES, _going_without("files", self._send_files)
         if status == "FINISHED" and self._settings.log_model:
-            self._in_time("model", self._send_model)
-        self._sender.do(lambda: self._client.set_terminated(self._run_id, status), _SECONDS_TO_SEND_THE_REST)
-
-    def abandon(self) -> int:
-        """Stop; returns how many numbers were not sent, or not known to be."""
-        return len(self._waiting) + len(self._in_flight)
-
-    def _in_time(self, what: str, send: Callable[[], None]) -> None:
-        """Send something beside the numbers. That it is not taken is no reason to end the run as failed."""
-
-        def try_to() -> None:
-            with _going_without(f"the {what}"):
-                send()
-
-        self._sender.do(try_to, _SECONDS_FOR_FILES)
-
-    def _send(self, *, wait: bool = False) -> None:
-        if self._sending is not None and (wait or self._sending.done()):
-            wait_for(self._sending, _SECONDS_TO_SEND_THE_REST)
-            self._sending, self._in_flight = None, []
-        if self._sending is None and self._waiting:
-            numbers, self._waiting = self._waiting, []
-            self._in_flight = numbers
-            self._sending = self._sender.submit(lambda: self._send_numbers(numbers))
-            self._last_send = time.monotonic()
-        if wait and self._sending is not None:
-            wait_for(self._sending, _SECONDS_TO_SEND_THE_REST)
-            self._in_flight = []
-
-    def _send_numbers(self, numbers: list[Any]) -> None:
-        for first in range(0, len(numbers), _NUMBERS_PER_CALL):
-            self._client.log_batch(self._run_id, metrics=numbers[first : first + _NUMBERS_PER_CALL])
+            yield SECONDS_FOR_FILES, _going_without("model", self._send_model)
+        yield SECONDS_TO_SEND_THE_REST, lambda: self._client.set_terminated(self._run_id, status)
 
     def _send_files(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -267,19 +176,23 @@ class MlflowSink:
         return str(run_id)
 
 
-@contextmanager
-def _going_without(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # a store's own errors, of many kinds
-        _log.warning("MLflow did not take %s; it goes without: %s", what, said_by(error))
+def _going_without(what: str, send: Callable[[], None]) -> Callable[[], None]:
+    """`send`; that something beside the numbers is not taken is no reason to end the run as failed."""
+
+    def try_to() -> None:
+        try:
+            send()
+        except Exception as error:  # a store's own errors, of many kinds
+            _log.warning("MLflow did not take the %s; it goes without: %s", what, said_by(error))
+
+    return try_to
 
 
-def _numbers(step: int, values: Mapping[str, float]) -> list[Any]:
+def _metrics(numbers: Numbers) -> list[Any]:
     from mlflow.entities import Metric
 
-    moment = int(time.time() * 1000)
-    return [Metric(name, value, moment, step) for name, value in values.items()]
+    moment = int(numbers.moment * 1000)
+    return [Metric(name, value, moment, numbers.step) for name, value in numbers.values.items()]
 
 
 def _tags(config: Config, run_dir: Path) -> Iterator[tuple[str, str]]:

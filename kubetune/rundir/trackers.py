@@ -1,64 +1,44 @@
-"""Copies the numbers of a run to TensorBoard and MLflow. metrics.jsonl stays the original.
+"""Copies the numbers of a run to TensorBoard, MLflow, Weights & Biases and Trackio. metrics.jsonl stays the original.
 
-A tracker never stops training: one that fails is warned of once and then left alone, and at the end it is said how many
-numbers it lacks. A run that goes on after a stop goes
-on in the same MLflow run, whose id is kept in `tracking.json` (mlflow_tracker.py).
+A tracker never stops training, and nothing waits for one: tracker_queue.py. One that fails is warned of once and then
+left alone, and at the end it is said how many numbers it lacks. A run that goes on after a stop goes on in the same run
+of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from kubetune import errors
 from kubetune.base.humanize import counted
 from kubetune.base.logs import family_logger, scrub
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
-from kubetune.config.schema.tracking import TrackingConfig
-from kubetune.rundir.mlflow_tracker import MlflowSink, WritePage, said_by
+from kubetune.config.schema.tracking import EXTRAS, TrackingConfig
+from kubetune.rundir import wandb_tracker
+from kubetune.rundir.mlflow_tracker import MlflowSink, WritePage
+from kubetune.rundir.tracker_queue import SECONDS_TO_SEND_THE_REST, Lack, Numbers, Sink, TrackerQueue, curve, said_by
+from kubetune.rundir.trackio_tracker import TrackioSink
 
 _log = family_logger("TRACKING")
 _NO_CURVES = ("epoch", "samples")
 """Numbers of a step that follow from its number."""
 
 
-class _Sink(Protocol):
-    def log(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def note_load(self, load: Mapping[str, Any]) -> None: ...
-
-    def tell(self, name: str, text: str) -> None: ...
-
-    def close(self, status: str) -> None: ...
-
-    def abandon(self) -> int:
-        """Stop without a word to a store that does not work; returns how many numbers given to it it may lack."""
-        ...
-
-
-@dataclass
-class _Lack:
-    """Numbers that a tracker did not get since it failed, and their first and last step."""
-
-    numbers: int
-    first: int | None = None
-    last: int | None = None
-
-
 class Tracker:
     """All trackers of one start of a run; a context manager, which tells them how the run ended."""
 
-    def __init__(self, sinks: Mapping[str, Callable[[], _Sink]]) -> None:
-        self._sinks: dict[str, _Sink] = {}
-        self._lacking: dict[str, _Lack] = {}
+    def __init__(self, sinks: Mapping[str, Callable[[], Sink]]) -> None:
+        self._sinks: dict[str, TrackerQueue] = {}
+        self._lacking: dict[str, Lack] = {}
         for name, open_sink in sinks.items():
             try:
-                self._sinks[name] = open_sink()
+                self._sinks[name] = TrackerQueue(name, open_sink())
             except Exception as error:
                 self._give_up(name, error)
 
@@ -70,8 +50,7 @@ class Tracker:
             if isinstance(value, int | float) and name not in _NO_CURVES
         }
         for lack in self._lacking.values():
-            lack.numbers += len(numbers)
-            lack.first, lack.last = lack.first or step, step
+            lack.add(step, len(numbers))
         for name, sink in list(self._sinks.items()):
             try:
                 sink.log(step, numbers)
@@ -85,28 +64,31 @@ class Tracker:
 
     def tell(self, name: str, text: str) -> None:
         """Leave a word on the run where its numbers are looked at: a tag in MLflow, a text in TensorBoard."""
-        for sink_name, sink in list(self._sinks.items()):
-            try:
-                sink.tell(name, scrub(text))
-            except Exception as error:
-                self._give_up(sink_name, error)
+        for sink in list(self._sinks.values()):
+            sink.tell(name, scrub(text))
 
     def close(self, status: str) -> None:
         """End with `FINISHED`, `FAILED`, or `KILLED` for a run that is to go on later."""
         for name, sink in list(self._sinks.items()):
             try:
                 sink.close(status)
+                if sink.dropped.numbers:
+                    self._lacking[name] = sink.dropped
             except Exception as error:
                 self._give_up(name, error)
         self._sinks.clear()
         for name, lack in self._lacking.items():
-            when = f", among them all of steps {lack.first} to {lack.last}" if lack.first is not None else ""
+            if not lack.numbers:
+                continue
+            when = f", among them of steps {lack.first} to {lack.last}" if lack.first is not None else ""
             _log.warning("%s lacks %s%s; metrics.jsonl has them", name, counted(lack.numbers, "number"), when)
         self._lacking.clear()
 
     def _give_up(self, name: str, error: Exception, step: int | None = None) -> None:
         sink = self._sinks.pop(name, None)
-        self._lacking[name] = _Lack(sink.abandon() if sink is not None else 0, step, step)
+        lack = sink.dropped if sink is not None else Lack()
+        lack.numbers += sink.abandon() if sink is not None else 0
+        self._lacking[name] = replace(lack, first=lack.first or step, last=step or lack.last)
         _log.warning("%s does not work and gets no more numbers; training goes on: %s", name, said_by(error))
 
     def __enter__(self) -> Self:
@@ -124,13 +106,15 @@ class Tracker:
 
 
 def check_installed(tracking: TrackingConfig) -> None:
-    """Raise ConfigError when a tracker that the config asks for is not installed. Imports none of them."""
-    wanted = {"tensorboard": tracking.tensorboard, "mlflow": tracking.mlflow is not None}
-    missing = [name for name, is_wanted in wanted.items() if is_wanted and find_spec(name) is None]
-    if missing:
-        raise errors.ConfigError(
-            [f"tracking.{name}: {name} is not installed; `pip install 'kubetune[tracking]'`" for name in missing]
-        )
+    """Raise ConfigError when a tracker that the config asks for is not installed, or has no key. Imports none."""
+    missing = [name for name in EXTRAS if getattr(tracking, name) and find_spec(name) is None]
+    problems = [
+        f"tracking.{name}: {name} is not installed; `pip install 'kubetune[{EXTRAS[name]}]'`" for name in missing
+    ]
+    if tracking.wandb is not None and (why := wandb_tracker.lacks_key(tracking.wandb)):
+        problems.append(f"tracking.wandb: {why}")
+    if problems:
+        raise errors.ConfigError(problems)
 
 
 def open_tracker(
@@ -140,12 +124,17 @@ def open_tracker(
 
     `write_page` writes the run's report to a file, for trackers that keep files.
     """
-    check_installed(config.tracking)
-    sinks: dict[str, Callable[[], _Sink]] = {}
-    if config.tracking.tensorboard:
+    tracking = config.tracking
+    check_installed(tracking)
+    sinks: dict[str, Callable[[], Sink]] = {}
+    if tracking.tensorboard:
         sinks["TensorBoard"] = lambda: _TensorBoard(config, run_dir / "tensorboard", resume_step)
-    if (mlflow := config.tracking.mlflow) is not None:
+    if (mlflow := tracking.mlflow) is not None:
         sinks["MLflow"] = lambda: MlflowSink(mlflow, config, run_dir, write_page)
+    if (wandb := tracking.wandb) is not None:
+        sinks["W&B"] = lambda: wandb_tracker.WandbSink(wandb, config, run_dir)
+    if (trackio := tracking.trackio) is not None:
+        sinks["Trackio"] = lambda: TrackioSink(trackio, config, run_dir)
     return Tracker(sinks)
 
 
@@ -155,14 +144,16 @@ class _TensorBoard:
     def __init__(self, config: Config, folder: Path, resume_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What an earlier start wrote beyond the checkpoint is hidden, or the curves would run back and forth.
-        purge = resume_step + 1 if resume_step else None
-        self._step, self._given = resume_step, 0
-        self._writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
+        self._open, self._config, self._folder, self._step = SummaryWriter, config, folder, resume_step
+
+    def begin(self) -> None:
+        """Open the file. What an earlier start wrote beyond the checkpoint is hidden, or curves would run back."""
+        purge = self._step + 1 if self._step else None
+        self._writer = self._open(str(self._folder), purge_step=purge, flush_secs=10)
         events = self._writer._get_file_writer().event_writer._async_writer
         self._disk = events._writer = events._worker._record_writer = _Disk(events._writer)
-        if not resume_step:
-            self._describe(config)
+        if not self._step:
+            self._describe(self._config)
 
     def _describe(self, config: Config) -> None:
         from torch.utils.tensorboard.summary import hparams
@@ -174,26 +165,27 @@ class _TensorBoard:
         for summary in hparams(settings, {"train/loss": 0.0, "eval/loss": 0.0}):
             self._writer._get_file_writer().add_summary(summary)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._given = len(values)
-        for name, value in values.items():
-            group = "eval" if name.startswith("eval_") else "train"
-            self._writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, step)
-        self._step = step
+    def send(self, numbers: Sequence[Numbers]) -> None:
+        """Write numbers. Raises what the disk refuses."""
+        for step, moment, values in numbers:
+            for name, value in values.items():
+                self._writer.add_scalar(curve(name), value, step, moment)
+            self._step = step
+        self._writer.flush()
         self._disk.require()
 
-    def note_load(self, load: Mapping[str, Any]) -> None:
+    def load_of(self, load: Mapping[str, Any]) -> Mapping[str, float]:
         """Nothing: TensorBoard has no place for it."""
+        return {}
 
     def tell(self, name: str, text: str) -> None:
+        """A text."""
         self._writer.add_text(name, text, self._step)
 
-    def close(self, status: str) -> None:
-        self._writer.close()
-        self._disk.require()
-
-    def abandon(self) -> int:
-        return self._given  # of what was given before it cannot be told what arrived
+    def endings(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
+        """The last records."""
+        yield SECONDS_TO_SEND_THE_REST, self._writer.close
+        yield SECONDS_TO_SEND_THE_REST, self._disk.require
 
 
 class _Disk:

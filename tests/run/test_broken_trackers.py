@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kubetune.config.schema import Config
-from kubetune.rundir import mlflow_tracker
+from kubetune.rundir import mlflow_tracker, tracker_queue
 from kubetune.rundir.trackers import open_tracker
 from tests.broken_store import WAYS, serving
 from tests.ranks import started, wait_all
@@ -88,9 +88,10 @@ def test_a_server_that_fails_ends_no_training_and_is_told_of_once(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    for limit in ("_SECONDS_TO_BEGIN", "_SECONDS_TO_SEND_THE_REST", "_SECONDS_FOR_FILES"):
-        monkeypatch.setattr(mlflow_tracker, limit, 4.0)
-    monkeypatch.setattr(mlflow_tracker, "_SECONDS_BETWEEN_SENDS", 0.0)
+    for module in (mlflow_tracker, tracker_queue):
+        for limit in ("SECONDS_TO_SEND_THE_REST", "SECONDS_FOR_FILES"):
+            monkeypatch.setattr(module, limit, 4.0)
+    monkeypatch.setattr(tracker_queue, "SECONDS_BETWEEN_SENDS", 0.0)
     with serving(healthy, way, REQUESTS_TO_BEGIN if when == "in the middle" else 0) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
         began = time.monotonic()
@@ -138,7 +139,7 @@ def test_a_disk_that_is_full_for_tensorboard_ends_no_training(tmp_path: Path) ->
     assert said.count("TensorBoard does not work and gets no more numbers; training goes on: ") == 1
     assert "File too large" in said
     assert "TensorBoard lacks " in said
-    assert "to 1999; metrics.jsonl has them" in said
+    assert "; metrics.jsonl has them" in said
     assert "Traceback" not in said
 
 
@@ -150,5 +151,5 @@ def test_a_folder_that_tensorboard_cannot_have_ends_no_training(
         tracker.log(1, {"loss": 1.0})
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "TensorBoard does not work and gets no more numbers; training goes on",
-        "TensorBoard lacks 1 number, among them all of steps 1 to 1; metrics.jsonl has them",
+        "TensorBoard lacks 1 number; metrics.jsonl has them",
     ]

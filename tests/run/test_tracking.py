@@ -6,7 +6,13 @@ import json
 import logging
 import math
 import sqlite3
-from contextlib import suppress
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +21,7 @@ import pytest
 from kubetune import errors
 from kubetune.config.load import resolved
 from kubetune.config.schema import Config
-from kubetune.rundir import trackers
+from kubetune.rundir import tracker_queue, trackers, wandb_tracker
 from kubetune.rundir.mlflow_tracker import find_store
 from kubetune.rundir.trackers import Tracker, open_tracker
 
@@ -67,7 +73,6 @@ def test_mlflow_holds_one_run_over_two_starts(
     (run,) = runs(client)
     assert run.info.status == "KILLED"
     with open_tracker(wanted, tmp_path, resume_step=1) as tracker:
-        assert [run.info.status for run in runs(client)] == ["RUNNING"]
         tracker.log(2, {"loss": 1.0})
     (run,) = runs(client)
     assert run.info.status == "FINISHED"
@@ -197,36 +202,152 @@ def test_a_server_that_is_not_there_is_warned_of_once(
     assert sum("MLflow does not work" in message for message in caplog.messages) == 1
 
 
-class Failing:
-    """Works once, as a server does that goes away."""
+class Sink:
+    """A tracker that begins, and keeps what it is sent; `trouble` is what it does then."""
 
-    def __init__(self) -> None:
+    def __init__(self, trouble: Callable[[], object] = lambda: None) -> None:
         self.seen: list[int] = []
+        self._trouble = trouble
 
-    def log(self, step: int, values: Any) -> None:
-        self.seen.append(step)
-        if step > 1:
-            raise OSError("gone")
+    def begin(self) -> None:
+        pass
 
-    def close(self, status: str) -> None:
-        self.seen.append(-1)
+    def send(self, numbers: Any) -> None:
+        self._trouble()
+        self.seen += [one.step for one in numbers]
 
-    def abandon(self) -> int:
-        return 1
+    def tell(self, name: str, text: str) -> None:
+        pass
+
+    def load_of(self, load: Any) -> dict[str, float]:
+        return {}
+
+    def endings(self, status: str) -> list[Any]:
+        return [(1.0, lambda: self.seen.append(-1))]
 
 
-def test_one_failing_tracker_does_not_take_the_other_along(caplog: pytest.LogCaptureFixture) -> None:
-    failing, working = Failing(), Failing()
+def fail() -> None:
+    raise OSError("gone")
+
+
+def test_one_failing_tracker_does_not_take_the_other_along(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker_queue, "SECONDS_BETWEEN_SENDS", 0.0)
+    failing, working = Sink(fail), Sink()
     with caplog.at_level(logging.WARNING), Tracker({"a": lambda: failing, "b": lambda: working}) as tracker:
         tracker.log(1, {"loss": math.pi})
-        working.log = lambda step, values: working.seen.append(step)  # type: ignore[method-assign]
-        tracker.log(2, {"loss": 1.0})
+        while "does not work" not in caplog.text:
+            tracker.log(2, {"loss": 1.0})
         tracker.log(3, {"loss": 1.0})
-    assert failing.seen == [1, 2]
-    assert working.seen == [1, 2, 3, -1]
+    assert failing.seen == []
+    assert (working.seen[0], working.seen[-2:]) == (1, [3, -1])
+    assert caplog.messages[0] == "a does not work and gets no more numbers; training goes on: gone"
+    assert caplog.messages[1].startswith("a lacks ")
+    assert caplog.messages[1].endswith(" numbers, among them of steps 2 to 3; metrics.jsonl has them")
+
+
+def test_what_a_slow_tracker_has_no_room_for_is_counted_and_no_step_waits(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker_queue, "SECONDS_BETWEEN_SENDS", 0.0)
+    monkeypatch.setattr(tracker_queue, "MOST_WAITING", 3)
+    goes_on, has_begun = threading.Event(), threading.Event()
+    slow = Sink(lambda: (has_begun.set(), goes_on.wait(60)))
+    with caplog.at_level(logging.WARNING), Tracker({"a": lambda: slow}) as tracker:
+        step = 0
+        while not has_begun.is_set():  # as long as nothing is being sent, all is taken
+            step = min(step + 1, 2)
+            tracker.log(step, {})
+            tracker.log(step, {"loss": 1.0}) if step == 1 else None
+        for step in range(10, 18):
+            tracker.log(step, {"loss": 1.0})
+        goes_on.set()
+    assert slow.seen[-4:] == [10, 11, 12, -1]
     assert caplog.messages == [
-        "a does not work and gets no more numbers; training goes on: gone",
-        "a lacks 2 numbers, among them all of steps 2 to 3; metrics.jsonl has them",
+        "a takes too long: numbers are left out, and counted; training goes on",
+        "a lacks 5 numbers, among them of steps 13 to 17; metrics.jsonl has them",
+    ]
+
+
+def leveldb_records(content: bytes) -> Iterator[bytes]:
+    """Records of a log in LevelDB's format: parts with a head of 7 bytes in blocks of 32 KiB, from byte 7 on."""
+    at, whole, block = 7, b"", 32768
+    while at + 7 <= len(content):
+        if block - at % block < 7:
+            at += block - at % block
+            continue
+        _, size, kind = struct.unpack("<IHB", content[at : at + 7])
+        whole += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield whole
+            whole = b""
+
+
+def test_wandb_holds_one_run_over_two_starts_in_files_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("HF_TOKEN", "canary-value")
+    wanted = config(tmp_path, wandb={"project": "bots", "mode": "offline", "tags": ["nlp"]})
+    wanted = wanted.model_copy(update={"output": "canary-value/run"})
+    with suppress(errors.Preempted), open_tracker(wanted, tmp_path) as tracker:
+        tracker.log(1, {"loss": 2.0})
+        raise errors.Preempted(1)
+    names = {path.name[12:27] for path in (tmp_path / "wandb").glob("offline-run-*")}
+    while time.strftime("%Y%m%d_%H%M%S") in names:  # wandb calls its folders by the second
+        time.sleep(0.01)
+    with open_tracker(wanted, tmp_path, resume_step=1) as tracker:
+        tracker.log(2, {"loss": 1.0, "eval_loss": 0.5})
+        tracker.tell("ended", "well")
+    found, history, exits = set(), [], []
+    for path in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
+        assert b"canary-value" not in path.read_bytes()
+        for record in map(Record.FromString, leveldb_records(path.read_bytes())):
+            if record.HasField("run"):
+                found.add((record.run.run_id, record.run.display_name, tuple(sorted(record.run.tags))))
+            elif record.HasField("history"):
+                items = record.history.item
+                values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+                history.append({name: value for name, value in values.items() if not name.startswith("_")})
+            elif record.HasField("exit"):
+                exits.append(record.exit.exit_code)
+    assert found == {(wandb_tracker.run_id(tmp_path), "bot", ("causal_lm", "full", "nlp"))}
+    assert history == [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.0, "eval/loss": 0.5}]
+    assert exits == [1, 0]
+
+
+def test_wandb_wants_a_key_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(errors.ConfigError, match=r"tracking\.wandb: there is no WANDB_API_KEY.*mode: offline"):
+        open_tracker(config(tmp_path, wandb={}), tmp_path)
+
+
+def test_trackio_holds_one_run_over_two_starts(tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from pathlib import Path
+from tests.run.test_tracking import config
+from kubetune.rundir.trackers import open_tracker
+at = Path({str(tmp_path)!r})
+wanted = config(at, trackio={{"project": "bots", "dir": str(at / "trackio")}})
+for step in (1, 2):
+    with open_tracker(wanted, at, resume_step=step - 1) as tracker:
+        tracker.log(step, {{"loss": 2.0 / step}})
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)  # trackio reads where to write when it is imported
+    with closing(sqlite3.connect(tmp_path / "trackio" / "bots.db")) as store:
+        rows = store.execute("select run_name, step, metrics from metrics order by step").fetchall()
+    assert [(name, step, json.loads(values)) for name, step, values in rows] == [
+        ("bot", 1, {"train/loss": 2.0}),
+        ("bot", 2, {"train/loss": 1.0}),
     ]
 
 

@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from kubetune.config.schema.base import Section, section_of
 
+EXTRAS = {"tensorboard": "tracking", "mlflow": "tracking", "wandb": "wandb", "trackio": "trackio"}
+"""Extra of kubetune that brings each tracker's package, which is called as its key of `tracking`."""
+
 
 class MlflowConfig(Section):
     """Place of MLflow, and what it gets besides numbers."""
@@ -27,11 +30,44 @@ class MlflowConfig(Section):
         return self
 
 
+class WandbConfig(Section):
+    """Place in Weights & Biases; its key is the environment's (WANDB_API_KEY, WANDB_BASE_URL)."""
+
+    project: str = Field("kubetune", min_length=1, description="Name of the project.")
+    entity: str | None = Field(None, description="User or team; the key's own where it is left out.")
+    mode: Literal["online", "offline"] = Field(
+        "online", description="`offline` only writes files into the run directory; `WANDB_MODE` wins."
+    )
+    group: str | None = Field(None, description="Group of runs.")
+    tags: tuple[str, ...] = Field((), description="More tags on the run.")
+    log_model: bool = Field(False, description="Upload the best checkpoint at the end as an artifact.")
+
+
+class TrackioConfig(Section):
+    """Place in Trackio: a file on this machine unless it names a Space or a server."""
+
+    project: str = Field("kubetune", min_length=1, description="Name of the project.")
+    group: str | None = Field(None, description="Group of runs.")
+    dir: str | None = Field(None, description="Folder of its files; Trackio's own where it is left out.")
+    space_id: str | None = Field(
+        None, pattern=r"^[\w.-]+/[\w.-]+$", description="Space on the Hugging Face hub: `ORG/NAME`."
+    )
+    server_url: str | None = Field(None, description="Address of a Trackio server of one's own.")
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> TrackioConfig:
+        if self.space_id and self.server_url:
+            raise ValueError("space_id and server_url are two places; name one")
+        return self
+
+
 class TrackingConfig(Section):
-    """Copies of a run's numbers, for TensorBoard and MLflow."""
+    """Copies of a run's numbers, for trackers."""
 
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run directory.")
     mlflow: MlflowConfig | None = Field(None, description="Log to MLflow.")
+    wandb: WandbConfig | None = Field(None, description="Log to Weights & Biases.")
+    trackio: TrackioConfig | None = Field(None, description="Log to Trackio.")
 
 
 class PushConfig(Section):

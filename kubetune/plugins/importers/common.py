@@ -206,15 +206,17 @@ def run_name(draft: Draft, key: str, value: Any) -> None:
 
 
 def trackers(draft: Draft, key: str, value: Any) -> None:
-    """TensorBoard and MLflow."""
+    """TensorBoard, MLflow, Weights & Biases and Trackio."""
     wanted = [str(name).lower() for name in as_list(value)]
     if "tensorboard" in wanted or "all" in wanted:
         draft.carry(key, "tracking.tensorboard", True)
-    if "mlflow" in wanted:
-        draft.carry(key, "tracking.mlflow", {})
-    others = [name for name in wanted if name not in ("tensorboard", "mlflow", "none", "all")]
+    ours = ("mlflow", "wandb", "trackio")
+    for name in ours:
+        if name in wanted:
+            draft.carry(key, f"tracking.{name}", {})
+    others = [name for name in wanted if name not in ("tensorboard", *ours, "none", "all")]
     if others:
-        draft.drop(key, f"{', '.join(others)} is not there; TensorBoard and MLflow are (tracking)")
+        draft.drop(key, f"{', '.join(others)} is not there; TensorBoard, {', '.join(ours)} are (tracking)")
     elif wanted == ["none"]:
         draft.unneeded(key, "nothing is reported unless tracking says so")
 
