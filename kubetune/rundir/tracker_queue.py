@@ -1,4 +1,4 @@
-"""What a tracker is given, on its way to it: one thread for each tracker, and a queue with a bound before it.
+"""Way of numbers to a tracker: a thread for each, and a queue with a bound before it.
 
 A store that is down, slow or silent costs training nothing: numbers wait here, what does not fit is counted, and at the
 end it is waited for no longer than a few seconds. Not for what a tracker makes of them (*_tracker.py).
@@ -52,7 +52,7 @@ class Sink(Protocol):
         ...
 
     def endings(self, status: str) -> Iterable[tuple[float, Callable[[], object]]]:
-        """What is left to do at the end, each with the seconds that it may take."""
+        """Work that is left at the end, each with the seconds that it may take."""
         ...
 
 
@@ -127,7 +127,7 @@ class TrackerQueue:
             wait_for(self._submit(do), seconds)
 
     def abandon(self) -> int:
-        """How many numbers were not sent, or are not known to be."""
+        """Count of numbers that were not sent, or are not known to be."""
         return self._count + self._in_flight
 
     def _keep(self, step: int, values: Mapping[str, float]) -> None:

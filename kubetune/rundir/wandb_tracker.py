@@ -24,7 +24,7 @@ _log = family_logger("TRACKING")
 
 
 def lacks_key(settings: WandbConfig) -> str | None:
-    """Why wandb would ask for a key, which nobody can answer in a run; None where it will not."""
+    """Reason for which wandb would ask for a key, which nobody can answer in a run; None where it will not."""
     if _mode(settings) != "online" or os.environ.get("WANDB_API_KEY"):
         return None
     try:
