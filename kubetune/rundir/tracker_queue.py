@@ -41,7 +41,9 @@ class Sink(Protocol):
         """Begin its run, or go on with it."""
         ...
 
-    def send(self, numbers: Sequence[Numbers]) -> None: ...
+    def send(self, numbers: Sequence[Numbers]) -> None:
+        """Send numbers; they are no longer kept here."""
+        ...
 
     def tell(self, name: str, text: str) -> None:
         """Leave a word on the run."""
@@ -65,6 +67,7 @@ class Lack:
     last: int | None = None
 
     def add(self, step: int, count: int) -> None:
+        """Count so many more, of a step."""
         self.numbers += count
         self.first, self.last = self.first or step, step
 
