@@ -19,6 +19,8 @@ from kubetune.base.logs import family_logger, scrub
 MOST_WAITING = 200_000
 """Numbers that may wait for a tracker: some hours of a run, and some 50 MB."""
 SECONDS_BETWEEN_SENDS = 5.0
+SECONDS_TO_BEGIN = 60.0
+"""Time from the start of a run; only the end of a run that is shorter waits for any of it."""
 SECONDS_TO_SEND_THE_REST = 10.0
 SECONDS_FOR_FILES = 120.0
 _LONGEST_REASON = 300
@@ -95,7 +97,8 @@ class TrackerQueue:
         self.dropped, self._lock = Lack(), threading.Lock()
         # Unlike an executor's, this thread keeps no process from ending.
         threading.Thread(target=self._work, name=name, daemon=True).start()
-        self._sending, self._last_send = self._submit(sink.begin), time.monotonic()
+        self._opened = self._last_send = time.monotonic()
+        self._sending = self._submit(sink.begin)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Keep numbers to be sent; send what waits where it is time to. Raises what an earlier sending met with."""
@@ -122,7 +125,8 @@ class TrackerQueue:
 
     def close(self, status: str) -> None:
         """Send the rest, and end. Raises TimeoutError where an answer takes too long."""
-        wait_for(self._sending, SECONDS_TO_SEND_THE_REST)
+        left = 0.0 if status == "KILLED" else self._opened + SECONDS_TO_BEGIN - time.monotonic()
+        wait_for(self._sending, max(left, SECONDS_TO_SEND_THE_REST))
         self._send()
         wait_for(self._sending, SECONDS_TO_SEND_THE_REST)
         self._in_flight = 0

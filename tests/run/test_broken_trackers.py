@@ -91,6 +91,7 @@ def test_a_server_that_fails_ends_no_training_and_is_told_of_once(
     for module in (mlflow_tracker, tracker_queue):
         for limit in ("SECONDS_TO_SEND_THE_REST", "SECONDS_FOR_FILES"):
             monkeypatch.setattr(module, limit, 4.0)
+    monkeypatch.setattr(tracker_queue, "SECONDS_TO_BEGIN", 4.0)
     monkeypatch.setattr(tracker_queue, "SECONDS_BETWEEN_SENDS", 0.0)
     with serving(healthy, way, REQUESTS_TO_BEGIN if when == "in the middle" else 0) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
