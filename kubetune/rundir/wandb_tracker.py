@@ -96,6 +96,8 @@ class WandbSink:
             yield SECONDS_TO_SEND_THE_REST, self._run.mark_preempting
         last = SECONDS_TO_SEND_THE_REST if status == "KILLED" else SECONDS_FOR_FILES
         yield last, lambda: self._run.finish(exit_code=0 if status == "FINISHED" else 1)
+        # Its process writes on a moment longer, and would be ended with this one.
+        yield SECONDS_TO_SEND_THE_REST, self._wandb.teardown
 
     def _send_model(self) -> None:
         artifact = self._wandb.Artifact(f"{self._run.name}-model", type="model")
