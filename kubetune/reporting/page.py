@@ -23,6 +23,7 @@ from kubetune.planning.forecast import quantization_of
 from kubetune.reporting.charts import OF_SOURCE, Chart, charts_of, labels, letter, points_of
 from kubetune.reporting.differences import differences
 from kubetune.reporting.reading import RunRecord, read_run
+from kubetune.reporting.search import SearchFacts, readable
 from kubetune.reporting.verdict import verdict
 from kubetune.rundir import exit_status
 from kubetune.rundir.metrics import METRICS, mfu_sentence, now, versions
@@ -37,10 +38,13 @@ COLOURS = 12
 """Of lines and runs in the style sheet; runs beyond them are told apart by their letters alone."""
 
 
-def write_report(run_dirs: Sequence[Path], output: Path) -> Path:
-    """The page of one run, or of several laid over each other, in `output`. Raises ConfigError for what is no run."""
+def write_report(run_dirs: Sequence[Path], output: Path, search: SearchFacts | None = None) -> Path:
+    """The page of one run, or of several laid over each other, in `output`. Raises ConfigError for what is no run.
+
+    `search`: what the runs are trials of; its page may have no run.
+    """
     runs = [read_run(folder, points_of(len(run_dirs))) for folder in run_dirs]
-    charts = charts_of(runs)
+    charts = charts_of(runs) if runs else []
     data = {"charts": [chart.to_json() for chart in charts], "axes": [run.numbers.axes for run in runs]}
     axes = [name for name in AXES if all(name in run.numbers.axes for run in runs)]
     common = {
@@ -49,10 +53,12 @@ def write_report(run_dirs: Sequence[Path], output: Path) -> Path:
         "data": Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")),
         "has_charts": bool(charts),
     }
-    if len(runs) == 1:
+    if search is not None and len(runs) < 2:
+        text = render("search.html", **common, title=f"Search of {search.name}", search=search)
+    elif len(runs) == 1:
         text = render("run.html", **common, **_run_facts(runs[0]))
     else:
-        text = render("compare.html", **common, **_comparison(runs))
+        text = render("compare.html", **{**common, **_comparison(runs, search)})
     write_atomic(output, scrub(text))
     return output
 
@@ -67,7 +73,8 @@ def render(template: str, **facts: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        function.__name__: function for function in (counted, duration, mfu_sentence, number, place, share, size)
+        function.__name__: function
+        for function in (counted, duration, mfu_sentence, number, place, readable, share, size)
     }
     parts = {
         "style": Markup((HERE / "templates" / "style.css").read_text("utf-8")),
@@ -404,14 +411,15 @@ def _moment(time: str) -> str:
     return datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _comparison(runs: Sequence[RunRecord]) -> dict[str, Any]:
+def _comparison(runs: Sequence[RunRecord], search: SearchFacts | None) -> dict[str, Any]:
     """Runs side by side: results, and the settings in which they differ."""
     names = labels(runs)
     cards = [{card.label: card for card in _cards(run)} for run in runs]
     different, common = differences([resolved(run.config) for run in runs])
     packages, _ = differences([run.report.get("versions") or {} for run in runs])
     return {
-        "title": " · ".join(names),
+        "title": f"Search of {search.name}" if search is not None else " · ".join(names),
+        "search": search,
         "runs": [
             {
                 "name": name,

@@ -46,7 +46,10 @@ class Place(Protocol):
     """Runs that it can have at once."""
 
     def start(self, trial: Trial, run: TrialRun) -> None:
-        """Begin a run, or let it go on, to its trial's rung. Raises a KubetuneError for what cannot begin."""
+        """Begin a run, or let it go on, to its trial's rung. Raises a KubetuneError for what cannot begin.
+
+        It may be there or on its way already, begun by a driver that was killed.
+        """
 
     def look(self, run: TrialRun) -> Seen:
         """The run as it is now."""
@@ -122,7 +125,8 @@ class Driver:
             if ending := self._study.ending(trial.number):
                 self._end(trial, ending, trial.reason)
         for run in self.record.runs:
-            run.starts = 0
+            # To start again what its driver left running costs little: places leave alone what goes on, or is done.
+            run.state, run.starts = "waiting" if run.state == "running" else run.state, 0
         self.record.trials.sort(key=lambda trial: trial.number)
         self.record.ending = ""
 

@@ -15,10 +15,11 @@ from typing import IO
 
 from kubetune import errors
 from kubetune.base import processes
+from kubetune.base.files import lock
 from kubetune.base.gpus import visible_gpus
 from kubetune.config.load import resolved
 from kubetune.config.schema import Config
-from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.errors import ConfigError
 from kubetune.library.plans import plan_here
 from kubetune.library.training import CHILD
 from kubetune.planning.actuals import held_seconds
@@ -26,7 +27,6 @@ from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.rundir.status import progress
 from kubetune.supervisor.local import check_run_dir
-from kubetune.supervisor.place import hold
 from kubetune.sweep.driver import Seen
 from kubetune.sweep.recipe import Recipe
 from kubetune.sweep.record import Trial, TrialRun
@@ -97,6 +97,8 @@ class Local:
         run.steps, run.devices = plan.num_steps, plan.world_size
         run_dir = self.folder(run)
         check_run_dir(config, run_dir, plan)
+        with lock(run_dir / "logs" / "node-0.lock", wait=True):
+            pass  # one whose driver was killed saves a checkpoint first
         request = {"config": resolved(config), "plan": plan.to_json(), "run_dir": str(run_dir), "source": None}
         self._children[run.name] = self._child(request, run, self._free.pop(0))
 
@@ -124,12 +126,10 @@ class Local:
         return _Child(process, told, slot)
 
     def look(self, run: TrialRun) -> Seen:
-        """The run by its directory and, where it has one here, its process."""
-        child, run_dir = self._children.get(run.name), self.folder(run)
+        """The run by its process and its directory."""
+        child, run_dir = self._children[run.name], self.folder(run)
         status: ExitStatus | None = None
-        if child is None:
-            status = self._left(run_dir)
-        elif select.select([child.told], [], [], 0)[0]:  # it ended: nothing else writes, and its end closes the pipe
+        if select.select([child.told], [], [], 0)[0]:  # it ended: nothing else writes, and its end closes the pipe
             answer, code = child.told.read(), child.process.wait()
             child.told.close()
             self._free.append(child.slot)
@@ -141,19 +141,6 @@ class Local:
         seconds = held_seconds(metrics.read_events(run_dir), metrics.now())
         best = found["best"] or {}
         return Seen(status, found["step"], found["steps"], best.get("value"), seconds)
-
-    def _left(self, run_dir: Path) -> ExitStatus | None:
-        """The end of a run that an earlier driver began; None while it still saves."""
-        if not run_dir.is_dir():
-            return ExitStatus(errors.PREEMPTED, "its driver ended before it began")
-        try:
-            with hold(run_dir, 0):
-                found = exit_status.read_exit_status(run_dir)
-        except EnvironmentFault:
-            return None
-        # A pause may be that of an earlier rung: to go on to this one costs little where the run is there already.
-        is_over = found is not None and found.error != "Paused"
-        return found if is_over else ExitStatus(errors.PREEMPTED, "its driver was killed")
 
     def stop(self, run: TrialRun) -> None:
         """Ask a run to save and end, once."""

@@ -33,7 +33,8 @@ TrialState = Literal["open"] | Ending
 class Search:
     """The search itself: what makes two sweeps two. `config`: the whole config with the first value of each range.
 
-    `rungs` are the resources at which trials are judged, the last that of a whole run; `total` trials at most.
+    `rungs` are the resources at which trials are judged, the last that of a whole run; `namespace` is that of the
+    cluster, None for trials on this machine.
     """
 
     config: dict[str, Any]
@@ -45,13 +46,16 @@ class Search:
     rungs: tuple[int, ...]
     repeat: int
     seed: int
+    name: str
+    namespace: str | None = None
 
 
 @dataclass
 class TrialRun:
     """One run of a trial, `name` below the sweep's folder or, with the sweep's name before it, on the cluster.
 
-    `value` is its best so far; `devices` it holds while it runs, for `seconds` until now; `starts` without progress.
+    `value` is its best so far; `devices` it holds while it runs, for `seconds` until now, `earlier_seconds` of them
+    before its last start; `starts` without progress.
     """
 
     name: str
@@ -61,6 +65,7 @@ class TrialRun:
     steps: int = 0
     value: float | None = None
     seconds: float = 0.0
+    earlier_seconds: float = 0.0
     devices: int = 1
     starts: int = 0
     code: int | None = None
@@ -156,6 +161,12 @@ def mean(values: Sequence[float | None]) -> float | None:
     """The mean; None where one is missing or is no number."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return statistics.fmean(known) if len(known) == len(values) and known else None
+
+
+def state_of(trial: Trial) -> str:
+    """State of a trial in a word or two."""
+    running = any(run.state == "running" for run in trial.runs)
+    return {"open": "running" if running else "waiting", "pruned": "given up"}.get(trial.state, trial.state)
 
 
 def summary(record: Record) -> str:

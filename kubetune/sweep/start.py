@@ -14,16 +14,19 @@ from kubetune.base.signals import Relay
 from kubetune.config.load import dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
+from kubetune.library.connection import open_cluster
 from kubetune.library.plans import plan_here, prepare
 from kubetune.rundir.starts import moved_numbers
 from kubetune.sweep.budget import Budget
-from kubetune.sweep.driver import Driver
-from kubetune.sweep.local import Local, slots_of
+from kubetune.sweep.driver import Driver, Place
+from kubetune.sweep.local import Local, Slot, slots_of
+from kubetune.sweep.page import write_page
 from kubetune.sweep.ranges import Range
 from kubetune.sweep.recipe import Load, Recipe, rungs_of
 from kubetune.sweep.record import (
     LOCK,
     SWEEP,
+    Record,
     Search,
     read_record,
     read_search,
@@ -32,6 +35,8 @@ from kubetune.sweep.record import (
 )
 from kubetune.sweep.study import Study
 from kubetune.sweep.winner import told, write_best
+
+_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Wishes:
     trials: int
     parallel: int | None
     budgets: Sequence[Budget]
+    on_cluster: bool = False
 
 
 def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, relay: Relay) -> int:
@@ -55,25 +61,36 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
 
     Raises ConfigError for another sweep in the folder, EnvironmentFault where a driver has it already.
     """
-    config, slots = slots_of(config, wishes.parallel, os.environ)
-    base, plan = plan_here(config.model_copy(update={"output": str(folder / "base")}))
+    slots: list[Slot] = []
+    if wishes.on_cluster:
+        from kubetune.sweep import remote
+
+        remote.check(config)
+        plan = remote.plan_there(config)
+    else:
+        config, slots = slots_of(config, wishes.parallel, os.environ)
+        base, plan = plan_here(config.model_copy(update={"output": str(folder / "base"), "kubernetes": None}))
     search = Search(
         resolved(config), wishes.ranges, wishes.metric, wishes.greater, wishes.sampler, wishes.pruner,
-        rungs_of(wishes.pruner, plan), wishes.repeat, wishes.seed,
+        rungs_of(wishes.pruner, plan), wishes.repeat, wishes.seed, name,
+        config.kubernetes.namespace if config.kubernetes and wishes.on_cluster else None,
     )  # fmt: skip
     _require_same(folder, search)
     folder.mkdir(parents=True, exist_ok=True)
+    recipe = Recipe(load, search, folder, name)
     with lock(folder / LOCK, wait=False):
+        place = _cluster(recipe, config, wishes) if wishes.on_cluster else Local(
+            recipe, slots, config.compute.gpus_per_node
+        )  # fmt: skip
         if not (folder / SWEEP).exists():
             write_search(folder, search)
-        _head(folder, search, wishes, len(slots))
-        prepare(base)  # once, before several would
+        _head(folder, search, wishes, place)
+        if not wishes.on_cluster:
+            prepare(base)  # once, before several would
         study = Study(
             folder, wishes.ranges, sampler=wishes.sampler, pruner=wishes.pruner, rungs=search.rungs,
             greater=wishes.greater, seed=wishes.seed,
         )  # fmt: skip
-        recipe = Recipe(load, search, folder, name)
-        place = Local(recipe, slots, config.compute.gpus_per_node)
         driver = Driver(
             folder, search, read_record(folder), study, place, total=wishes.trials, budgets=wishes.budgets,
             asked_to_stop=lambda: relay.stopping, say=lambda text: print(text, flush=True),
@@ -82,7 +99,22 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
             ending = driver.drive()
         finally:
             study.close()
-    return _conclude(folder, search, driver, recipe, config, ending, relay)
+            _conclude(folder, search, driver.record, recipe, config)
+    if ending:
+        print(f"{'ended':<10} {ending}; the same command goes on")
+    return errors.PREEMPTED if relay.stopping else errors.OK
+
+
+def _cluster(recipe: Recipe, config: Config, wishes: Wishes) -> Place:
+    """The cluster of the kubeconfig as a place, with the volumes that all trials share."""
+    from kubetune.sweep import remote
+
+    assert config.kubernetes is not None
+    cluster = open_cluster(config.kubernetes.namespace)
+    place = remote.Remote(recipe, cluster, wishes.parallel or min(_AT_ONCE, wishes.trials))
+    if shared := place.make_claims(config):
+        print(f"{'volumes':<10} {', '.join(shared)}, of all trials")
+    return place
 
 
 def _require_same(folder: Path, search: Search) -> None:
@@ -106,12 +138,12 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _head(folder: Path, search: Search, wishes: Wishes, slots: int) -> None:
+def _head(folder: Path, search: Search, wishes: Wishes, place: Place) -> None:
     lines = [
         ("sweep", " ".join(f"{one.key}={one}" for one in search.ranges)),
         ("by", f"{search.metric}, {'highest' if search.greater else 'lowest'} is best"),
         ("search", f"{search.sampler}, pruner {search.pruner}, at most {counted(wishes.trials, 'trial')}"),
-        ("at once", counted(slots, "run")),
+        ("at once", counted(place.slots, "run")),
         ("budget", ", ".join(map(str, wishes.budgets)) or "none"),
         ("folder", str(folder)),
     ]
@@ -119,19 +151,12 @@ def _head(folder: Path, search: Search, wishes: Wishes, slots: int) -> None:
         print(f"{label:<10} {text}", flush=True)
 
 
-def _conclude(
-    folder: Path, search: Search, driver: Driver, recipe: Recipe, config: Config, ending: str, relay: Relay
-) -> int:
-    record = driver.record
+def _conclude(folder: Path, search: Search, record: Record, recipe: Recipe, config: Config) -> None:
+    """Say what came of it, and write the winner's run file and the page."""
     print(f"\n{'trials':<10} {summary(record)}; {record.device_hours:.3g} device hours")
     if ranked := record.ranked(greater=search.greater):
-        best = ranked[0]
-        path = write_best(folder, recipe.config(best, best.runs[0]), config, record, search)
+        path = write_best(folder, recipe.config(ranked[0], ranked[0].runs[0]), config, record, search)
         for label, text in zip(("best", *[""] * 9), told(record, search), strict=False):
             print(f"{label:<10} {text}")
         print(f"{'run file':<10} {path}")
-    if ending:
-        print(f"{'ended':<10} {ending}; the same command goes on")
-    if relay.stopping:
-        return errors.PREEMPTED
-    return errors.OK
+    print(f"{'page':<10} {write_page(folder)}")

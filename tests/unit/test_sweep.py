@@ -40,7 +40,7 @@ def load(more: list[str]) -> Config:
 
 def search_of(*words: str, **changes: Any) -> Search:
     found = ranges.split(words or WORDS)[1]
-    facts = {"sampler": "random", "pruner": "asha", "rungs": (1, 3, 9), "repeat": 1, "seed": 0} | changes
+    facts = {"sampler": "random", "pruner": "asha", "rungs": (1, 3, 9), "repeat": 1, "seed": 0, "name": "fit"} | changes
     return Search(resolved(ranges.check(found, load)), tuple(found), "eval_loss", facts.pop("greater", False), **facts)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
+import socket
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--repeat", type=int, default=1, metavar="N", help="train each setting with so many seeds")
     search.add_argument("--parallel", type=int, metavar="N", help="runs at once (default: as many as there are GPUs)")
     search.add_argument("--search-seed", type=int, default=0, metavar="N", help="decides the values that are tried")
+    search.add_argument("--cluster", action="store_true", help="trials as runs on the cluster of the kubeconfig")
     search.add_argument("-o", "--folder", type=Path, metavar="FOLDER", help="default outputs/sweep-NAME")
     search.add_argument("--json", action="store_true", help="print how the sweep stands as JSON")
     parser.epilog = (
@@ -76,7 +79,7 @@ def _search(args: argparse.Namespace) -> int:
         if (given := getattr(args, name)) is not None and given < least:
             raise ConfigError(f"command line: found --{name} {given}; expected {least} or more. Nothing was written.")
     args.inputs, ranges = texts.split(args.inputs)
-    path, settings = sources_of(args, os.environ)
+    path, settings = sources_of(args, {} if args.cluster else os.environ)
     if not ranges:
         raise ConfigError(
             "command line: found nothing to search; expected KEY=log(a,b), KEY=a..b or KEY=a,b,c. Nothing was written."
@@ -102,6 +105,7 @@ def _search(args: argparse.Namespace) -> int:
     wishes = Wishes(
         ranges=tuple(ranges), metric=metric, greater=greater, sampler=args.sampler, pruner=args.pruner,
         repeat=args.repeat, seed=args.search_seed, trials=args.trials, parallel=args.parallel, budgets=tuple(budgets),
+        on_cluster=args.cluster,
     )  # fmt: skip
     with Relay() as relay:
         return sweep(folder, name, load, config, wishes, relay)
@@ -136,7 +140,7 @@ def _require_grid(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
 
 def _status(folder: Path, args: argparse.Namespace) -> int:
     from kubetune.sweep.ranges import told
-    from kubetune.sweep.record import read_record, read_search, summary
+    from kubetune.sweep.record import read_record, read_search, state_of, summary
 
     search, record = read_search(folder), read_record(folder)
     if args.json:
@@ -147,8 +151,7 @@ def _status(folder: Path, args: argparse.Namespace) -> int:
         value = "" if trial.value is None else f"{trial.value:.5g}"
         spread = "" if trial.spread is None else f"± {trial.spread:.3g}"
         steps = f"{max(run.step for run in trial.runs)}/{max(run.steps for run in trial.runs) or '?'}"
-        running = any(run.state == "running" for run in trial.runs)
-        state = {"open": "running" if running else "waiting", "pruned": "given up"}.get(trial.state, trial.state)
+        state = state_of(trial)
         rows.append(
             (
                 trial.number,
@@ -191,13 +194,22 @@ def _best(folder: Path, args: argparse.Namespace) -> int:
 def _stop(folder: Path, args: argparse.Namespace) -> int:
     from kubetune.sweep.record import LOCK, read_search
 
-    read_search(folder)
+    search = read_search(folder)
     try:
         with lock(folder / LOCK, wait=False):
-            print(f"kubetune: {folder} has no driver that runs here")
-            return errors.OK
+            stopped = _stop_on_cluster(search) if search.namespace is not None else []
+            print(f"kubetune: {folder} has no driver that runs here" + "".join(f"; stopped {name}" for name in stopped))
     except EnvironmentFault:
-        holder = (folder / LOCK).read_text().split()
+        holder = re.match(r"process (\d+) on (\S+)", (folder / LOCK).read_text())
+        if holder is None or holder[2] != socket.gethostname():
+            raise
         os.kill(int(holder[1]), signal.SIGTERM)
         print(f"kubetune: the driver of {folder} was asked to stop; its runs save a checkpoint first")
-        return errors.OK
+    return errors.OK
+
+
+def _stop_on_cluster(search: Search) -> list[str]:
+    from kubetune.library.connection import open_cluster
+    from kubetune.sweep.remote import stop_all
+
+    return stop_all(open_cluster(search.namespace), search.name)

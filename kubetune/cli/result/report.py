@@ -10,7 +10,13 @@ from kubetune.errors import OK, ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, nargs="?", metavar="RUN_DIR", help="left out where --compare has several")
+    parser.add_argument(
+        "run_dir",
+        type=Path,
+        nargs="?",
+        metavar="RUN_DIR",
+        help="or the folder of a sweep; left out where --compare has several",
+    )
     parser.add_argument(
         "--compare", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="runs to lay over it, or over each other"
     )
@@ -23,11 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is. Raises ConfigError for a folder that is no run."""
     from kubetune.reporting import write_report
+    from kubetune.sweep.record import SWEEP
 
     runs = [*filter(None, (args.run_dir,)), *args.compare]
     if not runs:
         raise ConfigError("report of which run? expected RUN_DIR, or --compare with several. Nothing was written.")
-    output = write_report(runs, args.output or (Path("comparison.html") if len(runs) > 1 else runs[0] / "report.html"))
+    if len(runs) == 1 and (runs[0] / SWEEP).is_file():
+        from kubetune.sweep.page import write_page
+
+        output = write_page(runs[0], args.output)
+    else:
+        output = write_report(
+            runs, args.output or (Path("comparison.html") if len(runs) > 1 else runs[0] / "report.html")
+        )
     if args.json:
         facts = {"path": str(output), "bytes": output.stat().st_size, "runs": [str(run_dir) for run_dir in runs]}
         print(json.dumps(facts, indent=2))
