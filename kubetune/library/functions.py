@@ -64,7 +64,7 @@ def _named(functions: Sequence[Metric]) -> dict[str, Any]:
 
 
 class RunFollower:
-    """Lines that a run adds to metrics.jsonl and events.jsonl from now on, in this order, each told once.
+    """Lines that a run adds to metrics.jsonl and events.jsonl from now on, each told once.
 
     What a run that goes on from a checkpoint does again is told again.
     """
@@ -76,17 +76,19 @@ class RunFollower:
             pass
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The new lines: events first, by which a step may be known anew."""
+        """The new lines: how the run began, what it measured, what became of it."""
         # Metrics are read first: the event by which a run began is then there, if it was before them.
-        lines = list(self._metrics.read())
-        for event in self._events.read():
-            if event.get("event") in BEGINNINGS:
+        lines, events = list(self._metrics.read()), list(self._events.read())
+        begun = max((n for n, event in enumerate(events, 1) if event.get("event") in BEGINNINGS), default=0)
+        for event in events[:begun]:
+            if event["event"] in BEGINNINGS:
                 self._known = {key for key in self._known if key[0] <= event["step"]}
             yield event
         for line in lines:
             if _key(line) not in self._known:
                 self._known.add(_key(line))
                 yield line
+        yield from events[begun:]
 
 
 def _key(line: Mapping[str, Any]) -> tuple[int, bool]:

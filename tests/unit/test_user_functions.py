@@ -99,7 +99,8 @@ def test_each_line_of_a_run_is_told_once_and_again_where_it_is_done_again(tmp_pa
     with metrics.MetricsLog(tmp_path, resume_step=1) as log:  # puts a shorter file in the place of the old one
         metrics.record_event(tmp_path, "resume", step=1)
         log.write(2, {"loss": 0.5})
-        assert [found.get("event") or found["loss"] for found in follower.read()] == ["resume", 0.5]
+        metrics.record_event(tmp_path, "stop")
+        assert [found.get("event") or found["loss"] for found in follower.read()] == ["resume", 0.5, "stop"]
         log.write(2, {"eval_loss": 0.25})
         with path.open("a") as file:
             file.write(line(3)[:9])
