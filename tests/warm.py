@@ -9,11 +9,11 @@ import transformers.models.bert.modeling_bert
 import transformers.models.llama.modeling_llama
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-import kubetune.config.flags
 import kubetune.data.prepared.prepare
 import kubetune.data.prepared.statistics
 import kubetune.planning.actuals
 import kubetune.supervisor.agent
+import kubetune.supervisor.command_line
 import kubetune.tasks.causal_lm
 import kubetune.tasks.sequence_classification
 import kubetune.training.loop

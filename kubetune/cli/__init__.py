@@ -24,7 +24,7 @@ from kubetune.base.humanize import nearest, visible
 # Not `logs` itself: that name is the verb's as soon as its module is imported.
 from kubetune.base.logs import scrub, scrub_tracebacks
 from kubetune.cli.overview import FOLDERS, GROUPS, VERBS, examples_of, overview
-from kubetune.config.flags import parse
+from kubetune.supervisor.command_line import parse
 
 _INTERRUPTED = 130
 _USUAL: dict[signal.Signals, Any] = {

@@ -77,8 +77,8 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
 
     Raises ConfigError for what is wrong with them.
     """
-    from kubetune.config.flags import add_run_arguments, config_from_args, parse
     from kubetune.config.load import load_resolved
+    from kubetune.supervisor.command_line import add_run_arguments, config_from_args, parse
 
     if len(argv) == 1 and (Path(argv[0]) / RESOLVED).is_file():
         run_dir = Path(argv[0])

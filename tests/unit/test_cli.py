@@ -14,7 +14,7 @@ from kubetune import __version__
 from kubetune.cli import main, make_parser
 from kubetune.cli.installation.doctor import Finding
 from kubetune.cli.overview import EXAMPLES, VERBS
-from kubetune.config.flags import parse
+from kubetune.supervisor.command_line import parse
 
 
 def ended(*words: str) -> int:

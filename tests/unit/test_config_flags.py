@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kubetune.cli import main
-from kubetune.config.flags import add_run_arguments, config_from_args, parse, run_file
 from kubetune.errors import ConfigError
 from kubetune.planning.plan import make_plan
+from kubetune.supervisor.command_line import add_run_arguments, config_from_args, parse, run_file
 
 
 def config_of(*argv: str, environ: dict[str, str] | None = None) -> Any:

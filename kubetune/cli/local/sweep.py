@@ -17,10 +17,10 @@ from kubetune import errors
 from kubetune.base.files import lock
 from kubetune.base.signals import Relay
 from kubetune.cli.tables import print_table
-from kubetune.config.flags import add_run_arguments, sources_of
 from kubetune.config.metric_names import full_name, metrics_of
 from kubetune.config.naming import prefers_greater
 from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.supervisor.command_line import add_run_arguments, sources_of
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config

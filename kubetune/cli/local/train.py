@@ -13,10 +13,10 @@ from kubetune.base.signals import Relay
 from kubetune.cli.local.watch import next_steps
 from kubetune.cli.prepare.plan import describe, show_notes
 from kubetune.cli.tables import print_fact
-from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.errors import OK
 from kubetune.library.plans import plan_here
 from kubetune.rundir import exit_status, metrics
+from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 from kubetune.supervisor.local import launch_run
 
 

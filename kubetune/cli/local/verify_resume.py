@@ -22,10 +22,10 @@ from kubetune.base.gpus import visible_gpus
 from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import Relay
 from kubetune.cli.prepare.plan import show_notes
-from kubetune.config.flags import add_run_arguments, config_from_args
 from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import estimate_rows
 from kubetune.planning.plan import make_plan
+from kubetune.supervisor.command_line import add_run_arguments, config_from_args
 
 if TYPE_CHECKING:
     from kubetune.diagnostics.verify_resume import Difference, Verdict

@@ -14,7 +14,6 @@ from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import counted
 from kubetune.cli.prepare import plan_forecast
 from kubetune.cli.tables import print_fact, print_table
-from kubetune.config.flags import add_run_arguments, config_from_args, sources_of
 from kubetune.config.load import dotted_values, read_tree, resolved
 from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
@@ -24,6 +23,7 @@ from kubetune.planning.base_model import may_lack_targets, positions_of, require
 from kubetune.planning.forecast import quantization_of
 from kubetune.planning.model_shapes import read_weights
 from kubetune.planning.plan import Plan, make_plan
+from kubetune.supervisor.command_line import add_run_arguments, config_from_args, sources_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from kubetune.cli.remote.exec import Marked
 from kubetune.cli.remote.run_on_cluster import asker, prefix, told_on_interrupt
-from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.errors import OK, USER, ConfigError
 from kubetune.library.connection import open_cluster
+from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
 if TYPE_CHECKING:
     from kubetune.kube_api.client import Cluster

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from kubetune.base.files import write_atomic
 from kubetune.base.provenance import Tree, dotted
-from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.config.load import read_tree
 from kubetune.errors import OK, ConfigError
 from kubetune.lint.config import lint
@@ -25,6 +24,7 @@ from kubetune.manifests.patches import titles
 from kubetune.manifests.smoke import smoke_config, testing
 from kubetune.manifests.spec import Manifest
 from kubetune.planning.plan import make_plan
+from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
 SMOKE_HELP = "the run's smoke test instead, as RUN-smoke: pods like the run's that test ranks, links and volumes"
 HEADER = "# Made by kubetune render; change the run file and render again.\n"

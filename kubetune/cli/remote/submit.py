@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from kubetune import errors
 from kubetune.cli.remote.render import SMOKE_HELP, report
 from kubetune.cli.remote.run_on_cluster import asker, local_folder, told_on_interrupt
-from kubetune.config.flags import add_run_arguments, config_from_args, run_file
 from kubetune.library.clusters import check_data
 from kubetune.library.connection import open_cluster
 from kubetune.lint.config import lint
 from kubetune.manifests import KINDS, dump, local_files, render
 from kubetune.manifests.smoke import smoke_config, testing
 from kubetune.planning.plan import make_plan
+from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
 if TYPE_CHECKING:
     from kubetune.cluster.runs import ObservedRun

@@ -24,8 +24,8 @@ from dataclasses import fields
 from kubetune import errors
 from kubetune.base import logs, processes
 from kubetune.base.gpus import visible_gpus
-from kubetune.config.flags import parse
 from kubetune.diagnostics.smoke.settings import Settings, add_arguments
+from kubetune.supervisor.command_line import parse
 from kubetune.supervisor.place import Place, find_place
 
 _LOOK_SECONDS = 0.1
