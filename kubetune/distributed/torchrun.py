@@ -17,7 +17,7 @@ from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.base import files, processes
+from kubetune.base import fast_import, files, processes
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import PContext
@@ -46,13 +46,14 @@ def main(argv: Sequence[str]) -> int:
 def _run(patience: int, arguments: Sequence[str], tell: Tell) -> int:
     import logging
 
-    _quiet()
-    from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-    from torch.distributed.run import parse_args, run
+    with fast_import.in_haste():
+        _quiet()
+        from torch.distributed import DistError
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
+        from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+        from torch.distributed.run import parse_args, run
 
     from kubetune.distributed import rendezvous
 

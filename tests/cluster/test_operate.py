@@ -42,10 +42,10 @@ def trainers(desk: Desk) -> list[str]:
 
 def test_the_doctor_asks_the_cluster(desk: Desk) -> None:
     desk.write({"kubernetes.kind": "jobset"})
-    done = desk.quick("doctor", "run.yaml", "--json")
-    found = {one["what"]: one for one in json.loads(done.stdout)}
+    found = {one["what"]: one for one in json.loads(desk.quick("doctor", "run.yaml", "--json").stdout)}
     assert "jobset" in found["cluster"]["found"], found
     assert found["rights"]["level"] == "ok"
+    assert found["hub"]["found"].startswith("not asked")
 
 
 # -- submit

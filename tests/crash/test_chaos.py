@@ -9,6 +9,7 @@ import pytest
 from tests.crash.chaos import Chaos, Kind, main
 
 
+@pytest.mark.slow
 def test_a_random_kill_changes_nothing(tmp_path: Path) -> None:
     """Of the cheapest kind; test_kill.py has more, at named points."""
     (kill,) = Chaos(tmp_path, seed=3).kills(1, [Kind("ddp", 1, "lora", False, "all ranks")])

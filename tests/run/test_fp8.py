@@ -66,7 +66,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_of(inputs: Path, **training: Any) -> Config:
     lora = {"r": 8, "dropout": 0.0, "target_modules": "all-linear"}
     model = {"path": str(inputs / "wide"), "dtype": "bfloat16"}
-    return toy.make_config(inputs, {"max_steps": 8, **training}, lora=lora, model=model)
+    return toy.make_config(
+        inputs, {"max_steps": 4, "save_steps": 2, "eval_steps": 2, **training}, lora=lora, model=model
+    )
 
 
 def test_a_run_learns_about_the_same_and_resumes_bit_by_bit(inputs: Path, tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_a_run_learns_about_the_same_and_resumes_bit_by_bit(inputs: Path, tmp_pa
     assert toy.losses(whole) == pytest.approx(plain, rel=0.02)
     assert toy.losses(whole) != plain
     resumed = toy.make_run(tmp_path / "resumed", config_of(inputs, fp8=True))
-    assert toy.train(resumed, environ={"KUBETUNE_FAULT": "signal 9:commit.written:2"}) == [-9]
+    assert toy.train(resumed, environ={"KUBETUNE_FAULT": "signal 9:commit.written:1"}) == [-9]
     assert toy.train(resumed) == [0]
     assert toy.digests(resumed) == toy.digests(whole)
 

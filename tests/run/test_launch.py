@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -28,20 +29,6 @@ from tests.ranks import wait_until
 from tests.tiny import train_tokenizer
 
 STEPS = 24
-
-FIRST_STEP = """
-import logging, sys
-from kubetune.training import worker
-names = ("bitsandbytes", "scipy", "sklearn")
-class Watch(logging.Handler):
-    def emit(self, record):
-        if "step 1/1" in record.getMessage():
-            self.at_first_step = [name for name in names if name in sys.modules]
-logging.getLogger("kubetune").addHandler(watch := Watch())
-assert worker.main(sys.argv[1:]) == 0
-print("imported:", watch.at_first_step, [name for name in names if name in sys.modules])
-"""
-"""Trains, and tells which libraries that took."""
 
 
 @pytest.fixture(scope="session")
@@ -105,15 +92,6 @@ def test_a_run_says_what_it_does(finished: tuple[Path, subprocess.CompletedProce
     assert all(line in done.stdout for line in log.splitlines())
 
 
-@pytest.mark.parametrize("lora", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["lora", "full"])
-def test_a_first_step_takes_no_library_that_it_has_no_use_for(inputs: Path, tmp_path: Path, lora: bool) -> None:
-    train_py, *flags = command(inputs, tmp_path / "run", "--max-steps", "1")[3:]
-    flags = [flag for flag in flags if lora or flag != "--lora"]
-    done = subprocess.run([sys.executable, "-c", FIRST_STEP, *flags], cwd=inputs, capture_output=True, text=True)
-    assert (train_py, done.returncode) == ("train", 0), done.stderr
-    assert done.stdout.splitlines()[-1] == "imported: [] []"
-
-
 def test_a_run_leaves_its_numbers(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     run_dir, _ = finished
     assert [line["step"] for line in metrics.read_metrics(run_dir) if "loss" in line] == list(range(1, STEPS + 1))
@@ -150,7 +128,7 @@ def read_screen(terminal: int, until: bytes, seconds: float = 60) -> bytes:
     return screen
 
 
-def test_on_a_terminal_ctrl_c_saves_below_the_progress_bar_and_the_same_command_goes_on_bit_for_bit(
+def test_on_a_terminal_ctrl_c_saves_below_the_progress_bar_and_the_run_goes_on_bit_for_bit(
     inputs: Path, tmp_path: Path, finished: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
     """It stands still after a few steps, while a second start is refused."""
@@ -179,7 +157,7 @@ def test_on_a_terminal_ctrl_c_saves_below_the_progress_bar_and_the_same_command_
     assert stopped.step is not None
     assert 4 <= stopped.step < STEPS
     assert (run_dir / "checkpoints" / f"step-{stopped.step:06d}" / "manifest.json").exists()
-    assert train(inputs, run_dir).returncode == 0
+    assert toy.train(run_dir) == [0]
     assert (run_dir / "metrics.jsonl").read_bytes() == (finished[0] / "metrics.jsonl").read_bytes()
 
 
@@ -289,20 +267,26 @@ def test_a_folder_of_other_things_is_left_alone(inputs: Path, tmp_path: Path) ->
     assert os.listdir(tmp_path) == ["thesis.txt"]
 
 
-def test_a_pod_makes_the_run_directory_from_its_config(inputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["lora: {}", pytest.param("", marks=pytest.mark.slow)], ids=["lora", "full"])
+def test_a_pod_makes_the_run_directory_from_its_config_and_imports_nothing_that_it_has_no_use_for(
+    inputs: Path, tmp_path: Path, method: str
+) -> None:
     """The second time with data that were refused the first time, and are mended."""
     data = tmp_path / "bad.jsonl"
-    text = f"model: {inputs / 'model'}\ndata: {{train: {data}, max_length: 64}}\nlora: {{}}\n"
+    text = f"model: {inputs / 'model'}\ndata: {{train: {data}, max_length: 64}}\n{method}\n"
     (tmp_path / "run.yaml").write_text(text)
     for rows, code in (('{"prompt": 3}\n' * 20, 2), ((inputs / "train.jsonl").read_text(), 0)):
         data.write_text(rows)
         done = subprocess.run(
             [sys.executable, "-m", "kubetune.agent", "run", "--config", "run.yaml", "training.max_steps=1"],
-            cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=120,
+            cwd=tmp_path, env=environ() | {"PYTHONPROFILEIMPORTTIME": "1"}, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         if code == 2:
             require_nothing_trained(tmp_path / "run", done)
+    imported = set(re.findall(r"^import time:.*\| +(\w+)\.\w", done.stderr, re.M))  # by all processes of the run
+    assert "torch" in imported
+    assert imported & {"bitsandbytes", "scipy", "sklearn"} == set()
     assert (tmp_path / "run" / "config.yaml").read_text() == text
     resolved = json.loads((tmp_path / "run" / "resolved.json").read_text())
     assert resolved["output"] == "run"
