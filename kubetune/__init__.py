@@ -44,6 +44,7 @@ ROOMS = (
     ("kube_api", "the API server: credentials, objects in and out, watches, refusals in words"),
     ("cluster", "runs on a cluster: submitted, followed, stopped, fetched"),
     ("reporting", "pages made from run directories"),
+    ("observers", "news of a run for others, while it goes on: hooks, Prometheus, Kubeflow, OpenTelemetry"),
     ("supervisor", "the first process of a run: starts the ranks, says how the run ended"),
     ("data", "files and hub data sets to prepared rows, in an order that only the seed decides"),
     ("distributed", "several processes that train one model: who is who, and how they meet"),

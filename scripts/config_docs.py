@@ -1,4 +1,4 @@
-"""Write docs/config.md and docs/run.schema.json from the schema: `python scripts/config_docs.py [FOLDER]`."""
+"""Write docs/config.md, docs/run.schema.json and docs/events.schema.json: `python scripts/config_docs.py [FOLDER]`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kubetune.config import json_schema
 from kubetune.config.aliases import ALIASES, Alias
 from kubetune.config.environment import VARIABLES
 from kubetune.config.json_schema import Node
+from kubetune.rundir import events
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -136,3 +137,4 @@ if __name__ == "__main__":
     folder: Path = parser.parse_args().folder
     write_atomic(folder / "config.md", config_page())
     write_atomic(folder / "run.schema.json", schema_text())
+    write_atomic(folder / "events.schema.json", json.dumps(events.schema(), indent=2) + "\n")

@@ -129,11 +129,11 @@ def _parse_all(lines: list[bytes]) -> list[Line | None]:
     try:
         found = from_json(b"[" + b",0,".join(lines) + b"]")
     except ValueError:
-        return [_parse(line) for line in lines]
+        return [parse(line) for line in lines]
     # Two damaged lines may make one value, or one of them several: the zeros between lines give it away.
     values, between = found[::2], found[1::2]
     is_whole = len(values) == len(lines) and set(map(type, values)) <= {dict} and set(map(type, between)) <= {int}
-    return values if is_whole else [_parse(line) for line in lines]
+    return values if is_whole else [parse(line) for line in lines]
 
 
 def tail(path: Path, is_good: IsGood = lambda _: True) -> list[Line]:
@@ -146,7 +146,7 @@ def tail(path: Path, is_good: IsGood = lambda _: True) -> list[Line]:
     except FileNotFoundError:
         return []
     whole = [line for line in (lines[1:] if size > _TAIL_BYTES else lines) if line.endswith(b"\n")]
-    return [value for line in whole if (value := _parse(line)) is not None and is_good(value)]
+    return [value for line in whole if (value := parse(line)) is not None and is_good(value)]
 
 
 def warn(text: str) -> None:
@@ -167,7 +167,8 @@ def describe(numbers: list[int], what: str = "line") -> str:
     return f"{what}s {', '.join(ranges[:_SHOWN_RANGES])}{more} are"
 
 
-def _parse(line: bytes) -> Line | None:
+def parse(line: bytes) -> Line | None:
+    """The object that a line holds, None where it holds none."""
     try:
         value = from_json(line)
     except ValueError:  # also for bytes that are no UTF-8, and for what is nested too deeply

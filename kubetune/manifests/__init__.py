@@ -16,6 +16,7 @@ from kubetune.manifests.configmap import config_maps, local_files
 from kubetune.manifests.extras import jupyter, jupyter_secret, tensorboard
 from kubetune.manifests.in_place import agent_role
 from kubetune.manifests.initialisers import preprocess_job
+from kubetune.manifests.monitoring import monitoring
 from kubetune.manifests.network import network_policy
 from kubetune.manifests.patches import patched
 from kubetune.manifests.rbac import operator_role, service_account
@@ -56,6 +57,7 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
         *claims(spec),
         *preprocess_job(spec),
         *workload,
+        *monitoring(spec),
         *tensorboard(spec),
         *jupyter(spec),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kubetune.manifests.environment import trainer_environment
 from kubetune.manifests.initialisers import init_containers
 from kubetune.manifests.kinds.gang import join
+from kubetune.manifests.monitoring import container_ports
 from kubetune.manifests.pod import container, node_affinity, pod_basics, pod_metadata, restricted
 from kubetune.manifests.spec import CONFIG_FILE, MARGIN_SECONDS, PORT, TRAINER, Manifest, RunSpec, given
 from kubetune.manifests.storage import volume_mounts, volumes
@@ -115,7 +116,7 @@ def pod_template(
         name,
         agent_command(spec),
         env=trainer_environment(spec, rendezvous or []),
-        ports=[{"name": "rendezvous", "protocol": "TCP", "containerPort": PORT}],
+        ports=[{"name": "rendezvous", "protocol": "TCP", "containerPort": PORT}, *container_ports(spec)],
         lifecycle={"preStop": {"exec": {"command": ["sh", "-c", LISTENS]}}},
         resources=resources(spec),
         volumeMounts=volume_mounts(spec),

@@ -36,7 +36,7 @@ CONFIG = "config.yaml"
 PLAN = "plan.json"
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
-EVENTS = "events.jsonl"
+EVENTS, EVENTS_VERSION = "events.jsonl", 1
 REPORT = "report.json"
 IDENTITY = "identity.json"
 """Files that the run is made from, by size and SHA-256 (data/prepared/identity)."""
@@ -116,9 +116,9 @@ class MetricsLog:
 
 
 def record_event(run_dir: Path, event: str, **facts: Any) -> None:
-    """Append an event (`start`, `resume`, `save`, `stop`, `error`, …) and its time to events.jsonl; any process may."""
+    """Append an event of a kind that events.py describes, and its time, to events.jsonl; any process may."""
     with Appender(run_dir / EVENTS) as events:
-        events.append({"time": now(), "event": event, **facts})
+        events.append({"schema_version": EVENTS_VERSION, "time": now(), "event": event, **facts})
 
 
 def now() -> str:

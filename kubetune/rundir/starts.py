@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kubetune.config.schema import Config
 
 _FREE_TO_CHANGE = (
-    "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking",
+    "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking", "hooks",
     "data.cache", "data.date", "data.num_proc", "training.resume", "training.save_total_limit",
     "training.timeout_seconds", "training.pause_at_step", "training.async_save", "training.parallelism",
 )  # fmt: skip

@@ -107,9 +107,13 @@ class Tracker:
 
 def check_installed(tracking: TrackingConfig) -> None:
     """Raise ConfigError when a tracker that the config asks for is not installed, or has no key. Imports none."""
-    missing = [name for name in EXTRAS if getattr(tracking, name) and find_spec(name) is None]
+    packages = {
+        name: "prometheus_client" if name == "prometheus" else name for name in EXTRAS if getattr(tracking, name)
+    }
     problems = [
-        f"tracking.{name}: {name} is not installed; `pip install 'kubetune[{EXTRAS[name]}]'`" for name in missing
+        f"tracking.{name}: {package} is not installed; `pip install 'kubetune[{EXTRAS[name]}]'`"
+        for name, package in packages.items()
+        if find_spec(package) is None
     ]
     if tracking.wandb is not None and (why := wandb_tracker.lacks_key(tracking.wandb)):
         problems.append(f"tracking.wandb: {why}")

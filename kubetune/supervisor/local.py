@@ -20,6 +20,7 @@ from kubetune.config.load import as_yaml, dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.mirror import copier, sync
+from kubetune.observers import hooks
 from kubetune.planning.plan import Plan
 from kubetune.rundir import metrics, starts, trackers
 from kubetune.rundir.starts import moved_numbers
@@ -42,6 +43,7 @@ def launch_run(
             return launch_run(config, plan, run_dir, source=source, relay=relay)
     run_dir = Path(run_dir)
     trackers.check_installed(config.tracking)
+    hooks.check(config.hooks)
     place = find_place(plan.nodes, plan.processes_per_node, os.environ)
     if config.push is not None and not any(os.environ.get(name) for name in _TOKENS):
         print("kubetune: push needs HF_TOKEN at the end, or `hf auth login` before; it is not set", file=sys.stderr)

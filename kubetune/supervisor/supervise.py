@@ -20,7 +20,8 @@ from kubetune.base import cgroup, files, logs, processes, reminders
 from kubetune.base.signals import Relay
 from kubetune.config.naming import RESOLVED
 from kubetune.mirror import copier
-from kubetune.rundir import checkpoints, exit_status, heartbeat, machine, metrics
+from kubetune.observers import beside
+from kubetune.rundir import checkpoints, events, exit_status, heartbeat, machine, metrics
 from kubetune.rundir.exit_status import Death, ExitStatus
 from kubetune.supervisor import oom
 from kubetune.supervisor.place import Place, read_place, read_plan
@@ -50,8 +51,9 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
     # Left behind where a start was cut off without a word: until then devices were held, and paid for.
     if beats := [float(beat["time"]) for beat in heartbeat.read_beats(run_dir)]:
         facts["last_seen"] = metrics.written(datetime.fromtimestamp(max(beats), UTC))
+    begun = events.size(run_dir)
     metrics.record_event(run_dir, "launch", **facts)
-    with _mirrored(run_dir, place, relay):
+    with _mirrored(run_dir, place, relay), beside.observed(run_dir, place.node, begun, relay):
         return _run_and_tell(run_dir, place, relay, prepare, worker)
 
 

@@ -29,7 +29,7 @@ from kubetune.models.padding_free import unwrap
 from kubetune.optimizer import shards
 from kubetune.optimizer.adamw import FlatAdamW
 from kubetune.rundir import checkpoints as checkpoint
-from kubetune.rundir import heartbeat
+from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.training.full_disk import explained_full_disk, require_free
 from kubetune.training.host_copies import Held, HostCopies
@@ -149,6 +149,8 @@ class Checkpointer:
         self._require_all(failure)
         name = checkpoint.folder_of(self.run_dir, self._state.step).name
         logs.STEP.info("saved checkpoint %s%s", name, pause(self._stall_seconds))
+        if self.world.is_main:
+            metrics.record_event(self.run_dir, "save", step=self._state.step, seconds=self._stall_seconds)
 
     def _attempt(self, state: State, held: Held) -> errors.KubetuneError | None:
         try:
@@ -173,9 +175,6 @@ class Checkpointer:
             with files.explained_writes(self.run_dir):
                 self.run_dir.parent.mkdir(exist_ok=True)
                 self.run_dir.mkdir()
-
-    def _copied(self) -> Held:
-        return self._copies.take(self.model, self.optimizer, is_whole=self._is_whole)
 
     def require_room(self) -> None:
         """Raise EnvironmentFault, before hours are spent, when the checkpoints still to come do not fit the disk."""

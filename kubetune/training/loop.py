@@ -236,12 +236,13 @@ def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
     if run.data.eval is not None and state.evaluated_step < state.step and (last or plan.is_eval_step(state.step)):
         if state.step > 1:
             warm_up.compile_planned(run, state)  # a resumed run evaluates with what the uninterrupted one did
+        began = time.perf_counter()
         values = judge_weights(run, state.step)
         if values is None:
             _stop(run, state, run_log)
         else:
             state = _judge(run, state, values)
-            run_log.evaluation(state.step, values, best=state.best_step == state.step)
+            run_log.evaluation(state.step, values, state.best_step == state.step, time.perf_counter() - began)
     is_best = state.best_step == state.step
     # A loss that runs away must not push the last good checkpoint out.
     is_sound = plan.is_save_step(state.step) and not state.steps_above_threshold

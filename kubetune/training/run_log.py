@@ -25,7 +25,6 @@ from kubetune.distributed.process_group import World
 from kubetune.planning.plan import Plan, learning_rate_at
 from kubetune.rundir import machine, metrics, trackers
 from kubetune.rundir.checkpoints import State
-from kubetune.rundir.metrics import METRICS, MetricsLog, stream_lines
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -39,9 +38,9 @@ def peak_memory_bytes(device: torch.device) -> int:
 class RunLog:
     """Open one with `open_run_log`; on ranks other than 0 it stays silent."""
 
-    def __init__(self, config: Config, plan: Plan, world: World, state: State) -> None:
-        self._config, self._plan, self._world = config, plan, world
-        self._numbers: MetricsLog | None = None
+    def __init__(self, config: Config, plan: Plan, run_dir: Path, world: World, state: State) -> None:
+        self._config, self._plan, self._run_dir, self._world = config, plan, run_dir, world
+        self._numbers: metrics.MetricsLog | None = None
         self._tracker: trackers.Tracker | None = None
         self._bar: Progress | None = None
         self._epoch_losses: list[tuple[float, int]] = []
@@ -108,14 +107,15 @@ class RunLog:
     def remember(self, run_dir: Path, step: int) -> None:
         """Take up the losses that earlier starts had in the epoch which is under way after `step` steps."""
         begun = step - step % self._plan.steps_per_epoch
-        for line in stream_lines(run_dir / METRICS):
+        for line in metrics.stream_lines(run_dir / metrics.METRICS):
             if begun < line["step"] <= step and "loss" in line:
                 self._epoch_losses.append((line["loss"], line["trained_tokens"]))
 
-    def evaluation(self, step: int, values: dict[str, float], best: bool) -> None:
+    def evaluation(self, step: int, values: dict[str, float], best: bool, seconds: float) -> None:
         """An evaluation of the weights after `step` steps."""
         if self._numbers is None:
             return
+        metrics.record_event(self._run_dir, "evaluation", step=step, best=best, seconds=seconds, metrics=values)
         self._numbers.write(step, {"epoch": self.epoch(step), **values})
         if self._tracker is not None:
             self._tracker.log(step, values)
@@ -141,12 +141,12 @@ def _compared(measured: Mapping[str, float]) -> str:
 @contextmanager
 def open_run_log(config: Config, plan: Plan, run_dir: Path, world: World, state: State) -> Iterator[RunLog]:
     """The run_log of one start of a run, going on after `state`."""
-    run_log = RunLog(config, plan, world, state)
+    run_log = RunLog(config, plan, run_dir, world, state)
     if not world.is_main:
         yield run_log
         return
     with ExitStack() as stack:
-        run_log._numbers = stack.enter_context(MetricsLog(run_dir, state.step, state.evaluated_step))
+        run_log._numbers = stack.enter_context(metrics.MetricsLog(run_dir, state.step, state.evaluated_step))
         run_log.remember(run_dir, state.step)
         tracker = trackers.open_tracker(config, run_dir, state.step, write_page=partial(_write_page, run_dir))
         run_log._tracker = stack.enter_context(tracker)

@@ -320,7 +320,7 @@ def test_an_epoch_whose_losses_are_lost_in_part_says_so(
     values = {"learning_rate": 0.1, "grad_norm": 1.0}
     lines = [{"step": step, "loss": float(step), "trained_tokens": 10, **values} for step in (7, 8, 10, 12, 13, 14)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run_log = RunLog(config, plan, World(), State(step=13))
+    run_log = RunLog(config, plan, tmp_path, World(), State(step=13))
     run_log.remember(tmp_path, 13)
     with caplog.at_level("INFO", logger="kubetune"):
         run_log._end_epoch(State(step=14))

@@ -23,6 +23,9 @@ from kubetune.supervisor.local import launch_run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument(
+        "--on-event", metavar="COMMAND", help="call it for each event, as JSON on its standard input (hooks.on_event)"
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print how it ended as JSON, and everything else on standard error"
     )
 
@@ -50,6 +53,9 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
     show_notes()
     with Relay() as relay:
         config = config_from_args(args, os.environ)
+        if args.on_event is not None:
+            hooks = config.hooks.model_copy(update={"on_event": args.on_event})
+            config = config.model_copy(update={"hooks": hooks})
         config, plan = plan_here(config)
         run_dir = Path(str(config.output))
         for label, text in describe(config, plan, None):

@@ -21,7 +21,7 @@ from kubetune.config.schema.data import DataConfig, SourceConfig, as_source, dat
 from kubetune.config.schema.evaluation import EvaluationConfig
 from kubetune.config.schema.model import ClassificationConfig, LoraConfig, ModelConfig, VisionConfig
 from kubetune.config.schema.preference import PreferenceConfig
-from kubetune.config.schema.tracking import LoggingConfig, PushConfig, TrackingConfig, as_push
+from kubetune.config.schema.tracking import HooksConfig, LoggingConfig, PushConfig, TrackingConfig, as_push
 from kubetune.config.schema.training import TrainingConfig
 
 __all__ = [
@@ -110,6 +110,7 @@ class Config(Section):
         default_factory=EvaluationConfig, description="What it is measured by besides its loss, and must reach."
     )
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides the run.")
+    hooks: HooksConfig = Field(default_factory=HooksConfig, description="What is called for its events.")
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is printed.")
     push: Annotated[PushConfig | None, BeforeValidator(as_push, json_schema_input_type=str | PushConfig | None)] = (
         Field(None, description="`ORG/NAME` or a section: the best checkpoint is uploaded there after a good end.")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kubetune.config.schema.base import Section, section_of
 
-EXTRAS = {"tensorboard": "tracking", "mlflow": "tracking", "wandb": "wandb", "trackio": "trackio"}
-"""Extra of kubetune that brings each tracker's package, which is called as its key of `tracking`."""
+EXTRAS = {
+    "tensorboard": "tracking", "mlflow": "tracking", "wandb": "wandb", "trackio": "trackio", "prometheus": "prometheus",
+}  # fmt: skip
+"""Extra of kubetune that brings what each key of `tracking` needs."""
 
 
 class MlflowConfig(Section):
@@ -61,6 +63,24 @@ class TrackioConfig(Section):
         return self
 
 
+def _as_prometheus(value: Any) -> Any:
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
+class PrometheusConfig(Section):
+    """Numbers at `/metrics` of each node's agent, and what Kubernetes' operator for Prometheus makes of them."""
+
+    port: int = Field(9464, ge=1024, le=65535, description="Port; on loopback another one where it is taken.")
+    pod_monitor: bool = Field(False, description="Render a PodMonitor, by which Prometheus finds the pods.")
+    alerts: bool = Field(
+        False, description="Render alert rules: hung, no checkpoint for an hour, diverging, one rank slow."
+    )
+    dashboard: bool = Field(False, description="Render a ConfigMap with a board that Grafana's sidecar loads.")
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="Labels of these objects that operators select by, such as `release`."
+    )
+
+
 class TrackingConfig(Section):
     """Copies of a run's numbers, for trackers."""
 
@@ -68,6 +88,23 @@ class TrackingConfig(Section):
     mlflow: MlflowConfig | None = Field(None, description="Log to MLflow.")
     wandb: WandbConfig | None = Field(None, description="Log to Weights & Biases.")
     trackio: TrackioConfig | None = Field(None, description="Log to Trackio.")
+    prometheus: Annotated[
+        PrometheusConfig | None,
+        BeforeValidator(_as_prometheus, json_schema_input_type=PrometheusConfig | bool | None),
+    ] = Field(None, description="`true` or a section: serve numbers for Prometheus.")
+
+
+class HooksConfig(Section):
+    """A command of one's own for events of a run, such as one that writes to a chat."""
+
+    on_event: str | None = Field(
+        None,
+        min_length=1,
+        description="Command that node 0 calls, without a shell, for each event, which stands as JSON on its standard "
+        "input. That it fails ends nothing.",
+    )
+    events: tuple[str, ...] = Field((), description="Events it is called for; all where it is left out.")
+    timeout_seconds: float = Field(10, gt=0, le=600, description="Seconds after which it is ended.")
 
 
 class PushConfig(Section):

@@ -1,0 +1,119 @@
+"""Events of a run, as a contract: the kinds of lines in events.jsonl and their fields, as a JSON Schema.
+
+docs/events.schema.json is written from KINDS. A later version may add kinds and fields, which readers step over; a
+field that goes, or means something else, makes another VERSION. Writing them is metrics.record_event's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kubetune.base import jsonl
+from kubetune.rundir import metrics
+
+VERSION = metrics.EVENTS_VERSION
+
+KINDS: dict[str, tuple[str, str]] = {
+    "launch": ("The agent of a node starts.", "node:integer nodes:integer processes:integer last_seen?:time"),
+    "start": (
+        "The first step is about to begin.",
+        "step:integer steps:integer machine:object device?:string device_bytes?:integer dtype?:string "
+        "flops_per_token?:number peak_tflops?:number peak_source?:string",
+    ),
+    "resume": (
+        "As `start`, from the checkpoint of a step.",
+        "step:integer steps:integer machine:object device?:string device_bytes?:integer dtype?:string "
+        "flops_per_token?:number peak_tflops?:number peak_source?:string",
+    ),
+    "preflight": (
+        "The rehearsal before the first step.",
+        "rows:integer tokens:integer measured_bytes:integer device_bytes:integer checkpoint_bytes:integer "
+        "forecast_bytes?:integer reserved_bytes?:integer seconds:object",
+    ),
+    "reference": ("Log-probabilities under the model before training.", "rows:integer found:boolean seconds:number"),
+    "evaluation": (
+        "An evaluation of the weights after a step.",
+        "step:integer best:boolean seconds:number metrics:object",
+    ),
+    "save": ("A checkpoint is whole; seconds are those the loop waited.", "step:integer seconds:number"),
+    "mirror": ("The copy in an object store fails, or works again.", "address:string ok:boolean reason?:string"),
+    "killed": ("The kernel ended a rank for want of memory.", "node:integer rank:integer step?:integer"),
+    "benchmarks": ("Benchmarks at the end.", "ok:boolean reason?:string tasks?:array"),
+    "exit": (
+        "The node's ranks have ended; codes are those of the agent.",
+        "node:integer code:integer reason:string step?:integer error?:string",
+    ),
+    "push": (
+        "The result was uploaded, or not.",
+        "repo:string ok:boolean reason?:string url?:string commit?:string",
+    ),
+    "hooks": (
+        "Commands for events failed, or were left out.",
+        "ran:integer failed:integer left_out:integer reason:string",
+    ),
+}
+"""Each kind with what it tells of, and its fields; `?`: not in every one, or null."""
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a line."""
+    known = [_schema_of(kind, text, fields) for kind, (text, fields) in KINDS.items()]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A line of events.jsonl",
+        "description": "An event of a run of kubetune. Kinds and fields that are not known are to be stepped over.",
+        "type": "object",
+        "required": ["schema_version", "time", "event"],
+        "properties": {
+            "schema_version": {"const": VERSION},
+            "time": {"type": "string", "format": "date-time"},
+            "event": {"enum": list(KINDS)},
+        },
+        "allOf": known,
+    }
+
+
+def _schema_of(kind: str, text: str, fields: str) -> dict[str, Any]:
+    required, properties = [], {}
+    for field in fields.split():
+        name, _, type_ = field.partition(":")
+        is_optional = name.endswith("?")
+        form: dict[str, Any] = {"type": "string", "format": "date-time"} if type_ == "time" else {"type": type_}
+        if is_optional:
+            form["type"] = [form["type"], "null"]
+        else:
+            required.append(name)
+        properties[name.removesuffix("?")] = form
+    then = {"description": text, "required": required, "properties": properties}
+    return {"if": {"properties": {"event": {"const": kind}}}, "then": then}
+
+
+def size(run_dir: Path) -> int:
+    """Bytes of events.jsonl by now: where the next event will begin."""
+    path = run_dir / metrics.EVENTS
+    return path.stat().st_size if path.exists() else 0
+
+
+def follow(run_dir: Path, offset: int, ended: threading.Event, seconds: float = 0.5) -> Iterator[dict[str, Any] | None]:
+    """The events from a place in the file on, as they come, with None after each look; ends after a last one when
+    `ended` is set."""
+    while True:
+        is_last = ended.is_set()
+        try:
+            with (run_dir / metrics.EVENTS).open("rb") as file:
+                file.seek(offset)
+                content = file.read()
+        except OSError:
+            content = b""
+        whole = content[: content.rfind(b"\n") + 1]
+        offset += len(whole)
+        for line in whole.splitlines():
+            if (event := jsonl.parse(line)) is not None and isinstance(event.get("event"), str):
+                yield event
+        yield None
+        if is_last:
+            return
+        ended.wait(seconds)
