@@ -52,6 +52,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "This installation": {
         "doctor": "check versions, devices, hub, disk and cluster",
         "completion": "print a completion script for bash, zsh, fish or tcsh",
+        "mcp": "let agents plan, check, submit and watch runs, by MCP",
     },
 }
 """Every verb with a line on it."""
@@ -117,6 +118,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "completion bash > ~/.local/share/bash-completion/completions/kubetune",
         "completion zsh > ~/.zfunc/_kubetune",
     ),
+    "mcp": ("mcp",),
 }
 """Command lines of each verb, without `kubetune` before them."""
 
