@@ -55,7 +55,7 @@ def server() -> Any:
 
 
 class Tools:
-    """What agents may call; all but `submit` and `stop` changes nothing but caches and pages."""
+    """Tools for agents; all but `submit` and `stop` changes nothing but caches and pages."""
 
     def __init__(self) -> None:
         self._codes: dict[str, tuple[str, ...]] = {}
@@ -106,7 +106,7 @@ class Tools:
         return self._question(command, confirmation) or _call(*command)
 
     def _question(self, command: tuple[str, ...], confirmation: str) -> dict[str, Any] | None:
-        """What is to be confirmed, with a new code; None where the code is that of this very command, once."""
+        """Question to be confirmed, with a new code; None where the code is that of this very command, once."""
         if confirmation and self._codes.pop(confirmation, None) == command:
             return None
         code = secrets.token_hex(4)
