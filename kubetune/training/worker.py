@@ -66,10 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def hold(run_dir: Path, rank: int) -> AbstractContextManager[None]:
     """Keep a second writer out where no agent does; raises EnvironmentFault naming the first."""
-    if rank != 0 or processes.AGENT_PID in os.environ:
-        return nullcontext()
-
-    return place.hold(run_dir, node=0)
+    return nullcontext() if rank != 0 or processes.AGENT_PID in os.environ else place.hold(run_dir, node=0)
 
 
 def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
@@ -77,6 +74,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
 
     Raises ConfigError for what is wrong with them.
     """
+    from kubetune.base import progress_bar
     from kubetune.config.load import load_resolved
     from kubetune.supervisor.command_line import add_run_arguments, config_from_args, parse
 
@@ -96,14 +94,8 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
         config = dated(config, run_dir)
         if rank == 0:
             create_run_dir(config, run_dir)
-    logs.configure(config.logging.level, run_dir, rank, progress=_shows_bar(rank))
+    logs.configure(config.logging.level, run_dir, rank, progress=progress_bar.is_wanted(rank))
     return config, run_dir
-
-
-def _shows_bar(rank: int) -> bool:
-    from kubetune.base.progress_bar import is_wanted
-
-    return is_wanted(rank)
 
 
 def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
