@@ -18,10 +18,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from benchmarks import models
-from benchmarks.corpus import Corpus, token_rows, write_tokens
+from benchmarks.corpus import Corpus, token_pairs, token_rows, word, write_pairs, write_tokens
 from benchmarks.flops import Shape
 from benchmarks.harness import WORK, end_on_sigterm
 from benchmarks.results import FOLDER, ROOT, Results, describe_machine, read_results, slug, source_digest
@@ -49,6 +50,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"num_key_value_heads": 2, "logits_scaling": 8.0},
     "olmo2": {"num_key_value_heads": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 16_000},
     "cohere": {"num_key_value_heads": 3, "vocab_size": 32_000},
+    "bert": {"intermediate_size": 1536},
+    "helium": {"num_key_value_heads": 2, "head_dim": 64},
+    "starcoder2": {"num_key_value_heads": 2, "intermediate_size": 1536},
 }
 """Models of these kinds of transformers, with sizes of their own beside FAMILY."""
 FAMILY = {
@@ -59,19 +63,26 @@ FAMILY = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model, rows of `length` tokens, `batch` of them at once, and settings."""
+    """A model, rows of `length` tokens, `batch` of them at once, and settings.
+
+    Rows are texts, whose first `shared` tokens half of the others have too, `pairs` of answers, or texts with `labels`.
+    """
 
     model: str
     length: int
     batch: int
     settings: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
+    rows: Literal["texts", "pairs", "labels"] = "texts"
+    shared: int = 0
 
 
 FSDP = {"training.parallelism": "fsdp"}
 FULL = {"training.max_steps": 6}
 FP32 = {"model.dtype": "float32"}
 SIX = LORA | FULL
+CLASSIFIES = {"task": "sequence_classification"}
+EIGHT = {"training.global_batch_size": 8}
 CASES = {
     "tiny-lora": Case("tiny", 64, 1, LORA),
     "lora": Case("q32k", 512, 1, LORA),
@@ -109,6 +120,16 @@ CASES = {
     "granite-lora-2x384": Case("granite", 384, 2, SIX | FP32),
     "olmo2-full-bf16-2x320": Case("olmo2", 320, 2, FULL | {"model.dtype": "bfloat16"}),
     "cohere-full-5x192": Case("cohere", 192, 5, FULL | FP32),
+    "helium-full-fsdp-2x256": Case("helium", 256, 2, FULL | FSDP | FP32, 2),
+    "bert-classifies-full-4x256": Case("bert", 256, 4, FULL | FP32 | CLASSIFIES, rows="labels"),
+    "roberta-classifies-lora-16x96": Case("roberta", 96, 16, SIX | FP32 | CLASSIFIES, rows="labels"),
+    "qwen2-lora-4bit-3x448": Case("qwen2", 448, 3, SIX | FP32 | {"quantization": "4bit"}),
+    "q32k-lora-8bit-2x384": Case("q32k", 384, 2, SIX | FP32 | {"quantization": "8bit"}),
+    "llama-lora-shared-3x640": Case("llama", 640, 3, SIX | FP32 | EIGHT, shared=512),
+    "qwen3-full-shared-2x1024": Case("qwen3", 1024, 2, FULL | FP32 | EIGHT, shared=640),
+    "llama-lora-dpo-2x320": Case("llama", 320, 2, SIX | FP32 | {"task": "preference"}, rows="pairs"),
+    "starcoder2-full-3x288": Case("starcoder2", 288, 3, FULL | FP32),
+    "gemma2-lora-bf16-4x224": Case("gemma2", 224, 4, SIX | {"model.dtype": "bfloat16"}),
 }
 FRESH = list(CASES)[-10:]
 """Chosen before any of them was run; no constant of the forecast was set with their numbers at hand."""
@@ -151,15 +172,17 @@ def open_memory_results(*, fresh: bool) -> Results:
 def settings_of(case: Case) -> dict[str, Any]:
     """The settings of a case, whose model and rows are made if they are not there."""
     folder = WORK / SUITE
-    model, data = folder / "models" / case.model, folder / f"{case.model}-{case.length}.jsonl"
+    kind = f"{case.rows}-{case.shared}" if case.shared or case.rows != "texts" else ""
+    model, data = folder / "models" / case.model, folder / f"{case.model}-{case.length}{kind}.jsonl"
     if sizes := FAMILIES.get(case.model):
         sizes = FAMILY | sizes
         models.make_family(case.model, sizes, model)
     else:
         models.make_model(case.model, model)
     if not data.exists():
-        rows = Corpus(ROWS, mean=case.length, sigma=0, shortest=case.length, longest=case.length)
-        write_tokens(data, token_rows(rows, sizes["vocab_size"] if sizes else models.SHAPES[case.model].vocab_size))
+        own = case.length - case.shared
+        rows = Corpus(ROWS, mean=own, sigma=0, shortest=own, longest=own, shared=case.shared, beginnings=2)
+        write_rows(data, case, rows, sizes["vocab_size"] if sizes else models.SHAPES[case.model].vocab_size)
     return {
         "model": model,
         **({"model.tokenizer": model / models.WORDS} if sizes else {}),
@@ -174,6 +197,18 @@ def settings_of(case: Case) -> dict[str, Any]:
         "compute.memory": "16Gi",
         **case.settings,
     }
+
+
+def write_rows(path: Path, case: Case, corpus: Corpus, vocab_size: int) -> None:
+    """The rows of a case. Labelled ones are a token short of their length, for those that begin and end a text."""
+    if case.rows == "pairs":
+        write_pairs(path, token_pairs(corpus, vocab_size))
+    elif case.rows == "texts":
+        write_tokens(path, token_rows(corpus, vocab_size))
+    else:
+        with path.open("w") as file:
+            for number, row in enumerate(token_rows(corpus, vocab_size)):
+                file.write(json.dumps({"text": " ".join(map(word, row.ids[:-1])), "label": f"l{number % 2}"}) + "\n")
 
 
 def foresee(settings: dict[str, Any], measured: int) -> dict[str, Any]:
@@ -201,7 +236,7 @@ def measure(name: str, case: Case) -> dict[str, Any]:
     return {
         "measured_bytes": measured,
         **foresee(settings, measured),
-        "settings": {key: value for key, value in settings.items() if key not in ("model", "data.train", "data.cache")},
+        "settings": {k: v for k, v in settings.items() if not isinstance(v, Path)},
         "shape": case.model,
     }
 

@@ -72,7 +72,7 @@ def activations(
         # The values are a part of one product, which stays whole with queries and keys that nothing else needs.
         kept += tokens * shape.layers * (shape.attention + shape.keys) * element
     heads = int(weights.text_config.get("num_attention_heads") or weights.text_config.get("n_head") or 1)
-    attention = shape.layers * heads * _pairs(config, tokens) * element if plan.device == "cpu" else 0
+    attention = shape.layers * heads * _pairs(config, plan, tokens) * element if plan.device == "cpu" else 0
     if weights.text_config.get("attn_logit_softcapping"):
         attention *= 2  # the scores as they were bent are kept beside the probabilities
     a_layer = (kept + attention) // shape.layers
@@ -132,11 +132,21 @@ def _kept_of_wide(weights: Weights) -> int:
     return 4 if any("gate" in name for name in weights.shapes) else KEPT_OF_WIDE.get(act, 4)
 
 
-def _pairs(config: Config, tokens: int) -> int:
-    """Probabilities that block attention keeps for each head on CPUs, for rows of the longest kind."""
+def _pairs(config: Config, plan: Plan, tokens: int) -> int:
+    """Probabilities that block attention keeps for each head on CPUs, for rows of the longest kind.
+
+    Beginnings are taken to be shared by all rows of a step alike: what is a row's own also sees the beginning.
+    """
     length = min(config.data.max_length, tokens)
     if length > LONG_ROW:
         return 0
+    rows = max(2, plan.global_batch_size // plan.world_size)
+    shared = min(length - 1, round(plan.spared_share * length * rows / (rows - 1)))
+    own = length - shared
+    return _triangle(shared) + (tokens - shared) // own * (_triangle(own) + own * shared)
+
+
+def _triangle(length: int) -> int:
+    """Pairs of a sequence's tokens with those before them, in blocks of EXACT_ROWS."""
     firsts = range(0, length, EXACT_ROWS)
-    pairs = sum(min(EXACT_ROWS, length - first) * min(first + EXACT_ROWS, length) for first in firsts)
-    return pairs * (tokens // length)
+    return sum(min(EXACT_ROWS, length - first) * min(first + EXACT_ROWS, length) for first in firsts)

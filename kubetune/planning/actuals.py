@@ -40,6 +40,7 @@ def compare(
     weights = read_weights(config.model.path, os.environ)
     starts = [event for event in events if event["event"] in ("start", "resume")]
     begun: Mapping[str, Any] = starts[-1] if starts else {}
+    plan = plan.model_copy(update={"spared_share": begun.get("spared_share") or 0.0})
     memory = forecast(config, plan, weights, begun.get("device_bytes"), longest) if weights is not None else None
     # Runs that ended since this one began, itself among them, were no part of its forecast.
     known = earlier_runs.read(before=str(starts[0]["time"]) if starts else None)

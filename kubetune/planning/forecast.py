@@ -25,6 +25,8 @@ PROCESS_BYTES = {"cpu": 391 * MIB, "cuda": 600 * MIB}
 """Before a model: on CPUs Python with torch and transformers, as measured; on GPUs the CUDA context, an allowance."""
 TRACKER_BYTES = {"tensorboard": 13 * MIB, "mlflow": 171 * MIB}
 """Memory that importing and using a tracker adds to the process of rank 0, as measured."""
+BITSANDBYTES_BYTES = 44 * MIB
+"""Memory that importing bitsandbytes adds to a process on a CPU, as measured; only runs that need it do so."""
 LOST_SHARE = {"cpu": 0.15, "cuda": 0.06}
 """Of everything but the process: blocks that the allocator cannot use again. On CPUs as measured, else an allowance."""
 KEPT_PRODUCT_BYTES = 252 * 2**10
@@ -119,6 +121,8 @@ def forecast(
     parts |= {**kept, "logits, a chunk at a time": chunk, "allocator": int(lost * lossy)}
     if plan.device == "cpu":
         parts["code of matrix products"] = KEPT_PRODUCTS * KEPT_PRODUCT_BYTES if element == 2 else 0
+        is_needed = quantization_of(config, plan) != "none" or config.training.optim == "adamw_8bit"
+        parts["bitsandbytes"] = BITSANDBYTES_BYTES if is_needed else 0
         parts["trackers"] = sum(size for name, size in TRACKER_BYTES.items() if getattr(config.tracking, name))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
     return Forecast({k: v for k, v in parts.items() if v}, trained, weights.parameters, device_bytes, recomputed)
@@ -126,12 +130,13 @@ def forecast(
 
 def _for_rows(config: Config, plan: Plan, longest: int | None) -> tuple[Config, Plan]:
     """Config and plan with no more tokens than sequences of `longest` tokens can fill a step's micro-batches with."""
-    if longest is None or longest >= config.data.max_length:
+    if longest is None or longest > config.data.max_length:
         return config, plan
     config = config.model_copy(update={"data": config.data.model_copy(update={"max_length": max(1, longest)})})
     tokens = plan.micro_batch_tokens
     if tokens is not None and plan.global_batch_tokens is None:
-        tokens = min(tokens, -(-plan.global_batch_size // plan.world_size) * config.longest_row)
+        whole = -(-plan.global_batch_size // plan.world_size) * config.longest_row
+        tokens = min(tokens, max(config.longest_row, math.ceil(whole * (1 - plan.spared_share))))
     return config, plan.model_copy(update={"micro_batch_tokens": tokens})
 
 
@@ -205,8 +210,10 @@ def _sharing_parts(
     else:
         # Its weights on their way in, its gradient in fp32 as it goes out, and as it was before.
         parts["a layer on its way between the ranks"] = layer * (element + 8)
-        if not config.classifies:
-            parts["gradient of the head, whole"] = 4 * int(weights.text_config.get("vocab_size") or 0) * shape.hidden
+        head = 0 if config.classifies else int(weights.text_config.get("vocab_size") or 0) * shape.hidden
+        parts["gradient of the head, whole"] = 4 * head
+        # They leave as one group when the backward ends: embeddings' gradient is whole too, and all are copied in fp32.
+        parts["gradients of what lies around, on their way"] = element * max(0, around - head) + 4 * around
         whole = 4 * weights.parameters
         if plan.may_accumulate and device_bytes is not None and whole <= device_bytes // 8:
             parts["gradients before they are summed"] = whole

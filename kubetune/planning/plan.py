@@ -28,7 +28,8 @@ class Plan(BaseModel):
     are unread; the counts of steps that follow from them are 0 until then. With `global_batch_tokens` a step takes
     about so many tokens, and `global_batch_size` is how many samples that is on average, 0 while the data are unread.
     Without packing `accumulation` is exact. With it, it is how many micro-batches of at most `micro_batch_tokens` the
-    mean step needs; while the lengths are unread, how many full-length sequences would need.
+    mean step needs; while the lengths are unread, how many full-length sequences would need. `spared_share`: of the
+    tokens, those in beginnings that other rows of a step have too, which take no room in a micro-batch.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,6 +58,7 @@ class Plan(BaseModel):
     lr_scheduler_type: Literal["cosine", "linear", "constant"]
     method: str
     grace_seconds: int
+    spared_share: float = 0.0
 
     def to_json(self) -> str:
         """The text of plan.json."""
@@ -136,6 +138,7 @@ def make_plan(
     world_size: int | None = None,
     device: Literal["cuda", "cpu"] | None = None,
     tokens: int | None = None,
+    spared_share: float = 0.0,
 ) -> Plan:
     """The plan of a run over `rows` training samples of `tokens` an epoch, on nodes where `gpus` GPUs are visible.
 
@@ -181,6 +184,7 @@ def make_plan(
         lr_scheduler_type=training.lr_scheduler_type,
         method=method_label(config),
         grace_seconds=config.kubernetes.grace_seconds if config.kubernetes else GRACE_SECONDS,
+        spared_share=spared_share,
     )
     needed = _micro_batches(plan)
     return plan if needed is None else plan.model_copy(update={"accumulation": needed})
@@ -189,7 +193,7 @@ def make_plan(
 def _micro_batches(plan: Plan) -> int | None:
     """Micro-batches that the mean step takes on a rank; None where it is not the lengths that decide."""
     if plan.micro_batch_tokens is not None and (tokens := plan.tokens_per_step) is not None:
-        return math.ceil(tokens / (plan.world_size * plan.micro_batch_tokens))
+        return math.ceil(tokens * (1 - plan.spared_share) / (plan.world_size * plan.micro_batch_tokens))
     if plan.global_batch_tokens is not None and plan.global_batch_size:
         return math.ceil(plan.global_batch_size / (plan.world_size * plan.per_device_train_batch_size))
     return None

@@ -112,6 +112,8 @@ def test_slices_come_with_what_is_borrowed_and_what_is_on_its_way() -> None:
     assert full.parts["weights, gathered: two layers and what lies around them"] == 2 * (2 * layer + around)
     assert full.parts["a layer on its way between the ranks"] == layer * (2 + 8)
     assert full.parts["gradient of the head, whole"] == 4 * 151_936 * 4096
+    embeddings = around - 151_936 * 4096
+    assert full.parts["gradients of what lies around, on their way"] == 2 * embeddings + 4 * around
     summed = "gradients before they are summed"
     assert summed not in full.parts, "one micro-batch a step has nothing to wait for"
     twice = ("training.parallelism=fsdp", "training.global_batch_size=16", "training.per_device_train_batch_size=1")
@@ -234,6 +236,35 @@ def test_rows_that_are_short_fill_no_micro_batch_meant_for_long_ones() -> None:
     assert on_a_cpu(*eight, longest=512).parts["activations"] == whole.parts["activations"]
 
 
+def test_beginnings_that_rows_share_fill_no_micro_batch_and_are_seen_by_what_goes_on_from_them() -> None:
+    config = load_config(
+        None,
+        overrides=[
+            "model=org/m", "data.train=org/d", "compute.gpus_per_node=0", "data.max_length=768", "lora.r=16",
+            "training.per_device_train_batch_size=8", "training.global_batch_size=8",
+        ],
+    )  # fmt: skip
+    shared = 7 / 8 * 2 / 3  # of eight rows with 512 tokens of 768 in common
+    found, whole = (
+        forecast(config, make_plan(config, rows=64, device="cpu", tokens=64 * 768, spared_share=s), WEIGHTS, None, 768)
+        for s in (shared, 0.0)
+    )
+    assert found is not None
+    assert whole is not None
+    tokens = 512 + 8 * 256
+    assert found.parts["activations"] / whole.parts["activations"] == pytest.approx(tokens / (8 * 768), rel=0.01)
+    seen, plain = 256 * 256 + 256 * 512, 256 * (256 + 512 + 768)
+    pairs = seen + 8 * (256 * 256 + 256 * 512)
+    assert found.parts["attention"] / whole.parts["attention"] == pytest.approx(pairs / (8 * plain), rel=0.01)
+    small = config.model_copy(
+        update={"training": config.training.model_copy(update={"per_device_train_batch_size": 1})}
+    )
+    numbers = [
+        make_plan(small, rows=64, device="cpu", tokens=64 * 768, spared_share=s).accumulation for s in (shared, 0)
+    ]
+    assert numbers == [4, 8]
+
+
 def test_layers_without_a_gate_keep_less() -> None:
     sizes = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048}
     layer = "bert.encoder.layer.0"
@@ -243,6 +274,12 @@ def test_layers_without_a_gate_keep_less() -> None:
     kept = on_a_cpu(classifies, weights=exact).parts["activations"]
     assert kept == 1024 * 6 * 4 * (4 * 512 + 4 * 512 + 2 * 2048)
     assert kept < 0.7 * on_a_cpu(classifies, weights=bent).parts["activations"]
+
+
+def test_bitsandbytes_counts_where_it_is_imported() -> None:
+    plain, four = on_a_cpu("lora.r=16"), on_a_cpu("lora.r=16", "quantization=4bit")
+    assert set(four.parts) - set(plain.parts) == {"bitsandbytes"}
+    assert "bitsandbytes" in on_a_cpu("training.optim=adamw_8bit").parts
 
 
 def test_trackers_count() -> None:

@@ -46,13 +46,13 @@ def run(args: argparse.Namespace) -> int:
         positions.require(lengths.longest)
     _require_targets(config)
     tokens = lengths.tokens(rows) if lengths is not None else None
-    plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ), tokens=tokens)
-    longest = lengths.longest_of(rows) if lengths is not None else None
     spared = lengths.spared if lengths is not None else 0.0
-    ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ, longest, spared)
+    plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ), tokens=tokens, spared_share=spared)
+    longest = lengths.longest_of(rows) if lengths is not None else None
+    ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ, longest)
     if args.json:
         at_most = is_upper_bound(config, config.data.train)
-        facts = {"rows_at_most": at_most, "spared_share": spared, **plan_forecast.as_json(config, plan, ahead)}
+        facts = {"rows_at_most": at_most, **plan_forecast.as_json(config, plan, ahead)}
         print(json.dumps(plan.model_dump(mode="json") | facts, indent=2))
         return 0
     for label, text in (*describe(config, plan, lengths), *plan_forecast.describe(config, plan, ahead)):

@@ -33,19 +33,16 @@ def look_ahead(
     tokens_per_epoch: int | None,
     environ: Mapping[str, str],
     longest: int | None = None,
-    spared: float = 0.0,
 ) -> Ahead:
-    """Forecast memory, time and price, as far as the model and the data are on this machine.
-
-    `longest`: of its rows; `spared`: share of the tokens in beginnings that other rows have computed.
-    """
+    """Forecast memory, time and price, as far as the model and the data are on this machine. `longest`: of its rows."""
     weights = read_weights(config.model.path, environ)
     memory = forecast(config, plan, weights, device_bytes(config, plan), longest) if weights else None
     tokens = None
     if tokens_per_epoch is not None and plan.steps_per_epoch:
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
     gpu = next((str(found["name"]) for found in gpu_use()), None) if plan.device == "cuda" else None
-    return Ahead(weights, memory, bill(config, plan, weights, tokens, gpu, earlier_runs.read(), spared), longest)
+    found = bill(config, plan, weights, tokens, gpu, earlier_runs.read(), plan.spared_share)
+    return Ahead(weights, memory, found, longest)
 
 
 def device_bytes(config: Config, plan: Plan) -> int | None:

@@ -23,7 +23,6 @@ from kubetune.rundir import machine, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.training import flops
 from kubetune.training.run import Run
-from kubetune.training.start.feeding import spared_share
 
 
 def gpu_name(world: World) -> str | None:
@@ -71,8 +70,9 @@ def log_padding(tokenizer: Tokenizer, world: World) -> None:
 def record_start(run: Run, state: State, run_dir: Path) -> None:
     """Note the event of this start, with what speeds are compared by."""
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
-    spared = spared_share(run.feed, run.plan)
+    spared = run.plan.spared_share
     facts = flops.describe(run.learner, run.config, run.data.train, run.world.device, dtype, spared)
+    facts["spared_share"] = spared
     facts["machine"] = machine.describe()
     event = "resume" if state.step else "start"
     metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)
