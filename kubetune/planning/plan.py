@@ -27,9 +27,8 @@ class Plan(BaseModel):
     `rows`, `eval_rows` and `tokens_per_epoch` are samples per epoch and per evaluation and tokens, None while the data
     are unread; the counts of steps that follow from them are 0 until then. With `global_batch_tokens` a step takes
     about so many tokens, and `global_batch_size` is how many samples that is on average, 0 while the data are unread.
-    Without packing `accumulation` is exact. With it, it is how many micro-batches of at most `micro_batch_tokens` the
-    mean step needs; while the lengths are unread, how many full-length sequences would need. `spared_share`: of the
-    tokens, those in beginnings that other rows of a step have too, which take no room in a micro-batch.
+    Without packing `accumulation` is exact; with it, the micro-batches of at most `micro_batch_tokens` that the mean
+    step needs, or full-length rows would while lengths are unread. `spared_share`: of the tokens in shared beginnings.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -155,9 +154,7 @@ def make_plan(
         steps_per_epoch = min(rows, math.ceil(tokens / batch_tokens)) if rows and tokens else 0
         global_batch_size = math.ceil(rows / steps_per_epoch) if rows and steps_per_epoch else 0
     num_steps = training.max_steps or math.ceil(training.num_train_epochs * steps_per_epoch)
-    warmup = (
-        training.warmup_steps if training.warmup_steps is not None else math.ceil(training.warmup_ratio * num_steps)
-    )
+    warmup = math.ceil(training.warmup_ratio * num_steps) if training.warmup_steps is None else training.warmup_steps
     batch = training.per_device_train_batch_size
     plan = Plan(
         nodes=nodes,
@@ -186,17 +183,16 @@ def make_plan(
         grace_seconds=config.kubernetes.grace_seconds if config.kubernetes else GRACE_SECONDS,
         spared_share=spared_share,
     )
-    needed = _micro_batches(plan)
-    return plan if needed is None else plan.model_copy(update={"accumulation": needed})
+    return plan.model_copy(update={"accumulation": _micro_batches(plan)})
 
 
-def _micro_batches(plan: Plan) -> int | None:
-    """Micro-batches that the mean step takes on a rank; None where it is not the lengths that decide."""
+def _micro_batches(plan: Plan) -> int:
+    """Micro-batches that the mean step takes on a rank; those of the plan where it is not the lengths that decide."""
     if plan.micro_batch_tokens is not None and (tokens := plan.tokens_per_step) is not None:
         return math.ceil(tokens * (1 - plan.spared_share) / (plan.world_size * plan.micro_batch_tokens))
     if plan.global_batch_tokens is not None and plan.global_batch_size:
         return math.ceil(plan.global_batch_size / (plan.world_size * plan.per_device_train_batch_size))
-    return None
+    return plan.accumulation
 
 
 def _interval(steps: int | Literal["epoch"], steps_per_epoch: int) -> int:

@@ -42,7 +42,7 @@ from kubetune.training.run import Run
 from kubetune.training.run_log import RunLog, log_batch, open_run_log
 from kubetune.training.start import preflight, reference, warm_up
 from kubetune.training.start.facts import log_model, log_padding, record_start
-from kubetune.training.start.feeding import make_feed, spared_share
+from kubetune.training.start.feeding import make_feed
 from kubetune.training.stop import StopRequest, is_pause_due
 
 
@@ -119,8 +119,7 @@ def _build(
         base=base,
     )
     checkpointer.require_room()
-    feed = make_feed(config, plan, data, world, learner)
-    plan = plan.model_copy(update={"spared_share": spared_share(feed, plan)})
+    feed, plan = make_feed(config, plan, data, world, learner)
     return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer, judge)
 
 

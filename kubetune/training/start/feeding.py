@@ -19,8 +19,8 @@ STEPS = 4
 """So many are looked at, to see whether rows begin alike."""
 
 
-def make_feed(config: Config, plan: Plan, data: Prepared, world: World, learner: Learner) -> Feed:
-    """The batches of a run. All ranks call it."""
+def make_feed(config: Config, plan: Plan, data: Prepared, world: World, learner: Learner) -> tuple[Feed, Plan]:
+    """The batches of a run, and its plan with the share of the tokens that they spare. All ranks call it."""
     feed = partial(
         Feed,
         data.train,
@@ -31,18 +31,18 @@ def make_feed(config: Config, plan: Plan, data: Prepared, world: World, learner:
         even=fsdp.is_sharded(learner.model),
     )
     if not may_share(config):
-        return feed()
+        return feed(), plan
     sharing = feed(shares=True)
     share = spared_share(sharing, plan)
     if share < LEAST_SHARE:
-        return feed()
+        return feed(), plan
     said = f"beginnings that rows share, {share:.0%} of the tokens, are computed"
     reasons = process_group.gather(prefix_sharing.why_not(learner), world)
     if reason := next((reason for reason in reasons if reason), ""):
         logs.DATA.info("%s again for each row, since the model does not let them be shared: %s", said, reason)
-        return feed()
+        return feed(), plan
     logs.DATA.info("%s once", said)
-    return sharing
+    return sharing, plan.model_copy(update={"spared_share": share})
 
 
 def spared_share(feed: Feed, plan: Plan) -> float:

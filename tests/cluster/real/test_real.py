@@ -86,7 +86,7 @@ class Place:
             "data": {"train": "train.jsonl", "max_length": 128},
             "lora": {"r": 4},
             "training": {"per_device_train_batch_size": 4, "compile": False, "save_steps": 20, **training},
-            "compute": {"nodes": 2, "gpus_per_node": 0, "cpu": "100m", "memory": "2Gi"},
+            "compute": {"nodes": 2, "gpus_per_node": 0, "cpu": "100m", "memory": "1Gi"},
             "kubernetes": {
                 "kind": kind, "namespace": self.namespace, "image": IMAGE, "image_pull_policy": "IfNotPresent",
                 "spread": "none", "grace_seconds": 60,
