@@ -50,7 +50,7 @@ class Range:
 
     def text(self, value: float) -> str:
         """A value as an override has it."""
-        return str(int(value)) if self.kind == "int" else repr(float(value))
+        return str(int(value)) if self.kind == "int" else repr(float(value)).removesuffix(".0")
 
     def __str__(self) -> str:
         if self.choices:

@@ -17,7 +17,6 @@ from kubetune import errors
 from kubetune.base.files import lock
 from kubetune.base.signals import Relay
 from kubetune.cli.tables import print_table
-from kubetune.config.metric_names import full_name, metrics_of
 from kubetune.config.naming import prefers_greater
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.supervisor.command_line import add_run_arguments, sources_of
@@ -79,6 +78,7 @@ def _search(args: argparse.Namespace) -> int:
         if (given := getattr(args, name)) is not None and given < least:
             raise ConfigError(f"command line: found --{name} {given}; expected {least} or more. Nothing was written.")
     args.inputs, ranges = texts.split(args.inputs)
+    metric_override = [f"training.metric_for_best_model={args.metric}"] if args.metric else []
     path, settings = sources_of(args, {} if args.cluster else os.environ)
     if not ranges:
         raise ConfigError(
@@ -86,7 +86,7 @@ def _search(args: argparse.Namespace) -> int:
         )
 
     def load(more: list[str]) -> Config:
-        return load_config(path, **{**settings, "overrides": [*settings["overrides"], *more]})
+        return load_config(path, **{**settings, "overrides": [*settings["overrides"], *metric_override, *more]})
 
     config = texts.check(ranges, load)
     budgets = parse_budgets(args.budget, config.compute.price_per_gpu_hour)
@@ -115,13 +115,9 @@ def _metric(args: argparse.Namespace, config: Config) -> tuple[str, bool]:
     """The metric's whole name, and whether more of it is better."""
     if config.data.eval is None:
         raise ConfigError("data.eval: missing; trials are compared by their evaluations: set data.eval=0.05, or a file")
-    metric = full_name(args.metric) if args.metric else config.training.metric_for_best_model
-    known = metrics_of(config.task, "auto")
-    if args.metric and metric not in known and "/" not in metric and not config.evaluation.metrics:
-        raise ConfigError(f"--metric: found {args.metric}; expected one of {', '.join(known)}. Nothing was written.")
-    training = config.training.model_copy(update={"metric_for_best_model": metric})
+    training = config.training
     greater = prefers_greater(training) if args.direction is None else args.direction == "maximize"
-    return metric, greater
+    return training.metric_for_best_model, greater
 
 
 def _require_grid(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
