@@ -14,7 +14,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Run": {
         "train": "train on this machine",
-        "sweep": "find the settings that serve best, by many runs here or on a cluster",
+        "sweep": "search the settings that serve best, by many runs",
         "watch": "show a live view of a run, here or on a cluster",
         "demo": "fine-tune a small built-in model, offline, in a minute",
         "smoke": "test ranks, network, devices and volumes with a tiny run",

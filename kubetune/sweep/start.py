@@ -37,6 +37,8 @@ from kubetune.sweep.study import Study
 from kubetune.sweep.winner import told, write_best
 
 _AT_ONCE = 4
+ENDLESS = 1_000_000
+"""Trials where only a budget ends the search."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,11 @@ def _text(value: object) -> str:
 
 
 def _head(folder: Path, search: Search, wishes: Wishes, place: Place) -> None:
+    most = f"at most {counted(wishes.trials, 'trial')}" if wishes.trials < ENDLESS else "as long as the budget lasts"
     lines = [
         ("sweep", " ".join(f"{one.key}={one}" for one in search.ranges)),
         ("by", f"{search.metric}, {'highest' if search.greater else 'lowest'} is best"),
-        ("search", f"{search.sampler}, pruner {search.pruner}, at most {counted(wishes.trials, 'trial')}"),
+        ("search", f"{search.sampler}, pruner {search.pruner}, {most}"),
         ("at once", counted(place.slots, "run")),
         ("budget", ", ".join(map(str, wishes.budgets)) or "none"),
         ("folder", str(folder)),

@@ -127,7 +127,7 @@ def plain_optuna(search: Search, order: list[tuple[int, int, float]]) -> list[Fr
 def test_decisions_are_optunas(tmp_path: Path, sampler: str, pruner: str, rungs: tuple[int, ...]) -> None:
     search = search_of(sampler=sampler, pruner=pruner, rungs=rungs)
     place = Functions(search)
-    driver = driver_of(tmp_path, search, place, storage=optuna.storages.InMemoryStorage())
+    driver = driver_of(tmp_path, search, place, total=14, storage=optuna.storages.InMemoryStorage())
     assert driver.drive() == ""
     expected = plain_optuna(search, place.order)
     ours = driver.record.trials
@@ -182,7 +182,7 @@ def test_a_driver_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     place = Functions(search)
     for _ in range(30):
         notes = itertools.count()
-        driver = driver_of(tmp_path / "killed", search, place, total=5)
+        driver = driver_of(tmp_path / "killed", search, place, total=3)
         note = driver._note
 
         def die() -> None:

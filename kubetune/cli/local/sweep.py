@@ -131,7 +131,7 @@ def _require_grid(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
         for one in ranges:
             args.trials *= len(one.choices) or int(one.high - one.low) + 1
     elif args.trials is None:
-        args.trials = _TRIALS if not args.budget else 10_000
+        args.trials = _TRIALS if not args.budget else 1_000_000
 
 
 def _status(folder: Path, args: argparse.Namespace) -> int:
