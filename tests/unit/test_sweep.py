@@ -172,7 +172,7 @@ def test_a_driver_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     """Killed at every note it makes, one after the other: the same trials, none lost and none twice."""
     search = search_of(sampler="tpe")
     whole = (
-        driver_of((tmp_path / "whole"), search, Functions(search), total=5)
+        driver_of((tmp_path / "whole"), search, Functions(search), total=3)
         if (tmp_path / "whole").mkdir() is None
         else None
     )
