@@ -188,3 +188,9 @@ def barrier(world: World) -> None:
     if world.size > 1:
         with peers():
             dist.barrier()
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Kernels are started ahead of time; a clock must be read after they are done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -15,6 +15,7 @@ from torch import nn
 
 from kubetune.config.schema import Config
 from kubetune.data.prepared.rows import Rows
+from kubetune.distributed.process_group import wait_for_device
 from kubetune.models.acceleration import device_bytes
 from kubetune.models.classifier_pooling import pools_last
 from kubetune.models.padding_free import unwrap
@@ -102,12 +103,6 @@ def measured(device: torch.device, dtype: torch.dtype, size: int | None = None) 
         best = min(best, time.perf_counter() - began)
     kind = str(dtype).removeprefix("torch.")
     return 2 * size**3 / best / 1e12, f"measured: a {size} × {size} {kind} product"
-
-
-def wait_for_device(device: torch.device) -> None:
-    """Kernels are started ahead of time; a clock must be read after they are done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _linears(lm: nn.Module, skip: nn.Module | None) -> Iterator[Linear]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,7 +57,10 @@ def run_verb(*args: str, module: Sequence[str] = ("kubetune", "smoke"), **enviro
 
 
 def test_two_good_ranks(tmp_path: Path) -> None:
-    ended = run_verb("--processes", "2", "--json", "--log-level", "DEBUG", f"--volume={tmp_path}")
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    words = "--processes", "2", "--json", "--log-level", "DEBUG", f"--volume={folder}"
+    ended = run_verb(*words, PYTHONPROFILEIMPORTTIME="1")
     assert ended.returncode == errors.OK, ended.stderr
     report = json.loads(ended.stdout)
     assert (report["verdict"], report["problems"], report["world_size"]) == ("good", [], 2)
@@ -68,12 +72,15 @@ def test_two_good_ranks(tmp_path: Path) -> None:
     (volume,) = report["volumes"]
     assert volume["write_mib_per_second"] > 0
     assert volume["free_bytes"] > 0
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
     training = report["training"]
     assert training["loss_after"] < training["loss_before"]
     assert training["ranks_agree"]
     for family in ("[STEP]", "[DDP]", "[TRAIN] epoch 2/2", "[BATCH]", "[RESULT] loss", "[RESULT] good"):
         assert family in ended.stderr
+    imported = set(re.findall(r"^import time:.*\| +(\w+)\.\w", ended.stderr, re.M))
+    assert "torch" in imported
+    assert not imported & {"transformers", "peft", "sympy", "scipy"}, "a machine is tested without what models take"
 
 
 @pytest.mark.slow

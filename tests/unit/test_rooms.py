@@ -173,6 +173,12 @@ def test_training_knows_no_cluster() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """pytest takes two of one name for the same module."""
+    names = Counter(path.name for path in Path(__file__).parents[1].glob("*/test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_no_function_is_longer_than_a_screen() -> None:
     found = (
         (module, node.name, (node.end_lineno or 0) - node.lineno + 1)

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from kubetune.base import files
 from kubetune.distributed import process_group
-from kubetune.distributed.process_group import World
-from kubetune.training.flops import wait_for_device
+from kubetune.distributed.process_group import World, wait_for_device
 
 MIB = 1 << 20
 _SMALLEST_BYTES = 4096
