@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def newest() -> list[Path]:
     """The newest full results of each machine. Raises SystemExit when there are none."""
-    full = (path for path in sorted(FOLDER.glob("*.json")) if not path.stem.endswith(("-quick", "-memory")))
+    full = (path for path in sorted(FOLDER.glob("*.json")) if not path.stem.endswith(("-quick", "-memory", "-answers")))
     found = {path.stem[len("2026-01-31-") :]: path for path in full}
     if not found:
         raise SystemExit("benchmarks/results holds no results yet; run scripts/benchmark")

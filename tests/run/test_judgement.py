@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,9 @@ from kubetune.reporting import write_report
 from kubetune.rundir import exit_status, metrics
 from kubetune.scoring.judge import Judge, answer
 from kubetune.scoring.questions import Question, drawn
-from kubetune.training import worker
 from tests import toy
 from tests.architectures import PADDING_FREE, PROMISED, build_model, random_rows, randomize_lora
-from tests.ranks import run_ranks, started, wait_until
+from tests.ranks import run_ranks
 
 FAMILIES = {**PROMISED, "gemma3_text": PADDING_FREE["gemma3_text"]}
 TOKENS = 12
@@ -223,16 +223,26 @@ def test_evaluating_by_hand_finds_what_the_run_found(judged_run: Path) -> None:
     assert [found[name] for name in names] == [last[name] for name in names]
 
 
-def test_a_killed_run_asks_and_answers_as_one_that_was_not(inputs: Path, tmp_path: Path, judged_run: Path) -> None:
-    run_dir = toy.make_run(tmp_path / "run", toy.make_config(inputs, {"max_steps": 6}, evaluation=EVALUATION))
-    with started(worker.main, 1, [str(run_dir)]) as (process,):
-        wait_until((run_dir / metrics.ANSWERS / "step-000003.jsonl").exists)
-        process.kill()
+def test_a_run_killed_within_an_evaluation_asks_and_answers_as_one_that_was_not(
+    inputs: Path, tmp_path: Path, judged_run: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "import os\nfrom pathlib import Path\n\n\ndef kills(prompt, answer, reference, record):\n"
+        "    with Path(__file__).with_name('calls').open('a') as calls:\n        calls.write('.')\n"
+        "        if calls.tell() == 13 + 6:  # of the second evaluation, the first being that of the base model\n"
+        "            os.kill(os.getpid(), 9)\n    return 1.0\n"
+    )
+    own = {"file": str(tmp_path / "own.py"), "functions": "kills"}
+    config = toy.make_config(inputs, {"max_steps": 6}, evaluation={**EVALUATION, "metrics": own})
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir) == [-signal.SIGKILL]
+    assert not (run_dir / "answers" / "step-000003.jsonl").exists()
     assert toy.train(run_dir) == [0]
-    assert toy.digests(run_dir) == toy.digests(judged_run)
+    weights = {name: digest for name, digest in toy.digests(judged_run, "best").items() if name.endswith("safetensors")}
+    assert weights.items() <= toy.digests(run_dir, "best").items()
     for step in (0, 3, 6):
-        name = f"step-{step:06d}.jsonl"
-        assert (run_dir / "answers" / name).read_text() == (judged_run / "answers" / name).read_text()
+        said = [metrics.read_lines(each / "answers" / f"step-{step:06d}.jsonl") for each in (run_dir, judged_run)]
+        assert [line["answer"] for line in said[0]] == [line["answer"] for line in said[1]]
 
 
 def test_files_of_the_user_s_travel_to_a_cluster(inputs: Path, tmp_path: Path) -> None:

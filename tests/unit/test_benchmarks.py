@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import flops, harness, scaling, sft, summary, table
+from benchmarks import answers, flops, harness, scaling, sft, summary, table
 from benchmarks.cases import CASES, QUICK, TRAINERS, Job
 from benchmarks.corpus import (
     EOS,
@@ -42,6 +42,15 @@ def measurement(trainer: str, repeat: int, seconds: list[float], **facts: object
 def results_of(*measurements: dict) -> Results:
     data = {"started": "2026-01-02T03:04:05+00:00", "machine": MACHINE, "source": "x", "measurements": []}
     return Results(Path("unused.json"), {**data, "measurements": list(measurements)})
+
+
+def test_answers_are_set_beside_ours() -> None:
+    found = results_of(
+        *({"suite": "answers", "case": "choices", "way": way, "repeat": 0, "cpu_seconds": seconds}
+          for way, seconds in (("harness", 6.0), ("kubetune", 2.0)))
+    )  # fmt: skip
+    lines = answers.render(found).splitlines()
+    assert [line.rstrip("| ").rpartition("| ")[2] for line in lines[4:]] == ["3.00 ×", "2.00"]
 
 
 def test_lengths_are_log_normal_and_the_same_every_time() -> None:

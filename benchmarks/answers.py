@@ -1,0 +1,192 @@
+"""Answers and log-likelihoods beside those of stock transformers and of lm-evaluation-harness's own model.
+
+    python -m benchmarks.answers [--repeats N] [--write]
+
+One process with one thread asks the same model by each way in turn, so that what else runs on the machine counts for
+all alike; CPU seconds are compared. Every way must find the same. Weights are random: a model that does not end by
+itself answers at full length each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks import models, table
+from benchmarks.corpus import FIRST_WORD, Corpus, lengths
+from benchmarks.harness import WORK
+from benchmarks.results import ROOT, Results, open_results
+
+PAGE = ROOT / "docs" / "evaluation.md"
+NEW_TOKENS, BATCH, QUESTIONS = 24, 16, 32
+SHOTS, ASKED, CHOICES = 200, 60, 4
+LABELS = {
+    "kubetune": "kubetune, 16 at a time",
+    "one by one": "`model.generate`, row by row",
+    "batched": "`model.generate`, 16 at a time as they come, padded on the left",
+    "harness": "lm-evaluation-harness, its Hugging Face model, 16 at a time",
+}
+TITLES = {
+    "answers": f"{QUESTIONS} answers of {NEW_TOKENS} tokens",
+    "answers, LoRA": "the same, with adapters on all linear layers",
+    "choices": f"{QUESTIONS} questions of {ASKED} tokens, {CHOICES} choices of 1 to 12",
+    "choices, 5 shots": f"the same behind {SHOTS} tokens of examples, choices of one token",
+}
+Way = Callable[[], Sequence[Any]]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is not measured yet, and show the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.answers", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=models.SHAPES, default="q32k")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/evaluation.md")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    results = open_results(quick=False, fresh=args.fresh, subject="answers")
+    folder = WORK / "models" / args.model
+    models.make_model(args.model, folder)
+    for case in TITLES:
+        ways = (
+            answering(folder, adapted=case.endswith("LoRA")) if case.startswith("answers") else choosing(folder, case)
+        )
+        measure(case, ways, args.repeats, results)
+    text = render(results)
+    print(text)
+    if args.write:
+        PAGE.write_text(table.fill(PAGE.read_text("utf-8"), text), "utf-8")
+
+
+def measure(case: str, ways: Mapping[str, Way], repeats: int, results: Results) -> None:
+    """Seconds of every way, one after the other, so many times."""
+    for repeat in range(repeats):
+        said: dict[str, Sequence[Any]] = {}
+        for way, ask in ways.items():
+            key = {"case": case, "way": way, "repeat": repeat}
+            if results.find("answers", key) is not None:
+                continue
+            began = time.process_time(), time.perf_counter()
+            said[way] = ask()
+            seconds = time.process_time() - began[0], time.perf_counter() - began[1]
+            same = _same(said[way], next(iter(said.values())))
+            results.add("answers", key, {"cpu_seconds": seconds[0], "seconds": seconds[1], "same": same})
+            print(f"{case:<20} {way:<12} {seconds[0]:8.2f} CPU-s", flush=True)
+
+
+def _same(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
+    """Share of equal answers, or largest relative difference of log-likelihoods."""
+    pairs = list(zip(ours, theirs, strict=True))
+    if isinstance(ours[0], float):
+        return max(abs(one / other - 1) for one, other in pairs)
+    return sum(one == other for one, other in pairs) / len(pairs)
+
+
+def answering(folder: Path, *, adapted: bool) -> dict[str, Way]:
+    """Ways to have the same questions answered, greedily."""
+    from transformers import AutoModelForCausalLM
+
+    from kubetune.config.schema import LoraConfig, ModelConfig
+    from kubetune.config.schema.evaluation import GenerateConfig
+    from kubetune.data.text.tokenizer import load_tokenizer
+    from kubetune.distributed.process_group import World
+    from kubetune.models.learner import Learner
+    from kubetune.models.lora import add_lora
+    from kubetune.models.padding_free import choose_attention
+    from kubetune.scoring.judge import Judge, answer
+    from kubetune.scoring.questions import Question
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if adapted:
+        model = add_lora(model, LoraConfig(r=16), task_type="CAUSAL_LM", seed=0)
+    stock: Any = model.eval()
+    draw = random.Random(0)
+    sizes = lengths(Corpus(rows=QUESTIONS, mean=100, longest=400))
+    prompts = [[draw.randrange(FIRST_WORD, 30_000) for _ in range(size)] for size in sizes]
+    tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
+    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": tokenizer.pad_id}
+
+    def theirs(size: int) -> Sequence[str]:
+        said = []
+        for start in range(0, len(prompts), size):
+            part = prompts[start : start + size]
+            longest = max(map(len, part))
+            ids = torch.tensor([[tokenizer.pad_id] * (longest - len(prompt)) + prompt for prompt in part])
+            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in part])
+            out = stock.generate(input_ids=ids, attention_mask=mask, **settings)
+            said += [tokenizer.decode(row).strip() for row in out[:, longest:].tolist()]
+        return said
+
+    wanted = GenerateConfig(metric=("exact_match",), max_new_tokens=NEW_TOKENS, batch_size=BATCH)
+    judge = Judge(wanted, tokenizer, [Question(row, tuple(ids), (5,)) for row, ids in enumerate(prompts)])
+
+    def ours() -> Sequence[str]:
+        learner = Learner(model, choose_attention(model))
+        found = answer(judge, learner, World(), lambda: False) or {}
+        stock.eval().set_attn_implementation("sdpa")
+        return [found[row] for row in range(len(prompts))]
+
+    return {"one by one": lambda: theirs(1), "batched": lambda: theirs(BATCH), "kubetune": ours}
+
+
+def choosing(folder: Path, case: str) -> dict[str, Way]:
+    """Ways to the log-likelihoods of the same choices."""
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from kubetune.models.learner import Learner
+    from kubetune.models.padding_free import choose_attention
+    from kubetune.scoring.harness import log_likelihoods
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    draw = random.Random(0)
+
+    def ids(number: int) -> list[int]:
+        return [draw.randrange(FIRST_WORD, 30_000) for _ in range(number)]
+
+    has_shots = case.endswith("shots")
+    shots, letters = ids(SHOTS) if has_shots else [], [ids(1) for _ in range(CHOICES)]
+    pairs = [
+        (context, letter if has_shots else ids(draw.randint(1, 12)))
+        for context in (shots + ids(ASKED) for _ in range(QUESTIONS))
+        for letter in letters
+    ]
+    stock = HFLM(model, tokenizer=AutoTokenizer.from_pretrained(folder), batch_size=BATCH)
+
+    def theirs() -> Sequence[float]:
+        model.set_attn_implementation("sdpa")
+        requests = [((str(context), str(said)), context, said) for context, said in pairs]
+        return [value for value, _ in stock._loglikelihood_tokens(requests, disable_tqdm=True)]
+
+    def ours() -> Sequence[float]:
+        learner = Learner(model, choose_attention(model))
+        return [value for value, _ in log_likelihoods(learner, pairs, stock.max_length)]
+
+    return {"harness": theirs, "kubetune": ours}
+
+
+def render(results: Results) -> str:
+    """The measurements as a table: medians, and how many times as long as ours each way takes."""
+    lines = ["| what | way | CPU seconds | beside ours |", "|---|---|---|---|"]
+    found: dict[tuple[str, str], list[float]] = {}
+    for each in results.measurements:
+        found.setdefault((each["case"], each["way"]), []).append(each["cpu_seconds"])
+    for (case, way), seconds in found.items():
+        ours = median(found[case, "kubetune"])
+        ratio = "" if way == "kubetune" else f"{median(seconds) / ours:.2f} ×"
+        lines.append(f"| {TITLES[case]} | {LABELS[way]} | {median(seconds):.2f} | {ratio} |")
+    machine = results.data["machine"]
+    repeats = max(map(len, found.values()))
+    head = f"{machine['cpu']}, one thread, {results.data['started'][:10]}; medians of {repeats}:"
+    return "\n".join([head, "", *lines])
+
+
+if __name__ == "__main__":
+    main()
