@@ -184,7 +184,8 @@ def render(results: Results) -> str:
         lines.append(f"| {TITLES[case]} | {LABELS[way]} | {median(seconds):.2f} | {ratio} |")
     machine = results.data["machine"]
     repeats = max(map(len, found.values()))
-    head = f"{machine['cpu']}, one thread, {results.data['started'][:10]}; medians of {repeats}:"
+    times = f"medians of {repeats}" if repeats > 1 else "measured once"
+    head = f"{machine['cpu']}, one thread, {results.data['started'][:10]}; {times}:"
     return "\n".join([head, "", *lines])
 
 

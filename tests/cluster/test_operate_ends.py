@@ -93,6 +93,16 @@ def test_what_prepares_is_named_as_the_cause_of_a_failure(desk: Desk, kind: str)
     assert any("exit code 3: disk, device or cluster" in row for row in rows), rows
 
 
+@pytest.mark.slow
+def test_a_run_that_misses_its_gate_is_not_started_again(desk: Desk) -> None:
+    desk.submit_script("echo start >> /outputs/starts; exit 5", compute__nodes=1, kubernetes__max_restarts=3)
+    desk.cluster.wait_condition("Job", "fit", "Failed")
+    told = desk.quick("status", "fit").stdout
+    assert "failed" in told.splitlines()[0]
+    assert "exit code 5: the gate of the evaluation failed" in told
+    assert (desk.cluster.claim_folder("fit-outputs") / "starts").read_text() == "start\n"
+
+
 def test_results_come_home_though_the_run_was_deleted(desk: Desk) -> None:
     desk.submit_script("mkdir -p /outputs/fit && echo result > /outputs/fit/result", compute__nodes=1)
     desk.cluster.wait_condition("Job", "fit", "Complete")
