@@ -19,6 +19,7 @@ OPERATOR_RELEASE = (
     "install the Kubeflow training operator v1.9: kubectl apply --server-side -k "
     "'https://github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4'"
 )
+MONITORING = "install the Prometheus operator, or leave out tracking.prometheus.pod_monitor and alerts"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ KINDS: dict[str, Kind] = {
         Kind("JobSet", "jobset.x-k8s.io/v1alpha2", "jobsets", JOBSET_RELEASE),
         Kind("PyTorchJob", "kubeflow.org/v1", "pytorchjobs", OPERATOR_RELEASE),
         Kind("TrainJob", "trainer.kubeflow.org/v1alpha1", "trainjobs", TRAINER_RELEASE),
+        Kind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", MONITORING),
+        Kind("PrometheusRule", "monitoring.coreos.com/v1", "prometheusrules", MONITORING),
         Kind("TrainingRuntime", "trainer.kubeflow.org/v1alpha1", "trainingruntimes", TRAINER_RELEASE),
     )
 }

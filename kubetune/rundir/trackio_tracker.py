@@ -46,9 +46,10 @@ class TrackioSink:
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        where = wanted.space_id or wanted.server_url
-        shown = f"at {where}" if where else f"; open it with: trackio show --project {wanted.project}"
-        _log.info("Trackio run %s of project %s %s", name, wanted.project, shown)
+        where, folder = wanted.space_id or wanted.server_url, os.environ.get("TRACKIO_DIR")
+        show = f"{f'TRACKIO_DIR={folder} ' if folder else ''}trackio show --project {wanted.project}"
+        shown = f" at {where}" if where else f"; open it with: {show}"
+        _log.info("Trackio run %s of project %s%s", name, wanted.project, shown)
 
     def send(self, numbers: Sequence[Numbers]) -> None:
         """Hand numbers to trackio's own thread."""

@@ -112,6 +112,32 @@ def test_a_server_that_fails_ends_no_training_and_is_told_of_once(
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.slow
+def test_a_server_of_wandb_that_is_silent_slows_no_step_and_is_given_up_at_the_end(
+    healthy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("wandb")
+    from kubetune.rundir import wandb_tracker
+
+    for module in (wandb_tracker, tracker_queue):
+        for limit in ("SECONDS_TO_SEND_THE_REST", "SECONDS_FOR_FILES"):
+            monkeypatch.setattr(module, limit, 4.0)
+    monkeypatch.setattr(tracker_queue, "SECONDS_TO_BEGIN", 4.0)
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    with serving(healthy, "silent") as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        with open_tracker(wanted(tmp_path, wandb={}), tmp_path) as tracker:
+            opened = time.monotonic()
+            for step in range(1, STEPS + 1):
+                tracker.log(step, {"loss": 1.0, "learning_rate": 0.1})
+            stepped = time.monotonic() - opened
+    assert stepped < 4, "no step waits for a server"
+    assert server.asked
+    said = [message for message in caplog.messages if "W&B" in message]
+    assert "W&B does not work and gets no more numbers; training goes on: no answer within 4 s" in said
+    assert f"W&B lacks {STEPS * NUMBERS} numbers; metrics.jsonl has them" in said
+
+
 def test_a_healthy_server_gets_everything(
     healthy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
