@@ -69,7 +69,7 @@ class Feed:
         shares: bool = False,
     ) -> None:
         self._rows, self._plan, self._seed, self._world, self._even = rows, plan, seed, world, even
-        self._shares = shares
+        self.shares = shares
         self._reader = picture_reader(rows)
         self._token_budget = plan.micro_batch_tokens if padding_free else None
         self._sequences = plan.per_device_train_batch_size if padding_free else 1
@@ -98,7 +98,7 @@ class Feed:
         """This rank's micro-batches of a step."""
         ids = self.samples(step)
         mine, computed = self._mine(step)
-        batches = [batch_of(self._rows, micro, self._reader, shares=self._shares) for micro in mine]
+        batches = [batch_of(self._rows, micro, self._reader, shares=self.shares) for micro in mine]
         if self._reader is not None:
             soon = (int(i) for micro in self._mine(step + 1)[0] for i in micro)
             self._reader.look_ahead(image for i in soon for image in self._rows.images(i))
@@ -122,7 +122,7 @@ class Feed:
     def _split(self, step: int) -> tuple[list[Ids], int]:
         """Row ids of this rank's micro-batches of a step, and the tokens that all ranks compute."""
         ids, size = self.samples(step), self._world.size
-        if self._shares and self._token_budget is not None:
+        if self.shares and self._token_budget is not None:
             split, computed = split_shared(ids, self._rows.beginnings, size, self._token_budget)
         else:
             split = split_batch(ids, self._lengths, size, token_budget=self._token_budget, sequences=self._sequences)

@@ -95,7 +95,7 @@ def bill(
 def evaluation_hours(config: Config, plan: Plan, rate: float | None) -> float | None:
     """Hours of all evaluations at `rate` tokens/s of training; None where rows or steps are unknown.
 
-    A token that is only read costs a half of one that adapters learn from, or a third. Answers are counted as long as
+    Answers are counted as long as
     they may be, each token as one that is read, which generation with its small batches seldom reaches.
     """
     if not rate or not plan.eval_rows or not plan.rows or not plan.tokens_per_epoch or not plan.num_steps:
@@ -105,7 +105,26 @@ def evaluation_hours(config: Config, plan: Plan, rate: float | None) -> float | 
     answers = asked * (length + generate.max_new_tokens) if generate is not None else 0.0
     # As Plan.is_eval_step has it: every so many steps, and at the end.
     times = -(-plan.num_steps // (plan.eval_steps or plan.num_steps)) + config.evaluation.needs_base
-    return times * (plan.eval_rows * length + answers) / (rate * (2 if config.lora is not None else 3)) / 3600
+    return times * (plan.eval_rows * length + answers) / (rate * _reading_speed(config)) / 3600
+
+
+def reference_hours(config: Config, plan: Plan, rate: float | None) -> float | None:
+    """Hours until the model has said, before training, what it thinks of every answer; None where nobody asks.
+
+    That is read, as in an evaluation. With each judged answer goes another one, to the same question.
+    """
+    if config.task != "preference" or not config.preference.needs_reference:
+        return None
+    if not rate or not plan.rows or not plan.tokens_per_epoch:
+        return None
+    sequences = 2 if config.record_kind == "judged" else 1
+    tokens = sequences * plan.tokens_per_epoch * (1 + (plan.eval_rows or 0) / plan.rows)
+    return tokens / (rate * _reading_speed(config)) / 3600
+
+
+def _reading_speed(config: Config) -> int:
+    """Factor by which a token is read faster than learnt from, by adapters or by all parameters."""
+    return 2 if config.lora is not None else 3
 
 
 def kind_of(config: Config, plan: Plan, weights: Weights | None, gpu: str | None, spared: float = 0.0) -> Kind | None:

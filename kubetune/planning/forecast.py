@@ -142,9 +142,7 @@ def _for_rows(config: Config, plan: Plan, longest: int | None) -> tuple[Config, 
 
 def micro_batch_tokens(config: Config, plan: Plan) -> int:
     """Tokens of the largest micro-batch."""
-    tokens = plan.micro_batch_tokens or plan.per_device_train_batch_size * config.longest_row
-    # With each judged answer goes another one, to the same question.
-    return tokens * (2 if config.record_kind == "judged" else 1)
+    return plan.micro_batch_tokens or plan.per_device_train_batch_size * config.longest_row
 
 
 def element_bytes(config: Config, plan: Plan) -> int:

@@ -157,7 +157,7 @@ def charts_of(runs: Sequence[RunRecord]) -> list[Chart]:
     found = [chart for make in makers if (chart := make(runs)) is not None]
     return [
         replace(_naming_those_without(chart, runs), markers=marks)
-        for chart in (*found, *_source_losses(runs), *_scores(runs))
+        for chart in (*found[:1], *_comparisons(runs), *found[1:], *_source_losses(runs), *_scores(runs))
     ]
 
 
@@ -246,8 +246,9 @@ def _loss(runs: Sequence[RunRecord]) -> Chart | None:
 
 def _loss_axis(runs: Sequence[RunRecord]) -> str:
     """Label of the axis of losses: of a token of a text that is written, or of a whole sample that is told apart."""
-    found = {"sample" if run.config.task == "sequence_classification" else "token" for run in runs}
-    return f"loss a {found.pop()}" if len(found) == 1 else "loss"
+    named = {"labelled": "a sample", "pair": "a pair", "graded": "a pair", "judged": "an answer"}
+    found = {named.get(run.config.record_kind, "a token") for run in runs}
+    return f"loss {found.pop()}" if len(found) == 1 else "loss"
 
 
 def _of_steps(
@@ -307,6 +308,34 @@ def _skew(runs: Sequence[RunRecord]) -> Chart | None:
     return Chart("skew", "Skew between ranks", "percent", [Line("skew", series)], about, "share of the step")
 
 
+_COMPARED = {
+    ("accuracy",): ("Accuracy", "Share of the answers that are told apart rightly."),
+    ("margin", "reward_chosen", "reward_rejected"): ("Rewards", "The margin is that of the chosen over the rejected."),
+    ("logp_chosen", "logp_rejected"): ("Log-probabilities of answers", ""),
+    ("kl",): ("KL", "How far the model has moved from what it was, by answers to other questions."),
+}
+"""Measures of steps and evaluations that compare answers, chart by chart, with titles and what to say of them."""
+
+
+def _comparisons(runs: Sequence[RunRecord]) -> list[Chart]:
+    """Measures of how answers are told apart, of training smoothed, and of evaluations."""
+    charts = []
+    for names, (title, about) in _COMPARED.items():
+        lines = []
+        for metric, name in enumerate(names):
+            for run, record in enumerate(runs):
+                if (steps := record.numbers.curves.get(name)) is None:
+                    continue
+                what = name.replace("_", " ")
+                lines.append(_line(runs, run, what, steps, 2 * metric, kind="smooth", band=False))
+                evaluated = column(record.evaluations, f"eval_{name}", points_of(len(runs)))
+                if evaluated is not None:
+                    lines.append(_line(runs, run, f"evaluation {what}", evaluated, 2 * metric + 1, kind="points"))
+        if lines:
+            charts.append(Chart(names[-1], title, "fixed", lines, f"{about} Training smoothed.".strip()))
+    return charts
+
+
 def _scores(runs: Sequence[RunRecord]) -> list[Chart]:
     """Metrics of evaluations other than the loss: shares in one chart, where they are few, and each other in its own.
 
@@ -318,7 +347,8 @@ def _scores(runs: Sequence[RunRecord]) -> list[Chart]:
     found: dict[str, list[tuple[int, Series]]] = {}
     for run, record in enumerate(runs):
         for key in dict.fromkeys(key for line in record.evaluations for key in line if key.startswith("eval_")):
-            if key not in ("eval_loss", "eval_perplexity") and not key.startswith(OF_SOURCE):
+            is_drawn = key.removeprefix("eval_") in record.numbers.curves
+            if key not in ("eval_loss", "eval_perplexity") and not is_drawn and not key.startswith(OF_SOURCE):
                 numbers = [line for line in record.evaluations if isinstance(line.get(key), (int, float, NoneType))]
                 if (series := column(numbers, key, points_of(len(runs)))) is not None:
                     found.setdefault(key, []).append((run, series))

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kubetune.config.metric_names import PREFERENCE_MEASURES
 from kubetune.reporting.series import Number, Series, Thinner
 from kubetune.rundir import metrics
 
@@ -47,16 +48,17 @@ class Numbers:
 
 def read_numbers(run_dir: Path, points: int, damaged: Mapping[str, list[int]]) -> Numbers:
     """The numbers of a run, curves with at most so many points. `damaged` gets damaged lines' numbers, by file."""
-    thinners = {key: Thinner(points) for key in (*OF_STEPS, *OF_TIMINGS, SKEW)}
+    thinners = {key: Thinner(points) for key in (*OF_STEPS, *PREFERENCE_MEASURES, *OF_TIMINGS, SKEW)}
     totals, evaluations = metrics.Totals(), Lines()
     axes = {"epoch": _Milestones(), "tokens": _Milestones(), "hours": _Milestones(unit=3600)}
     for chunk in metrics.stream_chunks(run_dir / metrics.METRICS, damaged[metrics.METRICS]):
         evaluations += [line for line in chunk if "eval_loss" in line]
         steps = [line for line in chunk if "loss" in line]
+        compared = PREFERENCE_MEASURES if steps and "accuracy" in steps[0] else ()
         axes["epoch"].extend(steps, "epoch")
         axes["tokens"].extend(steps, "tokens", totals.tokens)
         totals.add(steps)
-        _thin(thinners, OF_STEPS, steps)
+        _thin(thinners, (*OF_STEPS, *compared), steps)
     totals.evaluation = evaluations[-1] if evaluations else None
     peak, waits = None, _Waits()
     for chunk in metrics.stream_chunks(run_dir / metrics.TIMINGS, damaged[metrics.TIMINGS]):

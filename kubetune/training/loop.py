@@ -101,7 +101,8 @@ def _build(
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(plan, data))
     check_positions(learner.lm, data.longest)
-    reference.attach(config, plan, learner, data, world, run_dir, base)
+    feed, plan = make_feed(config, plan, data, world, learner)
+    reference.attach(config, plan, learner, data, world, run_dir, base, shares=feed.shares)
     optimizer = make_optimizer(learner.model, config.training)
     learner = replace(learner, gradient_sums=optimizer.collected)
     log_model(learner, optimizer)
@@ -119,7 +120,6 @@ def _build(
         base=base,
     )
     checkpointer.require_room()
-    feed, plan = make_feed(config, plan, data, world, learner)
     return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer, judge)
 
 

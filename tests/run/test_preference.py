@@ -17,11 +17,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from kubetune.config.metric_names import PREFERENCE_MEASURES
 from kubetune.config.schema import Config, PreferenceConfig
 from kubetune.distributed.process_group import World
 from kubetune.inference.evaluate import evaluate_run
-from kubetune.rundir import metrics
+from kubetune.reporting.charts import charts_of
+from kubetune.reporting.reading import read_run
+from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.checkpoints import State
+from kubetune.rundir.status import read_status
 from kubetune.tasks import causal_lm, preference
 from kubetune.training.start import warm_up
 from tests import toy
@@ -129,10 +133,14 @@ def require_alike(ours: Path, theirs: Path) -> None:
         assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
 
 
+REWARDS = ("margin", "reward chosen", "reward rejected")
 FULL: dict[str, Any] = {"lora": None, "training": {"learning_rate": 1e-3}}
 
 
-@pytest.mark.parametrize(("loss", "sections"), [("dpo+sft", {}), ("kto", {}), ("dpo", FULL)])
+KL: dict[str, Any] = {"training": {"metric_for_best_model": "kl"}}
+
+
+@pytest.mark.parametrize(("loss", "sections"), [("dpo+sft", {}), ("kto", KL), ("dpo", FULL)])
 def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
     folder: Path, tmp_path: Path, loss: str, sections: dict[str, Any]
 ) -> None:
@@ -147,8 +155,20 @@ def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
     if loss == "dpo":
         assert first["loss"] == pytest.approx(0.6931, abs=1e-4)
         assert first["margin"] == pytest.approx(0, abs=1e-5)
+    shown = read_status(one)["progress"]
+    assert shown["measures"] == {name: last[name] for name in PREFERENCE_MEASURES if name in last}
+    assert f"loss {last['loss']:.4f} accuracy {last['accuracy']:.3g} margin" in (one / "logs/rank-0.log").read_text()
+    charts = {chart.title: chart for chart in charts_of([read_run(one)])}
+    names = [line.label for line in charts["Rewards"].lines]
+    assert names == [f"{kind}{name}" for name in REWARDS for kind in ("", "evaluation ")]
+    assert {"Accuracy", "Log-probabilities of answers"} <= charts.keys()
+    assert ("KL" in charts) is (loss == "kto")
+    assert charts["Loss"].axis == ("loss an answer" if loss == "kto" else "loss a pair")
     evaluated = [line["eval_loss"] for line in metrics.read_metrics(one) if "eval_loss" in line]
     assert evaluated == sorted(evaluated, reverse=True)
+    if sections is KL:
+        best = min((line for line in metrics.read_metrics(one) if "eval_kl" in line), key=lambda line: line["eval_kl"])
+        assert checkpoints.choose(one, "best").resolve().name == f"step-{best['step']:06d}"
     by_hand, *_, noted = evaluate_run(one, "last").metrics, *metrics.read_metrics(one)
     assert by_hand == pytest.approx({name: value for name, value in noted.items() if name.startswith("eval_")})
     assert len(by_hand) >= 7

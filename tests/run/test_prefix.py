@@ -19,19 +19,22 @@ from kubetune.batching.batch import collate
 from kubetune.batching.feed import Work
 from kubetune.batching.shared_batches import collate_shared
 from kubetune.config.schema import PreferenceConfig
+from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
 from kubetune.kernels.attention import joined
 from kubetune.kernels.attention.blockwise import Rule, block_attention
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import attention_hooks as hooks
-from kubetune.models.acceleration import recompute_activations
+from kubetune.models.acceleration import Workload, recompute_activations
 from kubetune.models.attention_hooks import CannotRunPaddingFree, longest_path
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, choose_attention
 from kubetune.models.prefix_sharing import why_not
+from kubetune.planning.plan import make_plan
 from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm, preference
+from kubetune.training.start import reference
 from tests import toy
 from tests.architectures import (
     COMMON,
@@ -326,18 +329,47 @@ def test_a_killed_run_goes_on_to_the_same_bits(inputs: Path, shared_run: Path) -
     assert toy.digests(killed) == toy.digests(shared_run)
 
 
-def test_a_run_on_pairs_shares_their_prompts(inputs: Path) -> None:
+@pytest.fixture(scope="module")
+def pairs(inputs: Path) -> dict[str, Any]:
+    """`data` of a run on pairs whose prompts are longer than their answers."""
     draw = random.Random(2)
     with (inputs / "pairs.jsonl").open("w") as file:
         for number in range(12):
             prompt, *answers = (" ".join(draw.choices(toy.WORDS, k=length)) for length in (20, 3, 5))
             pair = {"chosen": f" {answers[0]}", "rejected": f" {answers[1]}"}
             file.write(json.dumps({"prompt": f"{number} {prompt}", **pair}) + "\n")
+    return {"train": str(inputs / "pairs.jsonl"), "eval": None, "max_length": 256}
+
+
+def test_what_the_reference_says_is_the_same_where_prompts_are_computed_once(
+    inputs: Path, pairs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, world, tokens = toy.make_config(inputs, task="preference", data=pairs), World(), []
+    asked = preference.log_probabilities
+
+    def counted(learner: Learner, batch: Any) -> Any:
+        tokens[-1] += batch.num_tokens
+        return asked(learner, batch)
+
+    monkeypatch.setattr(preference, "log_probabilities", counted)
+    rows, learner = prepare(config).train, preference.build(config, world, Workload(0))
+    plan, found = make_plan(config, len(rows)), []
+    for shares in (True, False):
+        tokens.append(0)
+        found.append(reference.scores(learner, {"train": rows}, plan, world, shares=shares)["train"])
+    np.testing.assert_allclose(*found, rtol=1e-6)
+    assert tokens[0] < 0.75 * tokens[1] == 0.75 * rows.lengths.sum()
+
+
+def test_a_run_on_pairs_shares_their_prompts(inputs: Path, pairs: dict[str, Any]) -> None:
     found = []
     for name, sharing in (("together", {}), ("apart", {"share_prefixes": False})):
-        data = {"train": str(inputs / "pairs.jsonl"), "eval": None, "max_length": 256, **sharing}
         settings = {"max_steps": 2, "preflight": False, "metric_for_best_model": "eval_loss"}
-        found.append(toy.finished(inputs / name, toy.make_config(inputs, settings, task="preference", data=data)))
+        config = toy.make_config(inputs, settings, task="preference", data={**pairs, **sharing})
+        found.append(toy.finished(inputs / name, config))
+    kept = [np.load(file)["train"] for file in (inputs / "cache").rglob("*.reference-*.npz")]
+    assert len(kept) == 2  # each asked for itself
+    np.testing.assert_allclose(*kept, rtol=1e-6)
     np.testing.assert_allclose(toy.losses(found[0]), toy.losses(found[1]), rtol=1e-5)
     assert all(computed(found[0]))
     assert not any(computed(found[1]))

@@ -16,6 +16,7 @@ from kubetune.cli.prepare.plan import describe
 from kubetune.config.naming import default_output, model_short_name
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
+from kubetune.planning.cost import reference_hours
 from kubetune.planning.plan import Plan, learning_rate_at, make_plan
 
 
@@ -185,6 +186,26 @@ def test_unread_data_leave_the_steps_open() -> None:
     assert (plan.rows, plan.steps_per_epoch, plan.num_steps, plan.save_steps) == (None, 0, 0, 0)
     assert make_plan(config(training={"max_steps": 9})).num_steps == 9
     assert not plan.is_save_step(5)
+
+
+def test_asking_the_model_before_training_takes_time() -> None:
+    def hours(loss: str, **sections: Any) -> float | None:
+        preference = {"loss": loss, **sections.pop("preference", {})}
+        asked = config(task="preference", preference=preference, data={"eval": 0.1}, **sections)
+        return reference_hours(asked, make_plan(asked, 100, 50, tokens=3600), rate=1.0)
+
+    assert hours("dpo", lora=True) == 1.5 / 2
+    assert hours("dpo") == 1.5 / 3
+    assert hours("kto", lora=True) == 2 * 1.5 / 2
+    assert hours("orpo") is None
+    assert hours("dpo", preference={"reference_free": True}) is None
+
+
+def test_learning_rates_are_those_of_the_task() -> None:
+    found = {task: (config(task=task, lora=True).learning_rate, config(task=task).learning_rate)
+             for task in ("causal_lm", "preference", "reward_model")}  # fmt: skip
+    assert found == {"causal_lm": (2e-4, 1e-5), "preference": (5e-6, 5e-7), "reward_model": (1e-4, 1e-5)}
+    assert config(task="preference", lora=True, training={"learning_rate": 0.1}).learning_rate == 0.1
 
 
 def test_a_plan_says_how_often_and_what_auto_means() -> None:

@@ -221,9 +221,7 @@ def _numbers(status: dict[str, Any], told: dict[str, Any], width: int) -> Table:
     if evaluation := told.get("evaluation"):
         rest = [f"{key.removeprefix('eval_')} {value:.4f}" for key, value in evaluation.items()
                 if key.startswith("eval_") and "eval_loss" not in key and isinstance(value, float)]  # fmt: skip
-        said = f"at step {evaluation['step']:,}"
-        while rest and len(said) + len(rest[0]) < width - _BESIDE_SPARKS:
-            said += f"  {rest.pop(0)}"
+        said = f"at step {evaluation['step']:,}  {'  '.join(rest if told.get('measures') else rest[:3])}"
         table.add_row("evaluation", Text(f"{evaluation['eval_loss']:.4f}", "bold"), Text(said, "dim"))
     if speeds:
         table.add_row("tokens/s", Text(f"{speeds[-1]:,.0f}", "bold"), _spark(speeds, width, "{:,.0f}"))

@@ -11,7 +11,7 @@ from kubetune.base.humanize import duration, size
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
 from kubetune.planning import earlier_runs
-from kubetune.planning.cost import Bill, bill, evaluation_hours, price_line, time_line
+from kubetune.planning.cost import Bill, bill, evaluation_hours, price_line, reference_hours, time_line
 from kubetune.planning.forecast import MIB, Forecast, forecast, remedies
 from kubetune.planning.model_shapes import Weights, read_weights
 from kubetune.planning.plan import Plan
@@ -76,6 +76,8 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, st
         if hours := evaluation_hours(config, plan, found.tokens_per_second):
             long = ", with answers as long as they may be" if config.evaluation.generate is not None else ""
             yield "", f"evaluations add about {duration(hours * 3600)}{long}"
+        if hours := reference_hours(config, plan, found.tokens_per_second):
+            yield "", f"asking the model before training of every answer adds about {duration(hours * 3600)}, once"
         if benchmarks is not None:
             yield "", f"not counted: {', '.join(benchmarks.tasks)} at the end, on the base model and the tuned one"
         if price := price_line(found, config.compute.price_per_gpu_hour):
@@ -119,5 +121,6 @@ def as_json(config: Config, plan: Plan, ahead: Ahead) -> dict[str, Any]:
             "trained_parameters": memory.trained_parameters,
         },
         "evaluation_hours": evaluation_hours(config, plan, rate),
+        "reference_hours": reference_hours(config, plan, rate),
         "bill": None if ahead.bill is None else asdict(ahead.bill),
     }

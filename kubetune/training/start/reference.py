@@ -64,20 +64,24 @@ def attach(
     world: World,
     run_dir: Path,
     base: identity.Check | None,
+    *,
+    shares: bool,
 ) -> None:
     """Give the rows what the reference says of them, where the loss of the run asks it; all ranks call it.
 
-    The model must be as it is before training. Raises ModelError where what it says is no number.
+    The model must be as it is before training. `shares`: beginnings that rows share are computed once.
+
+    Raises ModelError where what it says is no number.
     """
     if config.task != "preference" or not config.preference.needs_reference:
         return
     splits = {name: rows for name, rows in (("train", data.train), ("eval", data.eval)) if rows is not None}
-    key = process_group.broadcast(_fingerprint(config, learner, data, world, run_dir, base), world)
+    key = process_group.broadcast(_fingerprint(config, learner, data, world, run_dir, base, shares), world)
     place = data.path.with_name(f"{data.path.name}.reference-{key[:32]}.npz")
     began, tables = time.perf_counter(), _read(place, splits)
     is_found = not process_group.agree(tables is None, world)
     if not is_found or tables is None:
-        tables = scores(learner, splits, plan, world, place.with_suffix(".parts"))
+        tables = scores(learner, splits, plan, world, place.with_suffix(".parts"), shares=shares)
         if world.local_rank == 0:
             _write(place, tables)
             whole_folder.remove(place.with_suffix(".parts"))
@@ -103,7 +107,13 @@ def ask_base(config: Config, learner: Learner, rows: Rows, plan: Plan, world: Wo
 
 
 def _fingerprint(
-    config: Config, learner: Learner, data: Prepared, world: World, run_dir: Path, base: identity.Check | None
+    config: Config,
+    learner: Learner,
+    data: Prepared,
+    world: World,
+    run_dir: Path,
+    base: identity.Check | None,
+    shares: bool,
 ) -> str | None:
     """SHA-256 of all that decides what the reference says; rank 0's counts, and the others have none."""
     if not world.is_main:
@@ -114,13 +124,21 @@ def _fingerprint(
         "data": data.fingerprint,
         "weights": {name: content.sha256 for name, content in sorted(weights.items())},
         "dtype": str(choose_dtype(config.model.dtype, world.device)),
-        "attention": [implementation(learner.lm), learner.route.padding_free],
+        "attention": [implementation(learner.lm), learner.route.padding_free, shares],
         "quantization": str(getattr(learner.lm.config, "quantization_config", None)),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def scores(learner: Learner, splits: Mapping[str, Rows], plan: Plan, world: World, parts: Path | None = None) -> Tables:
+def scores(
+    learner: Learner,
+    splits: Mapping[str, Rows],
+    plan: Plan,
+    world: World,
+    parts: Path | None = None,
+    *,
+    shares: bool = False,
+) -> Tables:
     """Tables of the model with its adapter off, for the rows of some splits; `parts`: a folder that keeps what is done.
 
     Raises ModelError where that is no number.
@@ -142,7 +160,7 @@ def scores(learner: Learner, splits: Mapping[str, Rows], plan: Plan, world: Worl
     learner.model.eval()
     try:
         for start in range(0, len(left), size):
-            _do_part(learner, splits, left[start : start + size], tables, world, parts)
+            _do_part(learner, splits, left[start : start + size], tables, world, parts, shares)
     finally:
         fsdp.close(learner.lm)
         learner.model.train()
@@ -156,6 +174,7 @@ def _do_part(
     tables: Tables,
     world: World,
     parts: Path | None,
+    shares: bool,
 ) -> None:
     """Some units by all ranks in turn, into the tables of all, and into a file."""
     mine = units[world.rank :: world.size]
@@ -164,7 +183,8 @@ def _do_part(
     found = []
     for name, ids in mine:
         heartbeat.beat("reference")
-        said = preference.log_probabilities(learner, batch_of(splits[name], ids, None).to(world.device))
+        batch = batch_of(splits[name], ids, None, shares=shares).to(world.device)
+        said = preference.log_probabilities(learner, batch)
         found.append((name, ids, said))
     everybodys = [one for share in process_group.gather(found, world) for one in share]
     for name, ids, said in everybodys:
