@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,29 @@ def keep_layout(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+@contextmanager
+def multiplying_as_in_training(model: nn.Module) -> Iterator[None]:
+    """Within, 8-bit layers on a CPU do not round their inputs in evaluation either.
+
+    What is compared with what a model says in training must be found as there.
+    """
+    layers = [
+        module
+        for module in model.modules()
+        if type(module).__name__ == "Linear8bitLt"
+        and type(module).__module__.startswith("bitsandbytes")
+        and not module.training
+        and module.weight.device.type == "cpu"
+    ]
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 def require_bitsandbytes(setting: str) -> None:

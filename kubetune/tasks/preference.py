@@ -21,7 +21,7 @@ from kubetune.batching.batch import Batch, collate
 from kubetune.config.metric_names import PREFERENCE_MEASURES
 from kubetune.distributed.process_group import World, gather, sum_numbers
 from kubetune.kernels.log_probabilities import linear_log_probabilities
-from kubetune.models import fsdp
+from kubetune.models import fsdp, quantization
 from kubetune.models.attention_hooks import packed
 from kubetune.tasks import causal_lm
 from kubetune.tasks.causal_lm import (
@@ -150,7 +150,7 @@ def _log_probabilities(learner: Learner, batch: Batch) -> Tensor:
 @torch.no_grad()
 def _scored(learner: Learner, batch: Batch) -> Answers:
     """Answers of a batch, without a gradient."""
-    with packed(batch.cu_seqlens, parents=batch.parents):
+    with packed(batch.cu_seqlens, parents=batch.parents), quantization.multiplying_as_in_training(learner.lm):
         return _answers(batch, -fsdp.inside(learner.lm, scored, learner, batch)[2])
 
 

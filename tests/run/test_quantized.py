@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,9 +22,11 @@ from kubetune.models.acceleration import Workload
 from kubetune.models.quantization import count
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
-from kubetune.tasks import causal_lm, sequence_classification
+from kubetune.tasks import causal_lm, preference, sequence_classification
+from kubetune.training.start import reference
 from tests import reviews, toy
 from tests.architectures import randomize_lora, relative_error, save_model, take_gradients
+from tests.preferences import write_pairs
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
 
@@ -42,6 +46,12 @@ def make_causal_lm(folder: Path, quantization: str, **training: Any) -> Config:
         toy.make_inputs(folder)
         save_model(folder / "wide", "qwen2", **WIDE, head_dim=32)  # its queries, keys and values have biases
     return toy.make_config(folder, training, lora=LORA, quantization=quantization, model=str(folder / "wide"))
+
+
+def make_preference(folder: Path, quantization: str, **training: Any) -> Config:
+    make_causal_lm(folder, quantization)
+    sections: dict[str, Any] = {"lora": LORA, "quantization": quantization, "model": str(folder / "wide")}
+    return toy.make_config(folder, training, task="preference", data=write_pairs(folder), **sections)
 
 
 TASKS: dict[str, tuple[Callable[..., Config], ModuleType]] = {
@@ -98,6 +108,34 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
     assert loss == pytest.approx(wanted_loss, rel=near)
     assert found.keys() == wanted.keys()
     assert relative_error(found, wanted) <= near
+
+
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+def test_the_reference_is_what_the_base_says_in_training(bits: str, tmp_path: Path) -> None:
+    config, world = make_preference(tmp_path, bits), World()
+    rows = prepare(config).train
+    learner, plan = preference.build(config, world, Workload(0)), make_plan(config, len(rows))
+    rows.reference = reference.scores(learner, {"train": rows}, plan, world)["train"]
+    work = preference.completed(learner, Feed(rows, plan, 0, world).step(0), world)
+    loss = sum(float(preference.backward(learner, batch, 1 / work.divisor)[0]) for batch in work.batches)
+    assert loss == pytest.approx(math.log(2), abs=1e-6)
+    randomize_lora(learner.model)
+    again = reference.scores(learner, {"train": rows}, plan, world)["train"]
+    np.testing.assert_array_equal(again, rows.reference)  # the adapter is off
+    learner.model.eval()
+    assert preference.metrics(learner, [preference.evaluate(learner, work.batches[0])], world)["eval_loss"] != loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+def test_a_quantised_base_learns_preferences(bits: str, tmp_path: Path) -> None:
+    settings = {"max_steps": 8, "eval_steps": 8}
+    run_dir = toy.finished(tmp_path / "run", make_preference(tmp_path, bits, **settings))
+    losses = toy.losses(run_dir)
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
+    assert losses[-1] < 0.9 * losses[0]
+    last = [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line][-1]
+    assert evaluate_run(run_dir, "last").metrics["eval_loss"] == pytest.approx(last["eval_loss"], rel=1e-4)
 
 
 def test_the_log_says_how_8_bits_are_multiplied_in_training_and_in_evaluation(

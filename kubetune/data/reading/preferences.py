@@ -16,7 +16,7 @@ from kubetune.data.reading.messages import SPEAKERS
 
 _CHOSEN: Final = ("chosen", "chosen_response", "chosen_messages")
 _REJECTED: Final = ("rejected", "rejected_response", "rejected_messages")
-_TALKS: Final = ("messages", "conversations")
+_TALKS: Final = ("messages", "conversations", "conversation")
 _QUESTIONS: Final = ("prompt", "question", "query", "instruction", "input")
 _ANSWERS: Final = ("completion", "output", "response", "answer")
 _VERDICTS: Final = ("label", "kto_tag")
@@ -56,6 +56,11 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
         del rest["output"]
     elif chosen is None and not any(rest.get(key) for key in _TALKS):
         chosen = _take(rest, _ANSWERS)
+    if chosen is None and rejected is None and isinstance(ranked := rest.get("answers"), list):
+        raise ValueError(
+            f"has {len(ranked)} `answers` to one prompt; expected two, `chosen` and `rejected`: make a record of the "
+            "best with one that is worse, or several such"
+        )
     if rejected is None or (chosen is None and not any(rest.get(key) for key in _TALKS)):
         raise ValueError(f"{keys(value)}; expected two answers, `chosen` and `rejected`, with their prompt")
     names = ("messages" if chosen is None else chosen[0], rejected[0])
@@ -151,7 +156,18 @@ def _take(rest: dict[str, Any], names: Sequence[str]) -> tuple[str, Any] | None:
 
 def _taken_talk(rest: dict[str, Any]) -> list[Any] | None:
     found = _take(rest, _TALKS)
-    return None if found is None else listed({found[0]: found[1]}, found[0])
+    return None if found is None else _turns(listed({found[0]: found[1]}, found[0]))
+
+
+def _turns(talk: list[Any]) -> list[Any]:
+    """Messages of a conversation; ms-swift has those of the user and of the assistant in one, by their names."""
+    found = []
+    for turn in talk:
+        said = {SPEAKERS.get(key): text for key, text in turn.items()} if isinstance(turn, dict) else {}
+        if said.keys() != {"user", "assistant"} or len(turn) != 2:
+            return talk
+        found += [{"role": role, "content": said[role]} for role in ("user", "assistant")]
+    return found
 
 
 def _question(rest: dict[str, Any]) -> Any:
