@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kubetune.batching.batch import Batch, collate, collate_labelled
+from kubetune.data.prepared.data_facts import known
 from kubetune.data.prepared.order import pack
 from kubetune.data.reading.formats import Example, read
 from kubetune.data.reading.problems import Problems
@@ -20,6 +21,8 @@ from kubetune.tasks import sequence_classification as task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from kubetune.config.schema import Config
 
 TOKENS_AT_ONCE = 8192
 
@@ -44,6 +47,13 @@ def classify_texts(
     budget = TOKENS_AT_ONCE if learner.route.padding_free else 1
     groups = pack(np.arange(len(framed)), lengths, budget)
     return task.classify(learner, [_batch(framed, group.tolist()).to(device) for group in groups])
+
+
+def answer_record(run_dir: Path, config: Config, prompt: str, answer: str) -> dict[str, Any]:
+    """A prompt and its answer as a record of what the run learnt from: a conversation, or plain texts."""
+    if not known(run_dir, config).is_chat:
+        return {"prompt": prompt, "completion": answer}
+    return {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]}
 
 
 def score_answers(

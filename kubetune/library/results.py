@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,28 +115,39 @@ def require_sampling(
 
 def classify(
     run: RunLike,
-    texts: Sequence[str | tuple[str, str]],
+    texts: Sequence[str | tuple[str, str] | Mapping[str, Any]],
     *,
     checkpoint: str | int = "best",
     model: StrPath | None = None,
 ) -> list[dict[str, Any]]:
     """Verdict of a classifier on each text, or pair of texts: `predicted`, and `probabilities` by label.
 
+    Of a reward model, the `reward` of each answer: a prompt with it, or a record with `messages`.
+
     `checkpoint` and `model` are those of `evaluate`.
 
     Raises:
         ConfigError: no such run or checkpoint, another base than in training, or a run that is no classifier.
+        DataError: what a reward model is given is no answer to a prompt.
         ModelError: the base cannot be had.
     """
     if isinstance(texts, str):
         raise ConfigError("texts: found one text; expected a list of them, such as [text]")
     folder = folder_of(run)
-    if (task := read_config(folder).task) != CLASSIFIER:
-        raise ConfigError(f"{folder} is a run of task {task}, no classifier; kubetune.generate asks it")
-    from kubetune.inference.classify import classify_texts
+    if not (config := read_config(folder)).classifies:
+        raise ConfigError(f"{folder} is a run of task {config.task}, no classifier; kubetune.generate asks it")
+    from kubetune.inference.classify import answer_record, classify_texts, score_answers
 
-    pairs = [(text, None) if isinstance(text, str) else (text[0], text[1]) for text in texts]
-    return classify_texts(folder, str(checkpoint), pairs, _text(model))
+    if config.task == CLASSIFIER:
+        pairs = [(text, None) if isinstance(text, str) else (text[0], text[1]) for text in texts]
+        return classify_texts(folder, str(checkpoint), pairs, _text(model))
+    records = []
+    for number, answer in enumerate(texts, 1):
+        if isinstance(answer, str):
+            raise ConfigError(f"texts: number {number} is one text; expected a prompt and its answer, which is scored")
+        record = dict(answer) if isinstance(answer, Mapping) else answer_record(folder, config, *answer)
+        records.append((f"texts:{number}", record))
+    return [{"reward": reward} for reward in score_answers(folder, str(checkpoint), records, _text(model))]
 
 
 def export(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from kubetune import cli
 from kubetune.config.metric_names import PREFERENCE_MEASURES
 from kubetune.config.schema import Config, PreferenceConfig
 from kubetune.distributed.process_group import World
@@ -29,7 +32,8 @@ from kubetune.rundir.status import read_status
 from kubetune.tasks import causal_lm, preference
 from kubetune.training.start import warm_up
 from tests import toy
-from tests.preferences import LOSSES, Row, draw, plain_loss, work_of, write_judged, write_pairs
+from tests.preferences import LOSSES, Row, draw, logp, plain_loss, work_of, write_judged, write_pairs
+from tests.push_hub import TOKEN, serving
 
 slow = pytest.mark.slow
 EIGHT = draw(8)
@@ -238,6 +242,32 @@ def test_a_sharded_model_learns_as_copies_do(folder: Path, tmp_path: Path, secti
         for kind in ("ddp", "fsdp")
     ]
     assert toy.losses(runs[1]) == pytest.approx(toy.losses(runs[0]), abs=1e-5)
+
+
+@slow
+def test_a_stopped_run_goes_on_and_its_result_goes_where_others_go(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = run_config(folder, tmp_path / "cache")
+    whole, run_dir = toy.finished(tmp_path / "whole", config), toy.make_run(tmp_path / "cut", config)
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:2:0"}) == [143]
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == toy.digests(whole)
+    for verb, *words in (["export"], ["export", "--merge"], ["serve", "--render", "--merged"]):
+        assert cli.main([verb, str(run_dir), *words]) == 0
+    assert "vllm" in capsys.readouterr().out
+    merged = next(run_dir.glob("exports/*-merged"))
+    row = draw(1)[0]
+    told, before = (logp(AutoModelForCausalLM.from_pretrained(path), row.prompt, row.answers[0])
+                    for path in (merged, folder / "model"))  # fmt: skip
+    assert abs(told - before) > 0.01  # the export itself proved what it says
+    with serving() as hub:
+        environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+        environ.pop("HF_HUB_OFFLINE", None)
+        command = [sys.executable, "-m", "kubetune", "push", str(run_dir), "org/preferring", "--merge"]
+        pushed = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert pushed.returncode == 0, pushed.stderr
+        assert "preference" in hub.files("org/preferring")["README.md"].decode()
 
 
 @slow

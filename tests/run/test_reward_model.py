@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from kubetune import cli
+import kubetune
+from kubetune import cli, errors
 from kubetune.batching.batch import Batch
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
@@ -78,6 +79,13 @@ def test_it_learns_held_out_pairs_and_its_export_says_the_same(
     capsys.readouterr()
     assert cli.main(["generate", str(run_dir), *lines, "--json"]) == 0
     said = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
+    pairs = [tuple(line.split("\t")) for line in lines]
+    asked = [pairs[0], {"prompt": pairs[1][0], "completion": pairs[1][1]}, *pairs[2:]]
+    assert [found["reward"] for found in kubetune.classify(run_dir, asked)] == pytest.approx(said)
+    with pytest.raises(errors.ConfigError, match="number 2 is one text"):
+        kubetune.classify(run_dir, [pairs[0], "alone"])
+    with pytest.raises(errors.ConfigError, match=r"kubetune\.classify asks it"):
+        kubetune.generate(run_dir, ["alone"])
     assert cli.main(["export", str(run_dir), "--merge", "-o", str(tmp_path / "export")]) == 0
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")

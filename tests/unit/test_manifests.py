@@ -81,8 +81,9 @@ def test_every_kind_runs_the_agent_with_its_config(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_pods_config_is_the_same_run(kind: str, tmp_path: Path) -> None:
-    config, plan = planned(f"kubernetes.kind={kind}")
+@pytest.mark.parametrize("more", [(), ("task=preference", "preference.loss=kto"), ("task=reward_model",)], ids=str)
+def test_the_pods_config_is_the_same_run(kind: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    config, plan = planned(f"kubernetes.kind={kind}", *more)
     file = tmp_path / "run.yaml"
     file.write_text(the(render(config, plan), "ConfigMap")["data"]["run.yaml"])
     inside = load_config(file)
@@ -91,6 +92,7 @@ def test_the_pods_config_is_the_same_run(kind: str, tmp_path: Path) -> None:
         *(config.training, config.lora, config.model),
         config.kubernetes,
     )
+    assert (inside.task, inside.preference) == (config.task, config.preference)
     assert inside.output == "/outputs/support-bot"
 
 

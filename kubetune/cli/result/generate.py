@@ -231,9 +231,9 @@ def _scored(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[s
 def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Answers to score, each with its prompt, and where they stand. Raises DataError naming bad lines."""
     from kubetune.config.load import read_config
-    from kubetune.data.prepared.data_facts import known
     from kubetune.data.reading.problems import Problems
     from kubetune.data.reading.readers import READERS
+    from kubetune.inference.classify import answer_record
 
     problems = Problems()
     if args.file is not None:
@@ -242,14 +242,12 @@ def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
         problems.raise_if_any()
         return records
     name, answers = "prompt" if args.prompts else "standard input", []
-    is_chat = known(args.run_dir, read_config(args.run_dir)).is_chat
+    config = read_config(args.run_dir)
     for number, line in enumerate(args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()], 1):
         prompt, tab, answer = line.partition("\t")
         if not tab or not prompt.strip() or not answer.strip():
             problems.add(f"{name}:{number}", f"is {line!r}; expected a prompt and its answer, with a tab between")
-        roles = zip(("user", "assistant"), (prompt, answer), strict=True)
-        chat = {"messages": [{"role": role, "content": text} for role, text in roles]}
-        answers.append((f"{name}:{number}", chat if is_chat else {"prompt": prompt, "completion": answer}))
+        answers.append((f"{name}:{number}", answer_record(args.run_dir, config, prompt, answer)))
     problems.raise_if_any()
     return answers
 
