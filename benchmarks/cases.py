@@ -99,7 +99,7 @@ ALL = tuple(name for name in TRAINERS if name != "kubetune-unshared" and not nam
 STOCK = ("kubetune", "hf-best", "hf-default", "trl-best", "trl-default")
 SHARING = ("kubetune", "kubetune-unshared", "hf-best")
 PAIRS = ("kubetune", "kubetune-unshared", "dpo-best", "dpo-default")
-LONG_PROMPTS = Corpus(rows=16, mean=400.0, unlabelled=(0.6, 0.9))
+LONG_PROMPTS = Corpus(rows=8, mean=400.0, unlabelled=(0.6, 0.9))
 GPU = ("kubetune", "kubetune-eager", "hf-best", "trl-best", "trl-default", "llamafactory")
 
 CASES: dict[str, Case] = {
@@ -112,7 +112,7 @@ CASES: dict[str, Case] = {
         Case("q32k-system", "q32k", "attention", Corpus(rows=32, shared=1000), SHARING, epochs=2, pack_length=2048),
         Case("q32k-header", "q32k", "attention", Corpus(rows=64, shared=38), SHARING, epochs=2),
         Case(
-            "q32k-pairs", "q32k", "attention", Corpus(rows=32), PAIRS,
+            "q32k-pairs", "q32k", "attention", Corpus(rows=24), PAIRS,
             epochs=2, batch=2, sequences_per_step=8, pairs=True,
         ),
         Case(

@@ -24,7 +24,7 @@ from benchmarks.startup import CORES, TIMEOUT_SECONDS, start_command
 
 SUITE, STARTS = "preference", "preference-start"
 MEASURED = ("q32k-pairs", "q32k-pairs-long")
-START = replace(CASES["q32k-pairs"], name="start-pairs", corpus=Corpus(rows=256))
+START = replace(CASES["q32k-pairs"], name="start-pairs", corpus=Corpus(rows=128))
 STARTERS = ("kubetune", "dpo-best")
 
 

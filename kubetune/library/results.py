@@ -139,7 +139,11 @@ def classify(
     from kubetune.inference.classify import answer_record, classify_texts, score_answers
 
     if config.task == CLASSIFIER:
-        pairs = [(text, None) if isinstance(text, str) else (text[0], text[1]) for text in texts]
+        pairs: list[tuple[str, str | None]] = []
+        for text in texts:
+            if isinstance(text, Mapping):
+                raise ConfigError("texts: found a record; expected texts, or pairs of them, as this classifier learnt")
+            pairs.append((text, None) if isinstance(text, str) else (text[0], text[1]))
         return classify_texts(folder, str(checkpoint), pairs, _text(model))
     records = []
     for number, answer in enumerate(texts, 1):
