@@ -1,4 +1,5 @@
-"""How soon training starts: from the command to the end of the first optimizer step, given text, by the wall.
+"""How soon training starts: from the command to the end of the first optimizer step, given text, by the wall; and how
+soon verbs answer that train nothing.
 
     python -m benchmarks.startup [--quick] [--repeats N]
 
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from benchmarks.results import ROOT, Results, open_results
 SUITE = "startup"
 ROWS = (64, 10_000)
 MODEL = "q32k"
+VERBS = ("--help", "plan --help", "plan")
 TIMEOUT_SECONDS = 600.0
 CORES = len(os.sched_getaffinity(0))
 
@@ -45,15 +48,19 @@ def main(argv: Sequence[str] | None = None) -> None:
             data = text_data(rows)
             for trainer, start in (("kubetune", start_kubetune), ("trl-default", start_trl)):
                 measure_once({"trainer": trainer, "rows": rows, "repeat": repeat}, start, model, data, results)
+        for verb in VERBS:
+            measure_once(
+                {"verb": verb, "repeat": repeat}, partial(start_verb, verb), model, text_data(ROWS[0]), results
+            )
 
 
 def measure_once(key: dict[str, Any], start: Any, model: Path, data: Path, results: Results) -> None:
-    """Start a trainer and keep how long its first step took to end, unless the results have it."""
+    """Start a trainer or verb and keep how long it took, unless the results have it."""
     if results.find(SUITE, key) is not None:
         return
     found = start(model, data)
     results.add(SUITE, key, found)
-    print(f"first step: {key['trainer']}, {key['rows']:,} rows: {found}", flush=True)
+    print(f"startup: {key}: {found}", flush=True)
 
 
 def text_model() -> Path:
@@ -113,6 +120,16 @@ def wait_for_line(file: Path, process: subprocess.Popen[bytes], began: float) ->
             return {"failed": f"kubetune ended with exit code {process.returncode} before its first step"}
         time.sleep(0.005)
     return {"failed": f"no step within {TIMEOUT_SECONDS:.0f} s"}
+
+
+def start_verb(verb: str, model: Path, data: Path) -> dict[str, Any]:
+    """A verb that trains nothing, to its end."""
+    settings = [f"model.path={model}", f"data.train={data}"] if verb == "plan" else []
+    command = [python_of("ours"), "-m", "kubetune", *verb.split(), *settings]
+    began = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, env=environment(CORES), capture_output=True, text=True)
+    seconds = time.monotonic() - began
+    return {"seconds": seconds} if done.returncode == 0 else {"failed": done.stderr.strip().rpartition("\n")[2]}
 
 
 def start_trl(model: Path, data: Path) -> dict[str, Any]:

@@ -158,8 +158,8 @@ def scaling_table(results: Results) -> str:
 
 
 def startup_table(results: Results) -> str:
-    """Seconds from the command to the end of the first step."""
-    found = _suite(results, "startup")
+    """Seconds from the command to the end of the first step, and to the answer of verbs that train nothing."""
+    found = [m for m in _suite(results, "startup") if "trainer" in m]
     rows = []
     for trainer, count in _distinct(found, "startup", ("trainer", "rows")):
         runs = [m for m in found if (m["trainer"], m["rows"]) == (trainer, count)]
@@ -167,7 +167,15 @@ def startup_table(results: Results) -> str:
         label = "`kubetune train`" if trainer == "kubetune" else TRAINERS[trainer].label
         rows.append([f"{count:,}", label, _spread(seconds, 1) if seconds else _reason(runs[0])])
     rows.sort(key=lambda row: int(row[0].replace(",", "")))
-    return f"### Time to the first step\n\n{markdown(['rows', 'trainer', 'seconds'], rows)}" if rows else ""
+    first_step = f"### Time to the first step\n\n{markdown(['rows', 'trainer', 'seconds'], rows)}" if rows else ""
+    verbs = [m for m in _suite(results, "startup") if "verb" in m]
+    answers = []
+    for (verb,) in _distinct(verbs, "startup", ("verb",)):
+        runs = [m for m in verbs if m["verb"] == verb]
+        seconds = Spread.of(m["seconds"] for m in runs if summary.is_measured(m))
+        answers.append([f"`kubetune {verb}`", _spread(seconds, 2) if seconds else _reason(runs[0])])
+    answer = f"### Time to an answer\n\n{markdown(['verb', 'seconds'], answers)}" if answers else ""
+    return "\n\n".join(filter(None, (first_step, answer)))
 
 
 def pairs_startup_table(results: Results) -> str:

@@ -38,19 +38,19 @@ settings.load_profile("kubetune")
 
 # By what they take. Handed out first, so that no process is left alone with one of them when all else is done.
 LONGEST = (
-    "test_operate_training.py",
     "test_demo.py",
-    "test_launch.py",
     "test_agent.py",
+    "test_operate_training.py",
+    "test_launch.py",
     "test_fsdp.py",
-    "test_operate.py",
     "test_training.py",
-    "test_smoke.py",
+    "test_operate.py",
+    "test_judgement.py",
     "test_classifiers.py",
     "test_kill.py",
     "test_stop.py",
-    "test_hang.py",
-    "test_standin_processes.py",
+    "test_vision.py",
+    "test_prefix.py",
 )
 
 

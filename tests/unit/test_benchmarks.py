@@ -185,12 +185,14 @@ def test_tables_of_the_other_suites() -> None:
             one | {"processes": 2, "epoch_seconds": [9.0, 1.0]},
             start | {"trainer": "kubetune", "first_step_seconds": 2.94},
             start | {"trainer": "trl-default", "failed": "no | such"},
+            {"suite": "startup", "verb": "plan", "repeat": 0, "seconds": 0.412},
             {"suite": "tokenize", "path": "trl", "rows": 100, "processes": 1, "repeat": 0, "seconds": 4.0},
         )
     )
     assert "| 2 | 1 | 1,000 | 2.00× |" in text
     assert "| 10,000 | `kubetune train` | 2.9 |" in text
     assert "failed: no   such" in text
+    assert "| `kubetune plan` | 0.41 |" in text
     assert "| trl | 100 | 1 | 25 |" in text
 
 
