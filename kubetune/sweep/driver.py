@@ -57,6 +57,9 @@ class Place(Protocol):
     def stop(self, run: TrialRun) -> None:
         """Ask a run to save a checkpoint and end."""
 
+    def kill(self) -> None:
+        """End all runs at once, where that is for this process to do."""
+
     def wait(self) -> None:
         """Wait until something may have changed."""
 
@@ -81,6 +84,7 @@ class Driver:
         self._study, self._place, self._budgets, self._total = study, place, budgets, total
         self._say, self._asked_to_stop = say, asked_to_stop
         self._stopping, self._too_much = "", ""
+        self._asked: str | None = None
         self._clock = time.monotonic()
 
     def drive(self) -> str:
@@ -210,10 +214,14 @@ class Driver:
         return ExitStatus(code, failures[0].reason) if len(ended) >= most else None
 
     def _stop_where_due(self) -> None:
+        asked = self._asked_to_stop()
         if not self._stopping:
             spent = next((one for one in self._budgets if one.spent(self.record) >= one.amount), None)
             said = f"the budget is spent: {spent.told(spent.spent(self.record))}" if spent else ""
-            self._stopping = self._asked_to_stop() or said
+            self._stopping = asked or said
+        elif self._asked and asked != self._asked:  # a second Ctrl-C, or no end within the grace time
+            self._place.kill()
+        self._asked = asked
         if self._stopping:
             for run in self._running():
                 self._place.stop(run)

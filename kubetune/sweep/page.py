@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-from kubetune.config.naming import RESOLVED
+from kubetune import errors
+from kubetune.config.load import read_config
 from kubetune.reporting import write_report
 from kubetune.reporting.search import Attempt, SearchFacts, Setting
 from kubetune.sweep.record import REPORT, Record, Search, read_record, read_search, state_of, summary
@@ -17,8 +19,15 @@ def write_page(folder: Path, output: Path | None = None) -> Path:
     ranked = record.ranked(greater=search.greater)
     trials = [*ranked, *(trial for trial in record.trials if trial not in ranked)]
     runs = [folder / "trials" / run.name for trial in trials for run in trial.runs]
-    here = [run_dir for run_dir in runs if (run_dir / RESOLVED).is_file()]
+    here = [run_dir for run_dir in runs if _is_readable(run_dir)]
     return write_report(here, output or folder / REPORT, _facts(search, record))
+
+
+def _is_readable(run_dir: Path) -> bool:
+    """The run lies here, and no other version or damage keeps it off the page; the table has its trial all the same."""
+    with suppress(errors.KubetuneError):
+        return bool(read_config(run_dir))
+    return False
 
 
 def _facts(search: Search, record: Record) -> SearchFacts:

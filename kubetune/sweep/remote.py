@@ -129,6 +129,9 @@ class Remote:
             with suppress(ConfigError):  # it has ended meanwhile
                 stop(self._cluster, self._specs[run.name])
 
+    def kill(self) -> None:
+        """Nothing: the cluster ends what does not end by itself in its grace time."""
+
     def wait(self) -> None:
         """Wait for a moment."""
         time.sleep(_LOOK_SECONDS)

@@ -37,6 +37,7 @@ from kubetune.sweep.study import Study
 from kubetune.sweep.winner import told, write_best
 
 _AT_ONCE = 4
+_MARGIN_SECONDS = 30
 ENDLESS = 1_000_000
 """Trials where only a budget ends the search."""
 
@@ -78,6 +79,7 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
         config.kubernetes.namespace if config.kubernetes and wishes.on_cluster else None,
     )  # fmt: skip
     _require_same(folder, search)
+    relay.grace_seconds = plan.grace_seconds + _MARGIN_SECONDS  # within which each run has its own
     folder.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(load, search, folder, name)
     with lock(folder / LOCK, wait=False):

@@ -79,8 +79,18 @@ class Functions:
     def stop(self, run: TrialRun) -> None:
         self.stopped.append(run.name)
 
+    def kill(self) -> None:
+        self.stopped.append("all")
+
     def wait(self) -> None:
         pass
+
+
+class Endless(Functions):
+    """Runs that end only when they are killed."""
+
+    def look(self, run: TrialRun) -> Seen:
+        return Seen(ExitStatus(145, "killed") if "all" in self.stopped else None)
 
 
 def driver_of(
@@ -247,6 +257,18 @@ def test_a_trial_that_fails_is_a_result_and_an_error_of_all_is_the_end(tmp_path:
         driver.drive()
     assert ended.value.exit_code == 2
     assert len(driver.record.trials) == 2
+
+
+def test_the_first_wish_to_stop_asks_all_runs_and_the_second_kills_them(tmp_path: Path) -> None:
+    wishes = iter([None, "asked to stop", "asked to stop", "stopped at once"])
+    search = search_of(pruner="none", rungs=())
+    place = Endless(search, slots=2)
+    memory = optuna.storages.InMemoryStorage()
+    driver = driver_of(tmp_path, search, place, storage=memory, asked_to_stop=lambda: next(wishes, "stopped at once"))
+    assert driver.drive() == "asked to stop"
+    assert place.stopped[:2] == ["000", "001"]
+    assert place.stopped.count("all") == 1
+    assert [run.state for run in driver.record.runs] == ["waiting", "waiting"]
 
 
 def test_seeds_are_a_dimension_and_noise_is_told(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def _status(folder: Path, args: argparse.Namespace) -> int:
     rows = []
     for trial in record.trials:
         value = "" if trial.value is None else f"{trial.value:.5g}"
-        spread = "" if trial.spread is None else f"± {trial.spread:.3g}"
+        spread = "" if trial.value is None or trial.spread is None else f"± {trial.spread:.3g}"
         steps = f"{max(run.step for run in trial.runs)}/{max(run.steps for run in trial.runs) or '?'}"
         state = state_of(trial)
         rows.append(
