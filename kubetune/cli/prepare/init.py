@@ -109,7 +109,7 @@ def starter(task: str) -> str:
 
         # Answers alone are compared, at a lower rate than they are learnt at.
         lines = [line for line in text.splitlines(keepends=True) if "train_on:" not in line]
-        of_adapters, of_all = (f"{rate:g}".replace("e-0", "e-") for rate in LEARNING_RATES[task])
+        of_adapters, of_all = (f"{rate:.0e}".replace("e-0", "e-") for rate in LEARNING_RATES[task])
         rates = f"{of_adapters}{' ' * (15 - len(of_adapters))}# default: {of_adapters} for LoRA, {of_all} for full"
         text = "".join(lines).replace("2e-4           # default: 2e-4 for LoRA, 1e-5 for full", rates)
     return text
