@@ -69,12 +69,27 @@ def render(results: Results) -> str:
         for name, threads in _distinct(results.measurements, suite, ("case", "threads")):
             found = [m for m in _suite(results, suite) if (m["case"], m["threads"]) == (name, threads)]
             parts.append(case_table(cases[name], found, ceiling(results, cases[name]), threads, machine["gpu"]))
-    tables = (scaling_table, startup_table, pairs_startup_table, tokenize_table)
+    tables = (bench_table, scaling_table, startup_table, pairs_startup_table, tokenize_table)
     parts += [table for make in tables if (table := make(results))]
     parts += [f"{title}\n\n{markdown(head, rows)}" for title, head, rows in side_by_side(results.measurements)]
     if rows := learnt(results.measurements):
         parts.append(f"### SST-2 learnt from random weights\n\n{markdown(LEARNT, rows)}")
     return "\n\n".join(parts) + "\n"
+
+
+def bench_table(results: Results) -> str | None:
+    """Cases of `kubetune bench`, which brings its results from machines of others."""
+    found = _suite(results, "bench")
+    rows = []
+    for each in found:
+        if "tokens_per_second" not in each:
+            rows.append([each["case"], f"not measured: {each.get('failed') or each.get('said')}", "", "", ""])
+            continue
+        share = f"{each['tflops'] / each['peak_tflops']:.0%}" if each.get("peak_tflops") else ""
+        speed, peak = f"{each['tokens_per_second']:,.0f}", f"{each['peak_bytes'] / 2**20:,.0f}"
+        rows.append([each["case"], speed, f"{each['tflops']:,.3g}" if "tflops" in each else "", share, peak])
+    head = ["case", "tokens/s", "TFLOP/s", "MFU", "peak MB"]
+    return f"### `kubetune bench`\n\n{markdown(head, rows)}" if rows else None
 
 
 def describe(machine: dict[str, Any]) -> str:

@@ -113,7 +113,8 @@ def probe_mask(
     # The longest sequence is asked, as a window shows only where it is shorter than what it is laid over; in others it
     # cuts nothing off. That no query sees another sequence is not asked here: keys are those of one sequence, and
     # `attend` never leaves it. The self-check on the whole model stands behind all this.
-    first, middle, last = row(start), row(max(start, stop - 2)), row(stop - 1)
+    # In one copy: a GPU is waited for in each.
+    first, middle, last = torch.stack([row(start), row(max(start, stop - 2)), row(stop - 1)]).cpu()
     seen = int(last.sum())
     if not CURRENT.causal:
         if bool(first.all()) and bool(last.all()):

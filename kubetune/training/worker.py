@@ -119,7 +119,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
             from kubetune.training.final_report import report
             from kubetune.training.judgement import conclude
             from kubetune.training.loop import train
-            from kubetune.training.start import cpu_dtype
+            from kubetune.training.start import choices
             from kubetune.training.start.facts import gpu_name, log_start
 
             task = task_module(config)
@@ -138,9 +138,9 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
         heartbeat.beat("joining")
         world = stack.enter_context(process_group.join(timeout_seconds=patience + heartbeat.WAITING_SECONDS))
         heartbeat.beat("starting")
-        config = cpu_dtype.decide(config, run_dir, world, width_of(data))
         device: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
         plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
+        config = choices.decide(config, plan, run_dir, world, planned_tokens(plan, data), width_of(data))
         log_start(plan, world, data)
         if world.is_main:
             for line in actuals.outlook(config, plan, planned_tokens(plan, data), gpu_name(world)):

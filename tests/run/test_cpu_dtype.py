@@ -17,13 +17,14 @@ from kubetune.base import logs
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
 from kubetune.inference.evaluate import evaluate_run
+from kubetune.planning import measured
 from kubetune.rundir import checkpoints, metrics
 from kubetune.training import flops
 from kubetune.training.start import cpu_dtype
 from tests import toy
 from tests.ranks import run_ranks
 
-PINNED = cpu_dtype.PINNED
+PINNED = measured.PINNED
 FULL = {"lora": None, "data": {"max_length": 64}}
 
 
@@ -42,6 +43,7 @@ def starts(run_dir: Path) -> list[dict[str, object]]:
 
 def chosen_on(world: World, config: Config, run_dir: Path) -> str:
     os.environ.pop(PINNED, None)
+    os.environ["XDG_CACHE_HOME"] = str(run_dir / "cache")
     logs.configure("INFO", run_dir, world.rank)
     return cpu_dtype.decide(config, run_dir, world).model.dtype
 
@@ -68,13 +70,28 @@ def test_a_narrow_model_is_not_measured(inputs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("halves", "chosen"), [(0.068, "float32"), (0.15, "float32"), (0.54, "bfloat16")])
 def test_the_faster_is_taken(
-    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, halves: float, chosen: str
+    inputs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    halves: float,
+    chosen: str,
 ) -> None:
+    caplog.set_level("INFO", "kubetune")
     speeds = {torch.float32: 0.135, torch.bfloat16: halves}
     monkeypatch.delenv(PINNED)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(flops, "measured", lambda device, dtype, size: (speeds[dtype], ""))
     config = toy.make_config(inputs)
     assert cpu_dtype.decide(config, tmp_path, World()).model.dtype == chosen
+    # Of the machine, and so not measured again, until another torch is there.
+    monkeypatch.setattr(cpu_dtype, "speeds", lambda: {"float32": 1.0, "bfloat16": 1.0})
+    assert cpu_dtype.decide(config, tmp_path / "next", World(), 4096).model.dtype == chosen
+    assert "(measured on 2" in caplog.messages[-1]
+    assert measured.cpu_dtype(4096) == (chosen, caplog.messages[-1].partition("because ")[2])
+    monkeypatch.setattr(measured, "version", lambda name: "99.0")
+    assert measured.cpu_dtype(4096) is None
+    assert cpu_dtype.decide(config, tmp_path / "last", World(), 4096).model.dtype == "float32"
     stated = toy.make_config(inputs, model={"path": str(inputs / "model"), "dtype": "float16"})
     assert cpu_dtype.decide(stated, tmp_path, World()) == stated
 

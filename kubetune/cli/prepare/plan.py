@@ -19,8 +19,10 @@ from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
 from kubetune.config.schema.training import TrainingConfig
 from kubetune.data.inspect.estimate import Lengths, estimate_lengths, estimate_rows, is_upper_bound, makes_data
+from kubetune.planning import measured
 from kubetune.planning.base_model import may_lack_targets, positions_of, require_kind
 from kubetune.planning.forecast import quantization_of
+from kubetune.planning.linears import shape_of
 from kubetune.planning.model_shapes import read_weights
 from kubetune.planning.plan import Plan, make_plan
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, sources_of
@@ -48,16 +50,44 @@ def run(args: argparse.Namespace) -> int:
     tokens = lengths.tokens(rows) if lengths is not None else None
     spared = lengths.spared if lengths is not None else 0.0
     plan = make_plan(config, rows, eval_rows, visible_gpus(os.environ), tokens=tokens, spared_share=spared)
+    config, chosen = _as_measured(config, plan, tokens)
     longest = lengths.longest_of(rows) if lengths is not None else None
     ahead = plan_forecast.look_ahead(config, plan, tokens, os.environ, longest)
     if args.json:
         at_most = is_upper_bound(config, config.data.train)
-        facts = {"rows_at_most": at_most, **plan_forecast.as_json(config, plan, ahead)}
+        facts = {"measured": chosen, "rows_at_most": at_most, **plan_forecast.as_json(config, plan, ahead)}
         print(json.dumps(plan.model_dump(mode="json") | facts, indent=2))
         return 0
-    for label, text in (*describe(config, plan, lengths), *plan_forecast.describe(config, plan, ahead)):
+    told = [("measured here", text) for text in chosen]
+    for label, text in (*describe(config, plan, lengths), *told, *plan_forecast.describe(config, plan, ahead)):
         print_fact(label, text, 17)
     return 0
+
+
+def _as_measured(config: Config, plan: Plan, tokens: int | None) -> tuple[Config, list[str]]:
+    """The config with what this machine's measurements choose for a run here, and each choice in words."""
+    weights, said = read_weights(config.model.path, os.environ), []
+    shape = shape_of(weights) if weights is not None else None
+    if plan.device == "cpu" and config.model.dtype == "auto" and config.kubernetes is None:
+        found = measured.cpu_dtype(shape.hidden if shape is not None else None)
+        said.append("model.dtype: auto -> {}, because {}".format(*(found or ("what is faster", "runs measure it"))))
+        if found is not None:
+            config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": found[0]})})
+    gpu = plan_forecast.gpu_here() if plan.device == "cuda" else None
+    is_elsewhere = config.kubernetes is not None or (plan.device == "cuda" and gpu is None)
+    known = measured.Choices() if is_elsewhere else measured.read(gpu)
+    total = float(tokens or 0) * plan.num_epochs
+    compiles = (
+        measured.compiles(config, known, weights.parameters, total, plan.device)
+        if weights is not None and config.training.compile == "auto"
+        else config.training.compile
+    )
+    if compiles != config.training.compile:
+        said.append(
+            f"training.compile: auto -> {str(compiles).lower()}, because {known.why} (measured on {known.time[:10]})"
+        )
+        config = config.model_copy(update={"training": config.training.model_copy(update={"compile": compiles})})
+    return config, said
 
 
 def _show_origins(args: argparse.Namespace, config: Config) -> int:

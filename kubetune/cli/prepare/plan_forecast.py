@@ -40,9 +40,14 @@ def look_ahead(
     tokens = None
     if tokens_per_epoch is not None and plan.steps_per_epoch:
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
-    gpu = next((str(found["name"]) for found in gpu_use()), None) if plan.device == "cuda" else None
+    gpu = gpu_here() if plan.device == "cuda" else None
     found = bill(config, plan, weights, tokens, gpu, earlier_runs.read(), plan.spared_share)
     return Ahead(weights, memory, found, longest)
+
+
+def gpu_here() -> str | None:
+    """Name of the first GPU here."""
+    return next((str(found["name"]) for found in gpu_use()), None)
 
 
 def device_bytes(config: Config, plan: Plan) -> int | None:

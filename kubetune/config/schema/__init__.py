@@ -195,7 +195,7 @@ class Config(Section):
         if self.training.parallelism == "fsdp":
             problems += self._not_sharded()
         if self.training.fp8:
-            problems += self._not_in_fp8()
+            problems += self.not_in_fp8()
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -236,7 +236,7 @@ class Config(Section):
         said = "training.parallelism: fsdp does not work with {} yet; leave that out, or use ddp"
         return [said.format(setting) for setting, is_found in refused.items() if is_found]
 
-    def _not_in_fp8(self) -> list[str]:
+    def not_in_fp8(self) -> list[str]:
         """Settings of this config that `training.fp8` cannot be combined with, each as a problem."""
         refused = {
             f"task: {self.task}": self.task != "causal_lm",

@@ -99,7 +99,7 @@ class TrainingConfig(Section):
     compile: Annotated[Literal["auto", "layers"] | bool, renamed({"blocks": "layers"})] = Field(
         "auto",
         description="torch.compile of pointwise parts; `auto`: where the planned work is worth it. `layers`: of whole "
-        "decoder layers too, but for attention; `auto` never takes it, since no GPU has shown yet where it pays.",
+        "decoder layers too, but for attention; `auto` takes it only where `kubetune bench` found it faster.",
     )
     fp8: bool = Field(
         False,

@@ -1,35 +1,27 @@
-"""The dtype of a run without a GPU where `model.dtype` is auto: measured once, then kept for the whole run.
+"""The dtype of a run without a GPU where `model.dtype` is auto: measured once on a machine, kept for the whole run.
 
 Some CPUs multiply bf16 four times as fast as fp32, others at half the speed, and their flags do not tell which.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kubetune import errors
 from kubetune.base import logs
 from kubetune.config.schema import Config
+from kubetune.planning import measured
 from kubetune.rundir import metrics
 
 if TYPE_CHECKING:
     from kubetune.distributed.process_group import World
 
-PINNED = "KUBETUNE_CPU_DTYPE"
-"""The environment variable that decides instead of a measurement."""
-CHOICES = ("float32", "bfloat16")
 LEAD = 1.2
 """Speed-up that bf16 has to bring: what is gained must show beside what is not a product."""
-
 
 SIZE = 256
 """Of the square matrices multiplied: the smallest whose products take the time, and not what is around them."""
 TURNS = 2
-
-NARROW = 512
-"""Hidden size below which other things than products take the time, and those are slower in bf16."""
 
 
 def decide(config: Config, run_dir: Path, world: World, width: int | None = None) -> Config:
@@ -67,20 +59,16 @@ def _choose(run_dir: Path, width: int | None) -> str:
     if (kept := _kept(run_dir)) is not None:
         logs.MODEL.info("model.dtype: auto -> %s, as this run began", kept)
         return kept
-    if pinned := os.environ.get(PINNED):
-        if pinned not in CHOICES:
-            raise errors.ConfigError(f"{PINNED} is {pinned!r}; expected {' or '.join(CHOICES)}, or nothing")
-        logs.MODEL.info("model.dtype: auto -> %s, because %s says so", pinned, PINNED)
-        return pinned
-    if width is not None and width < NARROW:
-        logs.MODEL.info("model.dtype: auto -> float32, because the model is narrow: its hidden size is %d", width)
-        return "float32"
+    if (known := measured.cpu_dtype(width)) is not None:
+        logs.MODEL.info("model.dtype: auto -> %s, because %s", *known)
+        return known[0]
     speed = speeds()
     chosen = "bfloat16" if speed["bfloat16"] >= LEAD * speed["float32"] else "float32"
-    logs.MODEL.info(
-        "model.dtype: auto -> %s, because matrices are multiplied at %.3g GFLOP/s here in bfloat16, %.3g in float32",
-        chosen, 1000 * speed["bfloat16"], 1000 * speed["float32"],
-    )  # fmt: skip
+    why = "matrices are multiplied at {:.3g} GFLOP/s here in bfloat16, {:.3g} in float32".format(
+        *(1000 * speed[name] for name in ("bfloat16", "float32"))
+    )
+    measured.keep(None, dtype=chosen, why=why)
+    logs.MODEL.info("model.dtype: auto -> %s, because %s", chosen, why)
     return chosen
 
 
@@ -90,8 +78,8 @@ def speeds() -> dict[str, float]:
 
     from kubetune.training import flops
 
-    speed = dict.fromkeys(CHOICES, 0.0)
-    for name in CHOICES * TURNS:  # in turns, as others may use the machine at one moment and not at the next
+    speed = dict.fromkeys(measured.DTYPES, 0.0)
+    for name in measured.DTYPES * TURNS:  # in turns, as others may use the machine at one moment and not at the next
         rate, _ = flops.measured(torch.device("cpu"), getattr(torch, name), SIZE)
         speed[name] = max(speed[name], rate)
     return speed

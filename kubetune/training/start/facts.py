@@ -23,6 +23,7 @@ from kubetune.rundir import machine, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.training import flops
 from kubetune.training.run import Run
+from kubetune.training.start import choices
 
 
 def gpu_name(world: World) -> str | None:
@@ -72,7 +73,7 @@ def record_start(run: Run, state: State, run_dir: Path) -> None:
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
     spared = run.plan.spared_share
     facts = flops.describe(run.learner, run.config, run.data.train, run.world.device, dtype, spared)
-    facts["spared_share"] = spared
+    facts |= {"spared_share": spared, **choices.as_event(run.config)}
     facts["machine"] = machine.describe()
     event = "resume" if state.step else "start"
     metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)

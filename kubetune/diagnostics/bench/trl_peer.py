@@ -1,0 +1,64 @@
+"""TRL's SFTTrainer on a case of `kubetune bench`, where it is installed.
+
+In bf16, without recomputation, rows grouped by length: the best of its own options. Prints its row as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+
+def measure(order: dict[str, Any]) -> dict[str, Any]:
+    """Tokens/s of the steps after the first few, padding not counted."""
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import SFTConfig, SFTTrainer  # type: ignore[import-not-found, unused-ignore]
+
+    rows = [json.loads(line) for line in Path(order["data"]).read_text().splitlines()]
+    mean = statistics.mean(len(f"{row['prompt']}{row['completion']}".split()) + 1 for row in rows)
+    batch = max(1, round(order["tokens"] / mean / 2))
+    ends = [time.perf_counter()]
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            ends.append(time.perf_counter())
+
+    trainer = SFTTrainer(
+        model=order["model"],
+        args=SFTConfig(
+            output_dir=order["folder"],
+            max_steps=order["steps"],
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=2,
+            max_length=order["longest"],
+            gradient_checkpointing=False,
+            bf16=torch.cuda.is_available(),
+            use_cpu=not torch.cuda.is_available(),
+            group_by_length=True,
+            report_to="none",
+            save_strategy="no",
+            model_init_kwargs={"dtype": "bfloat16"},
+        ),
+        train_dataset=Dataset.from_list(rows),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
+        processing_class=AutoTokenizer.from_pretrained(order["model"]),
+        callbacks=[Clock()],
+    )
+    trainer.train()
+    seconds = [later - earlier for earlier, later in pairwise(ends)][order["warm"] :]
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return {"tokens_per_second": 2 * batch * mean / statistics.median(seconds), "peak_bytes": peak}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(json.loads(sys.argv[1]))))

@@ -1,0 +1,65 @@
+"""Settings that are `auto` where a measurement of this machine says which is faster: dtype, attention, compilation.
+
+What a run began with it keeps to its end. `model.dtype` on CPUs, which runs measure themselves, is cpu_dtype's.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kubetune.base import logs
+from kubetune.config.schema import Config
+from kubetune.distributed import process_group
+from kubetune.distributed.process_group import World
+from kubetune.kernels import pointwise
+from kubetune.planning import measured
+from kubetune.planning.model_shapes import read_weights
+from kubetune.planning.plan import Plan
+from kubetune.rundir import metrics
+from kubetune.training.start import cpu_dtype
+
+
+def decide(config: Config, plan: Plan, run_dir: Path, world: World, tokens: float, width: int | None = None) -> Config:
+    """The config with what this machine's measurements choose; all ranks call it and agree.
+
+    `tokens`: of all steps; `width`: the model's hidden size, where it is known.
+    """
+    config = cpu_dtype.decide(config, run_dir, world, width)
+    own = _choose(config, plan, tokens, run_dir, world) if world.is_main else None
+    chosen = process_group.broadcast(own, world)
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"attention": chosen["attention"]}),
+            "training": config.training.model_copy(update={"compile": chosen["compile"]}),
+        }
+    )
+
+
+def as_event(config: Config) -> dict[str, Any]:
+    """The decisions, as the event of a start holds them for the next one."""
+    return {"attention": config.model.attention, "compile": config.training.compile}
+
+
+def _choose(config: Config, plan: Plan, tokens: float, run_dir: Path, world: World) -> dict[str, Any]:
+    asked = as_event(config)
+    starts = [event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
+    if starts:  # those of older versions decided nothing
+        return {name: starts[-1].get(name, value) if value == "auto" else value for name, value in asked.items()}
+    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+    known, found = measured.read(gpu), dict(asked)
+    if asked["attention"] == "auto" and known.attention == "sdpa":
+        found["attention"] = "sdpa"
+    weights = read_weights(config.model.path, os.environ)
+    if asked["compile"] == "auto" and weights is not None:
+        found["compile"] = measured.compiles(config, known, weights.parameters, tokens, plan.device)
+        if found["compile"] == "layers" and pointwise.can_compile(world.device) is not None:
+            found["compile"] = "auto"
+    if changed := [f"{name} auto -> {str(found[name]).lower()}" for name in asked if found[name] != asked[name]]:
+        logs.MODEL.info("%s, because %s (measured on %s)", ", ".join(changed), known.why, known.time[:10])
+    if known.fp8 and not config.training.fp8 and not config.not_in_fp8():
+        logs.MODEL.info("training.fp8: true would be faster here, by what was measured on %s", known.time[:10])
+    return found

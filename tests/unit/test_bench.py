@@ -1,0 +1,173 @@
+"""`kubetune bench`: what follows from rows that were measured, where it is kept, and who takes it from there."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import table
+from benchmarks.results import read_results
+from kubetune.cli import main
+from kubetune.cli.local import bench
+from kubetune.config.load import load_config
+from kubetune.config.schema import Config
+from kubetune.diagnostics.bench import cases, inputs, measure, verdict
+from kubetune.distributed.process_group import World
+from kubetune.planning import measured
+from kubetune.planning.model_shapes import read_weights, shapes_of
+from kubetune.planning.plan import make_plan
+from kubetune.rundir import metrics
+from kubetune.training.start import choices
+
+FAST = 10**15
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def rows(**speeds: float) -> dict[str, dict[str, object]]:
+    names = {
+        "plain": "LoRA, bfloat16",
+        "single": "LoRA, float32",
+        "compiled": "LoRA, bfloat16, compiled",
+        "layers": "LoRA, bfloat16, compiled layers",
+        "fp8": "LoRA, bfloat16, compiled, fp8",
+        "alone": "LoRA, bfloat16, one sequence at a time",
+    }
+    return {f"4B {names[key]}": {"tokens_per_second": speed, "losses": [2.0]} for key, speed in speeds.items()}
+
+
+def test_the_faster_is_chosen_where_both_were_measured() -> None:
+    found = verdict.choices(rows(plain=100, compiled=120, layers=150, fp8=180, alone=50), ["8B", "4B"], "cuda")
+    assert found.pop("why").startswith("4B LoRA, bfloat16, compiled layers: 150 tokens/s, LoRA, bfloat16: 100; ")
+    assert found == {"compile": "layers", "fp8": True, "attention": "padding_free"}
+    found = verdict.choices(rows(plain=100, compiled=101, single=90), ["4B"], "cpu")
+    assert found.pop("why")
+    assert found == {"dtype": "bfloat16", "compile": False}
+    assert verdict.choices({"4B LoRA, bfloat16": {"failed": "out of memory"}}, ["4B"], "cuda") == {"why": ""}
+
+
+def test_cases_that_compute_the_same_must_begin_with_the_same_loss() -> None:
+    found = rows(plain=100, compiled=120, fp8=180)
+    assert verdict.disagreements(found) == []
+    found["4B LoRA, bfloat16, compiled"]["losses"] = [2.1]
+    (said,) = verdict.disagreements(found)
+    assert said == "4B LoRA, bfloat16, compiled: the first loss is 2.1000, and 2.0000 of 4B LoRA, bfloat16"
+
+
+def test_every_case_is_a_run_that_can_be_planned(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    for case in (*cases.on_gpu(), *cases.on_cpu()):
+        if case.trainer == "kubetune":
+            flags = {"model.path": "m", "data.train": str(tmp_path / "rows.jsonl"), **case.settings}
+            make_plan(load_config(None, flags=flags), 100, world_size=1)
+    assert inputs.bytes_of("8B") == pytest.approx(2 * 8.19e9, rel=0.01)
+    assert inputs.bytes_of("0.6B") == pytest.approx(2 * 0.596e9, rel=0.01)
+
+
+def test_what_cannot_be_measured_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real processes: one whose model cannot be made, one that takes too long; then no time is left."""
+    monkeypatch.setattr(measure, "find_spec", lambda name: None)
+    wanted = [cases.Case("tiny", "TRL", trainer="trl"), cases.Case("tiny", "QLoRA", {"quantization": "4bit"})]
+    said = [row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 60.0)]
+    assert said == ["left out: trl is not installed", "left out: bitsandbytes is not installed"]
+    assert next(row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 0.0)).startswith("left out: the 0")
+    assert measure._run(["sh", "-c", "echo first; echo last; exit 3"], 60.0) == (3, "last")
+    assert measure._run(["sh", "-c", "kill -9 $$"], 60.0)[1].startswith("killed, as the kernel does")
+    assert measure._run(["sleep", "600"], 0.1) == (-9, "took longer than 0 s")
+    monkeypatch.setattr(measure.files, "free_bytes", lambda folder: 10)
+    (row,) = (row for _, row in measure.measure([cases.Case("8B", "LoRA")], tmp_path, "cpu", 60.0))
+    assert "its weights need 16,3" in row["failed"]
+
+
+def test_models_of_random_weights_are_whole(tmp_path: Path) -> None:
+    inputs.write_model("tiny", tmp_path)
+    found = read_weights(str(tmp_path), {})
+    assert found is not None
+    assert found.stated
+    assert found.shapes == shapes_of(cases.SHAPES["tiny"])
+    inputs.write_rows(tmp_path / "rows.jsonl", 5, 2000, shared=7)
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len({tuple(line["prompt"].split()[:7]) for line in lines}) == 1
+
+
+def config_of(folder: Path, **changes: object) -> Config:
+    (folder / "config.json").write_text(json.dumps(cases.SHAPES["42M"]))
+    (folder / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    flags = {"model.path": str(folder), "data.train": str(folder / "rows.jsonl"), "lora.r": 8, **changes}
+    return load_config(None, flags=flags)
+
+
+def test_runs_take_what_was_measured_and_keep_it(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "kubetune")
+    config, world = config_of(cache), World()
+    plan = make_plan(config, 10, world_size=1)
+
+    def decided(tokens: float = FAST, run: str = "new", config: Config = config) -> dict[str, object]:
+        return choices.as_event(choices.decide(config, plan, cache / run, world, tokens))
+
+    assert decided() == {"attention": "auto", "compile": "auto"}
+    assert "because it" not in caplog.text
+    measured.keep(None, compile="layers", fp8=True, attention="sdpa", why="it was faster")
+    assert decided() == {"attention": "sdpa", "compile": "layers"}
+    assert "attention auto -> sdpa, compile auto -> layers, because it was faster (measured on 2" in caplog.text
+    assert "training.fp8: true would be faster here" in caplog.text
+    assert decided(tokens=1000) == {"attention": "sdpa", "compile": "auto"}  # no work that compiling is worth for
+    stated = config_of(cache, **{"model.attention": "padding_free", "training.compile": True})
+    assert decided(config=stated) == {"attention": "padding_free", "compile": True}
+    # A run that was begun goes on as it began, also where nothing was decided by then.
+    for name in ("begun", "older"):
+        (cache / name).mkdir()
+    metrics.record_event(cache / "begun", "start", step=0, attention="auto", compile=False)
+    assert decided(run="begun") == {"attention": "auto", "compile": False}
+    metrics.record_event(cache / "older", "start", step=0)
+    assert decided(run="older") == {"attention": "auto", "compile": "auto"}
+
+
+def test_choices_that_are_damaged_or_of_another_torch_choose_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured.keep(None, compile=False, why="w")
+    measured.keep("NVIDIA H100", compile="layers", why="g")
+    assert (measured.read(None).compile, measured.read("NVIDIA H100").compile) == (False, "layers")
+    measured.keep(None, dtype="float32", why="d")
+    assert measured.read(None).compile is False
+    monkeypatch.setattr(measured, "version", lambda name: "0")
+    assert measured.read(None) == measured.Choices()
+    monkeypatch.setattr(measured, "version", version)
+    for text in ("{", '{"a": 1}', "[]"):
+        measured.place().write_text(text)
+        assert measured.read(None) == measured.Choices()
+
+
+def test_plan_says_what_was_measured(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inputs.write_model("tiny", cache)
+    (cache / "rows.jsonl").write_text('{"prompt": "t7 t8", "completion": " t9"}\n')
+    command = ["plan", "--model", str(cache), "--data", str(cache / "rows.jsonl"), "--lora", "compute.gpus_per_node=0"]
+    measured.keep(None, dtype="bfloat16", compile=False, why="it is faster")
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "training.compile: auto -> false, because it is faster (measured on 2" in said
+    assert "model.dtype: auto -> float32, because KUBETUNE_CPU_DTYPE says so" in said
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_whole_benchmark_becomes_tables_and_choices(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.set_num_threads(1)
+    output = cache / "here.json"
+    assert main(["bench", "--shape", "tiny", "--minutes", "20", "-o", str(output)]) == 0
+    found = json.loads(output.read_text())
+    speeds = {row["case"]: row.get("tokens_per_second") for row in found["measurements"]}
+    assert all(speed for name, speed in speeds.items() if "TRL" not in name), found
+    assert found["disagreements"] == []
+    assert measured.read(None).dtype == found["choices"]["dtype"]
+    assert "| tiny LoRA, float32 |" in table.render(read_results(output))
+    assert bench._slug(found["machine"])
