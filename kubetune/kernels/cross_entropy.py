@@ -20,6 +20,7 @@ from torch.autograd import Function
 from kubetune.base import allocator
 from kubetune.kernels import pointwise
 from kubetune.kernels.pointwise import Kernels
+from kubetune.planning import memory
 
 STRIPE = 2**22
 """Numbers of a head's gradient that are made before they are added to it: so few that they stay in the cache."""
@@ -61,9 +62,10 @@ class Head(NamedTuple):
     bias_sum: GradientSum | None = None
 
 
-def chunk_rows(vocabulary: int) -> int:
-    """Rows scored at once: about 32 M logits, which fit caches and memory at any vocabulary."""
-    return min(512, max(128, 2**25 // vocabulary))
+def chunk_rows(vocabulary: int, device: torch.device) -> int:
+    """Rows scored at once, by the vocabulary and the kind of device."""
+    gpu_bytes = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    return memory.chunk_rows(vocabulary, gpu_bytes)
 
 
 def _logits(x: Tensor, head: Head, room: Tensor) -> Tensor:
@@ -77,7 +79,7 @@ def _room(number: int, like: Tensor, rows: int, width: int, dtype: torch.dtype) 
     """`[rows, width]` on `like`'s device. On a CPU it is that of all others of this number and width."""
     if like.device.type != "cpu":
         return like.new_empty(rows, width, dtype=dtype)
-    return _kept_room(number, chunk_rows(width), width, dtype)[:rows]
+    return _kept_room(number, chunk_rows(width, like.device), width, dtype)[:rows]
 
 
 @lru_cache(maxsize=4)
@@ -117,7 +119,7 @@ def cross_entropy_in_place(logits: Tensor, labels: Tensor, scale: float, rule: L
 
 def chunks(hidden: Tensor, labels: Tensor, head: Head, scale: float) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Stretches of rows, the loss of each row, and `scale` × gradient of their raw logits, until the next is asked."""
-    rows = chunk_rows(len(head.weight))
+    rows = chunk_rows(len(head.weight), hidden.device)
     buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
@@ -202,7 +204,7 @@ def score(hidden: Tensor, labels: Tensor, head: Head) -> tuple[Tensor, Tensor, T
     loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
     each = torch.empty(len(hidden), device=hidden.device)
     right = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
-    rows = chunk_rows(len(head.weight))
+    rows = chunk_rows(len(head.weight), hidden.device)
     buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
     for start in range(0, len(hidden), rows):
         x = hidden[start : start + rows]

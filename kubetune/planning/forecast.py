@@ -15,7 +15,7 @@ from kubetune.base.allocator import KEPT_PRODUCTS
 from kubetune.config.schema import Config
 from kubetune.planning.activations import activations, expects_compiling
 from kubetune.planning.linears import adapter_parameters, linears, shape_of
-from kubetune.planning.memory import USABLE_SHARE, Shape
+from kubetune.planning.memory import USABLE_SHARE, Shape, chunk_rows
 from kubetune.planning.model_shapes import TOWERS, Weights
 from kubetune.planning.plan import Plan
 
@@ -104,7 +104,7 @@ def forecast(
     if plan.device == "cuda":
         parts["gradient of the largest weight"] = largest
     tokens = micro_batch_tokens(config, plan)
-    chunk = 0 if config.classifies else _chunk_bytes(weights, tokens, element, plan)
+    chunk = 0 if config.classifies else _chunk_bytes(weights, tokens, element, plan, device_bytes)
     before = sum(parts.values()) + chunk + PROCESS_BYTES[plan.device]
     left = None if device_bytes is None else int(USABLE_SHARE * device_bytes) - before
     if compiled is None:
@@ -223,7 +223,7 @@ def _sharing_parts(
     return parts
 
 
-def _chunk_bytes(weights: Weights, tokens: int, element: int, plan: Plan) -> int:
+def _chunk_bytes(weights: Weights, tokens: int, element: int, plan: Plan, device_bytes: int | None) -> int:
     """Logits of a chunk of rows and what becomes of them: never more than the chunk, whatever the batch.
 
     On a CPU all is done in place, in fp32, beside narrower logits; a cap needs its slope as well. On a GPU there are
@@ -231,7 +231,7 @@ def _chunk_bytes(weights: Weights, tokens: int, element: int, plan: Plan) -> int
     """
     text = weights.text_config
     vocabulary = int(text.get("vocab_size") or 0)
-    rows = min(512, max(128, 2**25 // max(1, vocabulary)), tokens)
+    rows = min(tokens, chunk_rows(vocabulary, device_bytes if plan.device == "cuda" else None))
     capped = any(text.get(name) for name in ("final_logit_softcapping", "logits_soft_cap"))
     if plan.device == "cpu":
         return rows * vocabulary * (element + (4 if element < 4 else 0) + (4 if capped else 0))

@@ -9,6 +9,24 @@ from typing import Any
 USABLE_SHARE = 0.92
 """Of the device, what may be planned for; the rest is fragmentation and other people's surprises."""
 
+CHUNK_LOGITS = 2**25
+"""Logits that are made at once: about so many fit caches, and memory, at any vocabulary."""
+CHUNK_SHARE = 1 / 32
+"""Of a GPU's memory, what a larger chunk may take: each chunk reads the whole head twice, so more rows are faster."""
+
+
+def chunk_rows(vocabulary: int, gpu_bytes: int | None = None) -> int:
+    """Rows that the head scores at once. `gpu_bytes`: memory of a GPU; None for CPUs.
+
+    On a GPU up to 1,024, which its arithmetic needs to be busier than its memory. By its size alone, never by what is
+    free, so that a run goes on with the same sums.
+    """
+    least = min(512, max(128, CHUNK_LOGITS // max(1, vocabulary)))
+    if gpu_bytes is None:
+        return least
+    # 10 bytes each: the logits in 16 bits, log-probabilities and their gradient in fp32.
+    return max(least, min(1024, int(CHUNK_SHARE * gpu_bytes / (10 * max(1, vocabulary))) // 64 * 64))
+
 
 @dataclass(frozen=True)
 class Shape:

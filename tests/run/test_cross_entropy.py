@@ -45,7 +45,7 @@ class Toy(nn.Module):
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda vocabulary: 5)
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 5)
 
 
 @pytest.mark.parametrize("rule", [LogitRule(), LogitRule(multiplier=0.3), LogitRule(multiplier=2.0, cap=4.0)])
@@ -100,7 +100,7 @@ def test_in_place_it_is_the_same_to_the_last_bit(rule: LogitRule, dtype: torch.d
 def test_nothing_as_wide_as_the_vocabulary_comes_and_goes(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """Blocks that are much larger than all others leave holes, and the heap grows from step to step."""
     rows, width, vocabulary = 64, 4, 8192
-    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda _: rows)
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: rows)
     hidden = torch.randn(3 * rows - 7, width, dtype=dtype, requires_grad=True)
     head = Head(torch.randn(vocabulary, width, dtype=dtype, requires_grad=True), None, LogitRule(cap=4.0), Kernels())
     labels = torch.randint(vocabulary, (len(hidden),))
