@@ -19,8 +19,7 @@ from torch.autograd import Function
 
 from kubetune.base import allocator
 from kubetune.kernels import pointwise
-from kubetune.kernels.pointwise import Kernels
-from kubetune.planning import memory
+from kubetune.kernels.pointwise import Kernels, chunk_rows
 
 STRIPE = 2**22
 """Numbers of a head's gradient that are made before they are added to it: so few that they stay in the cache."""
@@ -60,12 +59,6 @@ class Head(NamedTuple):
     kernels: Kernels
     weight_sum: GradientSum | None = None
     bias_sum: GradientSum | None = None
-
-
-def chunk_rows(vocabulary: int, device: torch.device) -> int:
-    """Rows scored at once, by the vocabulary and the kind of device."""
-    gpu_bytes = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    return memory.chunk_rows(vocabulary, gpu_bytes)
 
 
 def _logits(x: Tensor, head: Head, room: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch.autograd import Function
 
 from kubetune.base import logs
 from kubetune.kernels.dropout import draw
+from kubetune.planning import memory
 
 
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> tuple[Tensor, Tensor]:
@@ -109,6 +110,12 @@ POINTWISE: tuple[Callable[..., Any], ...] = (
     round_rows,
 )
 _PLAIN: dict[str, Callable[..., Any]] = {f.__name__: f for f in POINTWISE}
+
+
+def chunk_rows(vocabulary: int, device: torch.device) -> int:
+    """Rows that a head scores at once, by the vocabulary and the kind of device."""
+    gpu_bytes = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    return memory.chunk_rows(vocabulary, gpu_bytes)
 
 
 class Kernels:

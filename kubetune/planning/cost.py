@@ -16,7 +16,9 @@ from kubetune.planning.linears import shape_of
 from kubetune.planning.model_shapes import Weights
 from kubetune.planning.plan import Plan
 
-ASSUMED_SHARE_OF_PEAK = 0.4
+WIDE_SHARE, NARROW_HALF = 0.46, 1550
+"""Share of the peak that is assumed of wide models, and the hidden size that has half of it: fitted to published
+speeds of other trainers (benchmarks/hindcast.py). Narrow models wait for launches and memory."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,9 @@ def bill(
     elif earlier:
         rate, source = earlier[0].middle, earlier[0].source
     elif peak is not None and per_token:
-        rate = peak * 1e12 * ASSUMED_SHARE_OF_PEAK / per_token * plan.world_size
-        source = f"{ASSUMED_SHARE_OF_PEAK:.0%} of {whose}, an assumption; a run's own report says better"
+        share = _assumed_share(weights)
+        rate = peak * 1e12 * share / per_token * plan.world_size
+        source = f"{share:.0%} of {whose}, an assumption by other trainers; a run's own report says better"
     elif plan.device == "cpu":
         source = (
             "unknown: no run of such a shape has ended on this machine; give compute.tokens_per_second to know it now"
@@ -90,6 +93,11 @@ def bill(
     bounds = [(tokens / each.high / 3600, tokens / each.low / 3600, each.source) for each in earlier]
     spans = tuple(Span(low, high, price(low), price(high), source) for low, high, source in bounds)
     return Bill(tokens, per_token and per_token * tokens, rate, source, hours, price(hours), spans)
+
+
+def _assumed_share(weights: Weights | None) -> float:
+    shape = shape_of(weights) if weights is not None else None
+    return WIDE_SHARE * shape.hidden / (shape.hidden + NARROW_HALF) if shape is not None else WIDE_SHARE
 
 
 def evaluation_hours(config: Config, plan: Plan, rate: float | None) -> float | None:

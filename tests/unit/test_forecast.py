@@ -11,6 +11,7 @@ import pytest
 
 from kubetune import cli
 from kubetune.config.load import load_config
+from kubetune.planning import cost
 from kubetune.planning.cost import bill, flops_per_token
 from kubetune.planning.forecast import GIB, MIB, Forecast, forecast, remedies
 from kubetune.planning.linears import adapter_parameters
@@ -94,7 +95,7 @@ def test_auto_recomputes_only_where_the_device_asks_for_it() -> None:
 def test_the_logits_do_not_grow_with_the_batch() -> None:
     small, large = ahead("lora.r=16"), ahead("lora.r=16", "training.per_device_train_batch_size=16")
     name = "logits, a chunk at a time"
-    assert small.parts[name] == large.parts[name] < GIB
+    assert small.parts[name] == large.parts[name] < 2 * GIB
 
 
 def test_gradients_of_a_layer_take_the_room_that_the_logits_had() -> None:
@@ -159,14 +160,16 @@ def test_hours_and_price_follow_from_a_rate_and_are_not_made_up() -> None:
     assert found.hours == pytest.approx(1.0)
     assert found.price == pytest.approx(6.0)
     peak = load_config(None, overrides=[*words, "compute.peak_tflops=989"])
+    hidden = WEIGHTS.text_config["hidden_size"]
+    share = cost.WIDE_SHARE * hidden / (hidden + cost.NARROW_HALF)  # narrow models reach less
     guessed = bill(peak, make_plan(peak), WEIGHTS, 10**6)
     assert guessed is not None
-    assert guessed.tokens_per_second == pytest.approx(2 * 0.4 * 989e12 / (flops_per_token(peak, WEIGHTS) or 0))
+    assert guessed.tokens_per_second == pytest.approx(2 * share * 989e12 / (flops_per_token(peak, WEIGHTS) or 0))
     assert "assumption" in guessed.source
     known = bill(config, make_plan(config), WEIGHTS, 10**6, "NVIDIA H100 80GB HBM3")
     assert known is not None
     assert known.tokens_per_second == guessed.tokens_per_second
-    assert known.source.startswith("40% of what is stated for NVIDIA H100 80GB HBM3, an assumption")
+    assert known.source.startswith(f"{share:.0%} of what is stated for NVIDIA H100 80GB HBM3, an assumption")
     unknown = bill(config, make_plan(config), WEIGHTS, 10**6, "Some GPU")
     assert unknown is not None
     assert unknown.hours is None
