@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from kubetune import cli, errors
 from kubetune.batching.feed import Feed, rows_per_epoch
@@ -211,7 +211,9 @@ def test_evaluate_prints_the_table_and_writes_predictions(
     assert all(math.isclose(sum(row["probabilities"].values()), 1.0, abs_tol=1e-5) for row in said)
 
 
-def test_predictions_lie_in_the_run_unless_told_otherwise(full_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_are_those_of_each_row_alone_and_lie_in_the_run(
+    inputs: Path, full_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["evaluate", str(full_run), "--json"]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
@@ -219,6 +221,13 @@ def test_predictions_lie_in_the_run_unless_told_otherwise(full_run: Path, capsys
     assert f"predictions: {full_run / 'predictions.jsonl'}" in printed.err
     assert len(said) == 41
     assert found["eval_accuracy"] == sum(row["label"] == row["predicted"] for row in said) / len(said)
+    best = full_run / "checkpoints" / "best"
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(best), AutoTokenizer.from_pretrained(best)
+    texts = [line.split("\t")[0] for line in (inputs / "eval.tsv").read_text().splitlines()[1:]]
+    with torch.no_grad():
+        for row, text in zip(said, texts, strict=True):
+            alone = model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(-1)
+            assert list(row["probabilities"].values()) == pytest.approx(alone.tolist(), abs=1e-5)
 
 
 def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_them(

@@ -103,7 +103,7 @@ def test_three_tasks_give_what_the_harness_gives(
     for side, adapter in (("tuned", run_dir / "checkpoints" / "best"), ("base", None)):
         theirs = simple_evaluate(
             their_model(run_dir, adapter), tasks=list(tasks), bootstrap_iters=0,
-            task_manager=TaskManager(include_path=str(folder)),
+            task_manager=TaskManager(include_path=str(folder), include_defaults=False),
         )  # fmt: skip
         assert theirs is not None
         for task in tasks:
