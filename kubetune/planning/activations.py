@@ -75,6 +75,13 @@ def activations(
     attention = shape.layers * heads * _pairs(config, plan, tokens) * element if plan.device == "cpu" else 0
     if weights.text_config.get("attn_logit_softcapping"):
         attention *= 2  # the scores as they were bent are kept beside the probabilities
+    attention_dropout, hidden_dropout = _dropouts(weights)
+    if plan.device == "cpu" and attention_dropout:
+        attention *= 3  # what dropped them, in their dtype, and what it left
+    if plan.device == "cpu" and hidden_dropout:
+        kept += (
+            tokens * shape.layers * 2 * shape.hidden * element
+        )  # of two products
     a_layer = (kept + attention) // shape.layers
     setting = config.training.gradient_checkpointing
     recomputed = shape.layers if setting is True else 0
@@ -122,6 +129,19 @@ def _kept_by_plain_layer(config: Config, weights: Weights, shape: Shape, element
         else 0
     )
     return norms + inner + low * element // shape.layers
+
+
+def _dropouts(weights: Weights) -> tuple[float, float]:
+    """Shares of the attention's probabilities, and of what layers give, that a model drops in training."""
+    text = weights.text_config
+    of_attention, of_hidden = (
+        next((float(text[name]) for name in names if text.get(name)), 0.0)
+        for names in (
+            ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop"),
+            ("hidden_dropout_prob", "hidden_dropout", "resid_pdrop", "dropout"),
+        )
+    )
+    return of_attention, of_hidden
 
 
 def _kept_of_wide(weights: Weights) -> int:

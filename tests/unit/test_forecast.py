@@ -285,6 +285,15 @@ def test_bitsandbytes_counts_where_it_is_imported() -> None:
     assert "bitsandbytes" in on_a_cpu("training.optim=adamw_8bit").parts
 
 
+def test_what_dropout_drew_is_kept() -> None:
+    plain, dropping = (
+        on_a_cpu("task=sequence_classification", weights=like(changes))
+        for changes in ({}, {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1})
+    )
+    assert dropping.parts["attention"] == 3 * plain.parts["attention"]
+    assert dropping.parts["activations"] - plain.parts["activations"] == 1024 * 36 * 2 * 4096 * 4
+
+
 def test_trackers_count() -> None:
     plain = on_a_cpu("lora.r=16")
     tracked = on_a_cpu("lora.r=16", "tracking.tensorboard=true", "tracking.mlflow={uri: ./mlruns, experiment: x}")
