@@ -79,9 +79,7 @@ def activations(
     if plan.device == "cpu" and attention_dropout:
         attention *= 3  # what dropped them, in their dtype, and what it left
     if plan.device == "cpu" and hidden_dropout:
-        kept += (
-            tokens * shape.layers * 2 * shape.hidden * element
-        )  # of two products
+        kept += tokens * shape.layers * 2 * shape.hidden * element  # of two products
     a_layer = (kept + attention) // shape.layers
     setting = config.training.gradient_checkpointing
     recomputed = shape.layers if setting is True else 0
