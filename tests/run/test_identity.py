@@ -134,6 +134,19 @@ def test_verbs_that_load_the_base_refuse_another(
     assert f"but --model {other_base} names {other_base}, which is another" in capsys.readouterr().err
 
 
+def test_a_base_of_other_shapes_is_refused_as_another(
+    inputs: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    wider = shutil.copytree(inputs / "model", tmp_path / "wider")
+    config = AutoConfig.from_pretrained(wider)
+    config.intermediate_size *= 2
+    AutoModelForCausalLM.from_config(config).save_pretrained(wider)
+    assert main(["generate", str(done), "the quick", "--model", str(wider)]) == errors.USER
+    assert f"but --model {wider} names {wider}, which is another" in capsys.readouterr().err
+
+
 @pytest.fixture
 def from_elsewhere(inputs: Path, done: Path, tmp_path: Path) -> Path:
     """A run whose base lay in a place that this machine does not have."""

@@ -249,7 +249,13 @@ class Check:
 @contextmanager
 def checked(check: Check) -> Iterator[None]:
     """Load what is checked within: at the end it is known to be the run's. Raises ConfigError as `require_same`."""
-    yield
+    try:
+        yield
+    except errors.KubetuneError:
+        raise
+    except Exception:
+        check.require_same()  # weights of another base may not even have the shapes
+        raise
     check.require_same()
 
 
