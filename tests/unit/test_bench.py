@@ -168,6 +168,7 @@ def test_a_whole_benchmark_becomes_tables_and_choices(cache: Path, capsys: pytes
     speeds = {row["case"]: row.get("tokens_per_second") for row in found["measurements"]}
     assert all(speed for name, speed in speeds.items() if "TRL" not in name), found
     assert found["disagreements"] == []
-    assert measured.read(None).dtype == found["choices"]["dtype"]
+    assert found["choices"]["dtype"] in ("float32", "bfloat16")
+    assert measured.read(None) == measured.Choices()  # of a tiny model nothing is kept
     assert "| tiny LoRA, float32 |" in table.render(read_results(output))
     assert bench._slug(found["machine"])

@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"differs: {line}")
     told = ", ".join(f"{key} {str(value).lower()}" for key, value in found.items() if key != "why")
     print(f"here `auto` should mean: {told or 'nothing is known'}")
-    if args.keep_choices and told and not wrong:
+    # What a tiny model is fastest with says nothing of others.
+    if args.keep_choices and told and not wrong and args.shape != "tiny":
         measured.keep(machine["gpu"] if device == "cuda" else None, **found)
         print(f"kept in {measured.place()}, where `train` and `plan` take it from")
     print(f"written: {output}")
