@@ -11,6 +11,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import pickle
 import random
 import select
 import socket
@@ -133,7 +134,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list
             for reader in ready:
                 assert isinstance(reader, Connection)
                 rank = readers.pop(reader)
-                results[rank], failure = reader.recv()
+                results[rank], failure = pickle.loads(reader.recv_bytes())
                 assert failure is None, f"rank {rank}: {failure}"
     return [results[rank] for rank in range(world_size)]
 
@@ -153,6 +154,7 @@ def _tell(writers: list[Connection], function: Callable[..., Any], args: tuple[A
         other.close()
     try:
         with process_group.join(timeout_seconds=SECONDS / 2) as world:
-            writers[rank].send((function(world, *args), None))
+            # With what tensors hold: a pipe would be sent where to get it, from a rank that may be gone by then.
+            writers[rank].send_bytes(pickle.dumps((function(world, *args), None)))
     except Exception:
-        writers[rank].send((None, traceback.format_exc()))
+        writers[rank].send_bytes(pickle.dumps((None, traceback.format_exc())))
