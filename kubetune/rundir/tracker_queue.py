@@ -177,4 +177,4 @@ def wait_for(future: Future[Any], seconds: float) -> Any:
     except TimeoutError:
         if future.done():
             raise
-        raise TimeoutError(f"no answer within {seconds:g} s") from None
+        raise TimeoutError(f"no answer within {seconds:.3g} s") from None

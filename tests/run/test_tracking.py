@@ -330,6 +330,7 @@ def test_wandb_wants_a_key_before_anything_starts(tmp_path: Path, monkeypatch: p
         open_tracker(config(tmp_path, wandb={}), tmp_path)
 
 
+@pytest.mark.slow
 def test_trackio_holds_one_run_over_two_starts(tmp_path: Path) -> None:
     pytest.importorskip("trackio")
     code = f"""
