@@ -229,7 +229,7 @@ class Driver:
     def _begin(self) -> int:
         """Begin what there is room and budget for; how many runs that are."""
         began, self._too_much = 0, ""
-        while sum(1 for _ in self._running()) < self._place.slots:
+        while sum(1 for _ in self._running()) < self._place.slots and not self._shared_fault():
             waiting = [(trial, run) for trial in self._open() for run in trial.runs if run.state == "waiting"]
             # Who has come furthest goes first, so that losers are known early.
             waiting.sort(key=lambda pair: (-pair[0].rung, pair[0].number))
@@ -241,11 +241,12 @@ class Driver:
                 self.record.trials.append(Trial(number, values, self._runs_of(number)))
                 self._say(f"trial {number:<4} {told(values)}")
                 continue
-            began += self._start(*chosen)
+            self._start(*chosen)
             self._note()
+            began += 1
         return began
 
-    def _start(self, trial: Trial, run: TrialRun) -> int:
+    def _start(self, trial: Trial, run: TrialRun) -> None:
         run.state, run.starts = "running", run.starts + 1
         self._note()  # before it begins: a driver that dies here finds it later
         try:
@@ -253,9 +254,6 @@ class Driver:
         except errors.KubetuneError as error:
             run.state, run.code, run.reason = "failed", error.exit_code, str(error)
             self._judge(trial)
-            if self._shared_fault():
-                return 0
-        return 1
 
     def _fits(self, trial: Trial, run: TrialRun) -> bool:
         """No budget is passed by what this run will take, as far as earlier ones tell."""

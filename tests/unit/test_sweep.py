@@ -259,6 +259,20 @@ def test_a_trial_that_fails_is_a_result_and_an_error_of_all_is_the_end(tmp_path:
     assert len(driver.record.trials) == 2
 
 
+def test_a_config_that_no_trial_can_begin_with_ends_the_search_at_once(tmp_path: Path) -> None:
+    search = search_of(pruner="none", rungs=())
+
+    class Refusing(Functions):
+        def start(self, trial: Trial, run: TrialRun) -> None:
+            self.begun.append(run.name)
+            raise errors.ModelError("m: no such folder")
+
+    place = Refusing(search, slots=3)
+    with pytest.raises(errors.KubetuneError, match="no such folder"):
+        driver_of(tmp_path, search, place, storage=optuna.storages.InMemoryStorage()).drive()
+    assert place.begun == ["000", "001"]
+
+
 def test_the_first_wish_to_stop_asks_all_runs_and_the_second_kills_them(tmp_path: Path) -> None:
     wishes = iter([None, "asked to stop", "asked to stop", "stopped at once"])
     search = search_of(pruner="none", rungs=())
