@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -160,6 +161,8 @@ def _conclude(folder: Path, search: Search, record: Record, recipe: Recipe, conf
     """Say what came of it, and write the winner's run file and the page."""
     print(f"\n{'trials':<10} {summary(record)}; {record.device_hours:.3g} device hours")
     if ranked := record.ranked(greater=search.greater):
+        with suppress(ConfigError):  # the run file may lack what is searched
+            config = recipe.load([])
         path = write_best(folder, recipe.config(ranked[0], ranked[0].runs[0]), config, record, search)
         for label, text in zip(("best", *[""] * 9), told(record, search), strict=False):
             print(f"{label:<10} {text}")

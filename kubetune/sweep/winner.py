@@ -9,6 +9,7 @@ from pathlib import Path
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import counted, number
 from kubetune.config.load import as_yaml, dotted_values, resolved
+from kubetune.config.naming import prefers_greater
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.sweep.ranges import told as words
@@ -64,10 +65,13 @@ def write_best(folder: Path, config: Config, base: Config, record: Record, searc
 
     `base`: the config without a trial's values, of which name and output are kept.
     """
+    training = config.training.model_copy(update={"pause_at_step": None, "greater_is_better": None})
+    if prefers_greater(training) != search.greater:
+        training = training.model_copy(update={"greater_is_better": search.greater})
     kept = config.model_copy(
         update={
             **{key: getattr(base, key) for key in ("name", "output", "mirror", "push", "logging")},
-            "training": config.training.model_copy(update={"pause_at_step": None}),
+            "training": training,
         }
     )
     before, after = (dict(dotted_values(resolved(one))) for one in (base, kept))

@@ -19,8 +19,9 @@ from kubetune.rundir.exit_status import ExitStatus
 from kubetune.sweep import ranges
 from kubetune.sweep.budget import parse as parse_budgets
 from kubetune.sweep.driver import Driver, Seen
+from kubetune.sweep.recipe import Recipe
 from kubetune.sweep.record import Record, Search, Trial, TrialRun, read_record, read_search, write_search
-from kubetune.sweep.winner import noise
+from kubetune.sweep.winner import noise, write_best
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -297,6 +298,18 @@ def test_seeds_are_a_dimension_and_noise_is_told(tmp_path: Path) -> None:
     assert "within noise" in (noise(first, second) or "")
     far = Trial(9, {}, [TrialRun("x", 42, value=2.0), TrialRun("y", 43, value=2.2), TrialRun("z", 44, value=2.1)])
     assert noise(first, far) is None
+
+
+def test_the_winner_is_a_run_file_that_says_what_it_changed(tmp_path: Path) -> None:
+    search = search_of()
+    trial = Trial(3, {"training.learning_rate": "0.002", "lora.r": "16"}, [TrialRun("003", 7, "done", value=1.5)])
+    trial.state, trial.value = "done", 1.5
+    config = Recipe(load, search, tmp_path, "fit").config(trial, trial.runs[0])
+    path = write_best(tmp_path, config, load([]), Record([trial]), search)
+    told = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert told[2:] == ["# lora.r: 8 → 16", "# training.learning_rate: – → 0.002", "# training.seed: 42 → 7"]
+    found = load_config(path)
+    assert found == load(["lora.r=16", "training.learning_rate=0.002", "training.seed=7"])
 
 
 def test_the_folder_reads_back(tmp_path: Path) -> None:
