@@ -54,11 +54,11 @@ def task_manager(wanted: BenchmarksConfig) -> Any:
 
     To read all task files takes the harness some seconds.
     """
-    if not find_spec("lm_eval"):
-        raise errors.ConfigError("benchmarks need lm_eval, which is not installed: pip install 'kubetune[benchmarks]'")
     folder = Path(wanted.tasks_folder).expanduser() if wanted.tasks_folder else None
     if folder is not None and not folder.is_dir():
         raise errors.ConfigError(f"benchmarks: tasks_folder {folder} is no folder. Nothing was written.")
+    if not find_spec("lm_eval"):
+        raise errors.ConfigError("benchmarks need lm_eval, which is not installed: pip install 'kubetune[benchmarks]'")
     from lm_eval.tasks import TaskManager
 
     if folder is not None:  # to read the harness's own 15,000 tasks takes it long

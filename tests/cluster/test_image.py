@@ -95,7 +95,7 @@ def test_the_build_sees_all_that_it_copies_and_nothing_else() -> None:
 def test_an_unknown_variant_is_refused() -> None:
     ended = subprocess.run([ROOT / "scripts/image", "rocm"], capture_output=True, text=True)
     assert ended.returncode == 2
-    assert "unknown variant rocm; expected cpu, cuda or tools" in ended.stderr
+    assert "unknown variant rocm; expected cpu, cuda, cuda-slim or tools" in ended.stderr
 
 
 def test_the_image_says_what_it_is(image: str) -> None:

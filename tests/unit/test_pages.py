@@ -18,8 +18,8 @@ PAGES = {
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
     if page.name != "CHANGELOG.md"  # which speaks of what was
 }
-FILES = {"data.json", "evaluation.json", "model.safetensors", "mirror.json", "tracking.json"}
-"""Not keys, though they begin like one."""
+NO_KEYS = {"data.json", "evaluation.json", "model.generate", "model.safetensors", "mirror.json", "tracking.json"}
+"""Files, and a method of transformers, that begin like a key."""
 OF_OTHERS = {"--isolation", "--lora-adapters", "--model-id"}
 """Options of programs that pages speak of besides."""
 KEY = re.compile(rf"`((?:{'|'.join(Config.model_fields)})(?:\.[a-z0-9_]+)+)\b")
@@ -38,9 +38,10 @@ def code() -> str:
 @pytest.mark.parametrize("name", PAGES)
 def test_what_a_page_names_is_there(name: str) -> None:
     page, folder = PAGES[name], (ROOT / name).parent
-    keys = {key for key in KEY.findall(page) if key not in FILES and key not in ALIASES}
+    keys = {key for key in KEY.findall(page) if key not in NO_KEYS and key not in ALIASES}
     missing = [key for key in keys if json_schema.at(tuple(key.split("."))) is None and key not in RENAMED]
-    missing += [flag for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page)) - OF_OTHERS if flag not in code()]
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page)) - OF_OTHERS
+    missing += [flag for flag in flags if flag not in code() and flag.replace("--no-", "--") not in code()]
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page)
     missing += [link for link in links if not (folder / link).exists()]
     modules = re.findall(r"-m (kubetune\.[a-z_.]+)", page)

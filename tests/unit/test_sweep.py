@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kubetune import errors
+from kubetune import cli, errors
 from kubetune.config.load import load_config, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
@@ -20,7 +20,7 @@ from kubetune.sweep import ranges
 from kubetune.sweep.budget import parse as parse_budgets
 from kubetune.sweep.driver import Driver, Seen
 from kubetune.sweep.recipe import Recipe
-from kubetune.sweep.record import Record, Search, Trial, TrialRun, read_record, read_search, write_search
+from kubetune.sweep.record import Record, Search, Trial, TrialRun, read_record, read_search, write_record, write_search
 from kubetune.sweep.winner import noise, write_best
 
 if TYPE_CHECKING:
@@ -322,3 +322,11 @@ def test_the_folder_reads_back(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no sweep"):
         read_search(tmp_path / "other")
     assert Record().device_hours == 0
+
+
+def test_how_a_sweep_stands_is_told_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_search(tmp_path, search_of())
+    write_record(tmp_path, Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "done", value=1.5)], value=1.5)]))
+    assert cli.main(["sweep", "status", str(tmp_path), "--json"]) == errors.OK
+    told = json.loads(capsys.readouterr().out)
+    assert (told["metric"], told["trials"][0]["values"]) == ("eval_loss", {"lora.r": "8"})

@@ -54,6 +54,8 @@ COMMANDS = (
     "train {}.yaml",
     "train --model {} --data {}.jsonl --output run",
     "verify-resume {}.yaml",
+    "sweep {}.yaml training.learning_rate=1e-3,1e-2 --trials 2",
+    "sweep best {}",
     "render {}.yaml -o out",
     "report {}",
     "report --compare {} {} -o out.html",
@@ -102,7 +104,7 @@ def test_a_wrong_input_is_explained(
 
 def test_every_verb_that_needs_no_cluster_is_tried() -> None:
     # `serve` takes a path on the volume of a cluster too, which cannot be looked at from here
-    without_input = {"smoke", "runs", "doctor", "completion", "serve"}
+    without_input = {"smoke", "bench", "runs", "doctor", "completion", "serve", "mcp"}
     on_cluster = {"submit", "status", "logs", "events", "top", "gpus", "exec", "cp", "port-forward", "stop", "resume",
                   "delete", "secret", "dev", "cluster"}  # fmt: skip
     assert {command.split()[0] for command in COMMANDS} == set(VERBS) - without_input - on_cluster

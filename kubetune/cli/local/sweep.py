@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _search(args: argparse.Namespace) -> int:
+    if args.json:
+        raise ConfigError("command line: --json is for `kubetune sweep status` and `best`. Nothing was written.")
     from kubetune.config.load import load_config
     from kubetune.sweep import ranges as texts
     from kubetune.sweep.budget import parse as parse_budgets

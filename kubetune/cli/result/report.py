@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os.path
 from pathlib import Path
 
 from kubetune.errors import OK, ConfigError
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     runs = [*filter(None, (args.run_dir,)), *args.compare]
     if not runs:
         raise ConfigError("report of which run? expected RUN_DIR, or --compare with several. Nothing was written.")
-    if len(runs) == 1 and (runs[0] / SWEEP).is_file():
+    if len(runs) == 1 and os.path.isfile(runs[0] / SWEEP):  # not of what may not be read: said below
         from kubetune.sweep.page import write_page
 
         output = write_page(runs[0], args.output)
