@@ -36,7 +36,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("kubetune", deadline=None)
 settings.load_profile("kubetune")
 
-# By what they take. Handed out first, so that no process is left alone with one of them when all else is done.
+# By what they take. Handed out first, so that no worker is left alone with one of them when all else is done.
 LONGEST = (
     "test_demo.py",
     "test_agent.py",
@@ -55,7 +55,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, in the order that chance gave all else."""
+    """Begin with the longest files, in the order that chance gave all else; counts with --no-loadscope-reorder."""
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
 
