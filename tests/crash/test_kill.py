@@ -60,7 +60,7 @@ def test_killed_at_each_point(
     ("sections", "point", "nth", "rank"),
     [
         pytest.param(LORA, "micro-batch", 9, 1, id="lora, rank 1"),
-        pytest.param(FULL, "commit.sealed", 2, 0, id="full, rank 0"),
+        pytest.param(FULL, "commit.sealed", 2, 0, id="full, rank 0", marks=slow),
         pytest.param(FULL, "step", 8, 1, id="full, rank 1", marks=slow),
         pytest.param(LORA, "commit.renamed", 3, 0, id="lora, rank 0", marks=slow),
     ],

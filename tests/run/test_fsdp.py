@@ -66,7 +66,7 @@ def trained_weights(run_dir: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("sections", "training", "world_size"),
     [
-        pytest.param(LORA, {}, 2, id="lora"),
+        pytest.param(LORA, {}, 2, id="lora", marks=slow),
         pytest.param(FULL, {}, 2, id="full", marks=slow),
         pytest.param(
             FULL, {"gradient_checkpointing": True, "per_device_train_batch_size": 1}, 2, id="recomputed", marks=slow

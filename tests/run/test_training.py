@@ -277,12 +277,11 @@ def epoch_lines(run_dir: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("world_size", "number", "sections"),
     [
-        (1, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}),
-        (1, signal.SIGINT, FULL),
-        (2, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}),
-        (2, signal.SIGTERM, FULL),
+        pytest.param(1, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}, id="lora", marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGINT, FULL, id="full, Ctrl-C"),
+        pytest.param(2, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}, id="lora, two ranks"),
+        pytest.param(2, signal.SIGTERM, FULL, id="full, two ranks", marks=pytest.mark.slow),
     ],
-    ids=["lora", "full, Ctrl-C", "lora, two ranks", "full, two ranks"],
 )
 def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(
     inputs: Path, tmp_path: Path, world_size: int, number: int, sections: dict[str, Any]

@@ -116,7 +116,11 @@ def test_chance_is_found_and_not_blamed_on_the_resume(config: Config, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("worker", "what"), [(forget_seed_on_resume, "random state of cpu"), (skip_a_batch_on_resume, "batch ids")]
+    ("worker", "what"),
+    [
+        pytest.param(forget_seed_on_resume, "random state of cpu", marks=pytest.mark.slow),
+        (skip_a_batch_on_resume, "batch ids"),
+    ],
 )
 def test_a_bad_resume_is_named(config: Config, tmp_path: Path, worker: Callable[..., int], what: str) -> None:
     verdict = verdict_of(config, tmp_path, worker)
