@@ -51,7 +51,7 @@ def numeric(answer: str, reference: str) -> float:
 
 
 def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
+    found = _NUMBER.findall(text.replace("\u2212", "-"))  # the minus sign of typeset text
     return float(found[-1].replace(",", "")) if found else None
 
 
@@ -116,14 +116,20 @@ def _no_json(constant: str) -> Any:
 
 
 def _same(ours: Any, theirs: Any) -> bool:
-    """Equality as JSON has it: `true` is not 1, though Python says so."""
-    if isinstance(ours, bool) or isinstance(theirs, bool):
-        return ours is theirs
-    if isinstance(ours, list) and isinstance(theirs, list):
-        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(_same(ours[key], theirs[key]) for key in ours)
-    return bool(ours == theirs)
+    """Equality as JSON has it: `true` is not 1, though Python says so. Answers may nest deeper than functions can."""
+    pairs = [(ours, theirs)]
+    while pairs:
+        ours, theirs = pairs.pop()
+        if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+            pairs += zip(ours, theirs, strict=True)
+        elif isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
+            pairs += [(ours[key], theirs[key]) for key in ours]
+        elif isinstance(ours, (bool, list, dict)) or isinstance(theirs, (bool, list, dict)):
+            if ours is not theirs:
+                return False
+        elif ours != theirs:
+            return False
+    return True
 
 
 def rouge_l() -> Measure:

@@ -11,7 +11,8 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,7 +53,8 @@ def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
     for name in wanted.functions:
         function = getattr(module, name, None)
         if not callable(function):
-            defined = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+            functions = [value for value in vars(module).values() if inspect.isfunction(value)]
+            defined = [value.__name__ for value in functions if value.__module__ == module.__name__]
             problems.append(f"{path} has no function {name}; it has {', '.join(defined) or 'none'}")
         elif why := _misfit(function):
             problems.append(f"{path}: {name}{why}; expected {name}({', '.join(_ARGUMENTS)}) -> float")
@@ -65,18 +67,29 @@ def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
 
 def _run(path: Path) -> ModuleType:
     """The file as a module, which may import what lies beside it."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"kubetune metrics {path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.absolute()))
+    sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        with _beside(path):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
         raise errors.ConfigError(f"{path} cannot be run:\n{_trace(error, path)}") from error
-    finally:
-        sys.path.remove(str(path.parent.absolute()))
     return module
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """Imports of what lies beside the file, also those within its functions."""
+    folder = str(path.parent.absolute())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:  # the user's code may have changed it
+            sys.path.remove(folder)
 
 
 def _misfit(function: Callable[..., Any]) -> str:
@@ -93,8 +106,9 @@ def _misfit(function: Callable[..., Any]) -> str:
 def _guarded(function: Callable[..., Any], path: Path, name: str) -> Function:
     def call(prompt: str, answer: str, reference: str, record: dict[str, Any]) -> float:
         try:
-            value = function(prompt, answer, reference, record)
-        except Exception as error:
+            with _beside(path):
+                value = function(prompt, answer, reference, record)
+        except (Exception, SystemExit) as error:
             raise errors.ConfigError(
                 f"{path}: {name} raised {type(error).__name__} for the answer {answer[:200]!r}:\n{_trace(error, path)}"
             ) from error
@@ -111,7 +125,7 @@ def _guarded(function: Callable[..., Any], path: Path, name: str) -> Function:
     return call
 
 
-def _trace(error: Exception, path: Path) -> str:
+def _trace(error: BaseException, path: Path) -> str:
     """The traceback from the user's file on, without what led there."""
     frames = traceback.extract_tb(error.__traceback__)
     first = next((n for n, frame in enumerate(frames) if Path(frame.filename) == path), len(frames))

@@ -9,6 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 RESAMPLES = 2000
+FLIPS = 10_000
+_BLOCK = 2**20
+"""Signs that are drawn at a time: those of many rows would fill the memory."""
 
 
 def interval(scores: Sequence[float], confidence: float = 0.95, seed: int = 0) -> tuple[float, float]:
@@ -21,8 +24,10 @@ def interval(scores: Sequence[float], confidence: float = 0.95, seed: int = 0) -
         return math.nan, math.nan
     if np.isin(values, (0.0, 1.0)).all():
         return _wilson(int(values.sum()), len(values), confidence)
-    draw = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
-    low, high = np.quantile(values[draw].mean(axis=1), [(1 - confidence) / 2, (1 + confidence) / 2])
+    draw = np.random.default_rng(seed)
+    # One sample at a time: all of them at once would take gigabytes of many rows.
+    means = [values[draw.integers(0, len(values), len(values))].mean() for _ in range(RESAMPLES)]
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 
 
@@ -33,7 +38,8 @@ def _wilson(right: int, rows: int, confidence: float) -> tuple[float, float]:
     share, scale = right / rows, 1 + z * z / rows
     middle = (share + z * z / (2 * rows)) / scale
     half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / scale
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Rounding must not leave 7e-18 where none are right, nor a bound below 1 where all are.
+    return middle - half if right else 0.0, middle + half if right < rows else 1.0
 
 
 class Comparison(NamedTuple):
@@ -50,7 +56,7 @@ def compare(before: Sequence[float], after: Sequence[float], seed: int = 0) -> C
     """A paired test, two-sided, of scores `[rows]` of the same rows.
 
     McNemar's exact test (1947) where all are 0 or 1; else signs of the differences are flipped at random (Fisher 1935),
-    10,000 times.
+    `FLIPS` times.
     """
     first, second = np.asarray(before, np.float64), np.asarray(after, np.float64)
     if first.shape != second.shape:
@@ -60,14 +66,17 @@ def compare(before: Sequence[float], after: Sequence[float], seed: int = 0) -> C
     mean = float(change.mean()) if len(change) else math.nan
     if np.isin(np.concatenate([first, second]), (0.0, 1.0)).all():
         return Comparison(mean, gained, lost, _mcnemar(gained, lost), "McNemar")
-    signs = np.random.default_rng(seed).choice((-1.0, 1.0), (10_000, len(change)))
+    draw, seen, as_far = np.random.default_rng(seed), abs(change.sum()) - 1e-12, 0
+    block = max(1, _BLOCK // len(change))
+    for first in range(0, FLIPS, block):
+        signs = 1 - 2.0 * draw.integers(0, 2, (min(block, FLIPS - first), len(change)), np.int8)
+        as_far += int((np.abs(signs @ change) >= seen).sum())
     # One more on both sides: the order that was seen is one of all.
-    as_far = int((np.abs(signs @ change) >= abs(change.sum()) - 1e-12).sum())
-    return Comparison(mean, gained, lost, (as_far + 1) / (len(signs) + 1), "paired permutation")
+    return Comparison(mean, gained, lost, (as_far + 1) / (FLIPS + 1), "paired permutation")
 
 
 def _mcnemar(gained: int, lost: int) -> float:
     """Twice the share of fair coin throws that are so uneven."""
     throws = gained + lost
     tail = sum(math.comb(throws, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, 2 * tail / float(2**throws))
+    return min(1.0, 2 * tail / (1 << throws))  # of whole numbers: 2.0**1024 is too large for a float

@@ -31,6 +31,8 @@ def measure(name: str, answer: str, reference: str, **settings: object) -> float
         ("numeric", "7 apples, or 8", "7", 0),
         ("numeric", "none", "7", 0),
         ("numeric", "-.5", "-0.5", 1),
+        ("numeric", "\u22125", "5", 0),  # the minus sign
+        ("numeric", "\u22125", "-5", 1),
         ("json_valid", '```json\n{"a": [1]}\n```', "", 1),
         ("json_valid", '{"a": NaN}', "", 0),
         ("json_valid", '{"a": 1} and more', "", 0),
@@ -38,6 +40,9 @@ def measure(name: str, answer: str, reference: str, **settings: object) -> float
         ("json_equal", '{"a": true}', '{"a": 1}', 0),
         ("json_equal", '{"a": {"x": [1, true]}, "c": 0}', '{"a": {"x": [1, true]}}', 0.5),
         ("json_equal", "{}", "{}", 1),
+        ("json_equal", "[{}]", "[1]", 0),
+        ("json_equal", "[[1]]", "[[1, 2]]", 0),
+        ("json_equal", "[" * 500 + "]" * 500, "[" * 500 + "]" * 500, 1),
         ("json_equal", "no", "{}", 0),
     ],
 )
@@ -92,7 +97,13 @@ def test_intervals_of_means_are_those_of_the_bootstrap() -> None:
     assert all(map(math.isnan, statistics.interval([])))
 
 
-@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (9, 2), (30, 41)])
+def test_bounds_are_whole_where_no_row_or_every_row_is_right() -> None:
+    for rows in (1, 40, 100, 333):
+        assert statistics.interval([0.0] * rows)[0] == 0
+        assert statistics.interval([1.0] * rows)[1] == 1
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (9, 2), (30, 41), (700, 640)])
 def test_two_models_that_are_right_or_wrong_are_compared_by_mcnemar(gained: int, lost: int) -> None:
     scipy = pytest.importorskip("scipy.stats")
     before = [0.0] * gained + [1.0] * lost + [1.0] * 5
@@ -138,10 +149,23 @@ def test_what_is_no_condition_is_refused(text: str) -> None:
 
 
 OWN = """\
+from __future__ import annotations
+from dataclasses import dataclass
 import beside
+
+@dataclass
+class Answer:
+    text: str
 
 def good(prompt, answer, reference, record):
     return beside.VALUE * (answer == record["completion"])
+
+def late(prompt, answer, reference, record):
+    import later
+    return later.VALUE
+
+def leaves(prompt, answer, reference, record):
+    raise SystemExit(0)
 
 def raises(prompt, answer, reference, record):
     return record["nothing"]
@@ -157,30 +181,35 @@ def few(prompt, answer):
 @pytest.fixture
 def own_file(tmp_path: Path) -> Path:
     (tmp_path / "beside.py").write_text("VALUE = 2\n")
+    (tmp_path / "later.py").write_text("VALUE = 3\n")
     (tmp_path / "own.py").write_text(OWN)
     return tmp_path / "own.py"
 
 
 def test_functions_of_the_users_are_called_and_may_import_what_lies_beside_them(own_file: Path) -> None:
-    functions = own_functions.load(OwnMetricsConfig(file=str(own_file), functions=("good",)))
+    functions = own_functions.load(OwnMetricsConfig(file=str(own_file), functions=("good", "late")))
     assert functions["good"]("", "yes", "", {"completion": "yes"}) == 2.0
+    assert functions["late"]("", "yes", "", {}) == 3.0
 
 
 def test_functions_that_fail_say_where_and_for_which_answer(own_file: Path) -> None:
-    functions = own_functions.load(OwnMetricsConfig(file=str(own_file), functions=("raises", "no_number")))
-    with pytest.raises(errors.ConfigError, match=r'raises raised KeyError for the answer \'yes\'[^$]*own.py", line 7'):
+    functions = own_functions.load(OwnMetricsConfig(file=str(own_file), functions=("raises", "no_number", "leaves")))
+    with pytest.raises(errors.ConfigError, match=r'raises raised KeyError for the answer \'yes\'[^$]*own.py", line 20'):
         functions["raises"]("", "yes", "", {})
     with pytest.raises(errors.ConfigError, match=r"no_number returned 'high'.*expected a finite number"):
         functions["no_number"]("", "yes", "", {})
+    with pytest.raises(errors.ConfigError, match=r"leaves raised SystemExit for the answer 'yes'"):
+        functions["leaves"]("", "yes", "", {})
 
 
 @pytest.mark.parametrize(
     ("text", "function", "said"),
     [
         (OWN, "few", r"few: too many positional arguments; expected few\(prompt, answer, reference, record\)"),
-        (OWN, "missing", "has no function missing; it has good, raises, no_number, few"),
+        (OWN, "missing", "has no function missing; it has good, late, leaves, raises, no_number, few"),
         ("def broken(:\n", "broken", "cannot be run:[^$]*SyntaxError"),
         ("1 / 0\n", "x", "cannot be run:[^$]*line 1[^$]*ZeroDivisionError"),
+        ("raise SystemExit(0)\n", "x", "cannot be run:[^$]*SystemExit"),
         (None, "x", "is no file"),
     ],
 )
