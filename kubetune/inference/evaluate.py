@@ -12,7 +12,7 @@ from kubetune import errors
 from kubetune.base.files import write_atomic
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, SourceConfig
-from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.config.schema.evaluation import FORGET_LOSS, GenerateConfig
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World
@@ -21,7 +21,7 @@ from kubetune.planning.plan import make_plan
 from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
 from kubetune.scoring.judge import answer, judge_of
 from kubetune.scoring.own_functions import Function
-from kubetune.training.evaluation import collect, measured
+from kubetune.training.evaluation import collect, evaluate, measured
 from kubetune.training.start import reference
 
 
@@ -56,14 +56,17 @@ def other_sources(config: Config, data: str) -> tuple[SourceConfig, ...]:
     )
 
 
-def _rows(config: Config, *, is_given: bool) -> Rows:
-    """The rows to evaluate on. `is_given`: those of `--data`, which stand where those of training do."""
+def _rows(config: Config, *, is_given: bool) -> tuple[Rows, Rows | None]:
+    """The rows to evaluate on, and those that must not be forgotten.
+
+    `is_given`: those of `--data`, which stand where those of training do; nothing else is measured then.
+    """
     if not is_given:
-        rows = prepare(config).eval
-        assert rows is not None
-        return rows
+        prepared = prepare(config)
+        assert prepared.eval is not None
+        return prepared.eval, prepared.forget
     try:
-        return prepare(config).train
+        return prepare(config).train, None
     except errors.DataError as error:
         raise errors.DataError([problem.replace("data.train", "--data") for problem in error.problems]) from None
 
@@ -108,7 +111,7 @@ def evaluate_run(
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
     whole_reference = config.lora is None and config.task == "preference" and config.preference.needs_reference
     with result.checked(base=whole_reference or None):
-        rows = _rows(config, is_given=data is not None)
+        rows, kept = _rows(config, is_given=data is not None)
         learner = task.load(config, folder, device)
     world = World(device=device)
     plan = make_plan(config, world_size=1)
@@ -121,6 +124,8 @@ def evaluate_run(
     matrix = task.confusion(learner, parts)
     names = labels.names if matrix and labels else ()
     metrics = measured(task, learner, rows, parts, world)
+    if kept is not None:
+        metrics[FORGET_LOSS] = (evaluate(task, learner, kept, plan, world) or {})["eval_loss"]
     judge = judge_of(config, result.tokenizer, rows, world, "eval" if data is None else "train", own)
     if judge is not None:
         metrics |= judge.score(answer(judge, learner, world, lambda: False) or {})[0]

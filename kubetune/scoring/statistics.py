@@ -11,7 +11,7 @@ import numpy as np
 RESAMPLES = 2000
 FLIPS = 10_000
 _BLOCK = 2**20
-"""Signs that are drawn at a time: those of many rows would fill the memory."""
+"""Signs drawn at a time: those of many rows would fill the memory."""
 
 
 def interval(scores: Sequence[float], confidence: float = 0.95, seed: int = 0) -> tuple[float, float]:
@@ -67,9 +67,10 @@ def compare(before: Sequence[float], after: Sequence[float], seed: int = 0) -> C
     if np.isin(np.concatenate([first, second]), (0.0, 1.0)).all():
         return Comparison(mean, gained, lost, _mcnemar(gained, lost), "McNemar")
     draw, seen, as_far = np.random.default_rng(seed), abs(change.sum()) - 1e-12, 0
-    block = max(1, _BLOCK // len(change))
-    for first in range(0, FLIPS, block):
-        signs = 1 - 2.0 * draw.integers(0, 2, (min(block, FLIPS - first), len(change)), np.int8)
+    rows = len(change)
+    at_a_time = max(1, _BLOCK // rows)
+    for done in range(0, FLIPS, at_a_time):
+        signs = 1 - 2.0 * draw.integers(0, 2, (min(at_a_time, FLIPS - done), rows), dtype=np.int8)
         as_far += int((np.abs(signs @ change) >= seen).sum())
     # One more on both sides: the order that was seen is one of all.
     return Comparison(mean, gained, lost, (as_far + 1) / (FLIPS + 1), "paired permutation")

@@ -102,7 +102,9 @@ def test_training_is_the_same_with_and_without_questions(inputs: Path, tmp_path:
     assert weights.items() <= toy.digests(plain).items()
 
 
-def test_the_best_checkpoint_is_the_one_with_the_best_answers(inputs: Path, tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_the_one_with_the_best_answers(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "own.py").write_text(
         "calls = []\n\n\ndef early(prompt, answer, reference, record):\n"
         "    assert record['prompt'].startswith(prompt[:3])\n"
@@ -114,6 +116,8 @@ def test_the_best_checkpoint_is_the_one_with_the_best_answers(inputs: Path, tmp_
         tmp_path / "run", toy.make_config(inputs, training, evaluation={**EVALUATION, "metrics": own})
     )
     assert (run_dir / "checkpoints" / "best").resolve().name == "step-000003"
+    assert cli.main(["runs", str(run_dir)]) == errors.OK
+    assert ", eval_early -46" in capsys.readouterr().out, "the metric that it is chosen by"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +185,7 @@ def test_what_cannot_be_judged_is_refused_before_the_model_is_loaded(inputs: Pat
 
 @pytest.fixture(scope="module")
 def judged_run(inputs: Path) -> Path:
-    evaluation = {**EVALUATION, "gate": {"exact_match": ">= 0.9"}}
+    evaluation = {**EVALUATION, "forget": f"{inputs}/train.jsonl#3", "gate": {"exact_match": ">= 0.9"}}
     run_dir = toy.make_run(inputs / "judged", toy.make_config(inputs, {"max_steps": 6}, evaluation=evaluation))
     assert toy.train(run_dir) == [errors.GATE]
     return run_dir
@@ -222,6 +226,7 @@ def test_evaluating_by_hand_finds_what_the_run_found(judged_run: Path) -> None:
     (last,) = (line for line in metrics.read_metrics(judged_run) if line["step"] == 6 and "eval_loss" in line)
     found, names = evaluate_run(judged_run, "6").metrics, ("eval_exact_match", "eval_contains")
     assert [found[name] for name in names] == [last[name] for name in names]
+    assert found["eval_forget_loss"] == pytest.approx(last["eval_forget_loss"], rel=1e-6)
 
 
 def test_a_run_killed_within_an_evaluation_asks_and_answers_as_one_that_was_not(

@@ -60,7 +60,9 @@ def facts(run_dir: Path) -> dict[str, Any]:
     from kubetune.config.naming import method_label, model_short_name
     from kubetune.rundir import metrics
 
-    unknown = dict.fromkeys(("name", "step", "steps", "loss", "evaluation", "saved_step", "model", "method", "started"))
+    unknown = dict.fromkeys(
+        ("name", "step", "steps", "loss", "evaluation", "saved_step", "metric", "model", "method", "started")
+    )
     try:
         config, run_view = read_config(run_dir), look_here(run_dir)
         events = metrics.read_events(run_dir)
@@ -72,6 +74,7 @@ def facts(run_dir: Path) -> dict[str, Any]:
         "path": str(run_dir),
         "name": run_view.name,
         **known,
+        "metric": config.training.metric_for_best_model,
         "model": model_short_name(config.model.path),
         "method": method_label(config),
         "started": events[0]["time"] if events else None,
@@ -100,8 +103,9 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
     step = "" if one["step"] is None else f"{one['step']:,}/{one['steps'] or '?'}"
     loss = "" if one["loss"] is None else f"{one['loss']:.4f}"
     evaluation = one["evaluation"] or {}
-    name = next((name for name in evaluation if name.startswith("eval_") and name != "eval_loss"), "eval_loss")
-    shown = [f"{key} {evaluation[key]:.4g}" for key in dict.fromkeys(("eval_loss", name)) if key in evaluation]
+    others = [name for name in evaluation if name.startswith("eval_") and name != "eval_loss"]
+    chosen_by = one["metric"] if one["metric"] in others else next(iter(others), "")
+    shown = [f"{key} {evaluation[key]:.4g}" for key in ("eval_loss", chosen_by) if key in evaluation]
     started = (one["started"] or "")[:16].replace("T", " ")
     why = visible(one["why"].splitlines()[0]) if one["why"] else ""
     return (
