@@ -122,6 +122,7 @@ class Driver:
     def _take_up(self) -> None:
         """Bring record and study together: a driver may have been killed between writing one and the other."""
         known = {trial.number for trial in self.record.trials}
+        self._study.require_trials(known)
         for number, values in self._study.open_trials().items():
             if number not in known:
                 self.record.trials.append(Trial(number, values, self._runs_of(number)))

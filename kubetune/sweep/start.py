@@ -34,7 +34,7 @@ from kubetune.sweep.record import (
     summary,
     write_search,
 )
-from kubetune.sweep.study import Study
+from kubetune.sweep.study import Study, explained
 from kubetune.sweep.winner import told, write_best
 
 _AT_ONCE = 4
@@ -81,9 +81,8 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
     )  # fmt: skip
     _require_same(folder, search)
     relay.grace_seconds = plan.grace_seconds + _MARGIN_SECONDS  # within which each run has its own
-    folder.mkdir(parents=True, exist_ok=True)
     recipe = Recipe(load, search, folder, name)
-    with lock(folder / LOCK, wait=False):
+    with lock(folder / LOCK, wait=False), explained(folder):
         place = _cluster(recipe, config, wishes) if wishes.on_cluster else Local(
             recipe, slots, config.compute.gpus_per_node
         )  # fmt: skip

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import optuna
+import sqlalchemy.exc
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.exceptions import StorageInternalError
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import Trial, TrialState
 
+from kubetune.errors import EnvironmentFault
 from kubetune.sweep.ranges import Range, Values
-from kubetune.sweep.record import Ending
+from kubetune.sweep.record import TRIALS, Ending
 
 FILE: Final = "study.db"
 _NAME: Final = "sweep"
@@ -70,6 +74,20 @@ def distribution(one: Range) -> BaseDistribution:
     return FloatDistribution(one.low, one.high, log=one.log)
 
 
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Faults of the study's file as EnvironmentFault: damaged, locked, on a full disk."""
+    try:
+        yield
+    except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
+        cause = error.__cause__ or error
+        why = getattr(cause, "orig", None) or cause
+        raise EnvironmentFault(
+            f"{folder / FILE}, where Optuna keeps the study: {why}; mend this, or put the file back from a copy, and "
+            "the same command goes on"
+        ) from error
+
+
 class Study:
     """A study in a folder, made or opened again. Trials are named by their numbers."""
 
@@ -87,6 +105,7 @@ class Study:
             pruner=make_pruner(pruner, rungs),
             load_if_exists=True,
         )
+        self._folder = folder
         self._trials: dict[int, Trial] = {}
         for found in self._study.get_trials(deepcopy=False):
             if not found.state.is_finished():
@@ -104,6 +123,16 @@ class Study:
 
     def _values(self, params: Mapping[str, Any]) -> Values:
         return {one.key: params[one.key] if one.kind == "choice" else one.text(params[one.key]) for one in self._ranges}
+
+    def require_trials(self, known: Set[int]) -> None:
+        """Raise EnvironmentFault where study and record, which has the `known` trials, are not of one sweep."""
+        found = self._study.get_trials(deepcopy=False)
+        told = {trial.number for trial in found if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)}
+        if not told <= known <= {trial.number for trial in found}:
+            raise EnvironmentFault(
+                f"{self._folder}: {FILE} holds {len(found)} trials and {TRIALS} {len(known)}, so one of them was lost "
+                "or replaced; put it back from a copy, or choose another -o"
+            )
 
     def open_trials(self) -> dict[int, Values]:
         """Trials that were asked for and have no end; what a kill left without all its values is ended as failed."""

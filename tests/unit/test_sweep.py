@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kubetune import cli, errors
+from kubetune.cli.local.demo import EMBEDDED
+from kubetune.cli.local.sweep import _require_grid
 from kubetune.config.load import load_config, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
@@ -330,3 +333,41 @@ def test_how_a_sweep_stands_is_told_as_json(tmp_path: Path, capsys: pytest.Captu
     assert cli.main(["sweep", "status", str(tmp_path), "--json"]) == errors.OK
     told = json.loads(capsys.readouterr().out)
     assert (told["metric"], told["trials"][0]["values"]) == ("eval_loss", {"lora.r": "8"})
+
+
+def test_a_study_that_is_damaged_or_lost_is_told_of_and_not_begun_anew(tmp_path: Path) -> None:
+    from kubetune.sweep.study import explained
+
+    search, memory = search_of(pruner="none", rungs=()), optuna.storages.InMemoryStorage()
+    driver_of(tmp_path, search, Functions(search), total=2, storage=memory).drive()
+    (tmp_path / "empty").mkdir()
+    for folder, storage in ((tmp_path, optuna.storages.InMemoryStorage()), (tmp_path / "empty", memory)):
+        place = Functions(search)
+        with pytest.raises(errors.EnvironmentFault, match="lost or replaced"):
+            driver_of(folder, search, place, total=3, storage=storage).drive()
+        assert place.begun == []
+    (tmp_path / "study.db").write_text("no study")
+    with pytest.raises(errors.EnvironmentFault, match=r"study\.db.*: file is not a database"), explained(tmp_path):
+        driver_of(tmp_path, search, place)
+
+
+def test_a_grid_has_no_more_trials_than_points() -> None:
+    found = ranges.split(["lora.r=1..3", "lora.dropout=0,0.1"])[1]
+    for wished, trials in ((None, 6), (9, 6), (2, 2)):
+        args = argparse.Namespace(sampler="grid", trials=wished)
+        _require_grid(args, found)
+        assert args.trials == trials
+
+
+def test_what_a_search_cannot_do_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, data = tmp_path / "run.yaml", str(EMBEDDED / "data" / "heldout.jsonl")
+    training = {"max_steps": 2}
+    file.write_text(
+        json.dumps({"model": str(EMBEDDED / "model"), "data": {"train": data, "eval": data}, "training": training})
+    )
+    for more, code, said in (
+        (["--json"], errors.USER, "--json is for"),
+        (["-o", str(file)], errors.ENVIRONMENT, "cannot write"),
+    ):
+        assert cli.main(["sweep", str(file), "lora.r=2,4", *more]) == code
+        assert said in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--search-seed", type=int, default=0, metavar="N", help="decides the values that are tried")
     search.add_argument("--cluster", action="store_true", help="trials as runs on the cluster of the kubeconfig")
     search.add_argument("-o", "--folder", type=Path, metavar="FOLDER", help="default outputs/sweep-NAME")
-    search.add_argument("--json", action="store_true", help="print how the sweep stands as JSON")
+    search.add_argument("--json", action="store_true", help="with status and best: print JSON")
     parser.epilog = (
         "ranges:\n"
         "  KEY=log(1e-5,1e-3)   between two numbers, evenly on a logarithmic scale\n"
@@ -128,10 +129,9 @@ def _require_grid(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
         raise ConfigError(
             [f"--sampler grid: {one.key}={one} has no end of values; write those to try: KEY=a,b,c" for one in endless]
         )
-    if args.sampler == "grid" and args.trials is None:
-        args.trials = 1
-        for one in ranges:
-            args.trials *= len(one.choices) or int(one.high - one.low) + 1
+    if args.sampler == "grid":
+        points = math.prod(len(one.choices) or int(one.high - one.low) + 1 for one in ranges)
+        args.trials = min(args.trials or points, points)
     elif args.trials is None:
         args.trials = _TRIALS if not args.budget else 1_000_000
 
