@@ -14,8 +14,8 @@ from typing import Any
 from kubetune import errors
 from kubetune.base.files import write_atomic
 from kubetune.rundir import metrics
-from kubetune.scoring.metrics import of_all
-from kubetune.scoring.statistics import Comparison, compare, interval
+from kubetune.scoring.metrics import bounds, of_all
+from kubetune.scoring.statistics import Comparison, compare
 
 QUESTIONS = "questions.jsonl"
 
@@ -36,7 +36,7 @@ class Answered:
 class Measured:
     """A measure of two models on `rows` questions, each value with its 95 % interval over the rows.
 
-    BLEU and chrF are measured over all rows together; their intervals and tests are those of sentences.
+    BLEU and chrF are measured over all rows together, and so are their intervals; their tests are those of sentences.
     """
 
     metric: str
@@ -90,11 +90,10 @@ def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> li
 def _measured(name: str, pairs: Sequence[tuple[Answered, Answered]]) -> Measured:
     references = [one.reference for one, _ in pairs]
     scores = [[answered.scores[name] for answered in side] for side in zip(*pairs, strict=True)]
-    values = [
-        of_all(name, own, [answered.answer for answered in side], references)
-        for own, side in zip(scores, zip(*pairs, strict=True), strict=True)
-    ]
-    intervals = [interval(own) for own in scores]
+    answers = [[answered.answer for answered in side] for side in zip(*pairs, strict=True)]
+    sides = list(zip(scores, answers, strict=True))
+    values = [of_all(name, own, said, references) for own, said in sides]
+    intervals = [bounds(name, own, said, references) for own, said in sides]
     return Measured(name, len(pairs), values[0], values[1], intervals[0], intervals[1], compare(scores[0], scores[1]))
 
 

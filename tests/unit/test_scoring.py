@@ -76,6 +76,17 @@ def test_bleu_and_chrf_are_those_of_the_corpus_and_rouge_is_its_package() -> Non
     assert measure("chrf", answers[0], references[0]) == sacrebleu.sentence_chrf(answers[0], [references[0]]).score
 
 
+@pytest.mark.parametrize("name", metrics.OF_ALL_ROWS)
+def test_intervals_of_whole_corpora_hold_their_value(name: str) -> None:
+    pytest.importorskip("sacrebleu")
+    # Short answers have no 4-grams: single sentences are scored otherwise than the corpus.
+    answers, references = ["yes", "a red cat sat there", "no"] * 9, ["yes", "the red cat sat there", "or not"] * 9
+    low, high = metrics.bounds(name, [100.0, 50.0, 0.0] * 9, answers, references)
+    assert 0 <= low <= metrics.of_all(name, [], answers, references) <= high <= 100
+    assert high - low < 40
+    assert metrics.bounds("contains", [0.0, 1.0], [], []) == statistics.interval([0.0, 1.0])
+
+
 def test_a_missing_package_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "find_spec", lambda name: None)
     with pytest.raises(errors.ConfigError, match=r"rouge_score and sacrebleu.*kubetune\[evaluation\]"):
