@@ -16,6 +16,8 @@ import anyio
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from kubetune.config.load import resolved
+from kubetune.config.schema import Config
 from kubetune.rundir import metrics
 
 pytestmark = pytest.mark.slow
@@ -47,6 +49,8 @@ def test_an_agent_plans_checks_and_looks_and_needs_a_code_for_what_costs(tmp_pat
     (run_dir / "logs" / "rank-0.log").write_text("one\ntwo\nthree\n")
     with metrics.MetricsLog(run_dir) as log:
         log.write(1, {"loss": 2.0})
+    config = Config.model_validate({"model": "m", "data": {"train": "d"}})
+    (run_dir / "resolved.json").write_text(json.dumps(resolved(config)))
     (tmp_path / "run.yaml").write_text("model: m\ndata: {train: d.jsonl}\nkubernetes: {image: registry.example/k:1}\n")
     tools, answers = ask(
         ("plan", {"run_file": "missing.yaml"}),

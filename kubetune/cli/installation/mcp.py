@@ -17,8 +17,9 @@ from typing import Any
 
 from kubetune import errors
 from kubetune.base import processes
+from kubetune.config.load import read_config
 from kubetune.rundir import metrics
-from kubetune.rundir.status import read_status
+from kubetune.rundir.status import last_lines, read_status
 
 _SECONDS, _LINES = 600.0, 200
 _INSTRUCTIONS = (
@@ -74,17 +75,21 @@ class Tools:
 
     def status(self, run: str) -> dict[str, Any]:
         """State of a run: a run directory of this machine, or a run file or name of a run on the cluster."""
-        if Path(run).is_dir():
-            found = read_status(Path(run))
-            return {"exit_code": 0, "result": {key: found[key] for key in ("progress", "ranks", "peak_memory_bytes")}}
-        return _call("status", run, "--json")
+        if not Path(run).is_dir():
+            return _call("status", run, "--json")
+        if no_run := _no_run(run):
+            return no_run
+        found = read_status(Path(run))
+        return {"exit_code": 0, "result": {key: found[key] for key in ("progress", "ranks", "peak_memory_bytes")}}
 
     def logs(self, run: str, lines: int = 50) -> dict[str, Any]:
         """Last lines of a run's log: of rank 0 in a run directory, of all pods on the cluster."""
         count = max(1, min(lines, _LINES))
         if Path(run).is_dir():
-            return {"exit_code": 0, "result": "\n".join(read_status(Path(run))["log"][-count:])}
-        return _call("logs", run, f"--tail={count}")
+            log = last_lines(Path(run) / "logs" / "rank-0.log", count)
+            return _no_run(run) or {"exit_code": 0, "result": "\n".join(log)}
+        done = _call("logs", run)
+        return {**done, "result": "\n".join(str(done["result"]).splitlines()[-count:])}
 
     def report(self, run_dir: str) -> dict[str, Any]:
         """Results of a run of this machine that has ended; also writes its page, report.html."""
@@ -114,9 +119,18 @@ class Tools:
         return {"needs_confirmation": f"kubetune {' '.join(command)}", "confirmation": code}
 
 
+def _no_run(folder: str) -> dict[str, Any] | None:
+    """Answer for a folder that is no run directory; None where it is one."""
+    try:
+        read_config(Path(folder))
+    except errors.KubetuneError as error:
+        return _answer(error.exit_code, "", f"kubetune: {error}")
+    return None
+
+
 def _call(*words: str) -> dict[str, Any]:
     """A command line of kubetune: its exit code, its result, and what it said on standard error."""
-    flags = [word for word in words[1:] if word.startswith("-") and word != "--json" and not word.startswith("--tail=")]
+    flags = [word for word in words[1:] if word.startswith("-") and word != "--json"]
     if flags:
         return _answer(errors.USER, "", f"{flags[0]} is an option; expected a file, a name or key=value")
     command = processes.module("kubetune", *words)
