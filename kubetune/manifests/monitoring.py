@@ -55,7 +55,9 @@ def alert_rules(run: str) -> list[Manifest]:
             "No progress for {{ $value | humanizeDuration }}: look at hang.json and the logs.",
         ),
         "KubetuneNoCheckpoint": (
-            f"kubetune_checkpoint_age_seconds{of_run} > 3600", "1m", "warning",
+            # A run that goes on after a pause begins with an old one, and has lost nothing yet.
+            f"kubetune_checkpoint_age_seconds{of_run} > 3600 and kubetune_checkpoint_age_seconds{of_run} offset 1h",
+            "1m", "warning",
             "The newest checkpoint is {{ $value | humanizeDuration }} old: a stop now would cost as much.",
         ),
         "KubetuneDiverging": (

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +43,20 @@ def test_alerts_and_board_ask_for_metrics_that_are_there() -> None:
     asked = json.dumps([alert_rules("bot"), board("bot")])
     assert set(re.findall(r"kubetune_\w+(?=\{)", asked)) <= NAMES
     assert len({panel["id"] for panel in board("bot")["panels"]}) == len(board("bot")["panels"])
+
+
+@pytest.mark.parametrize(("ages", "fires"), [("0+60x80", True), ("10800+60x80", True), ("_x60 10800+60x20", False)])
+def test_an_old_checkpoint_alerts_after_an_hour_of_running_only(tmp_path: Path, ages: str, fires: bool) -> None:
+    tool = shutil.which("promtool", path=f"{os.environ['PATH']}:/usr/sbin")
+    if tool is None:
+        pytest.skip("promtool is missing")
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "kubetune", "rules": alert_rules("bot")}]}))
+    series = {"series": 'kubetune_checkpoint_age_seconds{run="bot", node="0"}', "values": ages}
+    alert = "KubetuneNoCheckpoint"
+    expression = f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})'
+    samples = [{"labels": "{}", "value": 1}] if fires else []
+    asked = {"expr": expression, "eval_time": "75m", "exp_samples": samples}
+    case = {"interval": "1m", "input_series": [series], "promql_expr_test": [asked]}
+    (tmp_path / "test.yml").write_text(json.dumps({"rule_files": ["rules.yml"], "tests": [case]}))
+    done = subprocess.run([tool, "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
