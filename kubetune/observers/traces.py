@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import sys
+import threading
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT")
 _NANO = 1_000_000_000
+_SECONDS_TO_SAY_SO = 0.5
 
 
 def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> bool:
@@ -35,11 +39,37 @@ def observe(run: Observed) -> None:
     """Tell of the events of a run. Raises RuntimeError where the exporter is not installed."""
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
         raise RuntimeError("OTEL_EXPORTER_OTLP_ENDPOINT is set, but `pip install 'kubetune[otel]'` is missing")
+    failures = _Failures()
+    own = logging.getLogger("opentelemetry")
+    own.addHandler(failures)
+    own.propagate = False  # it says each retry of each batch
     told = Trace(run)
     for event in events.follow(run.run_dir, run.offset, run.ended):
         if event is not None:
             told.take(event)
-    told.end(max(0.0, run.deadline - time.monotonic()))
+    is_all = told.end(run.deadline - time.monotonic() - _SECONDS_TO_SAY_SO)
+    missed = [f"{failures.batches} batches"] * bool(failures.batches) + ["what was left at the end"] * (not is_all)
+    if missed:
+        print(f"kubetune: the OpenTelemetry collector missed {' and '.join(missed)}", file=sys.stderr)
+
+
+class _Failures(logging.Handler):
+    """Batches that were not taken: counted, and the first told of, with what was tried before."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.batches, self._tried = 0, ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count it, and tell the first."""
+        said = record.getMessage().partition("\n")[0]
+        if record.levelno < logging.ERROR:
+            self._tried = f"; before: {said}"
+            return
+        self.batches += 1
+        if self.batches == 1:
+            reason = scrub(said + self._tried)
+            print(f"kubetune: OpenTelemetry does not work; the run goes on: {reason}", file=sys.stderr)
 
 
 class Trace:
@@ -125,10 +155,15 @@ class Trace:
         )  # fmt: skip
         self._logger.emit(record)
 
-    def end(self, seconds: float) -> None:
-        """Send what waits, within some seconds."""
-        for provider in (self._spans, self._records):
-            provider.force_flush(int(seconds * 1000 / 2))
+    def end(self, seconds: float) -> bool:
+        """Send what waits; False where it is not taken within some seconds."""
+        rest = [threading.Thread(target=one.force_flush, daemon=True) for one in (self._spans, self._records)]
+        until = time.monotonic() + seconds
+        for thread in rest:
+            thread.start()
+        for thread in rest:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in rest)
 
 
 def _nanoseconds(time: str) -> int:

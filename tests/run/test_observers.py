@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -219,15 +220,29 @@ def test_kubeflow_is_told_of_progress_with_the_token_as_it_is_now(
     assert "first\n" not in said
 
 
+def test_a_collector_that_refuses_is_told_of_once_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    with served(_Server(statuses=(401,) * 9)) as server:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        made(tmp_path)
+        follow(tmp_path)
+    first, last = capfd.readouterr().err.splitlines()
+    assert re.fullmatch("kubetune: OpenTelemetry does not work; the run goes on: Failed to export .*401.*", first)
+    assert re.fullmatch("kubetune: the OpenTelemetry collector missed [2-9] batches", last)
+
+
 @pytest.mark.slow
 def test_a_collector_that_never_answers_is_waited_for_only_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with served(_Server(answers=False)) as server:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         made(tmp_path)
         assert follow(tmp_path, stops=True) < 30
         assert server.got
+    assert "the OpenTelemetry collector missed what was left at the end" in capfd.readouterr().err
 
 
 @pytest.mark.slow
