@@ -14,7 +14,7 @@ import pytest
 
 from kubetune import cli, errors
 from kubetune.cli.local.demo import EMBEDDED
-from kubetune.cli.local.sweep import _require_grid
+from kubetune.cli.local.sweep import _require_grid, add_arguments
 from kubetune.config.load import load_config, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
@@ -371,3 +371,9 @@ def test_what_a_search_cannot_do_is_refused(tmp_path: Path, capsys: pytest.Captu
     ):
         assert cli.main(["sweep", str(file), "lora.r=2,4", *more]) == code
         assert said in capsys.readouterr().err
+
+
+def test_the_words_below_the_help_fit_a_terminal() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert max(map(len, (parser.epilog or "").splitlines())) <= 80

@@ -53,10 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "ranges:\n"
         "  KEY=log(1e-5,1e-3)   between two numbers, evenly on a logarithmic scale\n"
-        "  KEY=0.2..0.8         between two numbers; whole ones where KEY takes whole numbers\n"
+        "  KEY=0.2..0.8         between two numbers; whole ones where KEY takes such only\n"
         "  KEY=8,16,32          one of these\n\n"
-        "`kubetune sweep status|best|stop FOLDER` shows how a sweep stands, prints the best run file, or stops it; the "
-        "same\ncommand goes on with one that was stopped or killed."
+        "`kubetune sweep status|best|stop FOLDER` shows how a sweep stands, prints the\n"
+        "best run file, or stops it; the same command goes on with one that was stopped\nor killed."
     )
 
 
