@@ -25,10 +25,11 @@ _log = family_logger("TRACKING")
 
 def lacks_key(settings: WandbConfig) -> str | None:
     """Reason for which wandb would ask for a key, which nobody can answer in a run; None where it will not."""
-    if _mode(settings) != "online" or os.environ.get("WANDB_API_KEY"):
+    if _mode(settings) != "online" or any(map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))):
         return None
+    place = os.environ.get("NETRC")
     try:
-        if netrc.netrc().hosts:
+        if netrc.netrc(place and os.path.expanduser(place)).hosts:  # which of them is wandb's, its version knows
             return None
     except (OSError, netrc.NetrcParseError):
         pass

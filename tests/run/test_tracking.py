@@ -21,6 +21,7 @@ import pytest
 from kubetune import errors
 from kubetune.config.load import resolved
 from kubetune.config.schema import Config
+from kubetune.config.schema.tracking import WandbConfig
 from kubetune.rundir import tracker_queue, trackers, wandb_tracker
 from kubetune.rundir.mlflow_tracker import find_store
 from kubetune.rundir.trackers import Tracker, open_tracker
@@ -323,11 +324,16 @@ def test_wandb_holds_one_run_over_two_starts_in_files_of_its_own(
 
 def test_wandb_wants_a_key_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
-    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(errors.ConfigError, match=r"tracking\.wandb: there is no WANDB_API_KEY.*mode: offline"):
         open_tracker(config(tmp_path, wandb={}), tmp_path)
+    (tmp_path / "keys").write_text("machine api.wandb.ai login user password 1234\n")
+    for name, value in (("NETRC", "~/keys"), ("WANDB_IDENTITY_TOKEN_FILE", "/token")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert wandb_tracker.lacks_key(WandbConfig()) is None, name
 
 
 @pytest.mark.slow
