@@ -100,11 +100,11 @@ def _assumed_share(weights: Weights | None) -> float:
     return WIDE_SHARE * shape.hidden / (shape.hidden + NARROW_HALF) if shape is not None else WIDE_SHARE
 
 
-def evaluation_hours(config: Config, plan: Plan, rate: float | None) -> float | None:
+def evaluation_hours(config: Config, plan: Plan, rate: float | None, forget_rows: int = 0) -> float | None:
     """Hours of all evaluations at `rate` tokens/s of training; None where rows or steps are unknown.
 
-    Answers are counted as long as
-    they may be, each token as one that is read, which generation with its small batches seldom reaches.
+    Answers are counted as long as they may be, each token as one that is read, which generation with its small batches
+    seldom reaches; rows that must not be forgotten as long as those of training.
     """
     if not rate or not plan.eval_rows or not plan.rows or not plan.tokens_per_epoch or not plan.num_steps:
         return None
@@ -113,7 +113,7 @@ def evaluation_hours(config: Config, plan: Plan, rate: float | None) -> float | 
     answers = asked * (length + generate.max_new_tokens) if generate is not None else 0.0
     # As Plan.is_eval_step has it: every so many steps, and at the end.
     times = -(-plan.num_steps // (plan.eval_steps or plan.num_steps)) + config.evaluation.needs_base
-    return times * (plan.eval_rows * length + answers) / (rate * _reading_speed(config)) / 3600
+    return times * ((plan.eval_rows + forget_rows) * length + answers) / (rate * _reading_speed(config)) / 3600
 
 
 def reference_hours(config: Config, plan: Plan, rate: float | None) -> float | None:

@@ -43,11 +43,17 @@ def given(functions: Sequence[Callable[..., Any]]) -> dict[str, Function]:
     return found
 
 
-def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
-    """The functions by name. Raises ConfigError where the file, or one of them, is missing or cannot be run."""
+def require_file(wanted: OwnMetricsConfig) -> Path:
+    """The file with the functions. Raises ConfigError where it is none."""
     path = Path(wanted.file).expanduser()
     if not path.is_file():
         raise errors.ConfigError(f"evaluation.metrics.file: {path} is no file. Nothing was written.")
+    return path
+
+
+def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
+    """The functions by name. Raises ConfigError where the file, or one of them, is missing or cannot be run."""
+    path = require_file(wanted)
     module = _run(path)
     problems, found = [], {}
     for name in wanted.functions:

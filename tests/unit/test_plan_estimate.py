@@ -14,10 +14,12 @@ from kubetune import cli
 from kubetune.batching.feed import Feed, evaluated, evaluation_batches, rows_per_epoch, tokens_per_epoch
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows
+from kubetune.config.schema.evaluation import EvaluationConfig
+from kubetune.data.inspect.estimate import estimate_forget, estimate_lengths, estimate_rows
 from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
-from kubetune.errors import DataError
+from kubetune.errors import USER, DataError
+from kubetune.planning.cost import evaluation_hours
 from kubetune.planning.plan import make_plan
 from tests import reviews
 from tests.tiny import train_tokenizer
@@ -37,6 +39,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(folder: Path, **data: Any) -> Config:
     flags = {"model.path": str(folder / "model"), "data.num_proc": 1, "data.cache": str(folder / "cache")}
     return load_config(None, flags=flags | {f"data.{key}": value for key, value in data.items()})
+
+
+def test_evaluations_are_planned_with_what_must_not_be_forgotten(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    run = config(folder, train="a.jsonl", eval="b.jsonl").model_copy(
+        update={"evaluation": EvaluationConfig.model_validate({"forget": "b.jsonl#7"})}
+    )
+    assert estimate_forget(run) == 7
+    plan = make_plan(run, 40, 10, tokens=400)
+    alone, both = (evaluation_hours(run, plan, 100.0, rows) for rows in (0, 10))
+    assert alone
+    assert both == pytest.approx(2 * alone)
+    given = ["plan", "--model", "model", "--data", "a.jsonl", "data.eval=b.jsonl"]
+    assert cli.main([*given, "evaluation.forget=absent.jsonl"]) == USER
+    assert "absent.jsonl does not exist" in capsys.readouterr().err
+    own = "evaluation.metrics={file: absent.py, functions: [f]}"
+    assert cli.main([*given, "evaluation.generate={}", own]) == USER
+    assert "evaluation.metrics.file: absent.py is no file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

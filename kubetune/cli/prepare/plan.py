@@ -25,6 +25,7 @@ from kubetune.planning.forecast import quantization_of
 from kubetune.planning.linears import shape_of
 from kubetune.planning.model_shapes import read_weights
 from kubetune.planning.plan import Plan, make_plan
+from kubetune.scoring.own_functions import require_file
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, sources_of
 
 
@@ -41,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     if args.origins:
         return _show_origins(args, config)
     require_kind(config, os.environ)
+    if config.evaluation.metrics is not None:
+        require_file(config.evaluation.metrics)
     rows, eval_rows = estimate_rows(config)
     lengths = estimate_lengths(config, os.environ)
     positions = positions_of(config, os.environ)

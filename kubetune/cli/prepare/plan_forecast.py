@@ -10,6 +10,7 @@ from kubetune.base.gpus import gpu_use
 from kubetune.base.humanize import duration, size
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
+from kubetune.data.inspect.estimate import estimate_forget
 from kubetune.planning import earlier_runs
 from kubetune.planning.cost import Bill, bill, evaluation_hours, price_line, reference_hours, time_line
 from kubetune.planning.forecast import MIB, Forecast, forecast, remedies
@@ -25,6 +26,7 @@ class Ahead:
     memory: Forecast | None
     bill: Bill | None
     longest: int | None = None
+    forget_rows: int = 0
 
 
 def look_ahead(
@@ -42,7 +44,7 @@ def look_ahead(
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
     gpu = gpu_here() if plan.device == "cuda" else None
     found = bill(config, plan, weights, tokens, gpu, earlier_runs.read(), plan.spared_share)
-    return Ahead(weights, memory, found, longest)
+    return Ahead(weights, memory, found, longest, estimate_forget(config))
 
 
 def gpu_here() -> str | None:
@@ -78,7 +80,7 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, st
             yield from _advice(config, plan, ahead.weights, memory.device_bytes, ahead.longest)
     if (found := ahead.bill) is not None:
         yield "time", time_line(found)
-        if hours := evaluation_hours(config, plan, found.tokens_per_second):
+        if hours := evaluation_hours(config, plan, found.tokens_per_second, ahead.forget_rows):
             long = ", with answers as long as they may be" if config.evaluation.generate is not None else ""
             yield "", f"evaluations add about {duration(hours * 3600)}{long}"
         if hours := reference_hours(config, plan, found.tokens_per_second):
@@ -125,7 +127,7 @@ def as_json(config: Config, plan: Plan, ahead: Ahead) -> dict[str, Any]:
             "parameters": memory.parameters,
             "trained_parameters": memory.trained_parameters,
         },
-        "evaluation_hours": evaluation_hours(config, plan, rate),
+        "evaluation_hours": evaluation_hours(config, plan, rate, ahead.forget_rows),
         "reference_hours": reference_hours(config, plan, rate),
         "bill": None if ahead.bill is None else asdict(ahead.bill),
     }

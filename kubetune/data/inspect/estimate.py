@@ -110,6 +110,11 @@ def _located(config: Config, source: SourceConfig) -> Located | None:
         return None
 
 
+def estimate_forget(config: Config) -> int:
+    """Rows of `evaluation.forget`, as far as they are on this machine as files. Raises DataError as `estimate_rows`."""
+    return sum(_taken(config, source) or 0 for source in config.sources["forget"])
+
+
 def _taken(config: Config, source: SourceConfig) -> int | None:
     """Records of a source that `#N` and `range` take."""
     located = _located(config, source)
