@@ -33,7 +33,9 @@ gc.disable()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A shared machine is slow at times, which says nothing about the code.
-settings.register_profile("kubetune", deadline=None)
+# The same cases each time, so that a change is red for what it did; `scripts/test --all` searches on.
+settings.register_profile("kubetune", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None)
 settings.load_profile("kubetune")
 
 # By what they take. Handed out first, so that no worker is left alone with one of them when all else is done.

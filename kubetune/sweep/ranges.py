@@ -73,8 +73,8 @@ def _short(text: str) -> str:
     return f"{float(text):.4g}" if re.fullmatch(_NUMBER, text) and len(text) > 6 and not text.isdigit() else text
 
 
-def split(words: Sequence[str]) -> tuple[list[str], list[Range]]:
-    """The words of a command line that are no ranges, and the ranges. Raises ConfigError with all that are none."""
+def split(words: Sequence[str]) -> tuple[list[str], list[Range], list[str]]:
+    """The words of a command line that are no ranges, the ranges, and what is wrong with those that want to be some."""
     rest, found, problems = [], list[Range](), list[str]()
     for word in words:
         key, _, text = word.partition("=")
@@ -89,9 +89,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[Range]]:
             found.append(one)
     places = [dotted(_path(one.key)) for one in found]
     problems += [f"override: {place}: found two ranges of it; keep one" for place in sorted({*_twice(places)})]
-    if problems:
-        raise ConfigError(problems)
-    return rest, found
+    return rest, found, problems
 
 
 def _twice(places: Sequence[str]) -> Iterator[str]:
@@ -149,12 +147,13 @@ def _choices(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def check(ranges: Sequence[Range], load: Callable[[list[str]], Config]) -> Config:
+def check(ranges: Sequence[Range], load: Callable[[list[str]], Config], known: Sequence[str] = ()) -> Config:
     """The config with the first value of each range. Raises ConfigError with all that is wrong with any end of any.
 
-    `load` makes a config with these overrides, and so refuses values in the words that overrides are refused in.
+    `known` are problems found before, which are told with these. `load` makes a config with overrides, and so refuses
+    values in the words that overrides are refused in.
     """
-    first, problems = {one.key: one.ends[0] for one in ranges}, list[str]()
+    first, problems = {one.key: one.ends[0] for one in ranges}, [*known]
     config: Config | None = None
     for values in (first, *({**first, one.key: text} for one in ranges for text in one.ends[1:])):
         try:

@@ -80,10 +80,10 @@ def _search(args: argparse.Namespace) -> int:
     for name, least in (("trials", 1), ("repeat", 1), ("parallel", 1)):
         if (given := getattr(args, name)) is not None and given < least:
             raise ConfigError(f"command line: found --{name} {given}; expected {least} or more. Nothing was written.")
-    args.inputs, ranges = texts.split(args.inputs)
+    args.inputs, ranges, problems = texts.split(args.inputs)
     metric_override = [f"training.metric_for_best_model={args.metric}"] if args.metric else []
     path, settings = sources_of(args, {} if args.cluster else os.environ)
-    if not ranges:
+    if not ranges and not problems:
         raise ConfigError(
             "command line: found nothing to search; expected KEY=log(a,b), KEY=a..b or KEY=a,b,c. Nothing was written."
         )
@@ -91,7 +91,7 @@ def _search(args: argparse.Namespace) -> int:
     def load(more: list[str]) -> Config:
         return load_config(path, **{**settings, "overrides": [*settings["overrides"], *metric_override, *more]})
 
-    config = texts.check(ranges, load)
+    config = texts.check(ranges, load, problems)
     budgets = parse_budgets(args.budget, config.compute.price_per_gpu_hour)
     metric, greater = _metric(args, config)
     _require_grid(args, ranges)
