@@ -29,6 +29,7 @@ _POINTS = 320
 def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
     """`progress` with recent losses and speeds, ranks, GPUs of this node and the last lines of one rank's log.
 
+    `verdict` is that of the best checkpoint without its answers, empty before there is one.
     `ranks` tell how many seconds ago each said where it is, by the clock of this machine.
     """
     steps = [line for line in metrics.last_lines(run_dir / metrics.METRICS) if "loss" in line][-_POINTS:]
@@ -49,6 +50,9 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
     for event in metrics.read_events(run_dir):
         if event["event"] in ("start", "resume"):
             start = event
+    verdict: dict[str, Any] = {}
+    with suppress(EnvironmentFault):  # where it is damaged, the page on the run says so
+        verdict = metrics.read_verdict(run_dir)
     return {
         "progress": progress(run_dir),
         "losses": [line["loss"] for line in steps],
@@ -58,6 +62,7 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
         "peak_memory_bytes": timings[-1].get("peak_memory_bytes") if timings else None,
         "flops_per_token": start.get("flops_per_token"),
         "peak_tflops": start.get("peak_tflops"),
+        "verdict": {key: verdict.get(key) for key in ("step", "base", "best", "answers")} if verdict else {},
         "ranks": ranks,
         "gpus": gpu_use(),
         "log": last_lines(run_dir / "logs" / f"rank-{log_rank}.log"),

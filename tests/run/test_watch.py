@@ -59,6 +59,21 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
     assert (facts["state"], facts["progress"]["step"], len(facts["losses"])) == ("done", 14, 14)
 
 
+def test_a_verdict_is_shown(run_dir: Path) -> None:
+    seen = watch.look_here(run_dir)
+    assert seen.status["verdict"] == {}
+    line = {"metric": "exact_match", "after_interval": [0.888, 0.978], "gained": 95, "lost": 0, "test": "McNemar"}
+    base, best = {"eval_exact_match": 0.0, "eval_forget_loss": 2.5}, {"eval_exact_match": 0.95}
+    found = {"step": 14, "base": base, "best": {**best, "eval_forget_loss": None}, "answers": [line]}
+    (run_dir / "verdict.json").write_text(json.dumps(found))
+    lines = [text.split() for text in shown(watch.look_here(run_dir), 80).splitlines()]
+    assert ["exact_match", "0", "0.95", "0.888–0.978", "95", "0"] in lines
+    assert ["forget_loss", "2.5"] in lines
+    (run_dir / "verdict.json").write_text("{")
+    assert watch.look_here(run_dir).status["verdict"] == {}
+    (run_dir / "verdict.json").unlink()
+
+
 def test_runs_are_listed_with_what_became_of_them(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,8 @@ def draw(
         room = height - _lines(head, width) - (1 if foot else 0)
         most_ranks = room - _LEAST_LOG - 2 - (len(status["gpus"]) + 1 if status.get("gpus") else 0)
     parts: list[RenderableType] = [head]
+    if status.get("verdict"):
+        parts.append(_verdict(status["verdict"]))
     if status.get("ranks"):
         parts.append(_ranks(status, max(1, min(_MOST_RANKS, most_ranks))))
     if status.get("gpus"):
@@ -244,6 +246,21 @@ def _spark(values: Sequence[float | None], width: int, form: str) -> Text:
     between = "  min {0}  max {0}".replace("{0}", form).format(*limits)
     line = Text(sparkline(values, max(8, width - _BESIDE_SPARKS - len(between))), "cyan")
     return line.append(between, "dim")
+
+
+def _verdict(found: dict[str, Any]) -> Table:
+    """Each metric of the base model and of the best checkpoint, with the answers that turned right and wrong."""
+    from kubetune.reporting.verdict import verdict
+
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("metric", "base", "tuned", "95 %", "gained", "lost"):
+        table.add_column(name, justify="left" if name == "metric" else "right")
+    for row in (verdict(found, {}) or {"rows": []})["rows"]:
+        values = ["" if row[side] is None else f"{row[side]:.4g}" for side in ("base", "best")]
+        between = "–".join(f"{end:.3g}" for end in row.get("after_interval") or ())
+        turned = [str(row[side]) if side in row else "" for side in ("gained", "lost")]
+        table.add_row(row["name"].removeprefix("eval_"), *values, between, *turned)
+    return table
 
 
 def _ranks(status: dict[str, Any], most: int) -> Table:
