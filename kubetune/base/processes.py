@@ -11,6 +11,7 @@ import ctypes
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -64,6 +65,21 @@ def leave(code: int) -> NoReturn:
 def module(name: str, *arguments: object) -> list[str]:
     """The command that runs one of our modules. -P: without it files of the current folder stand in for libraries."""
     return [sys.executable, "-P", "-m", name, *map(str, arguments)]
+
+
+def start_companion(name: str, *arguments: object) -> subprocess.Popen[bytes]:
+    """Start one of our modules beside a run; the end of its standard input tells it of the run's.
+
+    A session of its own: Ctrl-C is for the run, whose end is still to be told.
+    """
+    environ = shielded({**os.environ, AGENT_PID: str(os.getpid())})
+    return subprocess.Popen(
+        module(name, *arguments),
+        env=environ,
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
 
 
 def shielded(environ: Mapping[str, str]) -> dict[str, str]:

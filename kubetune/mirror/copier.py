@@ -132,12 +132,7 @@ def following(run_dir: Path, address: str, relay: Relay) -> Iterator[None]:
 
     A run that was asked to stop waits no longer than its grace time.
     """
-    command = processes.module("kubetune.mirror.copier", "follow", run_dir, address)
-    environ = processes.shielded({**os.environ, processes.AGENT_PID: str(os.getpid())})
-    # A session of its own: Ctrl-C is for the run, whose end is still to be sent.
-    process = subprocess.Popen(
-        command, env=environ, stdin=subprocess.PIPE, start_new_session=True, preexec_fn=processes.die_with_parent
-    )
+    process = processes.start_companion("kubetune.mirror.copier", "follow", run_dir, address)
     assert process.stdin is not None
     try:
         yield

@@ -61,12 +61,7 @@ def observed(run_dir: Path, node: int, offset: int, relay: Relay) -> Iterator[No
     if not wanted(files.read_object(run_dir / RESOLVED), os.environ, node):
         yield
         return
-    command = processes.module("kubetune.observers.beside", run_dir, node, offset)
-    environ = processes.shielded({**os.environ, processes.AGENT_PID: str(os.getpid())})
-    # A session of its own: Ctrl-C is for the run, whose end is still to be told.
-    process = subprocess.Popen(
-        command, env=environ, stdin=subprocess.PIPE, start_new_session=True, preexec_fn=processes.die_with_parent
-    )
+    process = processes.start_companion("kubetune.observers.beside", run_dir, node, offset)
     assert process.stdin is not None
     try:
         yield
