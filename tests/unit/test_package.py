@@ -36,7 +36,7 @@ def test_every_requirement_is_pinned_to_a_version_in_its_range() -> None:
             assert wanted.specifier.contains(PINS[wanted.name.lower().replace("_", "-").replace(".", "-")]), wanted
 
 
-def test_the_commands_of_the_readme_exist() -> None:
+def test_the_commands_and_extras_of_the_readme_exist() -> None:
     readme = (ROOT / "README.md").read_text()
     scripts = set(re.findall(r"\./(scripts/\w+)", readme))
     assert {"scripts/demo", "scripts/test"} <= scripts
@@ -44,6 +44,7 @@ def test_the_commands_of_the_readme_exist() -> None:
     blocks = "".join(re.findall(r"^```\w*\n(.*?)^```", readme, re.M | re.S))
     verbs = set(re.findall(r"^kubetune (\w+)", blocks, re.M))
     assert {"init", "plan", "train", "generate"} <= verbs <= set(cli.VERBS)
+    assert set(re.findall(r"`\[(\w+)\]`", readme)) == PROJECT["optional-dependencies"].keys()
     links = re.findall(r"\]\(([^)#:]+)\)", readme)
     assert links
     assert all((ROOT / link).exists() for link in links)
