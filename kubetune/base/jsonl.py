@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from itertools import chain, compress, pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from pydantic_core import from_json
 
@@ -31,6 +31,8 @@ _TAIL_BYTES = 64 * 1024
 _CHUNK_BYTES = 48 * 1024
 """Some hundred lines, whose objects stay in a cache of the processor."""
 _SHOWN_RANGES = 5
+_COMPARED_BYTES = 256
+"""Of the last line read, by which a follower knows that it is still there."""
 
 _log = logs.family_logger("FILES")
 _told: set[str] = set()
@@ -108,9 +110,10 @@ def _chunks(
         return
     before = 0
     with file:
-        while lines := file.readlines(_CHUNK_BYTES):
+        is_last = False
+        while not is_last and (lines := file.readlines(_CHUNK_BYTES)):
             count = len(lines)
-            if not lines[-1].endswith(b"\n"):
+            if is_last := not lines[-1].endswith(b"\n"):
                 lines.pop()
             values = _parse_all(lines)
             if not are_good(values) and not all(good := [value is not None and is_good(value) for value in values]):
@@ -122,6 +125,48 @@ def _chunks(
         damaged += wrong
     elif wrong:
         warn(f"{path}: {describe(wrong)} damaged and left out: no line that kubetune wrote")
+
+
+class Follower:
+    """Reader of a file of JSON lines that another process adds to, and may cut short or replace, as starts of a run do.
+
+    The file may not be there yet, or no longer. `offset`: the byte to begin at.
+    """
+
+    def __init__(self, path: Path, is_good: IsGood = lambda _: True, offset: int = 0) -> None:
+        self.path, self._is_good = path, is_good
+        self._place, self._inode, self._before = offset, -1, b""
+        self.has_begun_anew = False
+        """At the last look what had been read was no longer there: its lines are those of the whole file."""
+
+    def read(self) -> Iterator[Line]:
+        """The whole, good lines since the last look; half a last line waits, damage is stepped over with a warning."""
+        self.has_begun_anew = False
+        try:
+            file = self.path.open("rb")
+        except OSError:
+            return iter(())
+        facts, kept = os.fstat(file.fileno()), self._before
+        is_same = self._inode in (-1, facts.st_ino) and facts.st_size >= self._place
+        # Cut short and grown again to at least as much: what stood before the place is another line.
+        if not is_same or os.pread(file.fileno(), len(kept), self._place - len(kept)) != kept:
+            self.has_begun_anew, self._place, self._before = True, 0, b""
+        self._inode = facts.st_ino
+        file.seek(self._place)
+        return self._lines(file)
+
+    def _lines(self, file: BinaryIO) -> Iterator[Line]:
+        with file:
+            is_last = False
+            while not is_last and (lines := file.readlines(_CHUNK_BYTES)):
+                if is_last := not lines[-1].endswith(b"\n"):
+                    lines.pop()
+                for line, value in zip(lines, _parse_all(lines), strict=True):
+                    self._place, self._before = self._place + len(line), line[-_COMPARED_BYTES:]
+                    if value is not None and self._is_good(value):
+                        yield value
+                    elif line != b"\n":
+                        warn(f"{self.path}: damaged lines are left out: none that kubetune wrote")
 
 
 def _parse_all(lines: list[bytes]) -> list[Line | None]:

@@ -7,8 +7,6 @@ the run writes into its directory.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +16,7 @@ from kubetune.config.load import load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.configs import ConfigLike, config_of, load_with
-from kubetune.rundir.metrics import EVENTS, METRICS
+from kubetune.rundir.metrics import EVENTS, METRICS, follower
 
 Metric = Callable[[str, str, str, dict[str, Any]], float]
 """`function(prompt, answer, reference, record)`."""
@@ -70,7 +68,7 @@ class RunFollower:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._metrics, self._events = _Growing(run_dir / METRICS), _Growing(run_dir / EVENTS)
+        self._metrics, self._events = follower(run_dir / METRICS), follower(run_dir / EVENTS)
         self._known = {_key(line) for line in self._metrics.read()}
         for _ in self._events.read():
             pass
@@ -82,7 +80,7 @@ class RunFollower:
         begun = max((n for n, event in enumerate(events, 1) if event.get("event") in BEGINNINGS), default=0)
         for event in events[:begun]:
             if event["event"] in BEGINNINGS:
-                self._known = {key for key in self._known if key[0] <= event["step"]}
+                self._known = {key for key in self._known if key[0] <= event.get("step", 0)}
             yield event
         for line in lines:
             if _key(line) not in self._known:
@@ -93,32 +91,3 @@ class RunFollower:
 
 def _key(line: Mapping[str, Any]) -> tuple[int, bool]:
     return line.get("step", -1), "eval_loss" in line
-
-
-class _Growing:
-    """A file of JSON lines that another process adds to, and may replace by a shorter one."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._inode, self._offset = path, -1, 0
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """The whole lines since the last time; of a file that was replaced, all of them."""
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            facts = os.fstat(file.fileno())
-            if facts.st_ino != self._inode or facts.st_size < self._offset:
-                self._inode, self._offset = facts.st_ino, 0
-            file.seek(self._offset)
-            content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for text in whole.splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue  # damaged: whoever reads the run says so
-            if isinstance(line, dict):
-                yield line

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune.base import jsonl
 from kubetune.planning.actuals import held_seconds
 from kubetune.planning.plan import Plan
 from kubetune.rundir import checkpoints, heartbeat, metrics
@@ -91,7 +90,8 @@ class State:
 
     def __init__(self, run_dir: Path, node: int) -> None:
         self._run_dir, self._node = run_dir, node
-        self._began, self._place, self._seconds = time.time(), 0, 0.0
+        self._began, self._seconds = time.time(), 0.0
+        self._timings = metrics.follower(run_dir / metrics.TIMINGS)
 
     def read(self) -> dict[str, float]:
         """The numbers of this moment."""
@@ -148,18 +148,10 @@ class State:
 
     def _step_seconds(self) -> float:
         """Seconds within steps; only new lines are read, or all where a start has cut off what it repeats."""
-        try:
-            with (self._run_dir / metrics.TIMINGS).open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._place:
-                    self._place, self._seconds = 0, 0.0
-                file.seek(self._place)
-                content = file.read()
-        except OSError:
-            return self._seconds
-        whole = content[: content.rfind(b"\n") + 1]
-        self._place += len(whole)
-        found = (jsonl.parse(line) for line in whole.splitlines())
-        self._seconds += sum(float(line["seconds"]) for line in found if line and "seconds" in line)
+        lines = self._timings.read()
+        if self._timings.has_begun_anew:
+            self._seconds = 0.0
+        self._seconds += sum(line["seconds"] for line in lines)
         return self._seconds
 
 

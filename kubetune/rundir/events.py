@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kubetune.base import jsonl
 from kubetune.rundir import metrics
 
 VERSION = metrics.EVENTS_VERSION
@@ -100,19 +99,10 @@ def size(run_dir: Path) -> int:
 def follow(run_dir: Path, offset: int, ended: threading.Event, seconds: float = 0.5) -> Iterator[dict[str, Any] | None]:
     """The events from a place in the file on, as they come, with None after each look; ends after a last one when
     `ended` is set."""
+    lines = metrics.follower(run_dir / metrics.EVENTS, offset)
     while True:
         is_last = ended.is_set()
-        try:
-            with (run_dir / metrics.EVENTS).open("rb") as file:
-                file.seek(offset)
-                content = file.read()
-        except OSError:
-            content = b""
-        whole = content[: content.rfind(b"\n") + 1]
-        offset += len(whole)
-        for line in whole.splitlines():
-            if (event := jsonl.parse(line)) is not None and isinstance(event.get("event"), str):
-                yield event
+        yield from lines.read()
         yield None
         if is_last:
             return

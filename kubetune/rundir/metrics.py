@@ -176,6 +176,11 @@ def stream_chunks(path: Path, damaged: list[int] | None = None) -> Iterator[list
     return jsonl.read_chunks(path, _IS_GOOD.get(path.name, _is_anything), damaged, are_good)
 
 
+def follower(path: Path, offset: int = 0) -> jsonl.Follower:
+    """Reader of the lines that a run adds to one of its JSONL files, from a byte on."""
+    return jsonl.Follower(path, _IS_GOOD[path.name], offset)
+
+
 def last_lines(path: Path) -> list[dict[str, Any]]:
     """The last lines of a JSONL file of a run, which may be long."""
     return jsonl.tail(path, _IS_GOOD.get(path.name, _is_anything))

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubetune.errors import EnvironmentFault
@@ -259,3 +259,34 @@ def test_damaged_lines_are_judged_one_by_one(tmp_path: Path, damaged: list[str],
     path.write_text("\n".join(['{"step": 1}', *damaged, '{"step": 9}', '{"step": 10']))
     assert [line["step"] for line in metrics.stream_lines(path, found)] == [1, 9]
     assert found == wrong
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from(["add", "half", "cut", "replace", "look"]), max_size=12))
+def test_a_growing_file_is_told_whole_however_it_changes(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("run") / metrics.TIMINGS
+    follower = metrics.follower(path)
+    there, told, half = list[int](), list[int](), b""
+    for count, change in enumerate([*changes, "look"], 1):
+        line = json.dumps({"step": count, "seconds": 0.5}).encode() + b"\n"
+        if change == "add":
+            with path.open("ab") as file:
+                file.write(b"\n" * bool(half) + line)
+            there, half = [*there, count], b""
+        elif change == "half" and not half:
+            half = line[:9]
+            with path.open("ab") as file:
+                file.write(half)
+        elif change in ("cut", "replace"):  # by a resume: here in its place, there by another file; some is done again
+            there, half = [*there[:1], count], b""
+            content = b"".join(json.dumps({"step": n, "seconds": 0.5}).encode() + b"\n" for n in there)
+            other = path if change == "cut" else path.with_suffix(".other")
+            other.write_bytes(content)
+            other.replace(path)
+        elif change == "look":
+            lines = [found["step"] for found in follower.read()]
+            told = lines if follower.has_begun_anew else told + lines
+            assert told == there
+            assert list(follower.read()) == []
