@@ -61,6 +61,7 @@ ROOMS = (
     ("plugins", "clusters on Nebius, other tools' configs, data sets' recipes, serving, dev pods"),
     ("library", "what `import kubetune` gives: the verbs as functions, which cli shares"),
     ("sweep", "many runs of one run file, to find the settings that serve best"),
+    ("ui", "a page to work in: runs, live curves, data, new runs and chat, in a browser"),
     ("cli", "the verbs, a file each"),
 )
 """The rooms from the ground up, with what each is for: a room imports only itself and rooms above it in this list.

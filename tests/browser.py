@@ -66,13 +66,13 @@ class Tab:
             self._loaded = True
         return event
 
-    def open(self, page: Path, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
-        """Open a file at a size and wait until it is loaded."""
+    def open(self, page: Path | str, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
+        """Open a file or an address at a size and wait until it is loaded."""
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         wish = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[wish])
         self._loaded = False
-        self.send("Page.navigate", url=page.absolute().as_uri())
+        self.send("Page.navigate", url=page if isinstance(page, str) else page.absolute().as_uri())
         while not self._loaded:
             self._next()
 

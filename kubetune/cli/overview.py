@@ -23,6 +23,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Use the result": {
         "runs": "list the runs below a folder",
+        "ui": "open a page to work in: runs, curves, data, new runs, chat",
         "report": "write an HTML page on one run, or on several side by side",
         "evaluate": "evaluate a run on its own data or on other data",
         "generate": "answer prompts",
@@ -88,6 +89,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "smoke": ("smoke", "smoke --processes 2"),
     "verify-resume": ("verify-resume run.yaml --steps 10 --stop-at 4",),
     "runs": ("runs", "runs outputs --sort eval_loss"),
+    "ui": ("ui", "ui outputs --port 8700"),
     "report": ("report outputs/first", "report --compare outputs/first outputs/second -o comparison.html"),
     "evaluate": ("evaluate outputs/first", "evaluate outputs/first --data test.jsonl --json"),
     "generate": (

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kubetune.base.files import write_atomic
@@ -43,7 +43,13 @@ def write_report(run_dirs: Sequence[Path], output: Path, search: SearchFacts | N
 
     `search`: what the runs are trials of; its page may have no run.
     """
-    runs = [read_run(folder, points_of(len(run_dirs))) for folder in run_dirs]
+    template, facts = page_of([read_run(folder, points_of(len(run_dirs))) for folder in run_dirs], search)
+    write_atomic(output, scrub(render(template, **facts)))
+    return output
+
+
+def page_of(runs: Sequence[RunRecord], search: SearchFacts | None = None) -> tuple[str, dict[str, Any]]:
+    """Template of the page of these runs, and what stands in it."""
     charts = charts_of(runs) if runs else []
     data = {"charts": [chart.to_json() for chart in charts], "axes": [run.numbers.axes for run in runs]}
     axes = [name for name in AXES if all(name in run.numbers.axes for run in runs)]
@@ -54,30 +60,43 @@ def write_report(run_dirs: Sequence[Path], output: Path, search: SearchFacts | N
         "has_charts": bool(charts),
     }
     if search is not None and len(runs) < 2:
-        text = render("search.html", **common, title=f"Search of {search.name}", search=search)
-    elif len(runs) == 1:
-        text = render("run.html", **common, **_run_facts(runs[0]))
-    else:
-        text = render("compare.html", **{**common, **_comparison(runs, search)})
-    write_atomic(output, scrub(text))
-    return output
+        return "search.html", {**common, "title": f"Search of {search.name}", "search": search}
+    if len(runs) == 1:
+        return "run.html", {**common, **_run_facts(runs[0])}
+    return "compare.html", {**common, **_comparison(runs, search)}
 
 
-def render(template: str, **facts: Any) -> str:
-    """A page from a template of this package, style and scripts inside."""
-    environment = Environment(
-        loader=PackageLoader("kubetune.reporting", "templates"),
+def environment(*first: BaseLoader) -> Environment:
+    """Templates of this package, with those of `first` before them."""
+    made = Environment(
+        loader=ChoiceLoader([*first, PackageLoader("kubetune.reporting", "templates")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    made.filters |= {
         function.__name__: function
-        for function in (counted, duration, mfu_sentence, number, place, readable, share, size)
+        for function in (counted, duration, mfu_sentence, number, percent, place, readable, share, size)
     }
+    return made
+
+
+def style() -> str:
+    """The style sheet of all pages; parts of bars are classes, since pages that are served have no inline styles."""
+    parts = "".join(f".part-{n}{{--part:{n / 100:g}}}" for n in range(101))
+    return (HERE / "templates" / "style.css").read_text("utf-8") + parts
+
+
+def percent(part: float) -> int:
+    """A part in whole per cent, as the classes `part-0` to `part-100` have it; what is not nothing has one."""
+    return max(int(part > 0), min(100, round(100 * part)))
+
+
+def render(template: str, **facts: Any) -> str:
+    """A page from a template of this package, style and scripts inside."""
     parts = {
-        "style": Markup((HERE / "templates" / "style.css").read_text("utf-8")),
+        "style": Markup(style()),
         "chart_style": Markup((HERE / "vendor" / "uPlot.min.css").read_text("utf-8")),
         "chart_library": Markup((HERE / "vendor" / "uPlot.iife.min.js").read_text("utf-8")),
         "chart_script": Markup((HERE / "templates" / "charts.js").read_text("utf-8")),
@@ -85,7 +104,7 @@ def render(template: str, **facts: Any) -> str:
         "made": f"{now()[:16].replace('T', ' ')} UTC",
         "version": versions()["kubetune"],
     }
-    return environment.get_template(template).render(**parts, **facts)
+    return environment().get_template(template).render(**parts, **facts)
 
 
 def _chart(chart: Chart) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +24,7 @@ from kubetune.rundir.checkpoints import STATE
 _LOG_LINES = 300
 _LOG_BYTES = 32 * 1024
 _POINTS = 320
+_SILENT_SECONDS = 30
 
 
 def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
@@ -34,18 +35,6 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
     """
     steps = [line for line in metrics.last_lines(run_dir / metrics.METRICS) if "loss" in line][-_POINTS:]
     timings = metrics.last_lines(run_dir / metrics.TIMINGS)[-_POINTS:]
-    now = time.time()
-    ranks = [
-        {
-            "rank": beat["rank"],
-            "phase": beat["phase"],
-            "waiting": beat["waiting"],
-            "step": beat["step"],
-            "phase_seconds": max(0.0, beat["time"] - beat["since"]),
-            "silent_seconds": max(0.0, now - beat["time"]),
-        }
-        for beat in heartbeat.read_beats(run_dir)
-    ]
     start: dict[str, Any] = {}
     for event in metrics.read_events(run_dir):
         if event["event"] in ("start", "resume"):
@@ -63,7 +52,7 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
         "flops_per_token": start.get("flops_per_token"),
         "peak_tflops": start.get("peak_tflops"),
         "verdict": {key: verdict.get(key) for key in ("step", "base", "best", "answers")} if verdict else {},
-        "ranks": ranks,
+        "ranks": ranks(run_dir),
         "gpus": gpu_use(),
         "log": last_lines(run_dir / "logs" / f"rank-{log_rank}.log"),
         "log_rank": log_rank,
@@ -73,6 +62,36 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
             if (number := path.stem.removeprefix("rank-")).isdecimal()
         ),
     }
+
+
+def ranks(run_dir: Path) -> list[dict[str, Any]]:
+    """Place of each rank in the run, and how many seconds ago it said so."""
+    now = time.time()
+    return [
+        {
+            "rank": beat["rank"],
+            "phase": beat["phase"],
+            "waiting": beat["waiting"],
+            "step": beat["step"],
+            "phase_seconds": max(0.0, beat["time"] - beat["since"]),
+            "silent_seconds": max(0.0, now - beat["time"]),
+        }
+        for beat in heartbeat.read_beats(run_dir)
+    ]
+
+
+def state_of(exit_facts: Mapping[str, Any] | None, ranks: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """State of a run of this machine and why: `running`, `waiting`, `done`, `stopped` or `failed`.
+
+    `exit_facts` are `progress`'s exit_status, `ranks` those of `ranks`.
+    """
+    if exit_facts is None:
+        silent = min((rank["silent_seconds"] for rank in ranks), default=None)
+        if silent is not None and silent < _SILENT_SECONDS:
+            return "running", ""
+        return "waiting", "no rank has said where it is: it starts, has just ended, or was cut off"
+    state = {0: "done", PREEMPTED: "stopped"}.get(exit_facts["code"], "failed")
+    return state, "" if exit_facts["reason"] == exit_status.DONE else exit_facts["reason"]
 
 
 def last_lines(path: Path, count: int = _LOG_LINES) -> list[str]:

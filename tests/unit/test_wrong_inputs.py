@@ -104,7 +104,7 @@ def test_a_wrong_input_is_explained(
 
 def test_every_verb_that_needs_no_cluster_is_tried() -> None:
     # `serve` takes a path on the volume of a cluster too, which cannot be looked at from here
-    without_input = {"smoke", "bench", "runs", "doctor", "completion", "serve", "mcp"}
+    without_input = {"smoke", "bench", "runs", "doctor", "completion", "serve", "mcp", "ui"}
     on_cluster = {"submit", "status", "logs", "events", "top", "gpus", "exec", "cp", "port-forward", "stop", "resume",
                   "delete", "secret", "dev", "cluster"}  # fmt: skip
     assert {command.split()[0] for command in COMMANDS} == set(VERBS) - without_input - on_cluster

@@ -250,19 +250,13 @@ def look_here(run_dir: Path, log_rank: int = 0) -> RunView:
     """A run of this machine. Raises ConfigError where the folder is none."""
     from kubetune.cli.local.watch_screen import RunView
     from kubetune.config.load import read_config
-    from kubetune.rundir import exit_status
-    from kubetune.rundir.status import read_status
+    from kubetune.rundir.status import read_status, state_of
 
     name = read_config(run_dir).name or run_dir.absolute().name
     status = read_status(run_dir, log_rank)
     ended = status["progress"]["exit_status"]
-    if ended is None:
-        silent = min((rank["silent_seconds"] for rank in status["ranks"]), default=None)
-        state = "running" if silent is not None and silent < 30 else "waiting"
-        why = "" if state == "running" else "no rank has said where it is: it starts, has just ended, or was cut off"
-        return RunView(name, state, why, status)
-    state = {0: "done", 143: "stopped"}.get(ended["code"], "failed")
-    return RunView(name, state, "" if ended["reason"] == exit_status.DONE else ended["reason"], status, is_over=True)
+    state, why = state_of(ended, status["ranks"])
+    return RunView(name, state, why, status, is_over=ended is not None)
 
 
 def look_there(cluster: Any, spec: Any, log_rank: int = 0) -> RunView:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kubetune.base.humanize import counted, visible
+from kubetune.base.humanize import visible
 from kubetune.cli.tables import print_table
-from kubetune.config.naming import RESOLVED
-from kubetune.errors import OK, ConfigError, KubetuneError, first_line
+from kubetune.errors import OK, ConfigError
+from kubetune.library.listing import facts, find_runs, in_order
 
 _HEAD = ("RUN", "STATE", "STEP", "LOSS", "EVALUATION", "MODEL", "METHOD", "STARTED", "WHY")
 
@@ -43,60 +41,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_table(_HEAD, [_row(one) for one in found])
     return OK
-
-
-def find_runs(folder: Path) -> Iterator[Path]:
-    """The run directories at or below a folder, in the order of their paths. Links are not followed."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = [] if RESOLVED in files else sorted(name for name in folders if not name.startswith("."))
-        if RESOLVED in files:
-            yield Path(place)
-
-
-def facts(run_dir: Path) -> dict[str, Any]:
-    """Facts that `--json` prints of a run: None for what is not known; `state` is `damaged` where it cannot be read."""
-    from kubetune.cli.local.watch import look_here
-    from kubetune.config.load import read_config
-    from kubetune.config.naming import method_label, model_short_name
-    from kubetune.rundir import metrics
-
-    unknown = dict.fromkeys(
-        ("name", "step", "steps", "loss", "evaluation", "saved_step", "metric", "model", "method", "started")
-    )
-    try:
-        config, run_view = read_config(run_dir), look_here(run_dir)
-        events = metrics.read_events(run_dir)
-    except KubetuneError as error:
-        return {"path": str(run_dir), **unknown, "state": "damaged", "why": first_line(error)}
-    progress = run_view.status["progress"]
-    known = {key: progress[key] for key in ("step", "steps", "loss", "evaluation", "saved_step")}
-    return {
-        "path": str(run_dir),
-        "name": run_view.name,
-        **known,
-        "metric": config.training.metric_for_best_model,
-        "model": model_short_name(config.model.path),
-        "method": method_label(config),
-        "started": events[0]["time"] if events else None,
-        "state": run_view.state,
-        "why": run_view.why,
-    }
-
-
-def in_order(found: list[dict[str, Any]], key: str, *, reverse: bool) -> list[dict[str, Any]]:
-    """Runs by a fact, or a metric of the last evaluation, those without it last. Raises ConfigError if all lack it."""
-
-    def value(one: dict[str, Any]) -> Any:
-        return one[key] if key in one else (one["evaluation"] or {}).get(key)
-
-    have = [one for one in found if value(one) is not None]
-    if found and not have:
-        metrics = sorted({name for one in found for name in (one["evaluation"] or {}) if name.startswith("eval_")})
-        raise ConfigError(
-            f"--sort {key}: none of {counted(len(found), 'run')} has that; expected started, path, state, step, loss"
-            f"{''.join(f', {name}' for name in metrics)}"
-        )
-    return [*sorted(have, key=value, reverse=reverse), *(one for one in found if value(one) is None)]
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

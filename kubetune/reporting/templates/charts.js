@@ -316,6 +316,25 @@
   });
 
   drawAll();
+  // A page that is served brings new numbers of the same charts while its run goes on; a zoom is kept.
+  document.addEventListener("charts", (event) => {
+    const fresh = JSON.parse(event.detail);
+    const isSame = fresh.charts.length === charts.length && fresh.charts.every((chart, i) =>
+      chart.name === charts[i].name && chart.lines.length === charts[i].lines.length);
+    if (!isSame) { location.reload(); return; }
+    fresh.charts.forEach((chart, index) => {
+      const plot = drawn.get(index);
+      const all = plot.data[0];
+      const { min, max } = plot.scales.x;
+      const isZoomed = all.length > 1 && (min > all[0] || max < all[all.length - 1]);
+      const had = JSON.stringify(charts[index].data);
+      Object.assign(charts[index], chart);
+      fresh.axes.forEach((axis, run) => Object.assign(axes[run], axis));
+      if (JSON.stringify(chart.data) === had) return;
+      draw(index);
+      if (isZoomed) drawn.get(index).setScale("x", { min, max });
+    });
+  });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   const paper = (on) => {
     if (onPaper === on) return;

@@ -1,0 +1,65 @@
+"""`kubetune ui`: a page to work in, served to the browsers of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import secrets
+from importlib.util import find_spec
+from pathlib import Path
+
+from kubetune.errors import OK, ConfigError
+
+TOKEN = "KUBETUNE_UI_TOKEN"
+_PORT, _SHORTEST_TOKEN = 8600, 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        default=Path("outputs"),
+        metavar="DIR",
+        help="folder of the runs (default outputs)",
+    )
+    parser.add_argument("--port", type=int, default=_PORT, help=f"default {_PORT}; 0 takes a free one")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others than 127.0.0.1 need --token")
+    parser.add_argument(
+        "--token",
+        help=f"lets a browser in, at least {_SHORTEST_TOKEN} characters; else {TOKEN}, or a new one",
+    )
+    parser.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name this server is called by; repeatable"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C. Raises ConfigError for settings that would let strangers in, or what is not installed."""
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} not installed; pip install 'kubetune[ui]'")
+    if args.folder.exists() and not args.folder.is_dir():
+        raise ConfigError(f"{args.folder} is a file; expected the folder that holds the run directories")
+    token = args.token or os.environ.get(TOKEN)
+    if token is not None and len(token) < _SHORTEST_TOKEN:
+        raise ConfigError(f"the token has {len(token)} characters; expected at least {_SHORTEST_TOKEN}")
+    if token is None and not _is_own(args.host):
+        raise ConfigError(
+            f"--host {args.host} is open to other machines; give --token, or {TOKEN}, that nobody guesses. Nothing "
+            "listens."
+        )
+    from kubetune.ui.server import serve
+
+    serve(args.folder, args.host, args.port, token or secrets.token_urlsafe(24), args.allow_host)
+    return OK
+
+
+def _is_own(host: str) -> bool:
+    """An address that only this machine reaches."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,122 @@
+"""Pages of runs: all of a folder, one, and several laid over each other; as `kubetune runs`, `watch` and `report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kubetune.base import jsonl
+from kubetune.base.humanize import brief
+from kubetune.errors import ConfigError
+from kubetune.library.listing import in_order
+from kubetune.reporting.page import page_of
+from kubetune.rundir import metrics
+from kubetune.rundir.status import read_status, state_of
+from kubetune.ui.site import Site, page, run_of, runs_of, site_of
+
+MOST_COMPARED = 12
+_SORTS = ("started", "path", "state", "step", "loss", "hours", "price")
+_SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120, 28
+
+
+def all_runs(request: Request) -> Response:
+    """The table of runs: filtered by a text, in an order, with a line of each loss."""
+    site, asked = site_of(request), request.query_params
+    sort, descends = asked.get("sort", "started"), asked.get("order", "desc") == "desc"
+    runs = site.records.listed()
+    metric_names = sorted({key for run in runs for key in (run["evaluation"] or {}) if key.startswith("eval_")})
+    if sort not in (*_SORTS, *metric_names):
+        raise ConfigError(f"sort: found {sort!r}; expected {', '.join((*_SORTS, *metric_names))}")
+    text, state = asked.get("text", "").strip(), asked.get("state", "")
+    shown = [run for run in runs if _has(run, text) and state in ("", run["state"])]
+    if shown and any(_value(run, sort) is not None for run in shown):
+        shown = in_order(shown, sort, reverse=descends)
+    facts = {
+        "title": "Runs",
+        "runs": [
+            {**run, "spark": spark(site.folder / run["dir"]), "left": brief(run["seconds_left"])} for run in shown
+        ],
+        "total": len(runs),
+        "text": text,
+        "state": state,
+        "states": sorted({run["state"] for run in runs}),
+        "sort": sort,
+        "order": "desc" if descends else "asc",
+        "sorts": [*_SORTS, *metric_names],
+        "most": MOST_COMPARED,
+    }
+    return page(request, "runs.html", f"kubetune runs {site.folder} --sort {sort}{' --reverse' * descends}", facts)
+
+
+def _value(run: dict[str, Any], key: str) -> Any:
+    return run[key] if key in run else (run["evaluation"] or {}).get(key)
+
+
+def _has(run: dict[str, Any], text: str) -> bool:
+    """A run that has every word somewhere in what the table says of it."""
+    said = " ".join(str(run[key] or "") for key in ("path", "name", "model", "method", "state", "why"))
+    said = f"{said} {' '.join(run['tags'] or ())}".lower()
+    return all(word in said for word in text.lower().split())
+
+
+def spark(run_dir: Path) -> str:
+    """Points of the training loss from the first step to the last, for a line as small as a word; may be empty."""
+    lines = jsonl.sample(run_dir / metrics.METRICS, _SPARK_POINTS)
+    known = [line["loss"] for line in lines if isinstance(line.get("loss"), (int, float))]
+    if len(known) < 2:
+        return ""
+    low, high = min(known), max(known)
+    across, down = _SPARK_WIDTH / (len(known) - 1), (_SPARK_HEIGHT - 4) / ((high - low) or 1)
+    return " ".join(f"{i * across:.1f},{2 + (high - value) * down:.1f}" for i, value in enumerate(known))
+
+
+def one_run(request: Request) -> Response:
+    """Everything of one run, and how it stands at this moment."""
+    site, run_dir = site_of(request), run_of(request)
+    (record,) = site.records.read([run_dir])
+    template, facts = page_of([record])
+    status = read_status(run_dir, _number(request.query_params.get("rank")))
+    state, why = state_of(status["progress"]["exit_status"], status["ranks"])
+    facts |= {
+        "run_dir": site.records.name_of(run_dir),
+        "now": status,
+        "progress": status["progress"],
+        "left": brief(status["progress"]["seconds_left"]),
+        "state": state if state in ("running", "waiting") else facts["state"],
+        "reason": why if state in ("running", "waiting") else facts["reason"],
+        "is_live": state in ("running", "waiting"),
+    }
+    verb = f"kubetune watch {run_dir}" if facts["is_live"] else f"kubetune report {run_dir}"
+    return page(request, f"live_{template}", verb, facts)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 7 else 0
+
+
+def compare(request: Request) -> Response:
+    """Runs side by side; without any, the way to choose them."""
+    site, run_dirs = site_of(request), runs_of(request)
+    if len(run_dirs) < 2:
+        chosen = [site.records.name_of(run_dir) for run_dir in run_dirs]
+        facts = {"title": "Compare", "listed": site.records.listed(), "chosen": chosen, "most": MOST_COMPARED}
+        return page(request, "choose.html", "kubetune report RUN --compare RUN", facts)
+    if len(run_dirs) > MOST_COMPARED:
+        raise ConfigError(f"found {len(run_dirs)} runs to compare; expected at most {MOST_COMPARED}")
+    template, facts = page_of(site.records.read(run_dirs))
+    facts["addresses"] = [address(site, run_dir) for run_dir in run_dirs]
+    verb = f"kubetune report {run_dirs[0]} --compare {' '.join(map(str, run_dirs[1:]))}"
+    return page(request, f"live_{template}", verb, facts)
+
+
+def address(site: Site, *run_dirs: Path, path: str = "/run") -> str:
+    """The address of a page on these runs."""
+    return f"{path}?{urlencode([('dir', site.records.name_of(run_dir)) for run_dir in run_dirs])}"
+
+
+__all__: Sequence[str] = ("address", "all_runs", "compare", "one_run", "spark")

@@ -1,0 +1,129 @@
+"""The guard of the server: in come those who have the token, from a page of this server, by a name that is ours.
+
+A page of another site in the same browser can send requests here, and by DNS rebinding even read the answers. So each
+request must name a host that is known or an address, whose owner no name server decides; what comes from another origin
+is refused; and a cookie that the token brought about is needed for all but the looks of the page.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Collection
+from html import escape
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SAFE = {"GET", "HEAD"}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+OPEN = ("/static/", "/healthz")
+"""Paths that show nothing of any run."""
+
+
+class Guard:
+    """The server behind its checks. `names`: hosts it may be called by, besides localhost and addresses."""
+
+    def __init__(self, app: ASGIApp, token: str, names: Collection[str] = ()) -> None:
+        self._app, self._token = app, token
+        self._names = {"localhost", *(name.lower() for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        request = HTTPConnection(scope)
+        answer = self._refusal(scope["method"], request) or self._entry(scope["method"], request)
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                if not scope["path"].startswith(OPEN):
+                    headers["cache-control"] = "no-store"
+            await send(message)
+
+        await (answer or self._app)(scope, receive, guarded)
+
+    def _refusal(self, method: str, request: HTTPConnection) -> Response | None:
+        """Answer to a request from elsewhere; None for one of ours."""
+        host = request.headers.get("host", "")
+        if not self._is_known(host):
+            return _refused(421, f"This server is not {host}; kubetune ui --allow-host NAME lets it be called so.")
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            return _refused(403, "A page of another site asked for this.")
+        if method not in SAFE and origin is None:
+            return _refused(403, "Nothing says which page asks for this change.")
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and (
+            method not in SAFE or request.headers.get("sec-fetch-mode") != "navigate"
+        ):
+            return _refused(403, "A page of another site asked for this.")
+        return None
+
+    def _is_known(self, host: str) -> bool:
+        try:
+            parts = urlsplit(f"//{host}")
+            name, _ = parts.hostname or "", parts.port
+        except ValueError:  # of a port, too
+            return False
+        if name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _entry(self, method: str, request: HTTPConnection) -> Response | None:
+        """Answer to somebody who comes with the token, or has none; None for those who are in."""
+        path = request.url.path
+        if path.startswith(OPEN):
+            return None
+        cookie = f"kubetune-{request.url.port or 80}"
+        if path == "/" and method in SAFE and (given := request.query_params.get("token")) is not None:
+            if not self._is_token(given):
+                return _refused(401, _NO_TOKEN)
+            # A page, not a redirect: the browser keeps a strict cookie to itself while another site sends it on.
+            answer = HTMLResponse('<!doctype html><title>kubetune</title><meta http-equiv="refresh" content="0;url=/">')
+            answer.set_cookie(cookie, self._token, httponly=True, samesite="strict", path="/")
+            return answer
+        return None if self._is_token(request.cookies.get(cookie, "")) else _refused(401, _NO_TOKEN)
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(errors="replace"), self._token.encode())
+
+
+_NO_TOKEN = "Open the address that kubetune ui has printed: it has the token with which this page lets you in."
+
+
+def _refused(status: int, text: str) -> Response:
+    if status != 401:
+        return PlainTextResponse(f"{text}\n", status)
+    title = HTTPStatus(status).phrase
+    return HTMLResponse(
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<title>{title}</title><link rel="stylesheet" href="/static/style.css">'
+        f'<main><header><p class="kind">kubetune</p><h1>No token</h1></header><p>{escape(text)}</p></main></html>',
+        status,
+    )

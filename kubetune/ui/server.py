@@ -1,0 +1,110 @@
+"""The server: its addresses, what becomes of errors, and how it is started."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from kubetune.base.files import fault_of
+from kubetune.errors import EnvironmentFault, KubetuneError
+from kubetune.reporting.page import style
+from kubetune.ui import live, runs
+from kubetune.ui.records import Records
+from kubetune.ui.security import Guard
+from kubetune.ui.site import Missing, Site, problem
+
+_SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+_STATIC = {
+    "charts.js": ("kubetune.reporting", "templates/charts.js", _SCRIPT),
+    "tables.js": ("kubetune.reporting", "templates/tables.js", _SCRIPT),
+    "uPlot.js": ("kubetune.reporting", "vendor/uPlot.iife.min.js", _SCRIPT),
+    "uPlot.css": ("kubetune.reporting", "vendor/uPlot.min.css", _STYLE),
+    "ui.js": ("kubetune.ui", "static/ui.js", _SCRIPT),
+    "ui.css": ("kubetune.ui", "static/ui.css", _STYLE),
+}
+"""Files that the pages link, and the package that each is of. No name of a request reaches the disk."""
+
+
+def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
+    """The site behind its guard. `names`: hosts it may be called by, besides localhost and addresses."""
+    routes = [
+        Route("/", runs.all_runs),
+        Route("/run", runs.one_run),
+        Route("/compare", runs.compare),
+        Route("/news", live.all_news),
+        Route("/news/run", live.run_news),
+        Route("/static/{name}", _static),
+        Route("/healthz", lambda _: PlainTextResponse("ok\n")),
+    ]
+    app = Starlette(routes=routes, exception_handlers={Exception: _unknown, HTTPException: _no_page})
+    app.add_exception_handler(KubetuneError, _refused)
+    app.add_exception_handler(OSError, _refused)
+    app.state.site = site
+    return Guard(app, token, names)
+
+
+def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name == "style.css":
+        return _file(style(), _STYLE)
+    if name not in _STATIC:
+        raise HTTPException(404)
+    return _file(*_content(name))
+
+
+def _file(text: str, media_type: str) -> Response:
+    return Response(text, media_type=media_type, headers={"cache-control": "max-age=60"})
+
+
+@cache
+def _content(name: str) -> tuple[str, str]:
+    package, path, media_type = _STATIC[name]
+    return resources.files(package).joinpath(path).read_text("utf-8"), media_type
+
+
+def _no_page(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return problem(request, f"There is no page {request.url.path} for {request.method}.", status)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    known = error if isinstance(error, KubetuneError) else fault_of(error)
+    if known is None:
+        raise error
+    return problem(request, known, 404 if isinstance(error, Missing) else 400)
+
+
+def _unknown(request: Request, error: Exception) -> Response:
+    return problem(request, "This is a bug in kubetune; the terminal of kubetune ui has the details.", 500)
+
+
+def serve(folder: Path, host: str, port: int, token: str, names: Sequence[str] = ()) -> None:
+    """Serve until a signal, and print the address. Raises EnvironmentFault where the port is taken."""
+    import uvicorn
+
+    listening = _listening(host, port)
+    app = application(Site(Records(folder)), token, [*names, host])
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"{folder} at http://{shown}:{listening.getsockname()[1]}/?token={quote(token)}", flush=True)
+    print("Ctrl-C ends it; runs go on.", flush=True)
+    with listening:
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise EnvironmentFault(f"{host}:{port} cannot be listened on: {error}; another --port may do") from None

@@ -1,0 +1,85 @@
+"""The site: what its pages share, and how one of them is answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from kubetune.base.logs import scrub
+from kubetune.errors import ConfigError
+from kubetune.reporting.page import environment
+from kubetune.rundir.metrics import versions
+from kubetune.ui.records import Records
+
+
+class Missing(ConfigError):
+    """No run of a name."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """All that the server knows."""
+
+    records: Records
+
+    @property
+    def folder(self) -> Path:
+        """The folder whose runs are shown."""
+        return self.records.folder
+
+
+@cache
+def templates() -> Environment:
+    """The templates of the site; where both have one of a name, as `base.html`, it goes before that of the reports."""
+    return environment(PackageLoader("kubetune.ui", "templates"))
+
+
+def site_of(request: Request) -> Site:
+    """The site that a request is for."""
+    found: Site = request.app.state.site
+    return found
+
+
+def page(request: Request, template: str, verb: str, facts: Mapping[str, Any], status: int = 200) -> Response:
+    """A page of the site, without any secret. `verb`: the command line that does the same."""
+    site = site_of(request)
+    given = {"has_charts": False, "data": "", **facts, "verb": verb, "version": versions()["kubetune"]}
+    text = templates().get_template(template).render(**given, folder=site.folder, place=request.url.path)
+    return HTMLResponse(scrub(text), status)
+
+
+def problem(request: Request, error: Exception | str, status: int = 400) -> Response:
+    """A page that says what is wrong, in the words of the command line."""
+    found = {"title": "Not found" if status == 404 else "This cannot be shown", "text": str(error), "status": status}
+    return page(request, "problem.html", f"kubetune runs {site_of(request).folder}", found, status)
+
+
+def answer(found: Any, status: int = 200) -> Response:
+    """An answer to a script of the site, without any secret."""
+    return Response(scrub(json.dumps(found)), status, media_type=JSONResponse.media_type)
+
+
+def run_of(request: Request, key: str = "dir") -> Path:
+    """The run directory that a request names. Raises Missing where the folder holds none."""
+    return _found(request, request.query_params.get(key, ""))
+
+
+def runs_of(request: Request, key: str = "dir") -> list[Path]:
+    """All run directories that a request names. Raises Missing for one that is not in the folder."""
+    return [_found(request, name) for name in dict.fromkeys(request.query_params.getlist(key))]
+
+
+def _found(request: Request, name: str) -> Path:
+    site = site_of(request)
+    run_dir = site.records.find(name)
+    if run_dir is None:
+        raise Missing(f"{name}: no run of this name in {site.folder}")
+    return run_dir

@@ -1,0 +1,96 @@
+// What every page does by itself: it hears of news, fetches itself anew, and puts in place what has changed.
+const byId = (id) => document.getElementById(id);
+
+const swap = (old, fresh) => {
+  if (old.innerHTML === fresh.innerHTML) return;
+  const chosen = new Set([...old.querySelectorAll("input:checked")].map((box) => box.value));
+  const open = [...old.querySelectorAll("details")].map((part) => part.open);
+  const atEnd = old.scrollTop + old.clientHeight >= old.scrollHeight - 4;
+  const focused = old.contains(document.activeElement) ? document.activeElement : null;
+  const focusedAt = focused ? [...old.querySelectorAll("a, button, input, summary")].indexOf(focused) : -1;
+  old.replaceChildren(...fresh.cloneNode(true).childNodes);
+  old.querySelectorAll("input[type=checkbox]").forEach((box) => { box.checked = chosen.has(box.value); });
+  old.querySelectorAll("details").forEach((part, i) => { part.open = open[i] ?? false; });
+  if (focusedAt >= 0) old.querySelectorAll("a, button, input, summary")[focusedAt]?.focus();
+  if (atEnd) old.scrollTop = old.scrollHeight;
+};
+
+// Parts of the page that show what a run says of itself; the curves are redrawn from their numbers instead.
+const parts = (page) => [...page.querySelectorAll("[data-live], main > section[id], main > section[aria-label], header h1")]
+  .filter((part) => part.id !== "curves" && part.id !== "log");
+const nameOf = (part) => part.id || part.getAttribute("aria-label") || part.localName;
+
+const refresh = async () => {
+  const answer = await fetch(location.href, { cache: "no-store" });
+  if (!answer.ok) throw new Error(String(answer.status));
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const here = new Map(parts(document).map((part) => [nameOf(part), part]));
+  let before = null;
+  for (const fresh of parts(page)) {
+    const old = here.get(nameOf(fresh));
+    if (old && old.localName === fresh.localName) swap(old, fresh);
+    else if (old) old.replaceWith(fresh.cloneNode(true));
+    else if (before && fresh.localName === "section") before.after(fresh.cloneNode(true));
+    before = document.contains(old) && old?.localName === "section" ? old : before;
+  }
+  const data = page.getElementById("chart-data");
+  if (Boolean(data) !== Boolean(byId("chart-data"))) location.reload();
+  else if (data) document.dispatchEvent(new CustomEvent("charts", { detail: data.textContent }));
+  filter();
+  if (!page.body.dataset.news && document.body.dataset.news) return "ended";
+  return "live";
+};
+
+const listen = (address) => {
+  const sign = byId("live");
+  const say = (kind, text) => { if (sign) { sign.className = `live ${kind}`; sign.textContent = text; } };
+  const news = new EventSource(address);
+  let [first, busy, again] = [null, false, false];
+  const renew = async () => {
+    if (busy) { again = true; return; }
+    busy = true;
+    try {
+      if (await refresh() === "ended") { news.close(); say("", ""); return; }
+      say("on", "live");
+    } catch { say("off", "no answer; trying again"); }
+    busy = false;
+    if (again) { again = false; renew(); }
+  };
+  news.addEventListener("news", (event) => {
+    say("on", "live");
+    if (first !== null && first !== event.data) renew();
+    first = event.data;
+  });
+  news.addEventListener("error", () => say("off", "no connection; trying again"));
+  addEventListener("pagehide", () => news.close());
+};
+if (document.body.dataset.news) listen(document.body.dataset.news);
+
+const filter = () => document.querySelectorAll("[data-filter]").forEach((field) => {
+  const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const line of byId(field.dataset.filter)?.children ?? []) {
+    line.hidden = !words.every((word) => line.textContent.toLowerCase().includes(word));
+  }
+});
+document.addEventListener("input", (event) => { if (event.target.matches("[data-filter]")) filter(); });
+document.querySelectorAll(".log").forEach((log) => { log.scrollTop = log.scrollHeight; });
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  await navigator.clipboard.writeText(byId(button.dataset.copy).textContent);
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+});
+
+const choice = byId("choice");
+const count = () => {
+  const number = choice.querySelectorAll("input:checked").length;
+  byId("compare").disabled = number < 2;
+  byId("compare").textContent = number ? `Compare ${number} chosen` : "Compare chosen";
+};
+if (choice && byId("compare")) {
+  choice.addEventListener("change", count);
+  count();
+}
+document.querySelectorAll(".filters select").forEach((field) => field.addEventListener("change", () => field.form.submit()));

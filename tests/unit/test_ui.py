@@ -1,0 +1,192 @@
+"""The page to work in, asked in this process: who gets in, what its pages say, and that nothing of a run is HTML."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from kubetune.rundir import metrics
+from kubetune.ui.records import Records
+from kubetune.ui.server import application
+from kubetune.ui.site import Site
+from tests.run.test_report_long import write_run
+
+TOKEN = "a-token-of-this-test"
+HOSTILE = '"><script>alert(1)</script>'
+OURS = {"origin": "http://localhost"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, one of a hostile name, hostile answers and a hostile log; beside them a run that is not theirs."""
+    place = tmp_path_factory.mktemp("ui")
+    runs = place / "outputs"
+    runs.mkdir()
+    for name in ("first", "second"):
+        write_run(runs / name, 60)
+    write_run(place / "elsewhere", 60)
+    (runs / "out").symlink_to(place / "elsewhere")
+    first = runs / "first"
+    settings = json.loads((first / "resolved.json").read_text())
+    (first / "resolved.json").write_text(
+        json.dumps({**settings, "tracking": {"mlflow": {"tags": {"team": HOSTILE}}}, "output": HOSTILE})
+    )
+    sample = {"prompt": HOSTILE, "expected": HOSTILE, "before": "b", "after": HOSTILE}
+    (first / metrics.BEFORE_AFTER).write_text(json.dumps(sample) + "\n")
+    (first / "logs").mkdir()
+    (first / "logs" / "rank-0.log").write_text(f"[STEP] {HOSTILE}\nhf_secret_of_a_test\n")
+    return runs
+
+
+def client_of(folder: Path, **more: Any) -> TestClient:
+    return TestClient(application(Site(Records(folder)), TOKEN), base_url="http://localhost", **more)
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[TestClient]:
+    with client_of(folder) as found:
+        assert found.get("/", params={"token": TOKEN}).status_code == 200
+        yield found
+
+
+def test_without_the_token_nothing_is_shown(folder: Path) -> None:
+    with client_of(folder) as stranger:
+        for path in ("/", "/run?dir=first", "/news", "/compare", "/?token=another", "/?token="):
+            assert stranger.get(path).status_code == 401, path
+        assert stranger.get("/static/style.css").status_code == 200
+        given = stranger.get("/", params={"token": TOKEN})
+        cookie = given.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert stranger.get("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421),
+        ({"host": "localhost.evil.example:80"}, 421),
+        ({"host": ""}, 421),
+        ({"host": "localhost:x"}, 421),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://localhost:81"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
+        ({"host": "127.0.0.1"}, 200),
+        (OURS, 200),
+    ],
+)
+def test_requests_from_elsewhere_are_refused(client: TestClient, headers: dict[str, str], status: int) -> None:
+    assert client.get("/", headers=headers).status_code == status
+
+
+def test_a_name_of_the_users_own_may_be_allowed(folder: Path) -> None:
+    app = application(Site(Records(folder)), TOKEN, ["gpu-box"])
+    with TestClient(app, base_url="http://gpu-box:8600") as named:
+        assert named.get("/", params={"token": TOKEN}).status_code == 200
+        assert named.get("/").status_code == 200
+
+
+def test_pages_allow_no_script_or_style_but_their_own(client: TestClient) -> None:
+    for path in ("/", "/run?dir=first", "/compare?dir=first&dir=second", "/compare", "/run?dir=nothing"):
+        page = client.get(path)
+        policy = page.headers["content-security-policy"]
+        assert "unsafe" not in policy
+        assert "default-src 'none'" in policy
+        text = page.text
+        assert " style=" not in text, path
+        assert "<style" not in text, path
+        assert " on" + "click=" not in text
+        assert "<script>" not in text.replace("&lt;script&gt;", ""), path
+        assert "http://" not in text.replace("http://www.w3.org/2000/svg", ""), "nothing is loaded from elsewhere"
+
+
+def test_nothing_of_a_run_is_html_and_no_secret_is_shown(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_of_a_test")
+    for path in ("/", "/run?dir=first", "/compare?dir=first&dir=second"):
+        page = client.get(path)
+        assert page.status_code == 200, page.text
+        assert HOSTILE not in page.text, path
+        assert "hf_secret_of_a_test" not in page.text, path
+    assert "&lt;script&gt;" in client.get("/run?dir=first").text
+    assert "[secret]" in client.get("/run?dir=first").text
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "out", "/etc", "first/../../elsewhere", "a%00b", "", "nothing", ".."])
+def test_paths_stay_inside(client: TestClient, name: str) -> None:
+    for path in ("/run", "/compare", "/news/run"):
+        found = client.get(f"{path}?dir={name}")
+        assert found.status_code == 404, (path, found.text)
+    assert client.get("/static/..%2f..%2ferrors.py").status_code == 404
+
+
+def test_runs_are_filtered_and_sorted(client: TestClient) -> None:
+    everything = client.get("/").text
+    assert everything.index("/run?dir=second") > 0
+    only = client.get("/", params={"text": "team"}).text
+    assert "/run?dir=first" in only
+    assert "/run?dir=second" not in only
+    ascending, descending = (client.get("/", params={"sort": "path", "order": order}).text for order in ("asc", "desc"))
+    assert ascending.index("/run?dir=first") < ascending.index("/run?dir=second")
+    assert descending.index("/run?dir=first") > descending.index("/run?dir=second")
+    assert client.get("/", params={"sort": "moon"}).status_code == 400
+    assert "<polyline" in everything
+    assert "No run is like that" in client.get("/", params={"text": "nothing of it"}).text
+
+
+def test_each_page_names_the_verb_that_does_the_same(client: TestClient, folder: Path) -> None:
+    for path, verb in [
+        ("/", f"kubetune runs {folder} --sort started --reverse"),
+        ("/run?dir=first", f"kubetune watch {folder / 'first'}"),
+        ("/compare?dir=first&dir=second", f"kubetune report {folder / 'first'} --compare {folder / 'second'}"),
+    ]:
+        assert f">{verb}</code>" in client.get(path).text, path
+
+
+def test_a_run_that_changes_is_read_anew(client: TestClient, folder: Path) -> None:
+    before = client.get("/run?dir=second").text
+    assert ">60<" in before
+    with (folder / "second" / metrics.METRICS).open("a") as lines:
+        lines.write('{"step": 61, "epoch": 0.061, "loss": 1.5, "learning_rate": 0.1, "grad_norm": 1, "samples": 1, '
+                    '"tokens": 1, "trained_tokens": 1}\n')  # fmt: skip
+    assert ">61<" in client.get("/run?dir=second").text
+
+
+def test_an_empty_folder_says_how_to_begin(tmp_path: Path) -> None:
+    with client_of(tmp_path / "none") as client:
+        client.get("/", params={"token": TOKEN})
+        assert "No runs yet" in client.get("/").text
+        assert "Nothing to compare yet" in client.get("/compare").text
+
+
+def test_the_server_needs_no_torch() -> None:
+    heavy = {"torch", "transformers", "peft", "pyarrow"}
+    code = f"import sys, kubetune.ui.server; sys.exit(bool({heavy} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "0.0.0.0"], "open to other machines"),
+        (["--token", "short"], "expected at least 16"),
+        (["pyproject.toml"], "is a file"),
+    ],
+)
+def test_what_would_let_strangers_in_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kubetune import cli, errors
+
+    monkeypatch.delenv("KUBETUNE_UI_TOKEN", raising=False)
+    assert cli.main(["ui", *words]) == errors.USER
+    assert said in capsys.readouterr().err
