@@ -114,31 +114,50 @@ def _teller(on_event: Callable[[dict[str, Any]], object] | None, run_dir: Path) 
     return tell
 
 
+def start_child(
+    request: Mapping[str, Any], stdout: int | IO[str], stderr: int, environ: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], IO[str]]:
+    """The process of a run, and where its answer comes, of which nothing is read where it dies without one."""
+    reading, writing = os.pipe()
+    told = open(reading, encoding="utf-8")  # noqa: SIM115 - the caller's
+    try:
+        child = subprocess.Popen(
+            processes.module(CHILD, writing),
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            env={**os.environ, **(environ or {}), processes.AGENT_PID: str(os.getpid())},
+            pass_fds=[writing],
+            start_new_session=True,  # Ctrl-C in a terminal, or in a notebook, must reach this process only
+        )
+    except BaseException:
+        told.close()
+        raise
+    finally:
+        os.close(writing)
+    assert child.stdin is not None
+    try:
+        with contextlib.suppress(BrokenPipeError), child.stdin:
+            child.stdin.write(json.dumps(request).encode())
+    except BaseException:  # Ctrl-C: without its whole request it has begun nothing
+        child.kill()
+        child.communicate()
+        told.close()
+        raise
+    return child, told
+
+
 def _in_child(
     request: Mapping[str, Any], out: IO[str], err: IO[str], tell: Callable[[], None], *, quiet: bool
 ) -> dict[str, Any]:
     """Answer of the process of the run. Whatever ends the waiting for it, Ctrl-C above all, stops it first."""
-    reading, writing = os.pipe()
-    with open(reading, encoding="utf-8") as told:
-        try:
-            child = subprocess.Popen(
-                processes.module(CHILD, writing),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
-                stderr=subprocess.PIPE if quiet else subprocess.STDOUT,
-                env={**os.environ, processes.AGENT_PID: str(os.getpid())},
-                pass_fds=[writing],
-                start_new_session=True,  # Ctrl-C in a terminal, or in a notebook, must reach this process only
-            )
-        finally:
-            os.close(writing)
+    streams = (subprocess.DEVNULL, subprocess.PIPE) if quiet else (subprocess.PIPE, subprocess.STDOUT)
+    child, told = start_child(request, *streams)
+    with told:
         lines = child.stderr if quiet else child.stdout
-        assert child.stdin is not None
         assert lines is not None
-        with child.stdin, lines:
+        with lines:
             try:
-                with contextlib.suppress(BrokenPipeError), child.stdin:
-                    child.stdin.write(json.dumps(request).encode())
                 _pass_on(lines, err if quiet else out, tell)
                 child.wait()
                 tell()

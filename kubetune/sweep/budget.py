@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from kubetune.base.humanize import duration
 from kubetune.errors import ConfigError
 from kubetune.sweep.record import Record
 
@@ -38,11 +39,11 @@ class Budget:
         return seconds / 3600 * (1 if self.unit == "hours" else devices * (self.price if self.unit == "money" else 1.0))
 
     def told(self, amount: float) -> str:
-        """An amount beside the whole, in words: `3.2 of 12 gpu-hours`."""
-        return f"{amount:.3g} of {self}"
+        """An amount beside the whole, in words: `3.2 of 12 gpu-hours`, `12 min of 3 h`."""
+        return f"{duration(amount * 3600) if self.unit == 'hours' else f'{amount:.3g}'} of {self}"
 
     def __str__(self) -> str:
-        return f"{self.amount:g} {self.unit}"
+        return duration(self.amount * 3600) if self.unit == "hours" else f"{self.amount:g} {self.unit}"
 
 
 def parse(texts: Sequence[str], price: float | None) -> list[Budget]:

@@ -7,7 +7,7 @@ are is a `Place`'s business, which values are tried the study's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +17,7 @@ from kubetune.base.humanize import duration
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.sweep.budget import Budget
 from kubetune.sweep.ranges import told
-from kubetune.sweep.record import Ending, Record, Search, Trial, TrialRun, mean, write_record
+from kubetune.sweep.record import Ending, Record, Search, Trial, TrialRun, at_rest, mean, write_record
 
 if TYPE_CHECKING:
     from kubetune.sweep.study import Study
@@ -58,7 +58,7 @@ class Place(Protocol):
         """Ask a run to save a checkpoint and end."""
 
     def kill(self) -> None:
-        """End all runs at once, where that is for this process to do."""
+        """End all runs at once, or let go of them where that is not for this process to do."""
 
     def wait(self) -> None:
         """Wait until something may have changed."""
@@ -91,7 +91,7 @@ class Driver:
         """Drive to the end, or a stop; returns why it ended: empty where all trials have. Raises an error all share."""
         self._take_up()
         while True:
-            for run in self._running():
+            for run in self.record.running:
                 self._look(run)
             for trial in self._open():
                 self._judge(trial)
@@ -100,7 +100,7 @@ class Driver:
             self._stop_where_due()
             began = self._begin() if not self._stopping else 0
             self._note()
-            if not began and not any(self._running()):
+            if not began and not any(self.record.running):
                 break
             self._place.wait()
         self.record.ending = self._stopping or (self._too_much if any(self._open()) or self._is_short() else "")
@@ -109,9 +109,6 @@ class Driver:
         if fault := self._shared_fault():
             raise _as_error(fault)
         return self.record.ending
-
-    def _running(self) -> Iterator[TrialRun]:
-        return (run for run in self.record.runs if run.state == "running")
 
     def _open(self) -> list[Trial]:
         return [trial for trial in self.record.trials if trial.state == "open"]
@@ -129,17 +126,21 @@ class Driver:
         for trial in self._open():
             if ending := self._study.ending(trial.number):
                 self._end(trial, ending, trial.reason)
-        for run in self.record.runs:
-            # To start again what its driver left running costs little: places leave alone what goes on, or is done.
-            run.state, run.starts = "waiting" if run.state == "running" else run.state, 0
+        # To start again what its driver left running costs little: places leave alone what goes on, or is done.
+        for run in at_rest(self.record).runs:
+            run.starts = 0
         self.record.trials.sort(key=lambda trial: trial.number)
         self.record.ending = ""
 
     def _runs_of(self, number: int) -> list[TrialRun]:
-        first = int(self.search.config["training"]["seed"])
+        first, devices = (
+            int(self.search.config["training"]["seed"]),
+            max((r.devices for r in self.record.runs), default=1),
+        )
         if self.search.repeat == 1:
-            return [TrialRun(f"{number:03d}", first)]
-        return [TrialRun(f"{number:03d}-s{seed}", seed) for seed in range(first, first + self.search.repeat)]
+            return [TrialRun(f"{number:03d}", first, devices=devices)]
+        seeds = range(first, first + self.search.repeat)
+        return [TrialRun(f"{number:03d}-s{seed}", seed, devices=devices) for seed in seeds]
 
     def _look(self, run: TrialRun) -> None:
         seen = self._place.look(run)
@@ -224,17 +225,17 @@ class Driver:
             self._place.kill()
         self._asked = asked
         if self._stopping:
-            for run in self._running():
+            for run in self.record.running:
                 self._place.stop(run)
 
     def _begin(self) -> int:
         """Begin what there is room and budget for; how many runs that are."""
         began, self._too_much = 0, ""
-        while sum(1 for _ in self._running()) < self._place.slots and not self._shared_fault():
+        while sum(1 for _ in self.record.running) < self._place.slots and not self._shared_fault():
             waiting = [(trial, run) for trial in self._open() for run in trial.runs if run.state == "waiting"]
             # Who has come furthest goes first, so that losers are known early.
             waiting.sort(key=lambda pair: (-pair[0].rung, pair[0].number))
-            chosen = next((pair for pair in waiting if self._fits(*pair)), None)
+            chosen = next((pair for pair in waiting if self._fits(pair[0], pair[1:])), None)
             if chosen is None:
                 if waiting or not self._is_short() or not self._fits_new():
                     break
@@ -245,6 +246,8 @@ class Driver:
             self._start(*chosen)
             self._note()
             began += 1
+            if chosen[1].state == "waiting":
+                break
         return began
 
     def _start(self, trial: Trial, run: TrialRun) -> None:
@@ -254,28 +257,36 @@ class Driver:
             self._place.start(trial, run)
         except errors.KubetuneError as error:
             run.state, run.code, run.reason = "failed", error.exit_code, str(error)
+            if isinstance(error, errors.EnvironmentFault) and run.starts < _MOST_STARTS:
+                run.state = "waiting"  # a full quota, a server that is away: it may be there in a moment
+                return
             self._judge(trial)
 
-    def _fits(self, trial: Trial, run: TrialRun) -> bool:
-        """No budget is passed by what this run will take, as far as earlier ones tell."""
-        expected = self._expected(trial, run)
-        for budget in self._budgets if expected is not None else ():
+    def _fits(self, trial: Trial, runs: Sequence[TrialRun]) -> bool:
+        """No budget is passed by what these runs will take, as far as earlier ones tell."""
+        expected = [self._expected(trial, run) for run in runs]
+        seconds = sum(each or 0.0 for each in expected) / min(len(runs), self._place.slots)
+        for budget in self._budgets if None not in expected else ():
             running = [(t, r) for t in self._open() for r in t.runs if r.state == "running"]
-            promised = 0.0 if budget.unit == "hours" else sum(
-                budget.of(self._expected(*pair) or 0.0, pair[1].devices) for pair in running
-            )  # fmt: skip
-            spent, more = budget.spent(self.record), budget.of(expected or 0.0, run.devices)
-            if spent + promised + more > budget.amount:
+            promised, more = 0.0, budget.of(seconds, 1)
+            if budget.unit != "hours":
+                promised = sum(budget.of(self._expected(*pair) or 0.0, pair[1].devices) for pair in running)
+                more = sum(budget.of(each or 0.0, run.devices) for each, run in zip(expected, runs, strict=True))
+            spent = budget.spent(self.record) + promised
+            if spent + more > budget.amount:
+                next_ones = "the next run" if len(runs) == 1 else f"the {len(runs)} runs of the next trial"
+                need = "" if budget.unit == "hours" else f"{more:.3g}, "
                 self._too_much = (
-                    f"the budget: {budget.told(spent + promised)} are spent, and the next run would take about "
-                    f"{more:.3g}, {duration(expected)}; not begun"
+                    f"the budget: {budget.told(spent)} are spent, and {next_ones} would take about {need}"
+                    f"{duration(seconds)}; not begun"
                 )
                 return False
         return True
 
     def _fits_new(self) -> bool:
         number = len(self.record.trials)
-        return all(self._fits(Trial(number, {}, [run]), run) for run in self._runs_of(number)[:1])
+        runs = self._runs_of(number)  # all of them: without one the trial has no value
+        return self._fits(Trial(number, {}, runs), runs)
 
     def _expected(self, trial: Trial, run: TrialRun) -> float | None:
         """Seconds to its rung, by the speed of all runs so far; None before there is any."""
@@ -290,7 +301,7 @@ class Driver:
 
     def _note(self) -> None:
         now = time.monotonic()
-        if any(self._running()):
+        if any(self.record.running):
             self.record.seconds += now - self._clock
         self._clock = now
         write_record(self.folder, self.record)

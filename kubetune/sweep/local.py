@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +19,7 @@ from kubetune.config.load import resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.plans import plan_here
-from kubetune.library.training import CHILD
+from kubetune.library.training import start_child
 from kubetune.planning.actuals import held_seconds
 from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.exit_status import ExitStatus
@@ -60,7 +58,8 @@ def slots_of(config: Config, parallel: int | None, environ: Mapping[str, str]) -
             f"--parallel: found {number} trials of {each} GPUs, and {there} GPUs here; expected at most "
             f"{there // each}. Nothing was written."
         )
-    names = environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(there)))).split(",")
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(i) for i in range(there)] if chosen is None else [name.strip() for name in chosen.split(",")]
     parts = [names[i * each : (i + 1) * each] for i in range(number)]
     config = config.model_copy(update={"compute": compute.model_copy(update={"gpus_per_node": each})})
     return config, [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
@@ -68,7 +67,7 @@ def slots_of(config: Config, parallel: int | None, environ: Mapping[str, str]) -
 
 @dataclass
 class _Child:
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     told: IO[str]
     slot: Slot
     is_asked: bool = False
@@ -100,30 +99,11 @@ class Local:
         with lock(run_dir / "logs" / "node-0.lock", wait=True):
             pass  # one whose driver was killed saves a checkpoint first
         request = {"config": resolved(config), "plan": plan.to_json(), "run_dir": str(run_dir), "source": None}
-        self._children[run.name] = self._child(request, run, self._free.pop(0))
-
-    def _child(self, request: Mapping[str, object], run: TrialRun, slot: Slot) -> _Child:
         logs = self._recipe.folder / "logs"
         logs.mkdir(exist_ok=True)
-        reading, writing = os.pipe()
-        told = open(reading, encoding="utf-8")  # noqa: SIM115 - it lives as long as the run
         with (logs / f"{run.name}.log").open("a") as log:
-            process = subprocess.Popen(
-                processes.module(CHILD, writing),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **slot, processes.AGENT_PID: str(os.getpid())},
-                text=True,
-                pass_fds=[writing],
-                start_new_session=True,  # Ctrl-C in a terminal must reach the driver only
-                preexec_fn=partial(processes.die_with_parent, signal.SIGTERM),
-            )
-        os.close(writing)
-        assert process.stdin is not None
-        with process.stdin:
-            json.dump(request, process.stdin)
-        return _Child(process, told, slot)
+            child, told = start_child(request, log, subprocess.STDOUT, self._free[0])
+        self._children[run.name] = _Child(child, told, self._free.pop(0))
 
     def look(self, run: TrialRun) -> Seen:
         """The run by its process and its directory."""

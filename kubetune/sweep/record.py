@@ -109,6 +109,11 @@ class Record:
         return (run for trial in self.trials for run in trial.runs)
 
     @property
+    def running(self) -> Iterator[TrialRun]:
+        """The runs that a driver has begun and not seen end."""
+        return (run for run in self.runs if run.state == "running")
+
+    @property
     def device_hours(self) -> float:
         """Hours that devices were held."""
         return sum(run.seconds * run.devices for run in self.runs) / 3600
@@ -151,6 +156,13 @@ def read_record(folder: Path) -> Record:
         return Record()
     except (KeyError, TypeError) as error:
         raise _damaged(folder / TRIALS, error) from None
+
+
+def at_rest(record: Record) -> Record:
+    """The same, with runs that a driver left as running waiting for the next one."""
+    for run in record.running:
+        run.state = "waiting"
+    return record
 
 
 def _damaged(path: Path, error: Exception) -> EnvironmentFault:

@@ -6,20 +6,28 @@ A run ends by itself at its rung and gives its GPUs back; nobody need be there t
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import UTC, datetime
+from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.cluster import pods
-from kubetune.cluster.runs import ObservedRun, exit_status_in, observe, workload_kind
+from kubetune.cluster.log_follow import wait_for_job
+from kubetune.cluster.preparation import has_own_job
+from kubetune.cluster.runs import ObservedRun, exit_status_in, find_run, list_runs, observe, workload_kind
 from kubetune.cluster.submit import resume, spec_of, stop, submit
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import VolumeConfig
-from kubetune.errors import ConfigError
+from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.kube_api.api_errors import Unreachable
+from kubetune.kube_api.client import say
 from kubetune.library.plans import make_plan
 from kubetune.lint.config import lint
 from kubetune.manifests import local_files, render
+from kubetune.manifests.initialisers import preprocess_name
 from kubetune.manifests.spec import MANAGED_BY, Manifest
 from kubetune.manifests.storage import claim_spec
 from kubetune.planning.plan import Plan
@@ -64,6 +72,9 @@ class Remote:
         self._recipe, self._cluster = recipe, cluster
         self._specs: dict[str, RunSpec] = {}
         self._asked: set[str] = set()
+        self._beginning: dict[str, Future[None]] = {}
+        self._told: set[str] = set()
+        self._is_left = False
 
     def make_claims(self, config: Config) -> list[str]:
         """Make the volumes that all trials share, where the config lets several pods have them; their names."""
@@ -105,15 +116,50 @@ class Remote:
         """Submit a run, or let it go on to its trial's next rung; one that is on its way there is left alone."""
         config = self.config(trial, run)
         files = local_files(config)
-        run.earlier_seconds = run.seconds
-        job = submit(self._cluster, config, files, confirm=lambda question: True)
         spec = self._specs[run.name] = spec_of(config, files).in_namespace(self._cluster.namespace)
         self._asked.discard(run.name)
-        if job.outcome == "unchanged" and job.state == "stopped":
+        if has_own_job(spec):
+            # It may prepare for hours, in which the other runs' ends are to be seen.
+            begun = self._beginning[run.name] = Future()
+            Thread(target=_done, args=(begun, partial(self._submit, config, files, run)), daemon=True).start()
+        else:
+            self._submit(config, files, run)
+
+    def _submit(self, config: Config, files: dict[str, str], run: TrialRun) -> None:
+        spec = self._specs[run.name]
+        job = submit(self._cluster, config, files, confirm=lambda question: True, wait=partial(self._see_prepared, run))
+        is_stopped = job.outcome == "unchanged" and job.state == "stopped"
+        if is_stopped:
             resume(self._cluster, spec)
+        if is_stopped or job.outcome != "unchanged":  # its pods are others from now on
+            run.earlier_seconds = run.seconds
+
+    def _see_prepared(self, run: TrialRun, spec: RunSpec) -> None:
+        """Wait for the Job that prepares a run. Raises Preempted where the run is to stop: then nothing trains."""
+        while pods.state_of(self._cluster.get("Job", preprocess_name(spec)), [])[0] in ("waiting", "running"):
+            if run.name in self._asked:
+                raise errors.Preempted(0)
+            time.sleep(_LOOK_SECONDS)
+        wait_for_job(self._cluster, spec, lambda source, text: None)
 
     def look(self, run: TrialRun) -> Seen:
         """The run by its workload and pods: these tell how far it is, or have left it with Kubernetes at their end."""
+        seen = self._seen(run)
+        if seen.status is not None:
+            self._specs.pop(run.name)
+        return seen
+
+    def _seen(self, run: TrialRun) -> Seen:
+        if self._is_left:
+            return Seen(ExitStatus(errors.PREEMPTED, "left to the cluster"))
+        if begun := self._beginning.get(run.name):
+            if not begun.done():
+                return Seen(None)
+            try:
+                self._beginning.pop(run.name).result()
+            except errors.KubetuneError as error:
+                code = errors.LOST_PEER if isinstance(error, Unreachable) else error.exit_code
+                return Seen(ExitStatus(code, str(error)))
         spec = self._specs[run.name]
         seen = observe(self._cluster, spec)
         progress = seen.progress or {}
@@ -124,35 +170,55 @@ class Remote:
 
     def stop(self, run: TrialRun) -> None:
         """Ask a run to save and end, once; it keeps its place on the cluster, and `start` resumes it."""
-        if run.name not in self._asked:
-            self._asked.add(run.name)
-            with suppress(ConfigError):  # it has ended meanwhile
+        if run.name in self._asked:
+            return
+        if run.name not in self._beginning:
+            try:
                 stop(self._cluster, self._specs[run.name])
+            except ConfigError:
+                pass  # it has ended meanwhile
+            except EnvironmentFault as fault:
+                if str(fault) not in self._told:  # such as a queue that does not know it yet: asked again in a moment
+                    self._told.add(str(fault))
+                    say(str(fault))
+                return
+        self._asked.add(run.name)
 
     def kill(self) -> None:
-        """Nothing: the cluster ends what does not end by itself in its grace time."""
+        """Let go of all runs: the cluster ends those that were stopped, after their grace time."""
+        self._is_left = True
+        if left := sorted(self._specs.keys() - self._asked):
+            say(f"not stopped, and so they go on: {', '.join(left)}; `kubetune sweep stop FOLDER` tries again")
 
     def wait(self) -> None:
         """Wait for a moment."""
         time.sleep(_LOOK_SECONDS)
 
 
-def stop_all(cluster: Cluster, name: str) -> list[str]:
-    """Stop all runs of a sweep that run, without its driver; their names."""
-    from kubetune.cluster.runs import find_run, list_runs
+def _done(future: Future[None], work: Callable[[], None]) -> None:
+    try:
+        work()
+        future.set_result(None)
+    except BaseException as error:
+        future.set_exception(error)
 
-    stopped = []
+
+def stop_all(cluster: Cluster, name: str) -> list[str]:
+    """Stop all runs of a sweep that go on, without its driver; their names. EnvironmentFault for what cannot be."""
+    stopped, problems = [], []
     for found in list_runs(cluster):
         spec = find_run(cluster, found)
-        workload = cluster.get(workload_kind(spec), found) if _sweep_of(spec) == name else None
+        is_ours = spec.kubernetes.labels.get(SWEEP_LABEL) == name
+        workload = cluster.get(workload_kind(spec), found) if is_ours else None
         if workload is not None and pods.state_of(workload, [])[0] in ("waiting", "running"):
-            stop(cluster, spec)
-            stopped.append(found)
+            try:
+                stop(cluster, spec)
+                stopped.append(found)
+            except errors.KubetuneError as error:
+                problems.append(f"{found}: {error}")
+    if problems:
+        raise EnvironmentFault("\n".join([*problems, f"Stopped were: {', '.join(stopped) or 'none'}."]))
     return stopped
-
-
-def _sweep_of(spec: RunSpec) -> str | None:
-    return spec.kubernetes.labels.get(SWEEP_LABEL)
 
 
 def _shared(config: Config) -> list[tuple[str, VolumeConfig]]:

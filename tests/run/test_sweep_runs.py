@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -144,3 +145,21 @@ def test_two_trials_at_once_share_the_machine(inputs: Path, tmp_path: Path) -> N
     ]
     assert any(one[0] < other[0] < one[1] for one in spans for other in spans)
     assert set(record.importances) == {"lora.r", "lora.dropout"}
+
+
+@pytest.mark.slow
+def test_the_demos_learning_rate_is_found_in_a_range_of_four_decades(tmp_path: Path) -> None:
+    """By the words that the example begins with. The demo has 4e-3, found by trying."""
+    pytest.importorskip("optuna")
+    example = Path(__file__).parents[2] / "examples" / "sweep.yaml"
+    words = next(line for line in example.read_text().splitlines() if "kubetune sweep examples" in line)
+    argv = [str(example) if word.startswith("examples/") else word for word in shlex.split(words.strip("# "))[1:]]
+    assert "training.learning_rate=log(1e-5,1e-1)" in argv
+    found = start(tmp_path, *argv, "-o", "found")
+    assert found.wait(2 * SECONDS) == errors.OK, (tmp_path / "out").read_text()
+    record = read_record(tmp_path / "found")
+    best = record.ranked(greater=False)[0]
+    assert 8e-4 < float(best.values["training.learning_rate"]) < 2e-2
+    assert {trial.state for trial in record.trials} == {"done", "pruned"}
+    trained = sum(run.step for run in record.runs)
+    assert trained < 75 * len(record.trials), "nobody was given up early"

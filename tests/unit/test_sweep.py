@@ -6,6 +6,10 @@ import argparse
 import itertools
 import json
 import math
+import os
+import signal
+import socket
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +22,24 @@ from kubetune.cli.local.sweep import _require_grid, add_arguments
 from kubetune.config.load import load_config, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
+from kubetune.library.training import start_child
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.sweep import ranges
 from kubetune.sweep.budget import parse as parse_budgets
 from kubetune.sweep.driver import Driver, Seen
+from kubetune.sweep.local import slots_of
 from kubetune.sweep.recipe import Recipe
-from kubetune.sweep.record import Record, Search, Trial, TrialRun, read_record, read_search, write_record, write_search
+from kubetune.sweep.record import (
+    LOCK,
+    Record,
+    Search,
+    Trial,
+    TrialRun,
+    read_record,
+    read_search,
+    write_record,
+    write_search,
+)
 from kubetune.sweep.winner import noise, write_best
 
 if TYPE_CHECKING:
@@ -58,6 +74,8 @@ def curve(values: Mapping[str, str], share: float, seed: int = 42) -> float:
 class Functions:
     """A place where runs are computed at once, and where `order` tells in which order they came to their rungs."""
 
+    devices = 1
+
     def __init__(self, search: Search, slots: int = 1, measure: Callable[..., float] = curve) -> None:
         self.slots, self._search, self._measure = slots, search, measure
         self.order: list[tuple[int, int, float]] = []
@@ -68,6 +86,7 @@ class Functions:
 
     def start(self, trial: Trial, run: TrialRun) -> None:
         self.begun.append(run.name)
+        run.devices = self.devices
         rungs = self._search.rungs or (1,)
         resource = rungs[trial.rung] if self._search.rungs else 1
         share = resource / rungs[-1]
@@ -187,7 +206,7 @@ def test_a_driver_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     """Killed at every note it makes, one after the other: the same trials, none lost and none twice."""
     search = search_of(sampler="tpe")
     whole = (
-        driver_of((tmp_path / "whole"), search, Functions(search), total=3)
+        driver_of((tmp_path / "whole"), search, Functions(search), total=2)
         if (tmp_path / "whole").mkdir() is None
         else None
     )
@@ -197,7 +216,7 @@ def test_a_driver_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     place = Functions(search)
     for _ in range(30):
         notes = itertools.count()
-        driver = driver_of(tmp_path / "killed", search, place, total=3)
+        driver = driver_of(tmp_path / "killed", search, place, total=2)
         note = driver._note
 
         def die() -> None:
@@ -217,21 +236,30 @@ def test_a_driver_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     assert got == [(trial.values, trial.state, trial.value) for trial in whole.record.trials]
 
 
-@pytest.mark.parametrize("text", ["0.55gpu-hours", "2.75eur"])
-def test_no_run_is_begun_that_would_pass_the_budget(tmp_path: Path, text: str) -> None:
-    search = search_of(pruner="none", rungs=())
-    budgets = parse_budgets([text], 5.0)
-    driver = driver_of(tmp_path, search, Functions(search), storage=optuna.storages.InMemoryStorage(), budgets=budgets)
+@pytest.mark.parametrize(
+    ("text", "repeat", "devices", "trials", "spent"),
+    [
+        ("0.55gpu-hours", 1, 1, 5, 0.5),
+        ("2.75eur", 1, 1, 5, 0.5),
+        ("0.55gpu-hours", 3, 1, 1, 0.3),  # a trial has no value without all its seeds
+        ("1gpu-hours", 1, 4, 2, 0.8),
+    ],
+)
+def test_no_run_is_begun_that_would_pass_the_budget(
+    tmp_path: Path, text: str, repeat: int, devices: int, trials: int, spent: float
+) -> None:
+    search = search_of(pruner="none", rungs=(), repeat=repeat)
+    place, memory = Functions(search), optuna.storages.InMemoryStorage()
+    place.devices = devices
+    driver = driver_of(tmp_path, search, place, storage=memory, budgets=parse_budgets([text], 5.0))
     assert "not begun" in driver.drive()
-    assert (len(driver.record.trials), round(driver.record.device_hours, 6)) == (5, 0.5)
+    assert (len(driver.record.trials), round(driver.record.device_hours, 6)) == (trials, spent)
 
 
 def test_budgets_are_read_or_refused() -> None:
-    assert [str(one) for one in parse_budgets(["90min", "3 h", "12GPU-hours"], None)] == [
-        "1.5 hours",
-        "3 hours",
-        "12 gpu-hours",
-    ]
+    said = [str(one) for one in parse_budgets(["90min", "1min", "3 h", "12GPU-hours"], None)]
+    assert said == ["1 h 30 min", "1 min", "3 h", "12 gpu-hours"]
+    assert parse_budgets(["90min"], None)[0].told(0.2) == "12 min of 1 h 30 min"
     with pytest.raises(ConfigError) as refused:
         parse_budgets(["5", "3 weeks", "0h", "20eur"], None)
     assert len(refused.value.problems) == 4
@@ -276,6 +304,29 @@ def test_a_config_that_no_trial_can_begin_with_ends_the_search_at_once(tmp_path:
     with pytest.raises(errors.KubetuneError, match="no such folder"):
         driver_of(tmp_path, search, place, storage=optuna.storages.InMemoryStorage()).drive()
     assert place.begun == ["000", "001"]
+
+
+def test_what_cannot_begin_for_a_moment_begins_later(tmp_path: Path) -> None:
+    search = search_of(pruner="none", rungs=())
+
+    class Busy(Functions):
+        waits = 0
+
+        def start(self, trial: Trial, run: TrialRun) -> None:
+            if len(self.begun) < 2:
+                self.begun.append("")
+                raise errors.EnvironmentFault("exceeded quota")
+            super().start(trial, run)
+
+        def wait(self) -> None:
+            self.waits += 1
+
+    place = Busy(search)
+    driver = driver_of(tmp_path, search, place, total=2, storage=optuna.storages.InMemoryStorage())
+    assert driver.drive() == ""
+    assert place.begun == ["", "", "000", "001"]
+    assert place.waits >= 2
+    assert [trial.state for trial in driver.record.trials] == ["done", "done"]
 
 
 def test_the_first_wish_to_stop_asks_all_runs_and_the_second_kills_them(tmp_path: Path) -> None:
@@ -336,6 +387,19 @@ def test_how_a_sweep_stands_is_told_as_json(tmp_path: Path, capsys: pytest.Captu
     assert (told["metric"], told["trials"][0]["values"]) == ("eval_loss", {"lora.r": "8"})
 
 
+def test_a_sweep_without_its_driver_is_shown_so_and_put_to_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_search(tmp_path, search_of())
+    write_record(tmp_path, Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "running")])]))
+    for driver, told in ((os.getpid(), ""), (99_999_999, "; its driver ended; the same command goes on")):
+        (tmp_path / LOCK).write_text(f"process {driver} on {socket.gethostname()}\n")
+        assert cli.main(["sweep", "status", str(tmp_path)]) == errors.OK
+        assert capsys.readouterr().out.endswith(f"0 device hours{told}\n")
+    assert cli.main(["sweep", "stop", str(tmp_path)]) == errors.OK
+    assert [run.state for run in read_record(tmp_path).runs] == ["waiting"]
+
+
 def test_a_study_that_is_damaged_or_lost_is_told_of_and_not_begun_anew(tmp_path: Path) -> None:
     from kubetune.sweep.study import explained
 
@@ -372,6 +436,72 @@ def test_what_a_search_cannot_do_is_refused(tmp_path: Path, capsys: pytest.Captu
     ):
         assert cli.main(["sweep", str(file), "lora.r=2,4", *more]) == code
         assert said in capsys.readouterr().err
+
+
+def test_actions_take_no_options_that_they_would_ignore(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (("status f --trials 3 --lr 1", "--lr, --trials"), ("stop f --json", "--json")):
+        assert cli.main(["sweep", *words.split()]) == errors.USER
+        assert said in capsys.readouterr().err
+
+
+def test_a_cluster_that_cannot_be_asked_is_told_when_a_sweep_is_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no driver is asked to stop, this process having the lock."""
+    pytest.importorskip("lightkube")
+    write_search(tmp_path, search_of(namespace="here"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    asked: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    try:
+        assert cli.main(["sweep", "stop", str(tmp_path)]) == errors.ENVIRONMENT
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "kubeconfig" in capsys.readouterr().err
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "parallel", "parts"),
+    [
+        (None, None, ["0", "1", "2", "3"]),
+        ("2,5,7,9", 2, ["2,5", "7,9"]),
+        ("GPU-a, GPU-b,-1", None, ["GPU-a", "GPU-b"]),
+        ("0,1", 3, "found 3 trials of 1 GPUs, and 2 GPUs here"),
+        ("", None, [None]),
+    ],
+)
+def test_gpus_are_shared_out_among_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, parallel: int | None, parts: Any
+) -> None:
+    """By nvidia-smi and the environment, which is all that there is of GPUs here."""
+    command = tmp_path / "nvidia-smi"
+    command.write_text('#!/bin/sh\nfor n in 0 1 2 3; do echo "GPU $n: H100"; done\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    if isinstance(parts, str):
+        with pytest.raises(ConfigError, match=parts):
+            slots_of(load([]), parallel, environ)
+        return
+    config, slots = slots_of(load([]), parallel, environ)
+    assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in slots] == parts
+    assert config.compute.gpus_per_node == (len(parts[0].split(",")) if parts[0] else None)
+
+
+def test_a_process_that_dies_before_its_request_gives_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = tmp_path / "python"
+    shell.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES"; exec 0<&-; exit 1\n')
+    shell.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(shell))
+    child, told = start_child(
+        {"long": "x" * 1_000_000}, subprocess.PIPE, subprocess.STDOUT, {"CUDA_VISIBLE_DEVICES": "3"}
+    )
+    with told, child:
+        assert child.stdout is not None
+        assert (child.stdout.read(), told.read(), child.wait()) == (b"3\n", "", 1)
 
 
 def test_the_words_below_the_help_fit_a_terminal() -> None:

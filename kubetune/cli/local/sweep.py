@@ -10,11 +10,13 @@ import re
 import signal
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
+from kubetune.base import processes
 from kubetune.base.files import lock
 from kubetune.base.signals import Relay
 from kubetune.cli.tables import print_table
@@ -66,8 +68,22 @@ def run(args: argparse.Namespace) -> int:
         action, *folders = args.inputs
         if len(folders) != 1:
             raise ConfigError(f"command line: expected `kubetune sweep {action} FOLDER`, the folder of one sweep")
+        _require_alone(action, args)
         return {"status": _status, "best": _best, "stop": _stop}[action](Path(folders[0]), args)
     return _search(args)
+
+
+def _require_alone(action: str, args: argparse.Namespace) -> None:
+    """Raise ConfigError for options that an action would ignore."""
+    known, heeded = argparse.ArgumentParser(), ("inputs", *(["json"] if action != "stop" else []))
+    add_arguments(known)
+    given = {one.option_strings[-1] for one in known._actions if one.dest not in heeded
+             and getattr(args, one.dest, one.default) != one.default}  # fmt: skip
+    if given:
+        raise ConfigError(
+            f"command line: {', '.join(sorted(given))} says nothing to `kubetune sweep {action}`, which takes a folder"
+            f"{' and --json' if 'json' in heeded else ''} only"
+        )
 
 
 def _search(args: argparse.Namespace) -> int:
@@ -161,9 +177,21 @@ def _status(folder: Path, args: argparse.Namespace) -> int:
             )
         )
     print_table(("TRIAL", "STATE", "STEP", search.metric.upper(), "VALUES", "WHY"), rows)
-    ending = f"; {record.ending}" if record.ending else ""
-    print(f"{summary(record)}; {record.device_hours:.3g} device hours{ending}")
+    ending = record.ending
+    if not ending and (driver := _driver(folder)) and not processes.is_alive(driver):
+        ending = "its driver ended; the same command goes on" if any(record.running) else ""
+    print(f"{summary(record)}; {record.device_hours:.3g} device hours{f'; {ending}' if ending else ''}")
     return errors.OK
+
+
+def _driver(folder: Path) -> int | None:
+    """Process id of the sweep's driver, by which the folder is or was locked; None for one of another machine."""
+    from kubetune.sweep.record import LOCK
+
+    with suppress(FileNotFoundError):
+        found = re.match(r"process (\d+) on (\S+)", (folder / LOCK).read_text())
+        return int(found[1]) if found is not None and found[2] == socket.gethostname() else None
+    return None
 
 
 def _facts(search: Search, record: Record) -> dict[str, Any]:
@@ -190,19 +218,22 @@ def _best(folder: Path, args: argparse.Namespace) -> int:
 
 
 def _stop(folder: Path, args: argparse.Namespace) -> int:
-    from kubetune.sweep.record import LOCK, read_search
+    from kubetune.sweep.record import LOCK, at_rest, read_record, read_search, write_record
 
     search = read_search(folder)
-    try:
-        with lock(folder / LOCK, wait=False):
-            stopped = _stop_on_cluster(search) if search.namespace is not None else []
-            print(f"kubetune: {folder} has no driver that runs here" + "".join(f"; stopped {name}" for name in stopped))
-    except EnvironmentFault:
-        holder = re.match(r"process (\d+) on (\S+)", (folder / LOCK).read_text())
-        if holder is None or holder[2] != socket.gethostname():
-            raise
-        os.kill(int(holder[1]), signal.SIGTERM)
-        print(f"kubetune: the driver of {folder} was asked to stop; its runs save a checkpoint first")
+    with ExitStack() as held:
+        try:
+            held.enter_context(lock(folder / LOCK, wait=False))
+        except EnvironmentFault:
+            driver = _driver(folder)
+            if driver is None or not processes.is_alive(driver):
+                raise
+            os.kill(driver, signal.SIGTERM)
+            print(f"kubetune: the driver of {folder} was asked to stop; its runs save a checkpoint first")
+            return errors.OK
+        stopped = _stop_on_cluster(search) if search.namespace is not None else []
+        write_record(folder, at_rest(read_record(folder)))
+    print(f"kubetune: {folder} has no driver that runs here" + "".join(f"; stopped {name}" for name in stopped))
     return errors.OK
 
 
