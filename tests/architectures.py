@@ -245,6 +245,8 @@ def save_model(folder: Path, name: str = "llama", **settings: Any) -> Path:
     """A random two-layer model with a locally trained tokenizer, saved in Hugging Face form; returns the folder."""
     train_tokenizer(folder)
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **{**PROMISED[name], "num_hidden_layers": 2, "vocab_size": 512, **settings})
+    config = AutoConfig.for_model(
+        name, **{**(PROMISED | PADDING_FREE | ONE_BY_ONE)[name], "num_hidden_layers": 2, "vocab_size": 512, **settings}
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder

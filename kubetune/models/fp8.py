@@ -19,7 +19,7 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.kernels import pointwise
 from kubetune.kernels.pointwise import Kernels
-from kubetune.models.fused_forwards import is_plain_lora
+from kubetune.models.fused_forwards import is_plain_lora, is_transposed
 
 GRANULE: Final = 16
 """The product wants both widths of a layer to be multiples of this."""
@@ -61,8 +61,8 @@ def round_layers(model: nn.Module, kernels: Kernels) -> int:
 
 
 def _fits(layer: Any) -> bool:
-    weight, transposed = layer.base_layer.weight, layer.is_target_conv_1d_layer or layer.fan_in_fan_out
-    return not transposed and weight.dim() == 2 and all(size % GRANULE == 0 for size in weight.shape)
+    weight = layer.base_layer.weight
+    return not is_transposed(layer) and weight.dim() == 2 and all(size % GRANULE == 0 for size in weight.shape)
 
 
 def _round(layer: Any, kernels: Kernels) -> None:

@@ -71,7 +71,7 @@ def _candidates(
 
 
 def is_plain_lora(module: Any) -> bool:
-    """Test for PEFT's LoRA around one frozen linear layer, without variants, biases or second adapters.
+    """Test for PEFT's LoRA around one frozen linear layer, or its weight, without variants, biases or second adapters.
 
     Classes made from `nn.Linear` may round their factors first, as those of quantised models do: these are not it.
     """
@@ -79,7 +79,8 @@ def is_plain_lora(module: Any) -> bool:
 
     # Not imported for this: where nobody has, there are no adapters, and it takes seconds, bitsandbytes and more along.
     peft_layers = sys.modules.get("peft.tuners.lora.layer")
-    if peft_layers is None or type(module) is not peft_layers.Linear or len(module.active_adapters) != 1:
+    kinds = () if peft_layers is None else (peft_layers.Linear, peft_layers.ParamWrapper)
+    if type(module) not in kinds or len(module.active_adapters) != 1:
         return False
     if type(module.base_layer).forward not in (nn.Linear.forward, Conv1D.forward):
         return False
@@ -90,13 +91,18 @@ def is_plain_lora(module: Any) -> bool:
     return frozen and plain
 
 
+def is_transposed(lora: Any) -> bool:
+    """Storage of the weight under an adapter as `[in, out]`."""
+    return lora.fan_in_fan_out or getattr(lora, "is_target_conv_1d_layer", False)  # a wrapped weight lacks the latter
+
+
 def _lora_forward(module: Any, x: Tensor) -> Tensor:
     name, base = module.active_adapters[0], module.base_layer
     if module.disable_adapters or module.merged:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     adapter = pointwise.Adapter(
         module.scaling[name],
-        module.is_target_conv_1d_layer or module.fan_in_fan_out,
+        is_transposed(module),
         getattr(module.lora_dropout[name], "p", 0.0) if module.training else 0.0,
     )
     weights = (module.lora_A[name].weight, module.lora_B[name].weight)

@@ -27,6 +27,7 @@ from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.reading.hub import check_model_folder, explained_hub_errors, find_files, hub_token
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import patches, quantization
+from kubetune.models.experts import swap_experts
 from kubetune.planning import model_shapes
 from kubetune.planning.base_model import Embeddings
 
@@ -103,7 +104,9 @@ def load_trained(auto_class: Any, config: Config, folder: Path, device: torch.de
     from peft import PeftModel
 
     base: Any = load_pretrained(auto_class, config, device, **settings)
-    return PeftModel.from_pretrained(base, str(folder))
+    adapted = PeftModel.from_pretrained(base, str(folder))
+    swap_experts(adapted)
+    return adapted
 
 
 def _require_plain(model: ModelConfig) -> None:

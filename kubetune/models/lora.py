@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -12,6 +11,8 @@ from torch import nn
 
 from kubetune import errors
 from kubetune.config.schema import LoraConfig
+from kubetune.models.experts import swap_experts
+from kubetune.models.lora_targets import find_targets, has_matrix
 
 
 def add_lora(
@@ -32,15 +33,14 @@ def add_lora(
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
-    targets: Any = lora.target_modules
-    if not isinstance(targets, str):
-        targets = list(targets)
-        _require_targets(model, targets)
+    left = re.compile(frozen or "|".join(rf"(.*\.)?{re.escape(head)}(\..*)?" for head in heads) or "$^")
+    targets = find_targets(model, lora, frozen=lambda name: left.fullmatch(name) is not None)
     settings = PeftLoraConfig(
         r=lora.r,
         lora_alpha=lora.lora_alpha,  # type: ignore[arg-type]  # PEFT divides by r; fractions are fine
         lora_dropout=lora.dropout,
-        target_modules=targets,
+        target_modules=targets.modules,
+        target_parameters=targets.parameters or None,
         modules_to_save=list(dict.fromkeys((*lora.modules_to_save, *heads))) or None,
         exclude_modules=list(heads) or frozen,
         use_dora=lora.use_dora,
@@ -51,19 +51,18 @@ def add_lora(
     )
     torch.manual_seed(seed)
     try:
-        with warnings.catch_warnings():
-            # PEFT brings patterns of its own for mixtures of experts and then warns that they did not match.
-            warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys", RuntimeWarning)
-            adapted = get_peft_model(model, settings)
+        adapted = get_peft_model(model, settings)
     except ValueError as error:
         raise errors.ConfigError(_explained(error, model, lora.target_modules)) from error
     saved: Any = adapted.peft_config["default"]
     if not isinstance(saved.target_modules, str):
-        # PEFT keeps a set; a list makes equal runs save equal files.
+        # PEFT keeps sets; lists make equal runs save equal files.
         saved.target_modules = sorted(saved.target_modules or ())
+    saved.target_parameters = sorted(saved.target_parameters or ()) or None
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    swap_experts(adapted)
     for head in heads:
         adapted.get_base_model().get_submodule(head).register_forward_pre_hook(_to_float)
     return adapted
@@ -95,21 +94,5 @@ def _endings(model: nn.Module, kind: type[nn.Module]) -> list[str]:
     """Last parts of the names of a model's modules that hold a matrix, but for its head; of one half adapted too."""
     head = cast(Any, model).get_output_embeddings()
     named = [(name.removesuffix(".base_layer"), module) for name, module in model.named_modules() if module is not head]
-    found = [name for name, m in named if name and ".lora_" not in name and isinstance(m, kind) and _has_matrix(m)]
+    found = [name for name, m in named if name and ".lora_" not in name and isinstance(m, kind) and has_matrix(m)]
     return sorted({name.rpartition(".")[2] for name in found})
-
-
-def _require_targets(model: nn.Module, targets: list[str]) -> None:
-    """PEFT accepts a list as soon as one name matches; a misspelt one would be left out silently."""
-    linear = [name for name, module in model.named_modules() if name and _has_matrix(module)]
-    lost = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n in linear)]
-    if lost:
-        endings = sorted({re.sub(r".*\.", "", name) for name in linear})
-        raise errors.ConfigError(
-            f"lora.target_modules: this model has no module named {', '.join(lost)}; it has {', '.join(endings)}"
-        )
-
-
-def _has_matrix(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, nn.Parameter) and weight.dim() > 1

@@ -63,6 +63,9 @@ class LoraConfig(Section):
     target_modules: Annotated[Literal["all-linear"] | tuple[str, ...] | str, AsTuple] = Field(
         "all-linear", description="`all-linear`, a list of module names, or one regular expression."
     )
+    target_parameters: Annotated[tuple[str, ...], AsTuple] = Field(
+        (), description="Tensors that get adapters besides, as PEFT names them, such as `mlp.experts.down_proj`."
+    )
     modules_to_save: Annotated[tuple[str, ...], AsTuple] = Field(
         (), description="Modules trained in full and saved with the adapter."
     )

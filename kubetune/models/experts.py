@@ -1,0 +1,111 @@
+"""Experts of a mixture as transformers stacks them, and their adapters run without being merged into the weights.
+
+transformers describes how its experts compute by a few attributes of their class (`use_experts_implementation`), and
+so any family that says so is run here. PEFT merges the adapters of all experts into their weights in every forward;
+what is saved and loaded stays PEFT's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from kubetune.kernels.experts import Factors, combine, dispatch, grouped_linear, sort_by_expert
+
+ROUTERS = ("gate", "router")
+"""Names of what sends tokens to experts, beside these."""
+
+
+def is_described(module: nn.Module) -> bool:
+    """Presence of transformers' description of how stacked experts compute."""
+    return all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "_apply_gate"))
+
+
+def stacks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules that hold all experts of a layer in stacked tensors, by their whole names."""
+    return {
+        name.replace(".base_layer", ""): module
+        for name, module in model.named_modules()
+        if (is_described(module) or name.rpartition(".")[2] == "experts")
+        and any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
+    }
+
+
+def routers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules that send tokens to stacked experts, by their whole names."""
+    parents = {name.rpartition(".")[0] for name in stacks_of(model)}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[0] in parents and name.rpartition(".")[2] in ROUTERS
+    }
+
+
+def swap_experts(model: nn.Module) -> int:
+    """Run the adapters of described experts by grouped products; the number of layers that are."""
+    wrapper = _wrapper_class()
+    if wrapper is None:
+        return 0
+    inner = {id(m.base_layer) for m in model.modules() if isinstance(m, wrapper)}
+    found = [m for m in model.modules() if isinstance(m, wrapper) and id(m) not in inner and is_plain(m)]
+    for module in found:
+        module.forward = MethodType(_forward, module)
+    return len(found)
+
+
+def _wrapper_class() -> Any:
+    layers = sys.modules.get("peft.tuners.lora.layer")  # where nobody has imported it, there are no adapters
+    return None if layers is None else layers.ParamWrapper
+
+
+def is_plain(outer: Any) -> bool:
+    """One adapter on each of some frozen tensors of described experts."""
+    base = outer.get_base_layer()
+    if not is_described(base) or type(base).forward.__name__ != "forward":
+        return False
+    names = {"gate_up_proj" if base.has_gate else "up_proj", "down_proj"}
+    return all(
+        wrapper.parameter_name in names
+        and len(wrapper.active_adapters) == 1
+        and not wrapper.get_param().requires_grad
+        and wrapper.get_param().is_floating_point()
+        and wrapper.get_param().element_size() > 1
+        for wrapper in _wrappers(outer)
+    )
+
+
+def _wrappers(outer: Any) -> Iterator[Any]:
+    while hasattr(outer, "parameter_name"):
+        yield outer
+        outer = outer.base_layer
+
+
+def _forward(outer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """What transformers' `grouped_mm_experts_forward` makes of experts, with their adapters beside."""
+    if outer.disable_adapters or outer.merged:
+        return type(outer).forward(outer, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
+    experts = outer.get_base_layer()
+    factors = {wrapper.parameter_name: _factors(wrapper) for wrapper in _wrappers(outer)}
+    first = "gate_up_proj" if experts.has_gate else "up_proj"
+    routing = sort_by_expert(top_k_index, experts.num_experts)
+
+    def project(x: Tensor, name: str) -> Tensor:
+        weight = getattr(experts, name)
+        y = grouped_linear(x, weight, routing, factors.get(name), transposed=experts.is_transposed)
+        return y + getattr(experts, f"{name}_bias")[routing.experts] if experts.has_bias else y
+
+    inside = project(dispatch(hidden_states, routing), first)
+    inside = experts._apply_gate(inside) if experts.has_gate else experts.act_fn(inside)
+    made = project(inside, "down_proj")
+    if getattr(experts, "has_post_expert_norm", False):
+        made = experts.post_expert_norm(made)
+    return combine(made, top_k_weights, routing).to(hidden_states.dtype)
+
+
+def _factors(wrapper: Any) -> Factors:
+    name = wrapper.active_adapters[0]
+    return Factors(wrapper.lora_A[name].weight, wrapper.lora_B[name].weight, wrapper.scaling[name])

@@ -1,0 +1,198 @@
+"""Adapters of a mixture's experts: equal to PEFT's, which merges them, in forward, gradients and files."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from kubetune.config.schema import LoraConfig
+from kubetune.errors import ConfigError
+from kubetune.kernels import experts as kernels
+from kubetune.models.experts import is_described, stacks_of, swap_experts
+from kubetune.models.lora import add_lora
+from kubetune.publishing.export import export_run
+from tests import toy
+from tests.architectures import ONE_BY_ONE, PADDING_FREE, build_model, save_model
+
+MIXTURES = {**PADDING_FREE, **ONE_BY_ONE}
+EXACT = 1e-6
+slow = pytest.mark.slow
+
+
+def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float(((ours - theirs).norm() / theirs.norm().clamp_min(1e-30)).detach())
+
+
+def merged_by_einsum(x, weight, routing, factors, transposed):
+    """What each row becomes of its expert's weight with the adapter added to it."""
+    experts, rank = len(weight), len(factors.a) // len(weight)
+    a = factors.a.view(experts, rank, -1)
+    b = factors.b.view(len(factors.b), rank, experts)
+    whole = (weight.mT if transposed else weight) + factors.scaling * torch.einsum("ore,eri->eoi", b, a)
+    return torch.einsum("si,soi->so", x, whole[routing.experts])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("aligned", [1, 8], ids=["as it is", "padded"])
+def test_a_grouped_product_is_that_of_merged_weights(monkeypatch, transposed, aligned):
+    monkeypatch.setattr(kernels, "padded_rank", lambda rank, _: -(-rank // aligned) * aligned)
+    torch.manual_seed(0)
+    experts, rank, wide, narrow = 5, 3, 16, 8
+    chosen = torch.tensor([[0, 3], [3, 4], [0, 4], [3, 0]])  # none goes to 1 and 2
+    routing = kernels.sort_by_expert(chosen, experts)
+    weight = torch.randn(experts, *((wide, narrow) if transposed else (narrow, wide)))
+    a, b = torch.randn(experts * rank, wide).requires_grad_(), torch.randn(narrow, rank * experts).requires_grad_()
+    tokens = torch.randn(4, wide).requires_grad_()
+    weights = torch.rand(4, 2).requires_grad_()
+    factors = kernels.Factors(a, b, 0.7)
+    ours = kernels.grouped_linear(kernels.dispatch(tokens, routing), weight, routing, factors, transposed=transposed)
+    found = torch.autograd.grad(kernels.combine(ours, weights, routing).square().sum(), [tokens, weights, a, b])
+    rows = merged_by_einsum(tokens[routing.order // 2], weight, routing, factors, transposed)
+    theirs = torch.zeros(4, narrow).index_add(0, routing.order // 2, rows * weights.reshape(-1)[routing.order, None])
+    expected = torch.autograd.grad(theirs.square().sum(), [tokens, weights, a, b])
+    assert relative(ours, rows) <= EXACT
+    assert max(relative(*pair) for pair in zip(found, expected, strict=True)) <= EXACT
+
+
+FAMILIES = [
+    "qwen3_moe",
+    "gpt_oss",
+    *(pytest.param(name, marks=slow) for name in ("mixtral", "olmoe", "deepseek_v3", "qwen3_next", "jamba")),
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_adapters_of_experts_run_as_pefts_merged_ones(name):
+    model = build_model(name, MIXTURES[name])
+    layers = [m for m in model.modules() if hasattr(m, "parameter_name") and is_described(m.get_base_layer())]
+    outer = [m for m in layers if all(m is not other.base_layer for other in layers)]
+    assert 0 < 2 * len(outer) == len(layers)
+    for module in outer:
+        theirs = outputs_and_gradients(module, lambda *args, m=module: type(m).forward(m, *args))
+        ours = outputs_and_gradients(module, module.forward)
+        assert max(relative(*pair) for pair in zip(ours, theirs, strict=True)) <= EXACT
+
+
+def outputs_and_gradients(module: Any, forward: Any) -> list[torch.Tensor]:
+    """What some experts make of 23 tokens, and gradients of these, their weights and the adapters."""
+    torch.manual_seed(2)
+    chosen = torch.stack([torch.randperm(module.get_base_layer().num_experts)[:2] for _ in range(23)])
+    x, weights = torch.randn(23, 64).requires_grad_(), torch.rand(23, 2).requires_grad_()
+    trained = [p for p in module.parameters() if p.requires_grad]
+    assert len(trained) == 4
+    y = forward(x, chosen, weights)
+    return [y, *torch.autograd.grad(y.square().sum(), [x, weights, *trained])]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_all_linear_takes_in_the_experts_and_leaves_the_router(name):
+    model = build_model(name, MIXTURES[name])
+    adapted = {n.partition(".lora_A")[0] for n, _ in model.named_parameters() if ".lora_A." in n}
+    lm = model.get_base_model()
+    base = build_model(name, MIXTURES[name], lora=False)
+    stacks = stacks_of(base)
+    prefix = "base_model.model."
+    head = base.get_output_embeddings()
+    for path, module in base.named_modules():
+        parent, _, leaf = path.rpartition(".")
+        is_router = leaf in ("gate", "router") and any(stack.rpartition(".")[0] == parent for stack in stacks)
+        if is_router:
+            assert f"{prefix}{path}" not in adapted
+        elif isinstance(module, torch.nn.Linear) and module is not head:
+            excused = name == "jamba" and "mamba" in path
+            assert f"{prefix}{path}" in adapted or excused, path
+    for stack in stacks:
+        assert {f"{prefix}{stack}", f"{prefix}{stack}.base_layer"} <= adapted
+    assert lm is not None
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows, and a Qwen3-MoE with a shared tokenizer in `mixture`."""
+    folder = toy.make_inputs(tmp_path_factory.mktemp("inputs"))
+    save_model(folder / "mixture", "qwen3_moe")
+    return folder
+
+
+def config_of(inputs: Path, model: str = "mixture", training: dict[str, Any] | None = None, **sections: Any) -> Any:
+    steps = {"max_steps": 2, "eval_steps": 2, "save_steps": 2}
+    return toy.make_config(inputs, {**steps, **(training or {})}, **{"model": str(inputs / model), **sections})
+
+
+IDS = torch.tensor([[5, 9, 200, 31, 77, 8, 300, 12]])
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    return model.eval()(input_ids=IDS).logits.float()
+
+
+def test_a_trained_adapter_is_loaded_by_peft_alone_and_merged_it_says_the_same(inputs: Path, tmp_path: Path) -> None:
+    run_dir = toy.finished(tmp_path / "run", config_of(inputs))
+    folder = run_dir / "checkpoints" / "last"
+    saved = json.loads((folder / "adapter_config.json").read_text())
+    assert saved["target_parameters"] == ["experts.down_proj", "experts.gate_up_proj"]
+    assert saved["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    base = AutoModelForCausalLM.from_pretrained(inputs / "mixture")
+    untrained = logits(base)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # of keys that are missing, or nobody's
+        adapted = PeftModel.from_pretrained(base, folder)
+    theirs = logits(adapted)
+    assert relative(theirs, untrained) > 1e-3
+    assert swap_experts(adapted) == 2
+    assert relative(logits(adapted), theirs) <= EXACT
+    merged = export_run(run_dir, out=tmp_path / "merged", merged=True, tell=lambda _: None)
+    assert relative(logits(AutoModelForCausalLM.from_pretrained(merged.path)), theirs) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dropout": 0.1}, r"lora.dropout is 0.1, which adapters on tensors \(experts.down_proj, .*\) cannot have"),
+        ({"use_dora": True}, "lora.use_dora is true, which adapters on tensors"),
+        ({"target_modules": ["q_proj", "gate_proj"]}, "gate_proj of the experts can have no adapter without up_proj"),
+        ({"target_modules": ["q_prj"]}, "no module named q_prj; it has .*q_proj"),
+        ({"target_modules": [], "target_parameters": ["experts.down_prj"]}, "did you mean experts.down_proj"),
+        ({"target_parameters": ["input_layernorm.weight"]}, "input_layernorm.weight is no matrix"),
+    ],
+)
+def test_targets_that_cannot_be_are_refused(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        add_lora(bare(), LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0)
+
+
+def bare() -> Any:
+    return build_model("qwen3_moe", MIXTURES["qwen3_moe"], lora=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "modules", "parameters"),
+    [
+        ({"target_modules": ["q_proj"]}, ["q_proj"], None),
+        (
+            {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]},
+            ["q_proj"],
+            ["experts.down_proj", "experts.gate_up_proj"],
+        ),
+        ({"target_modules": r".*\.experts\.(gate|up)_proj"}, [], ["experts.gate_up_proj"]),
+        ({"target_modules": ["v_proj", "gate"]}, ["v_proj"], ["gate.weight"]),
+        ({"target_modules": [], "target_parameters": ["mlp.experts.down_proj"]}, [], ["mlp.experts.down_proj"]),
+        (
+            {"target_modules": ["q_proj"], "target_parameters": ["layers.1.mlp.gate.weight"]},
+            ["q_proj"],
+            ["layers.1.mlp.gate.weight"],
+        ),
+    ],
+)
+def test_targets_are_told_to_peft_by_name(settings, modules, parameters):
+    found = add_lora(bare(), LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0).peft_config["default"]
+    assert (found.target_modules, found.target_parameters) == (modules, parameters)
+    assert not found.rank_pattern
