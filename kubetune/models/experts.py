@@ -85,7 +85,7 @@ def _wrappers(outer: Any) -> Iterator[Any]:
 
 
 def _forward(outer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """What transformers' `grouped_mm_experts_forward` makes of experts, with their adapters beside."""
+    """The work of transformers' `grouped_mm_experts_forward`, with adapters beside both of its products."""
     if outer.disable_adapters or outer.merged:
         return type(outer).forward(outer, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
     experts = outer.get_base_layer()
