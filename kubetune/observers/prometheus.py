@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kubetune.errors import ConfigError
 from kubetune.planning.actuals import held_seconds
 from kubetune.planning.plan import Plan
 from kubetune.rundir import checkpoints, heartbeat, metrics
@@ -95,19 +96,21 @@ class State:
 
     def read(self) -> dict[str, float]:
         """The numbers of this moment."""
-        found = {"heartbeat_age_seconds": self._silence(), **(self._of_run() if self._node == 0 else {})}
-        return {name: float(value) for name, value in found.items() if value is not None}
-
-    def _silence(self) -> float | None:
         try:
             plan = Plan.read(self._run_dir / metrics.PLAN)
-        except (OSError, ValueError):
-            return None
+        except (OSError, ConfigError):  # not written yet, or damaged
+            plan = None
+        found = self._of_run(plan) if self._node == 0 else {}
+        if plan is not None:
+            found["heartbeat_age_seconds"] = self._silence(plan)
+        return {name: float(value) for name, value in found.items() if value is not None}
+
+    def _silence(self, plan: Plan) -> float | None:
         ranks = range(self._node * plan.processes_per_node, (self._node + 1) * plan.processes_per_node)
         now = time.time()
         return max((now - b["since"] for b in heartbeat.read_beats(self._run_dir) if b["rank"] in ranks), default=None)
 
-    def _of_run(self) -> dict[str, float | None]:
+    def _of_run(self, plan: Plan | None) -> dict[str, float | None]:
         events, known = metrics.read_events(self._run_dir), progress(self._run_dir)
         lines = metrics.last_lines(self._run_dir / metrics.METRICS)
         last: Mapping[str, Any] = next((line for line in reversed(lines) if "loss" in line), {})
@@ -115,6 +118,8 @@ class State:
         ranks = timing.get("rank_seconds") or []
         held, useful = held_seconds(events, metrics.now()), self._step_seconds()
         saved = known["saved_step"]
+        speed = known["tokens_per_second"]
+        mfu = metrics.utilization(metrics.last_start(events), speed, plan.world_size)[1] if plan else None
         since = self._began if saved is None else _written(self._run_dir, saved)
         return {
             "step": known["step"] or 0,
@@ -123,8 +128,8 @@ class State:
             "learning_rate": last.get("learning_rate"),
             "grad_norm": last.get("grad_norm"),
             "eval_loss": (known["evaluation"] or {}).get("eval_loss"),
-            "tokens_per_second": known["tokens_per_second"],
-            "mfu_ratio": self._mfu(events, known["tokens_per_second"]),
+            "tokens_per_second": speed,
+            "mfu_ratio": mfu,
             "peak_memory_bytes": timing.get("peak_memory_bytes"),
             "slowest_rank_ratio": max(ranks) / statistics.median(ranks) if ranks and min(ranks) > 0 else None,
             "seconds_left": known["seconds_left"],
@@ -136,15 +141,6 @@ class State:
             "lost_seconds": max(0.0, held - useful),
             "goodput_ratio": min(1.0, useful / held) if held else None,
         }
-
-    def _mfu(self, events: list[dict[str, Any]], speed: float | None) -> float | None:
-        start: Mapping[str, Any] = next(
-            (event for event in reversed(events) if event["event"] in ("start", "resume")), {}
-        )
-        if not speed or not start.get("flops_per_token") or not start.get("peak_tflops"):
-            return None
-        world = Plan.read(self._run_dir / metrics.PLAN).world_size
-        return float(speed * start["flops_per_token"] / world / 1e12 / start["peak_tflops"])
 
     def _step_seconds(self) -> float:
         """Seconds within steps; only new lines are read, or all where a start has cut off what it repeats."""

@@ -400,20 +400,33 @@ def throughput(
     """
     if not seconds:
         return None
-    start: Mapping[str, Any] = next((event for event in reversed(events) if event["event"] in ("start", "resume")), {})
-    speed = tokens / seconds
-    flops, peak = start.get("flops_per_token"), start.get("peak_tflops")
-    on_each = speed * flops / world_size / 1e12 if flops else None
+    start, speed = last_start(events), tokens / seconds
+    on_each, mfu = utilization(start, speed, world_size)
     return {
         "tokens_per_second": speed,
         "trained_tokens_per_second": trained_tokens / seconds,
-        "flops_per_token": flops,
+        "flops_per_token": start.get("flops_per_token"),
         "tflops_per_device": on_each,
-        "peak_tflops": peak,
+        "peak_tflops": start.get("peak_tflops"),
         "peak_source": start.get("peak_source"),
-        "mfu": on_each / peak if on_each is not None and peak else None,
+        "mfu": mfu,
         "counted": _COUNTED,
     }
+
+
+def last_start(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The last event that says what the devices are and what a token takes; empty before the first."""
+    return next((event for event in reversed(events) if event["event"] in ("start", "resume")), {})
+
+
+def utilization(
+    start: Mapping[str, Any], tokens_per_second: float | None, world_size: int
+) -> tuple[float | None, float | None]:
+    """TFLOP/s on each device, and MFU: their share of a device's peak; None where a start does not know the one or
+    the other."""
+    flops, peak = start.get("flops_per_token"), start.get("peak_tflops")
+    on_each = tokens_per_second * flops / world_size / 1e12 if tokens_per_second and flops else None
+    return on_each, on_each / peak if on_each is not None and peak else None
 
 
 def throughput_line(found: Mapping[str, Any]) -> str:

@@ -35,10 +35,7 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
     """
     steps = [line for line in metrics.last_lines(run_dir / metrics.METRICS) if "loss" in line][-_POINTS:]
     timings = metrics.last_lines(run_dir / metrics.TIMINGS)[-_POINTS:]
-    start: dict[str, Any] = {}
-    for event in metrics.read_events(run_dir):
-        if event["event"] in ("start", "resume"):
-            start = event
+    start = metrics.last_start(metrics.read_events(run_dir))
     verdict: dict[str, Any] = {}
     with suppress(EnvironmentFault):  # where it is damaged, the page on the run says so
         verdict = metrics.read_verdict(run_dir)

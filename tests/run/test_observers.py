@@ -290,6 +290,8 @@ def test_prometheus_reads_the_run_as_it_is(tmp_path: Path) -> None:
     assert (found["step_seconds"], found["restarts"]) == (1.0, 0)
     assert found["lost_seconds"] == max(0.0, found["held_seconds"] - 1.0)
     assert prometheus.State(tmp_path, 1).read() == {}
+    (tmp_path / "plan.json").write_text('{"world_size": 1')
+    assert found.keys() - prometheus.State(tmp_path, 0).read().keys() == {"mfu_ratio"}, "a damaged plan takes no more"
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from rich.text import Text
 from kubetune.base.humanize import brief, counted, limits_of, size, sparkline, visible
 from kubetune.cli.local.watch_charts import bar, curve
 from kubetune.cli.local.watch_keys import View
+from kubetune.rundir.metrics import utilization
 
 _LATE_SECONDS = 15.0
 _COLOURS = {
@@ -227,11 +228,11 @@ def _numbers(status: dict[str, Any], told: dict[str, Any], width: int) -> Table:
         table.add_row("evaluation", Text(f"{evaluation['eval_loss']:.4f}", "bold"), Text(said, "dim"))
     if speeds:
         table.add_row("tokens/s", Text(f"{speeds[-1]:,.0f}", "bold"), _spark(speeds, width, "{:,.0f}"))
-    flops, peak = status.get("flops_per_token"), status.get("peak_tflops")
-    if speeds and flops and peak:
-        world = max(1, len(status.get("rank_seconds") or [0]))
-        share = sum(speeds[-20:]) / len(speeds[-20:]) * flops / world / 1e12 / peak
-        table.add_row("MFU", Text(f"{share:.1%}", "bold"), Text(f"of {peak:,.4g} TFLOP/s, over the last steps", "dim"))
+    recent = speeds[-20:]
+    _, mfu = utilization(status, sum(recent) / max(1, len(recent)), max(1, len(status.get("rank_seconds") or ())))
+    if mfu is not None:
+        about = f"of {status['peak_tflops']:,.4g} TFLOP/s, over the last steps"
+        table.add_row("MFU", Text(f"{mfu:.1%}", "bold"), Text(about, "dim"))
     if status.get("peak_memory_bytes"):
         table.add_row(
             "memory", Text(size(status["peak_memory_bytes"]), "bold"), Text("highest so far on rank 0", "dim")
