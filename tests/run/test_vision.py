@@ -76,7 +76,7 @@ def trained(inputs: Path) -> Path:
 def share_of_right_answers(loaded: LoadedModel, inputs: Path) -> float:
     rows = [json.loads(line) for line in (inputs / "eval.jsonl").read_text().splitlines()]
     images = [[str(inputs / path) for path in row["images"]] for row in rows]
-    said = answer(loaded, [QUESTION] * len(rows), Sampling(max_new_tokens=6), images=images)
+    said = answer(loaded, [f"<image>{QUESTION}"] * len(rows), Sampling(max_new_tokens=6), images=images)
     wanted: list[str] = [row["messages"][1]["content"] for row in rows]
     return sum(ours == theirs for ours, theirs in zip(said, wanted, strict=True)) / len(rows)
 
