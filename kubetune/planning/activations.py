@@ -26,10 +26,17 @@ FUSED_ATTENTION = re.compile(r"\.(qkv_proj|query_key_value|c_attn|Wqkv)\.")
 KEPT_OF_WIDE = {"gelu": 2, "relu": 1}
 
 
-def is_worth_compiling(parameters: int, tokens: float, device: str) -> bool:
-    """Decision of `training.compile: auto` for so many parameters and tokens, where a compiler is there."""
-    # Forward and the gradient of the inputs; frozen weights need no gradient of their own.
-    return 4.0 * parameters * tokens >= WORTH_COMPILING[device]
+def operations(parameters: int, tokens: float) -> float:
+    """Floating-point operations by which runs are compared where it is asked whether compiling pays."""
+    return 4.0 * parameters * tokens  # forward and the gradient of the inputs; frozen weights need none of their own
+
+
+def is_worth_compiling(parameters: int, tokens: float, device: str, least: float | None = None) -> bool:
+    """Decision of `training.compile: auto` for so many parameters and tokens, where a compiler is there.
+
+    `least`: operations from which it paid where it was measured on the machine.
+    """
+    return operations(parameters, tokens) >= (WORTH_COMPILING[device] if least is None else least)
 
 
 def expects_compiling(config: Config, plan: Plan, weights: Weights) -> bool:

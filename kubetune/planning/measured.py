@@ -36,6 +36,8 @@ class Choices:
 
     dtype: Literal["bfloat16", "float32"] | None = None
     compile: Literal["layers"] | bool | None = None
+    compile_from: float | None = None
+    """Floating-point operations of a run from which `compile` saves more seconds here than it takes."""
     fp8: bool | None = None
     attention: Literal["padding_free", "sdpa"] | None = None
     why: str = ""
@@ -90,15 +92,13 @@ def cpu_dtype(width: int | None) -> tuple[str, str] | None:
 
 
 def compiles(config: Config, known: Choices, parameters: int, tokens: float, device: str) -> bool | str:
-    """The meaning of `training.compile: auto`: `false` or `layers` where that is faster here, else still `auto`.
+    """The meaning of `training.compile: auto` where compiling was measured here, else still `auto`.
 
-    Only for what was measured: language models, whole on each device, and work that compiling is worth for.
+    Only for what was measured: language models, whole on each device. `tokens`: of all steps.
     """
-    if config.task != "causal_lm" or config.training.parallelism == "fsdp" or known.compile in (None, True):
+    if config.task != "causal_lm" or config.training.parallelism == "fsdp" or known.compile is None:
         return "auto"
-    if not known.compile:
-        return False
-    return known.compile if is_worth_compiling(parameters, tokens, device) else "auto"
+    return known.compile if is_worth_compiling(parameters, tokens, device, known.compile_from) else False
 
 
 def _entries() -> dict[str, Any]:

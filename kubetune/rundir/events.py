@@ -33,6 +33,7 @@ KINDS: dict[str, tuple[str, str]] = {
         "forecast_bytes?:integer reserved_bytes?:integer seconds:object",
     ),
     "reference": ("Log-probabilities under the model before training.", "rows:integer found:boolean seconds:number"),
+    "compile": ("Kernels were compiled, once, before the next step.", "step:integer seconds:number"),
     "evaluation": (
         "An evaluation of the weights after a step.",
         "step:integer best:boolean seconds:number metrics:object",

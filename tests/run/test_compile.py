@@ -19,6 +19,7 @@ from kubetune.distributed.process_group import World
 from kubetune.kernels import pointwise
 from kubetune.kernels.pointwise import Kernels, can_compile
 from kubetune.models.acceleration import Workload, wants_compile
+from kubetune.rundir import metrics
 from kubetune.tasks import task_module
 from tests import reviews, toy
 from tests.pictures import save_seeing_model, write_questions
@@ -105,6 +106,9 @@ def test_a_compiled_run_starts_plain_and_goes_on_bit_for_bit(tmp_path: Path, ste
     assert compiled != plain
     assert compiled == pytest.approx(plain, rel=1e-4)
     assert "pointwise kernels are compiled after the first step" in (whole / "logs" / "rank-0.log").read_text()
+    (said,) = (event for event in metrics.read_events(whole) if event["event"] == "compile")
+    assert said["step"] == 1
+    assert said["seconds"] > 0
     cut = toy.make_run(tmp_path / "cut", config)
     assert toy.train(cut, environ={"KUBETUNE_FAULT": f"signal {signal.SIGTERM:d}:step:{step}:0"}) == [errors.PREEMPTED]
     assert toy.train(cut) == [0]

@@ -41,12 +41,15 @@ def rows(**speeds: float) -> dict[str, dict[str, object]]:
         "fp8": "LoRA, bfloat16, compiled, fp8",
         "alone": "LoRA, bfloat16, one sequence at a time",
     }
-    return {f"4B {names[key]}": {"tokens_per_second": speed, "losses": [2.0]} for key, speed in speeds.items()}
+    told = {"losses": [2.0], "compile_seconds": 60.0, "parameters": 4 * 10**9}
+    return {f"4B {names[key]}": {"tokens_per_second": speed, **told} for key, speed in speeds.items()}
 
 
 def test_the_faster_is_chosen_where_both_were_measured() -> None:
     found = verdict.choices(rows(plain=100, compiled=120, layers=150, fp8=180, alone=50), ["8B", "4B"], "cuda")
     assert found.pop("why").startswith("4B LoRA, bfloat16, compiled layers: 150 tokens/s, LoRA, bfloat16: 100; ")
+    # Of 18,000 tokens, 180 s without compiling are 120 s and 60 s of compiling with it.
+    assert found.pop("compile_from") == pytest.approx(4.0 * 4e9 * 18_000)
     assert found == {"compile": "layers", "fp8": True, "attention": "padding_free"}
     found = verdict.choices(rows(plain=100, compiled=101, single=90), ["4B"], "cpu")
     assert found.pop("why")
@@ -119,7 +122,10 @@ def test_runs_take_what_was_measured_and_keep_it(cache: Path, caplog: pytest.Log
     assert decided() == {"attention": "sdpa", "compile": "layers"}
     assert "attention auto -> sdpa, compile auto -> layers, because it was faster (measured on 2" in caplog.text
     assert "training.fp8: true would be faster here" in caplog.text
-    assert decided(tokens=1000) == {"attention": "sdpa", "compile": "auto"}  # no work that compiling is worth for
+    assert decided(tokens=1000) == {"attention": "sdpa", "compile": False}  # no work that compiling is worth for
+    parameters = read_weights(str(cache), {}).parameters
+    measured.keep(None, compile=True, compile_from=4.0 * parameters * 1000)
+    assert [decided(tokens=n)["compile"] for n in (999, 1000)] == [False, True]
     stated = config_of(cache, **{"model.attention": "padding_free", "training.compile": True})
     assert decided(config=stated) == {"attention": "padding_free", "compile": True}
     # A run that was begun goes on as it began, also where nothing was decided by then.

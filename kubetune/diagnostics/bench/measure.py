@@ -92,7 +92,8 @@ def _by_run(case: Case, model: Path, data: Path, folder: Path, device: str, seco
     if len(steps) <= WARM:
         ended = exit_status.read_rank_exit_statuses(run_dir).get(0)
         return {"failed": ended.reason if ended is not None and ended.reason else said or f"exit code {code}"}
-    start = next((event for event in metrics.read_events(run_dir) if event["event"] == "start"), {})
+    events = {event["event"]: event for event in metrics.read_events(run_dir)}
+    start = events.get("start", {})
     speed = statistics.median(step["tokens_per_second"] for step in steps[WARM:])
     row = {
         "tokens_per_second": speed,
@@ -100,6 +101,8 @@ def _by_run(case: Case, model: Path, data: Path, folder: Path, device: str, seco
         "seconds": time.time() - began,
         "losses": [line["loss"] for line in metrics.read_metrics(run_dir) if "loss" in line],
     }
+    if compiled := events.get("compile"):
+        row |= {"compile_seconds": compiled["seconds"], "parameters": inputs.bytes_of(case.shape) // 2}
     if flops := start.get("flops_per_token"):
         row |= {
             "tflops": speed * flops / 1e12,

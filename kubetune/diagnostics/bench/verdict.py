@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kubetune.planning.activations import operations
+
 LEAD = 1.03
 """Speed-up that a choice has to bring beside the plain one."""
 TOLERANCE = 0.02
@@ -27,6 +29,8 @@ def choices(rows: Rows, shapes: Sequence[str], device: str) -> dict[str, Any]:
                 continue
             best = max(ran, key=lambda value: ran[value])
             found[key] = best if ran[best] >= LEAD * beside else otherwise
+            if key == "compile" and found[key]:
+                found["compile_from"] = _compile_from(rows[f"{shape} {values[best]}"], beside)
             said.append(f"{shape} {values[best]}: {ran[best]:,.0f} tokens/s, {plain}: {beside:,.0f}")
             return
 
@@ -41,6 +45,12 @@ def choices(rows: Rows, shapes: Sequence[str], device: str) -> dict[str, Any]:
     decide("fp8", "LoRA, bfloat16, compiled", {True: "LoRA, bfloat16, compiled, fp8"}, False)
     decide("attention", "LoRA, bfloat16", {"sdpa": "LoRA, bfloat16, one sequence at a time"}, "padding_free")
     return found | {"why": "; ".join(said)}
+
+
+def _compile_from(row: Mapping[str, Any], plain: float) -> float:
+    """Operations of a run that is faster by as many seconds as compiling took; `plain`: tokens/s without it."""
+    saved = 1 / plain - 1 / row["tokens_per_second"]
+    return operations(row["parameters"], row["compile_seconds"] / saved)
 
 
 def disagreements(rows: Rows) -> list[str]:

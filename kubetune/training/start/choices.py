@@ -56,7 +56,7 @@ def _choose(config: Config, plan: Plan, tokens: float, run_dir: Path, world: Wor
     weights = read_weights(config.model.path, os.environ)
     if asked["compile"] == "auto" and weights is not None:
         found["compile"] = measured.compiles(config, known, weights.parameters, tokens, plan.device)
-        if found["compile"] == "layers" and pointwise.can_compile(world.device) is not None:
+        if found["compile"] and pointwise.can_compile(world.device) is not None:
             found["compile"] = "auto"
     if changed := [f"{name} auto -> {str(found[name]).lower()}" for name in asked if found[name] != asked[name]]:
         logs.MODEL.info("%s, because %s (measured on %s)", ", ".join(changed), known.why, known.time[:10])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
 from kubetune.models import compiled_layers
-from kubetune.rundir import heartbeat
+from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.training.run import Run
 
@@ -19,12 +20,18 @@ def compile_planned(run: Run, state: State) -> None:
 
     Kernels are laid out for the sizes they first meet, so these must be the same wherever a run goes on.
     """
-    learn = partial(_learn_ahead, run, state)
-    if run.learner.kernels.is_planned:
-        run.learner.kernels.compile()
+    kernels, layers = run.learner.kernels, run.learner.compiled_layers
+    if not (kernels.is_planned or (layers is not None and layers.is_planned)):
+        return
+    learn, began = partial(_learn_ahead, run, state), time.perf_counter()
+    if kernels.is_planned:
+        kernels.compile()
         learn()
-    if run.learner.compiled_layers is not None:
-        compiled_layers.warm_up(run.learner.compiled_layers, learn)
+    if layers is not None:
+        compiled_layers.warm_up(layers, learn)
+    if run.world.is_main:
+        seconds = time.perf_counter() - began
+        metrics.record_event(run.checkpointer.run_dir, "compile", step=state.step, seconds=seconds)
 
 
 def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
