@@ -62,11 +62,11 @@ def gpu_use() -> list[dict[str, Any]]:
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
-    """Rows of nvidia-smi's CSV; what a GPU does not tell (`[N/A]`) is None."""
+    """Rows of nvidia-smi's CSV, none for other words of its; what a GPU does not tell (`[N/A]`) is None."""
     return [
         dict(zip(GPU_FIELDS, (_number(cell.strip()) for cell in row), strict=True))
         for row in csv.reader(io.StringIO(text))
-        if row
+        if len(row) == len(GPU_FIELDS)
     ]
 
 

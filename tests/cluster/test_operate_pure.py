@@ -141,7 +141,7 @@ def test_a_queued_run_waits_and_is_not_stopped() -> None:
 
 
 def test_what_a_gpu_does_not_tell_is_none() -> None:
-    (gpu,) = parse_gpus("0, NVIDIA H200, 12, 100, 143771, 35, [N/A]\n")
+    (gpu,) = parse_gpus("Reboot required\n\n0, NVIDIA H200, 12, 100, 143771, 35, [N/A]\n")
     assert (gpu["name"], gpu["utilization_percent"], gpu["power_watts"]) == ("NVIDIA H200", 12, None)
 
 
