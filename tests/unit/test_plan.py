@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetune.base.gpus import visible_gpus
-from kubetune.cli.prepare.plan import describe
 from kubetune.config.naming import default_output, model_short_name
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
+from kubetune.library.plan_text import describe
 from kubetune.planning.cost import reference_hours
 from kubetune.planning.plan import Plan, learning_rate_at, make_plan
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import Relay
 from kubetune.cli.local.watch import next_steps
-from kubetune.cli.prepare.plan import describe, show_notes
+from kubetune.cli.prepare.plan import show_notes
 from kubetune.cli.tables import print_fact
 from kubetune.errors import OK
+from kubetune.library.plan_text import describe
 from kubetune.library.plans import plan_here
 from kubetune.rundir import exit_status, metrics
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file

@@ -1,21 +1,115 @@
-"""The part of `kubetune plan` that looks ahead: peak memory and whether it fits, hours and price."""
+"""The plan of a run with all that is known before it: rows, tokens, memory and whether it fits, hours, price."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kubetune.base.gpus import gpu_use
+from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import duration, size
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
-from kubetune.data.inspect.estimate import estimate_forget
-from kubetune.planning import earlier_runs
+from kubetune.data.inspect.estimate import Lengths, estimate_forget, estimate_lengths, estimate_rows, is_upper_bound
+from kubetune.library import plan_text
+from kubetune.planning import earlier_runs, measured
+from kubetune.planning.base_model import may_lack_targets, positions_of, require_kind
 from kubetune.planning.cost import Bill, bill, evaluation_hours, price_line, reference_hours, time_line
 from kubetune.planning.forecast import MIB, Forecast, forecast, remedies
+from kubetune.planning.linears import shape_of
 from kubetune.planning.model_shapes import Weights, read_weights
-from kubetune.planning.plan import Plan
+from kubetune.planning.plan import Plan, make_plan
+from kubetune.scoring.own_functions import require_file
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A plan with what is known beforehand. `config`: with what this machine's measurements choose; `chosen`: that in
+    words."""
+
+    config: Config
+    plan: Plan
+    lengths: Lengths | None
+    chosen: Sequence[str]
+    ahead: Ahead
+
+    def describe(self) -> Iterator[tuple[str, str]]:
+        """All of it as labelled lines."""
+        yield from plan_text.describe(self.config, self.plan, self.lengths)
+        for text in self.chosen:
+            yield "measured here", text
+        yield from describe(self.config, self.plan, self.ahead)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as numbers."""
+        facts = {"measured": self.chosen, "rows_at_most": is_upper_bound(self.config, self.config.data.train)}
+        return self.plan.model_dump(mode="json") | facts | as_json(self.config, self.plan, self.ahead)
+
+
+def foresee(config: Config, environ: Mapping[str, str], *, builds: bool = True) -> Foreseen:
+    """Plan a run, reading data but no weights. `builds`: a model whose target modules are in doubt is built without
+    weights, which imports torch.
+
+    Raises ConfigError for an impossible run, DataError for data that are nowhere.
+    """
+    require_kind(config, environ)
+    if config.evaluation.metrics is not None:
+        require_file(config.evaluation.metrics)
+    rows, eval_rows = estimate_rows(config)
+    lengths = estimate_lengths(config, environ)
+    positions = positions_of(config, environ)
+    if positions is not None and lengths is not None:
+        positions.require(lengths.longest)
+    if builds:
+        _require_targets(config)
+    tokens = lengths.tokens(rows) if lengths is not None else None
+    spared = lengths.spared if lengths is not None else 0.0
+    plan = make_plan(config, rows, eval_rows, visible_gpus(environ), tokens=tokens, spared_share=spared)
+    config, chosen = _as_measured(config, plan, tokens)
+    longest = lengths.longest_of(rows) if lengths is not None else None
+    return Foreseen(config, plan, lengths, chosen, look_ahead(config, plan, tokens, environ, longest))
+
+
+def _as_measured(config: Config, plan: Plan, tokens: int | None) -> tuple[Config, list[str]]:
+    """The config with what this machine's measurements choose for a run here, and each choice in words."""
+    weights, said = read_weights(config.model.path, os.environ), []
+    shape = shape_of(weights) if weights is not None else None
+    if plan.device == "cpu" and config.model.dtype == "auto" and config.kubernetes is None:
+        found = measured.cpu_dtype(shape.hidden if shape is not None else None)
+        said.append("model.dtype: auto -> {}, because {}".format(*(found or ("what is faster", "runs measure it"))))
+        if found is not None:
+            config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": found[0]})})
+    gpu = gpu_here() if plan.device == "cuda" else None
+    is_elsewhere = config.kubernetes is not None or (plan.device == "cuda" and gpu is None)
+    known = measured.Choices() if is_elsewhere else measured.read(gpu)
+    total = float(tokens or 0) * plan.num_epochs
+    compiles = (
+        measured.compiles(config, known, weights.parameters, total, plan.device)
+        if weights is not None and config.training.compile == "auto"
+        else config.training.compile
+    )
+    if compiles != config.training.compile:
+        said.append(
+            f"training.compile: auto -> {str(compiles).lower()}, because {known.why} (measured on {known.time[:10]})"
+        )
+        config = config.model_copy(update={"training": config.training.model_copy(update={"compile": compiles})})
+    return config, said
+
+
+def _require_targets(config: Config) -> None:
+    """Raise ConfigError for target modules that the model lacks. It is built, without weights, only where in doubt."""
+    lora, weights = config.lora, read_weights(config.model.path, os.environ)
+    if lora is None or weights is None or config.model.trust_remote_code or not may_lack_targets(config, weights):
+        return
+    import transformers
+
+    from kubetune.models.loading import skeleton
+    from kubetune.models.lora import add_lora
+    from kubetune.tasks import task_module
+
+    auto_class = getattr(transformers, task_module(config).AUTO_CLASS)
+    add_lora(skeleton(auto_class, config.model), lora, task_type="CAUSAL_LM", seed=0)
 
 
 @dataclass(frozen=True)

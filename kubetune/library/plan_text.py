@@ -1,0 +1,109 @@
+"""The plan of a run in words: labelled lines, as `kubetune plan`, `kubetune train` and the page show them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import datetime
+
+from kubetune.base.humanize import counted
+from kubetune.config.naming import default_output
+from kubetune.config.schema import Config
+from kubetune.config.schema.training import TrainingConfig
+from kubetune.data.inspect.estimate import Lengths, is_upper_bound, makes_data
+from kubetune.planning.base_model import positions_of
+from kubetune.planning.forecast import quantization_of
+from kubetune.planning.plan import Plan
+
+
+def _without(training: TrainingConfig) -> str:
+    """Settings that a run without evaluations makes no use of, in words."""
+    defaults = TrainingConfig()
+    names = [
+        f"training.{name}"
+        for name in ("metric_for_best_model", "greater_is_better", "eval_steps")
+        if getattr(training, name) != getattr(defaults, name)
+    ]
+    return f": no data.eval, so {' and '.join(names)} {'is' if len(names) == 1 else 'are'} not used" if names else ""
+
+
+def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tuple[str, str]]:
+    """The facts of a plan as labelled lines."""
+    training = config.training
+    yield "model", config.model.path
+    base = quantization_of(config, plan)
+    quantised = f", {base} base" if base != "none" else ""
+    if config.quantization == "auto":
+        quantised += f" (quantization: auto is {base} here)"
+    yield "method", f"{plan.method}{quantised}, {training.parallelism} on {plan.device} ({plan.backend})"
+    processes = f"{counted(plan.nodes, 'node')} × {counted(plan.processes_per_node, 'process')}"
+    yield "world", f"{plan.world_size} = {processes}"
+    label, _, text = plan.batch_line().partition(" batch ")
+    yield f"{label} batch", text
+    yield "rows", _rows(config, plan)
+    yield "tokens", _tokens(config, plan, lengths)
+    if lengths is not None and lengths.spared:
+        yield "shared beginnings", f"about {lengths.spared:.0%} of the tokens, which are computed once"
+    positions = positions_of(config, os.environ)
+    if positions is not None and lengths is not None and lengths.longest > positions.limit:
+        yield "positions", positions.say(lengths.longest)
+    about = "at most " if is_upper_bound(config, config.data.train) else "about " if plan.global_batch_tokens else ""
+    yield "steps per epoch", _steps(plan.steps_per_epoch, about)
+    yield "steps", f"{_steps(plan.num_steps, '' if config.training.max_steps else about)} ({_epochs(plan.num_epochs)})"
+    bound = "" if training.warmup_steps is not None or training.max_steps else about
+    warmup = f"warm-up {bound}{counted(plan.warmup_steps, 'step')}" if plan.num_steps else "warm-up"
+    yield "learning rate", f"{plan.learning_rate:g}, {plan.lr_scheduler_type}, {warmup}"
+    # An epoch of so many steps at most has no number of steps.
+    save, evaluate = (
+        0 if about and asked == "epoch" else steps
+        for asked, steps in ((training.save_steps, plan.save_steps), (training.eval_steps, plan.eval_steps))
+    )
+    yield "evaluation", f"{_every(evaluate)}, and at the end" if config.data.eval else f"none{_without(training)}"
+    yield "checkpoints", f"{_every(save)}, and at the end; {training.save_total_limit} kept"
+    yield "output", config.output or default_output(config, datetime.now())
+
+
+def _steps(number: int, about: str) -> str:
+    return f"{about}{number:,}" if number else "unknown until the data are read"
+
+
+def _every(steps: int) -> str:
+    """An interval in words; one of an epoch has no number before the data are read."""
+    if steps == 1:
+        return "every step"
+    return f"every {counted(steps, 'step')}" if steps else "every epoch"
+
+
+def _epochs(number: float) -> str:
+    return f"{number:.4g} epoch{'' if number == 1 else 's'}"
+
+
+def _rows(config: Config, plan: Plan) -> str:
+    if plan.rows is None and makes_data(config):
+        return "unknown: the data are not on this machine; kubernetes.preprocess makes them on the cluster"
+    if plan.rows is None:
+        return "unknown: the data are no files on this machine; `kubetune data prepare` fetches and counts them"
+    tested = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
+    bounded = [is_upper_bound(config, sources) for sources in (config.data.train, tested)]
+    rows, eval_rows = (
+        f"{'at most ' if bound else ''}{number or 0:,}"
+        for bound, number in zip(bounded, (plan.rows, plan.eval_rows), strict=True)
+    )
+    evaluated = f", {eval_rows} for evaluation" if plan.eval_rows else ""
+    if any(bounded[: 2 if plan.eval_rows else 1]):
+        return f"{rows}{evaluated}: of data that are not here no more than #N; `kubetune data prepare` counts them"
+    return f"{rows}{evaluated}, before checks leave any out"
+
+
+def _tokens(config: Config, plan: Plan, lengths: Lengths | None) -> str:
+    tokens = plan.tokens_per_epoch
+    if plan.rows is None:
+        return "unknown, as the rows are"
+    if tokens is None or lengths is None:
+        return "unknown: the tokenizer is not on this machine, or none of the first rows can be read"
+    text = f"about {tokens:,} an epoch, {lengths.tokens_per_row:,.0f} a row (from {lengths.sampled} rows)"
+    if lengths.overlong_share:
+        text += f"; {lengths.overlong_share:.1%} longer than {lengths.limit:,}: {config.data.overlong}"
+    if lengths.bad_share:
+        text += f"; {lengths.bad_share:.1%} unreadable, see `kubetune data check`"
+    return text
