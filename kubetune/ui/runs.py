@@ -89,6 +89,7 @@ def one_run(request: Request) -> Response:
         "left": brief(status["progress"]["seconds_left"]),
         "state": state if state in ("running", "waiting") else facts["state"],
         "reason": why if state in ("running", "waiting") else facts["reason"],
+        "can_stop": site.jobs.is_running(site.records.name_of(run_dir)),
         "is_live": state in ("running", "waiting"),
     }
     verb = f"kubetune watch {run_dir}" if facts["is_live"] else f"kubetune report {run_dir}"

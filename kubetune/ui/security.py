@@ -105,7 +105,7 @@ class Guard:
             if not self._is_token(given):
                 return _refused(401, _NO_TOKEN)
             # A page, not a redirect: the browser keeps a strict cookie to itself while another site sends it on.
-            answer = HTMLResponse('<!doctype html><title>kubetune</title><meta http-equiv="refresh" content="0;url=/">')
+            answer = HTMLResponse(_ENTRY)
             answer.set_cookie(cookie, self._token, httponly=True, samesite="strict", path="/")
             return answer
         return None if self._is_token(request.cookies.get(cookie, "")) else _refused(401, _NO_TOKEN)
@@ -114,6 +114,9 @@ class Guard:
         return hmac.compare_digest(given.encode(errors="replace"), self._token.encode())
 
 
+_ENTRY = (
+    '<!doctype html><title>kubetune</title><link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url=/">'
+)
 _NO_TOKEN = "Open the address that kubetune ui has printed: it has the token with which this page lets you in."
 
 

@@ -19,8 +19,7 @@ from starlette.types import ASGIApp
 from kubetune.base.files import fault_of
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.page import style
-from kubetune.ui import live, runs
-from kubetune.ui.records import Records
+from kubetune.ui import chat, live, new_run, runs
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem
 
@@ -31,6 +30,8 @@ _STATIC = {
     "uPlot.js": ("kubetune.reporting", "vendor/uPlot.iife.min.js", _SCRIPT),
     "uPlot.css": ("kubetune.reporting", "vendor/uPlot.min.css", _STYLE),
     "ui.js": ("kubetune.ui", "static/ui.js", _SCRIPT),
+    "new.js": ("kubetune.ui", "static/new.js", _SCRIPT),
+    "chat.js": ("kubetune.ui", "static/chat.js", _SCRIPT),
     "ui.css": ("kubetune.ui", "static/ui.css", _STYLE),
 }
 """Files that the pages link, and the package that each is of. No name of a request reaches the disk."""
@@ -42,6 +43,14 @@ def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
         Route("/", runs.all_runs),
         Route("/run", runs.one_run),
         Route("/compare", runs.compare),
+        Route("/new", new_run.new_run),
+        Route("/new/plan", new_run.plan, methods=["POST"]),
+        Route("/new/start", new_run.start, methods=["POST"]),
+        Route("/new/job", new_run.job),
+        Route("/run/stop", new_run.stop, methods=["POST"]),
+        Route("/chat", chat.chat),
+        Route("/chat/stay", chat.stay),
+        Route("/chat/say", chat.say, methods=["POST"]),
         Route("/news", live.all_news),
         Route("/news/run", live.run_news),
         Route("/static/{name}", _static),
@@ -94,7 +103,7 @@ def serve(folder: Path, host: str, port: int, token: str, names: Sequence[str] =
     import uvicorn
 
     listening = _listening(host, port)
-    app = application(Site(Records(folder)), token, [*names, host])
+    app = application(Site.of(folder), token, [*names, host])
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     shown = f"[{host}]" if ":" in host else host
     print(f"{folder} at http://{shown}:{listening.getsockname()[1]}/?token={quote(token)}", flush=True)

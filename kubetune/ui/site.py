@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jinja2 import Environment, PackageLoader
 from starlette.requests import Request
@@ -17,7 +17,11 @@ from kubetune.base.logs import scrub
 from kubetune.errors import ConfigError
 from kubetune.reporting.page import environment
 from kubetune.rundir.metrics import versions
+from kubetune.ui.jobs import Jobs
 from kubetune.ui.records import Records
+from kubetune.ui.talkers import Talkers
+
+_MOST_BYTES = 1 << 20
 
 
 class Missing(ConfigError):
@@ -29,6 +33,13 @@ class Site:
     """All that the server knows."""
 
     records: Records
+    jobs: Jobs
+    talkers: Talkers
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """The site of a folder, there or not."""
+        return cls(Records(folder), Jobs(folder), Talkers())
 
     @property
     def folder(self) -> Path:
@@ -67,18 +78,36 @@ def answer(found: Any, status: int = 200) -> Response:
     return Response(scrub(json.dumps(found)), status, media_type=JSONResponse.media_type)
 
 
+async def body_of(request: Request) -> dict[str, Any]:
+    """The object that a script of the site sends. Raises ConfigError for anything else."""
+    if request.headers.get("content-type", "").partition(";")[0] != JSONResponse.media_type:
+        raise ConfigError(f"content-type: expected {JSONResponse.media_type}")
+    content = b""
+    async for part in request.stream():
+        content += part
+        if len(content) > _MOST_BYTES:
+            raise ConfigError(f"the request has more than {_MOST_BYTES:,} bytes")
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError("the request is no JSON object")
+    return found
+
+
 def run_of(request: Request, key: str = "dir") -> Path:
     """The run directory that a request names. Raises Missing where the folder holds none."""
-    return _found(request, request.query_params.get(key, ""))
+    return find_run(site_of(request), request.query_params.get(key, ""))
 
 
 def runs_of(request: Request, key: str = "dir") -> list[Path]:
     """All run directories that a request names. Raises Missing for one that is not in the folder."""
-    return [_found(request, name) for name in dict.fromkeys(request.query_params.getlist(key))]
+    return [find_run(site_of(request), name) for name in dict.fromkeys(request.query_params.getlist(key))]
 
 
-def _found(request: Request, name: str) -> Path:
-    site = site_of(request)
+def find_run(site: Site, name: str) -> Path:
+    """The run directory of this name. Raises Missing."""
     run_dir = site.records.find(name)
     if run_dir is None:
         raise Missing(f"{name}: no run of this name in {site.folder}")

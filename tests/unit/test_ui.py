@@ -13,7 +13,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from kubetune.rundir import metrics
-from kubetune.ui.records import Records
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
 from tests.run.test_report_long import write_run
@@ -46,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def client_of(folder: Path, **more: Any) -> TestClient:
-    return TestClient(application(Site(Records(folder)), TOKEN), base_url="http://localhost", **more)
+    return TestClient(application(Site.of(folder), TOKEN), base_url="http://localhost", **more)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +89,7 @@ def test_requests_from_elsewhere_are_refused(client: TestClient, headers: dict[s
 
 
 def test_a_name_of_the_users_own_may_be_allowed(folder: Path) -> None:
-    app = application(Site(Records(folder)), TOKEN, ["gpu-box"])
+    app = application(Site.of(folder), TOKEN, ["gpu-box"])
     with TestClient(app, base_url="http://gpu-box:8600") as named:
         assert named.get("/", params={"token": TOKEN}).status_code == 200
         assert named.get("/").status_code == 200

@@ -16,9 +16,9 @@ const swap = (old, fresh) => {
 };
 
 // Parts of the page that show what a run says of itself; the curves are redrawn from their numbers instead.
-const parts = (page) => [...page.querySelectorAll("[data-live], main > section[id], main > section[aria-label], header h1")]
+const parts = (page) => [...page.querySelectorAll("[data-live], main > section[id], main > section[aria-label], header h1, header .reason, header .when, main > .damage")]
   .filter((part) => part.id !== "curves" && part.id !== "log");
-const nameOf = (part) => part.id || part.getAttribute("aria-label") || part.localName;
+const nameOf = (part) => part.id || part.getAttribute("aria-label") || `${part.localName} ${part.className}`;
 
 const refresh = async () => {
   const answer = await fetch(location.href, { cache: "no-store" });
@@ -31,8 +31,10 @@ const refresh = async () => {
     if (old && old.localName === fresh.localName) swap(old, fresh);
     else if (old) old.replaceWith(fresh.cloneNode(true));
     else if (before && fresh.localName === "section") before.after(fresh.cloneNode(true));
+    here.delete(nameOf(fresh));
     before = document.contains(old) && old?.localName === "section" ? old : before;
   }
+  here.forEach((gone) => gone.remove());
   const data = page.getElementById("chart-data");
   if (Boolean(data) !== Boolean(byId("chart-data"))) location.reload();
   else if (data) document.dispatchEvent(new CustomEvent("charts", { detail: data.textContent }));
@@ -81,6 +83,17 @@ document.addEventListener("click", async (event) => {
   await navigator.clipboard.writeText(byId(button.dataset.copy).textContent);
   button.textContent = "Copied";
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
+});
+
+// Stopping asks once more: the button itself becomes the question.
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-stop]");
+  if (!button) return;
+  if (!button.dataset.sure) { button.dataset.sure = "1"; button.textContent = "Save a checkpoint and stop?"; return; }
+  button.disabled = true;
+  const answer = await fetch("/run/stop", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ dir: button.dataset.stop }) });
+  const found = answer.ok ? await answer.json() : { problems: [`refused: ${answer.status}`] };
+  button.textContent = found.problems[0] ?? "Stopping …";
 });
 
 const choice = byId("choice");

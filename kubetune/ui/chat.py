@@ -1,0 +1,85 @@
+"""The page to talk to runs on: one beside the model it was made from, or two runs; as `kubetune chat --compare`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from kubetune.base import logs
+from kubetune.errors import ConfigError
+from kubetune.library.results import require_sampling
+from kubetune.ui.site import Site, body_of, find_run, page, run_of, site_of
+from kubetune.ui.talkers import MOST_MODELS
+
+_LIMITS = {"messages": 400, "max_new_tokens": 4096}
+
+
+def chat(request: Request) -> Response:
+    """The page, for the runs that are chosen."""
+    site = site_of(request)
+    chosen = run_of(request) if request.query_params.get("dir") else None
+    other = request.query_params.get("beside", "")
+    if other not in ("", "base"):
+        find_run(site, other)
+    listed = [run for run in site.records.listed() if run["saved_step"] is not None]
+    facts = {
+        "title": "Chat",
+        "listed": listed,
+        "chosen": site.records.name_of(chosen) if chosen else "",
+        "beside": other,
+    }
+    verb = f"kubetune chat {chosen or 'RUN'}{' --compare' * (other == 'base')}"
+    return page(request, "chat.html", verb, facts)
+
+
+def stay(request: Request) -> Response:
+    """What a page keeps open while it is open: its models live as long."""
+    site = site_of(request)
+    run_dirs = _sides(site, request.query_params.getlist("dir"))
+    return StreamingResponse(site.talkers.stay(run_dirs), media_type="text/event-stream")
+
+
+def _sides(site: Site, names: Sequence[str]) -> list[Path]:
+    if not 1 <= len(names) <= MOST_MODELS:
+        raise ConfigError(f"dir: found {len(names)} runs; expected 1 to {MOST_MODELS}")
+    return list(dict.fromkeys(find_run(site, name) for name in names))
+
+
+async def say(request: Request) -> Response:
+    """One turn: the answer of one side, as lines of JSON while it comes."""
+    site, asked = site_of(request), await body_of(request)
+    run_dir = find_run(site, str(asked.get("dir", "")))
+    wanted = {"base": asked.get("base") is True, "messages": _messages(asked), "sampling": _sampling(asked)}
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for found in site.talkers.get(run_dir).answer(wanted):
+            yield logs.scrub(json.dumps(found)).encode() + b"\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+def _messages(asked: Mapping[str, Any]) -> list[dict[str, str]]:
+    found = asked.get("messages")
+    if not isinstance(found, list) or not 1 <= len(found) <= _LIMITS["messages"]:
+        raise ConfigError("messages: expected a list of turns")
+    for turn in found:
+        is_turn = isinstance(turn, dict) and turn.keys() == {"role", "content"} and isinstance(turn["content"], str)
+        if not is_turn or turn["role"] not in ("system", "user", "assistant"):
+            raise ConfigError("messages: expected turns of role system, user or assistant with a text as content")
+    return found
+
+
+def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        tokens, temperature = int(asked.get("max_new_tokens", 256)), float(asked.get("temperature", 0))
+        top_p, seed = float(asked.get("top_p", 1)), int(asked.get("seed", 0))
+    except (TypeError, ValueError):
+        raise ConfigError("max_new_tokens, temperature, top_p and seed: expected numbers") from None
+    require_sampling(tokens, temperature, top_p)
+    tokens = min(tokens, _LIMITS["max_new_tokens"])
+    return {"max_new_tokens": tokens, "temperature": temperature, "top_p": top_p, "seed": seed}

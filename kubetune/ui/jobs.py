@@ -1,0 +1,97 @@
+"""Commands that the page has begun: processes of their own, which go on when the server ends, and their output.
+
+Each leaves a record and a log in a hidden folder beside the runs, by which a later server knows it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from kubetune.base import processes
+from kubetune.base.files import read_object, write_atomic
+from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.rundir.status import last_lines
+
+FOLDER = ".kubetune-ui"
+TOKEN = "KUBETUNE_UI_TOKEN"
+
+
+class Jobs:
+    """The commands begun for runs of a folder, each by the name of its run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / FOLDER
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, words: Sequence[str]) -> None:
+        """Begin a command of kubetune. Raises ConfigError where one of this name still goes on."""
+        if self.is_running(name):
+            raise ConfigError(f"{name} is being run already")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        environ = {key: value for key, value in os.environ.items() if key != TOKEN}
+        with self._log(name).open("wb") as log:
+            child = subprocess.Popen(
+                processes.module("kubetune", *words),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environ,
+                start_new_session=True,  # Ctrl-C of the server is none of its business
+            )
+        self._children[name] = child
+        begun = {"pid": child.pid, "created": psutil.Process(child.pid).create_time(), "words": list(words)}
+        write_atomic(self._record(name), json.dumps(begun))
+
+    def look(self, name: str) -> dict[str, Any]:
+        """`running`, the exit `code` where this server knows it, the last `lines`, and the `words` of the command."""
+        known = self._known(name)
+        child = self._children.get(name)
+        return {
+            "running": self.is_running(name),
+            "code": child.poll() if child is not None else None,
+            "lines": last_lines(self._log(name)),
+            "words": known.get("words", []),
+        }
+
+    def is_running(self, name: str) -> bool:
+        """A command of this name that has not ended."""
+        child = self._children.get(name)
+        if child is not None:
+            return child.poll() is None
+        return self._process(name) is not None
+
+    def stop(self, name: str) -> None:
+        """Ask a command to end as Ctrl-C would: a run saves a checkpoint first. Raises ConfigError where none is."""
+        if not self.is_running(name) or (process := self._process(name)) is None:
+            raise ConfigError(f"{name} was not begun here, or has ended; stop it where it was started")
+        process.send_signal(signal.SIGTERM)
+
+    def _process(self, name: str) -> psutil.Process | None:
+        """The process of a record, unless its number is another's by now."""
+        known = self._known(name)
+        try:
+            process = psutil.Process(known["pid"])
+            is_same = process.create_time() == known["created"] and process.status() != psutil.STATUS_ZOMBIE
+        except (KeyError, psutil.Error):
+            return None
+        return process if is_same else None
+
+    def _known(self, name: str) -> dict[str, Any]:
+        try:
+            return read_object(self._record(name))
+        except (FileNotFoundError, EnvironmentFault):
+            return {}
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def _record(self, name: str) -> Path:
+        return self._folder / f"{name}.json"

@@ -1,0 +1,176 @@
+"""The page for a new run: a form, the plan of what is typed, the run file, and its start here or on a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kubetune.config.load import as_yaml, dotted_values, load_config, read_config, resolved
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError, KubetuneError
+from kubetune.library.plan_forecast import foresee
+from kubetune.ui.fields import CODE, form
+from kubetune.ui.site import Site, answer, body_of, page, run_of, site_of
+
+Values = Mapping[str, str]
+
+
+def new_run(request: Request) -> Response:
+    """The form, empty or with the settings of a run that is to be run again."""
+    site, values, base = site_of(request), dict[str, str](), ""
+    if "dir" in request.query_params:
+        run_dir = run_of(request)
+        base = site.records.name_of(run_dir)
+        values = _typed(site, read_config(run_dir))
+    first, groups = form()
+    shown = {field.key for field in (*first, *(field for group in groups for field in group.fields))}
+    facts = {
+        "title": "New run",
+        "first": first,
+        "groups": groups,
+        "values": values,
+        "extra": json.dumps({key: text for key, text in values.items() if key not in shown}),
+        "base": base,
+    }
+    return page(request, "new.html", "kubetune init -o run.yaml", facts)
+
+
+def _typed(site: Site, config: Config) -> dict[str, str]:
+    """What one would type for this config, under a name that is free."""
+    given = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    given.pop("output", None)
+    found = {key: _text(value) for key, value in dotted_values(given)}
+    if config.lora is not None:
+        found.setdefault("lora", "true")
+    stem = (config.name or "run")[:36].rstrip("-")
+    names = (f"{stem}-{number}" for number in range(2, 1000))
+    found["name"] = next((name for name in names if not (site.folder / name).exists()), "")
+    return found
+
+
+def _text(value: Any) -> str:
+    """A value as one types it; sources that are but a path by that."""
+    if isinstance(value, list) and value and all(isinstance(one, dict) and one.keys() == {"path"} for one in value):
+        value = [one["path"] for one in value] if len(value) > 1 else value[0]["path"]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+async def plan(request: Request) -> Response:
+    """The run file and the plan of what is typed, or what is wrong with it."""
+    asked = await body_of(request)
+    return await to_thread.run_sync(lambda: answer(_planned(site_of(request), asked)))
+
+
+def _planned(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        config = _config(site, asked)
+    except KubetuneError as error:
+        return {"problems": _listed(error), "yaml": "", "facts": [], "command": ""}
+    shown = {"yaml": as_yaml(config), "command": _command(site, config, "train"), "on_cluster": bool(config.kubernetes)}
+    try:
+        # Target modules in doubt need the model built, with torch: the run looks at them before it begins.
+        facts = list(foresee(config, os.environ, builds=False).describe())
+    except KubetuneError as error:
+        return {**shown, "problems": _listed(error), "facts": []}
+    return {**shown, "problems": [], "facts": facts}
+
+
+def _listed(error: KubetuneError) -> list[str]:
+    return [line for line in str(error).splitlines() if line.strip()]
+
+
+def _config(site: Site, asked: Mapping[str, Any]) -> Config:
+    """The config of what is typed. Raises ConfigError, also for settings that have code run."""
+    typed, base = asked.get("values"), asked.get("base") or ""
+    if not isinstance(typed, dict) or not all(isinstance(text, str) for text in typed.values()):
+        raise ConfigError("values: expected texts by key")
+    if typed.get("lora") == "true" and any(key.startswith("lora.") and text for key, text in typed.items()):
+        typed = {key: text for key, text in typed.items() if key != "lora"}
+    elif not typed.get("lora"):
+        typed = {key: text for key, text in typed.items() if not key.startswith("lora")}
+    config = load_config(None, overrides=[f"{key}={text}" for key, text in typed.items() if text.strip()])
+    run_dir = site.records.find(str(base)) if base else None
+    _require_no_code(config, read_config(run_dir) if run_dir is not None else None)
+    if config.output is None:
+        config = config.model_copy(update={"output": str((site.folder / (config.name or "run")).absolute())})
+    return config
+
+
+def _require_no_code(config: Config, base: Config | None) -> None:
+    """Raise ConfigError for settings that have code run, unless the run that is repeated has the same."""
+    found, allowed = resolved(config), resolved(base) if base is not None else {}
+    for key in CODE:
+        values = [_at(one, key) for one in (found, allowed)]
+        if values[0] != values[1] and any(value for _, value in dotted_values(values[0])):
+            raise ConfigError(f"{key} has code run: write it into a run file, and start that in a terminal")
+
+
+def _at(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        values = (values or {}).get(part)
+    return values
+
+
+def _command(site: Site, config: Config, verb: str) -> str:
+    return shlex.join(["kubetune", verb, str(_file(site, config))])
+
+
+def _file(site: Site, config: Config) -> Path:
+    return site.folder / f"{config.name or 'run'}.yaml"
+
+
+async def start(request: Request) -> Response:
+    """Write the run file and begin the run: here, or on the cluster by `kubetune submit`."""
+    asked = await body_of(request)
+    return await to_thread.run_sync(lambda: answer(_started(site_of(request), asked)))
+
+
+def _started(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        config = _config(site, asked)
+        if (name := config.name) is None:
+            raise ConfigError("name: left out; a run that is begun here needs one, such as support-bot")
+        verb, file = "submit" if asked.get("on") == "cluster" else "train", _file(site, config)
+        foresee(config, os.environ, builds=False)
+        site.folder.mkdir(parents=True, exist_ok=True)
+        if verb == "train":
+            config = config.model_copy(update={"kubernetes": None}) if config.kubernetes else config
+            if (place := Path(str(config.output))).exists():
+                raise ConfigError(f"{place} is there already; choose another name")
+        try:
+            with file.open("x", encoding="utf-8") as written:
+                written.write(as_yaml(config))
+        except FileExistsError:
+            if file.read_text("utf-8") != as_yaml(config):
+                raise ConfigError(f"{file} is there already, with other settings; choose another name") from None
+        site.jobs.start(name, [verb, str(file)])
+    except KubetuneError as error:
+        return {"problems": _listed(error)}
+    return {"problems": [], "job": name, "command": _command(site, config, verb)}
+
+
+def job(request: Request) -> Response:
+    """How a command that was begun here stands, and the address of its run once it is there."""
+    site, name = site_of(request), request.query_params.get("name", "")
+    if "/" in name or name.startswith("."):
+        raise ConfigError(f"{name}: no name of a run")
+    run_dir = site.records.find(name)
+    return answer({**site.jobs.look(name), "run": None if run_dir is None else site.records.name_of(run_dir)})
+
+
+async def stop(request: Request) -> Response:
+    """Ask a run that was begun here to save a checkpoint and end."""
+    asked, site = await body_of(request), site_of(request)
+    try:
+        site.jobs.stop(Path(str(asked.get("dir", ""))).name)
+    except ConfigError as error:
+        return answer({"problems": _listed(error)})
+    return answer({"problems": []})

@@ -1,0 +1,93 @@
+// Talking to one or two models: each side keeps turns of its own, made of its own answers.
+const byId = (id) => document.getElementById(id);
+const talk = byId("talk");
+
+const start = () => {
+  const dir = talk.dataset.dir;
+  const beside = talk.dataset.beside;
+  const sides = [...talk.querySelectorAll(".side")].map((section) => {
+    const turns = section.querySelector(".turns");
+    const which = turns.dataset.side;
+    return { turns, state: section.querySelector("[data-state]"), messages: [], base: which === "base",
+      dir: which === "other" ? beside : dir };
+  });
+  const dirs = [...new Set(sides.map((side) => side.dir))];
+  const here = new EventSource(`/chat/stay?${dirs.map((name) => `dir=${encodeURIComponent(name)}`).join("&")}`);
+  let ready = 0;
+  let asking = null;
+  const allow = (may) => { byId("text").disabled = !may; byId("send").disabled = !may; if (may) byId("text").focus(); };
+  here.addEventListener("model", (event) => {
+    const found = JSON.parse(event.data);
+    for (const side of sides.filter((one) => one.dir === dirs[found.side])) {
+      side.state.textContent = found.error ?? `${side.base ? "the base model" : found.checkpoint}${found.chats ? "" : "; it was taught plain text: each line stands alone"}`;
+      side.state.classList.toggle("problem", Boolean(found.error));
+    }
+    if (!found.error) ready += 1;
+    if (ready >= dirs.length) allow(true);
+  });
+  here.addEventListener("error", () => { if (here.readyState === EventSource.CLOSED) sides.forEach((side) => { side.state.textContent = "no connection"; }); });
+  addEventListener("pagehide", () => here.close());
+
+  const bubble = (side, kind, text) => {
+    const made = document.createElement("div");
+    made.className = `bubble ${kind}`;
+    made.textContent = text;
+    side.turns.append(made);
+    side.turns.scrollTop = side.turns.scrollHeight;
+    return made;
+  };
+
+  const ask = async (side, text, signal) => {
+    const system = byId("system").value.trim();
+    bubble(side, "user", text);
+    const shown = bubble(side, "assistant", "");
+    shown.setAttribute("aria-busy", "true");
+    const said = { role: "user", content: text };
+    const numbers = Object.fromEntries(["max_new_tokens", "temperature", "top_p"].map((id) => [id, Number(byId(id).value)]));
+    const body = { dir: side.dir, base: side.base, ...numbers,
+      messages: [...(system ? [{ role: "system", content: system }] : []), ...side.messages, said] };
+    let problem = "";
+    try {
+      const answer = await fetch("/chat/say", { method: "POST", signal, headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+      if (!answer.ok) throw new Error(new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("pre")?.textContent ?? `refused: ${answer.status}`);
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let rest = "";
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        const lines = (rest + value).split("\n");
+        rest = lines.pop();
+        for (const line of lines) {
+          const found = JSON.parse(line);
+          if (found.piece) shown.textContent += found.piece;
+          if (found.error) problem = found.error;
+          for (const what of found.left_out ?? []) bubble(side, "note", `${what}, which the model does not see`);
+        }
+        side.turns.scrollTop = side.turns.scrollHeight;
+      }
+    } catch (error) { problem = signal.aborted ? "stopped; that turn is forgotten" : error.message; }
+    shown.removeAttribute("aria-busy");
+    if (problem) bubble(side, "note problem", problem);
+    else side.messages.push(said, { role: "assistant", content: shown.textContent });
+  };
+
+  const send = async () => {
+    const text = byId("text").value.trim();
+    if (!text || asking || byId("text").disabled) return;
+    byId("text").value = "";
+    asking = new AbortController();
+    allow(false);
+    byId("stop-answer").hidden = false;
+    await Promise.all(sides.map((side) => ask(side, text, asking.signal)));
+    asking = null;
+    byId("stop-answer").hidden = true;
+    allow(true);
+  };
+  byId("ask").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+  byId("text").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+  });
+  byId("stop-answer").addEventListener("click", () => asking?.abort());
+  byId("forget").addEventListener("click", () => sides.forEach((side) => { side.messages = []; side.turns.replaceChildren(); }));
+};
+if (talk) start();

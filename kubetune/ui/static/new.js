@@ -1,0 +1,92 @@
+// The form of a new run: what is typed is planned by the server, written down, and begun.
+const byId = (id) => document.getElementById(id);
+const form = byId("settings");
+const fields = [...form.querySelectorAll("[name]")];
+const extra = JSON.parse(form.dataset.extra || "{}");
+
+const asked = () => ({ base: form.dataset.base,
+  values: { ...extra, ...Object.fromEntries(fields.filter((f) => f.value.trim()).map((f) => [f.name, f.value])) } });
+const send = async (path, body) => {
+  const answer = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+  if (!answer.ok) throw new Error(`${answer.status}: the server refuses`);
+  return answer.json();
+};
+const element = (name, text, kind = "") => {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+};
+const complain = (problems) => byId("problems").replaceChildren(...problems.map((text) => element("p", text, "problem")));
+
+let number = 0;
+const plan = async () => {
+  const mine = ++number;
+  const body = asked();
+  if (!Object.keys(body.values).length) return;
+  byId("facts").classList.add("waiting");
+  let found;
+  try { found = await send("/new/plan", body); } catch (error) { found = { problems: [String(error.message)], facts: [], yaml: "", command: "" }; }
+  if (mine !== number) return; // typed on meanwhile
+  byId("facts").classList.remove("waiting");
+  complain(found.problems);
+  byId("facts").replaceChildren(...found.facts.map(([label, text]) => {
+    const row = document.createElement("tr");
+    const head = element("th", label);
+    head.scope = "row";
+    row.append(head, element("td", text));
+    return row;
+  }));
+  byId("yaml").textContent = found.yaml;
+  byId("command").textContent = found.command;
+  byId("command-line").hidden = !found.command;
+  byId("start").disabled = Boolean(found.problems.length) || !body.values.name;
+  byId("submit").hidden = !found.on_cluster;
+  byId("submit").disabled = byId("start").disabled;
+};
+let timer = 0;
+form.addEventListener("input", (event) => {
+  if (event.target.id === "find") return;
+  clearTimeout(timer);
+  timer = setTimeout(plan, 250);
+});
+form.addEventListener("submit", (event) => event.preventDefault());
+
+byId("find").addEventListener("input", (event) => {
+  const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const group of form.querySelectorAll("details.group")) {
+    let any = false;
+    for (const setting of group.querySelectorAll(".setting")) {
+      setting.hidden = !words.every((word) => setting.textContent.toLowerCase().includes(word));
+      any ||= !setting.hidden;
+    }
+    group.hidden = !any;
+    group.open = Boolean(words.length) && any;
+  }
+});
+
+const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+const begin = async (on) => {
+  for (const id of ["start", "submit"]) byId(id).disabled = true;
+  const output = byId("output");
+  try {
+    const begun = await send("/new/start", { ...asked(), on });
+    if (begun.problems.length) { complain(begun.problems); plan(); return; }
+    output.hidden = false;
+    output.textContent = `$ ${begun.command}\n`;
+    for (;;) {
+      const seen = await (await fetch(`/new/job?name=${encodeURIComponent(begun.job)}`)).json();
+      output.textContent = [`$ ${begun.command}`, ...seen.lines].join("\n");
+      output.scrollTop = output.scrollHeight;
+      if (seen.run && on !== "cluster") { location.href = `/run?dir=${encodeURIComponent(seen.run)}`; return; }
+      if (!seen.running) {
+        if (seen.code) complain([`It ended with exit code ${seen.code}; its last lines say why.`]);
+        return;
+      }
+      await pause(500);
+    }
+  } catch (error) { complain([error.message]); }
+};
+byId("start").addEventListener("click", () => begin("here"));
+byId("submit").addEventListener("click", () => begin("cluster"));
+if (fields.some((field) => field.value.trim())) plan();
