@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.config.load import as_yaml, dotted_values, load_config, read_config, resolved
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, EvaluationConfig, ModelConfig
+from kubetune.config.schema.tracking import HooksConfig
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.library.plan_forecast import foresee
 from kubetune.ui.fields import CODE, form
@@ -106,10 +107,11 @@ def _config(site: Site, asked: Mapping[str, Any]) -> Config:
 
 def _require_no_code(config: Config, base: Config | None) -> None:
     """Raise ConfigError for settings that have code run, unless the run that is repeated has the same."""
-    found, allowed = resolved(config), resolved(base) if base is not None else {}
+    sections = {"hooks": HooksConfig(), "evaluation": EvaluationConfig(), "model": ModelConfig(path="any")}
+    defaults = {name: section.model_dump(mode="json") for name, section in sections.items()}
+    allowed = [defaults, *([resolved(base)] if base is not None else [])]
     for key in CODE:
-        values = [_at(one, key) for one in (found, allowed)]
-        if values[0] != values[1] and any(value for _, value in dotted_values(values[0])):
+        if _at(resolved(config), key) not in [_at(one, key) for one in allowed]:
             raise ConfigError(f"{key} has code run: write it into a run file, and start that in a terminal")
 
 

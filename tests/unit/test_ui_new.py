@@ -1,0 +1,160 @@
+"""The page's form for a new run: made from the schema, planned as one types, written down, and begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+import kubetune
+from kubetune.config.load import load_config
+from kubetune.errors import USER
+from kubetune.ui.fields import CODE, form
+from kubetune.ui.jobs import Jobs
+from kubetune.ui.server import application
+from kubetune.ui.site import Site
+
+MODEL = Path(kubetune.__file__).parent / "cli" / "local" / "embedded" / "model"
+TOKEN = "a-token-of-this-test"
+OURS = {"origin": "http://localhost"}
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    with TestClient(application(Site.of(tmp_path / "outputs"), TOKEN), base_url="http://localhost") as found:
+        found.get("/", params={"token": TOKEN})
+        yield found
+
+
+@pytest.fixture
+def values(tmp_path: Path) -> dict[str, str]:
+    data = tmp_path / "train.jsonl"
+    turns = [{"role": "user", "content": "say"}, {"role": "assistant", "content": "a word"}]
+    data.write_text("".join(json.dumps({"messages": turns, "n": i}) + "\n" for i in range(40)))
+    return {
+        "name": "first", "model.path": str(MODEL), "data.train": str(data), "lora": "true", "lora.r": "4",
+        "training.num_train_epochs": "2", "data.eval": "0.1", "training.global_batch_size": "8",
+    }  # fmt: skip
+
+
+def ask(client: TestClient, path: str, **body: Any) -> Any:
+    return client.post(path, json=body, headers=OURS).json()
+
+
+def test_the_form_has_every_key_but_those_that_run_code(client: TestClient) -> None:
+    first, groups = form()
+    keys = {field.key for field in (*first, *(field for group in groups for field in group.fields))}
+    page = client.get("/new").text
+    assert all(f'name="{key}"' in page for key in keys)
+    assert {"training.optim", "compute.gpus_per_node", "kubernetes.namespace", "data.overlong"} <= keys
+    assert not [key for key in keys if key.startswith(CODE)]
+    choices = {field.key: dict(field.choices) for group in groups for field in group.fields}
+    assert {"cosine", "linear", "constant"} <= choices["training.lr_scheduler_type"].keys()
+
+
+def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) -> None:
+    found = ask(client, "/new/plan", values=values)
+    assert found["problems"] == []
+    facts = dict(found["facts"])
+    assert facts["method"].startswith("lora-r4")
+    assert facts["steps"].startswith("10 (2 epochs)")
+    assert "r: 4" in found["yaml"]
+    wrong = ask(client, "/new/plan", values={**values, "training.learning_rate": "fast", "modell": "x"})
+    assert any("learning_rate" in text for text in wrong["problems"])
+    assert any("modell" in text for text in wrong["problems"])
+    full = ask(client, "/new/plan", values={**values, "lora": ""})
+    assert dict(full["facts"])["method"].startswith("full")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        {"hooks.on_event": "touch /tmp/x"},
+        {"hooks": "{on_event: touch /tmp/x}"},
+        {"evaluation.metrics.file": "x.py", "evaluation.metrics.functions": "[f]", "evaluation.generate": "{}"},
+        {"model.trust_remote_code": "true", "model.revision": "a" * 40},
+    ],
+)
+def test_nothing_that_runs_code_is_taken_from_a_page(
+    client: TestClient, values: dict[str, str], typed: dict[str, str], tmp_path: Path
+) -> None:
+    for path in ("/new/plan", "/new/start"):
+        assert "has code run" in "".join(ask(client, path, values={**values, **typed})["problems"])
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_no_write_without_token_origin_and_json(client: TestClient, values: dict[str, str], tmp_path: Path) -> None:
+    body = {"values": values}
+    assert client.post("/new/start", json=body).status_code == 403
+    assert client.post("/new/start", json=body, headers={"origin": "http://evil.example"}).status_code == 403
+    form = {**OURS, "content-type": "text/plain"}
+    assert client.post("/new/start", content=json.dumps(body), headers=form).status_code == 400
+    assert client.post("/run/stop", content="[" * 1_100_000, headers={**OURS, "content-type": "application/json"})
+    client.cookies.clear()
+    for path in ("/new/plan", "/new/start", "/run/stop", "/chat/say"):
+        assert client.post(path, json=body, headers=OURS).status_code == 401, path
+        assert client.get(path).status_code == 401, path
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_start_writes_the_file_that_the_command_names(
+    client: TestClient, values: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(Jobs, "start", lambda self, name, words: begun.append((name, list(words))))
+    assert "name: left out" in "".join(ask(client, "/new/start", values={**values, "name": ""})["problems"])
+    found = ask(client, "/new/start", values=values)
+    file = tmp_path / "outputs" / "first.yaml"
+    assert found == {"problems": [], "job": "first", "command": f"kubetune train {file}"}
+    assert begun == [("first", ["train", str(file)])]
+    config = load_config(file)
+    assert (config.name, config.output) == ("first", str(tmp_path / "outputs" / "first"))
+    other = ask(client, "/new/start", values={**values, "lora.r": "8"})
+    assert "with other settings" in "".join(other["problems"])
+    assert load_config(file) == config
+    (tmp_path / "outputs" / "first").mkdir()
+    assert "is there already" in "".join(ask(client, "/new/start", values=values)["problems"])
+    assert len(begun) == 1
+    assert client.get("/new/job", params={"name": "../x"}).status_code == 400
+
+
+def test_commands_outlive_the_server_that_began_them(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    jobs.start("x", ["runs", str(tmp_path / "nowhere")])
+    child = jobs._children["x"]
+    assert Jobs(tmp_path).is_running("x") or child.wait() is not None
+    child.wait()
+    seen = jobs.look("x")
+    assert (seen["running"], seen["code"]) == (False, USER)
+    assert "no such folder" in seen["lines"][-1]
+    later = Jobs(tmp_path)
+    assert not later.is_running("x")
+    assert later.look("x")["words"][0] == "runs"
+    record = tmp_path / ".kubetune-ui" / "x.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "pid": 1}))
+    with pytest.raises(Exception, match="was not begun here"):
+        later.stop("x")
+
+
+def test_chat_takes_turns_and_numbers_only(client: TestClient, tmp_path: Path) -> None:
+    from tests.run.test_report_long import write_run
+
+    (tmp_path / "outputs").mkdir()
+    write_run(tmp_path / "outputs" / "a", 60)
+    assert "Nobody to talk to yet" in client.get("/chat").text
+    turn = {"role": "user", "content": "hello"}
+    for body, said in [
+        ({"dir": "../a", "messages": [turn]}, "no run of this name"),
+        ({"dir": "a", "messages": []}, "expected a list of turns"),
+        ({"dir": "a", "messages": [{"role": "root", "content": "x"}]}, "expected turns of role"),
+        ({"dir": "a", "messages": [turn], "temperature": "hot"}, "expected numbers"),
+        ({"dir": "a", "messages": [turn], "top_p": 3}, "top_p"),
+    ]:
+        answer = client.post("/chat/say", json=body, headers=OURS)
+        assert answer.status_code in (400, 404), body
+        assert said in answer.text
+    assert client.get("/chat/stay?dir=a&dir=b&dir=c").status_code == 400
