@@ -38,7 +38,7 @@ def chat(request: Request) -> Response:
 
 
 def stay(request: Request) -> Response:
-    """What a page keeps open while it is open: its models live as long."""
+    """The stream that a page keeps open while it is open: its models live as long."""
     site = site_of(request)
     run_dirs = _sides(site, request.query_params.getlist("dir"))
     return StreamingResponse(site.talkers.stay(run_dirs), media_type="text/event-stream")

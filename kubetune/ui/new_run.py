@@ -45,7 +45,7 @@ def new_run(request: Request) -> Response:
 
 
 def _typed(site: Site, config: Config) -> dict[str, str]:
-    """What one would type for this config, under a name that is free."""
+    """Texts that one would type for this config, under a name that is free."""
     given = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     given.pop("output", None)
     found = {key: _text(value) for key, value in dotted_values(given)}
@@ -160,7 +160,7 @@ def _started(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def job(request: Request) -> Response:
-    """How a command that was begun here stands, and the address of its run once it is there."""
+    """State of a command that was begun here, and the address of its run once it is there."""
     site, name = site_of(request), request.query_params.get("name", "")
     if "/" in name or name.startswith("."):
         raise ConfigError(f"{name}: no name of a run")
