@@ -23,6 +23,7 @@ from kubetune.kernels.dropout import dropout
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import patches
 from kubetune.models.attention_hooks import CURRENT
+from kubetune.models.experts import routers_of
 from kubetune.models.padding_free import language_model, unwrap
 
 Forward = Callable[..., Tensor]
@@ -209,13 +210,15 @@ def _skip_unlabelled_rows(model: nn.Module) -> int:
     if not layers:
         return 0
     last: Any = layers[-1]
+    if routers_of(last):
+        return 0  # a router balances over all rows it sees
     attention = next((m for n, m in last.named_children() if "att" in n and "norm" not in n), None)
     outputs = (getattr(attention, name, None) for name in ("o_proj", "dense", "c_proj"))
     swapped = 0
     feeds: Iterator[Any] = (getattr(last, name, None) for name in ("mlp", "ffn"))
     for module in (*feeds, next((m for m in outputs if m is not None), None)):
-        if module is None or {"router", "gate"} & dict(module.named_children()).keys():
-            continue  # a router balances over all rows it sees
+        if module is None:
+            continue
         module.forward = _rows_only(module.forward)
         swapped += 1
     if hasattr(last, "feed_forward_chunk"):  # BERT and its kin: feed-forward, residual and norm in a method

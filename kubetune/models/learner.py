@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models.padding_free import Route, hidden_states, unwrap
+from kubetune.models.routing import Routing
 
 if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
@@ -45,7 +46,8 @@ class Learner:
     `[tokens, hidden]` of a packed batch. `sums_once_per_step`: a sharded model keeps whole gradients until the last
     micro-batch of a step. `compiled_layers`: decoder layers that are compiled once the first step is done.
     `kernels`: its pointwise functions, plain or compiled. `gradient_sums`: where the optimizer adds up the gradients of
-    parameters. `undo`: takes back what was changed in transformers for this model.
+    parameters. `undo`: takes back what was changed in transformers for this model. `routing`: how the routers of a
+    mixture load its experts.
     """
 
     model: nn.Module
@@ -58,6 +60,7 @@ class Learner:
     kernels: Kernels = field(default_factory=Kernels)
     gradient_sums: Mapping[nn.Parameter, GradientSum] = field(default_factory=dict)
     undo: ExitStack = field(default_factory=ExitStack)
+    routing: Routing = field(default_factory=Routing)
 
     @property
     def lm(self) -> Any:

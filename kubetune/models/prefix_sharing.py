@@ -22,6 +22,8 @@ def why_not(learner: Learner) -> str:
     """Reason why a model, as it trains, cannot compute shared beginnings once; empty where it can."""
     if not learner.route.padding_free:
         return f"it takes one sequence at a time ({learner.route.why_not})"
+    if learner.routing.balances:
+        return "the balance loss of its routers is over every token of every row"
     if any(isinstance(module, nn.Dropout) and module.p > 0 and module.training for module in learner.model.modules()):
         return "it has dropout, of which a shared beginning would have one draw for all its rows"
     try:

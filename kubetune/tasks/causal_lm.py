@@ -93,7 +93,7 @@ def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
     with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
         value = fsdp.inside(learner.lm, loss, learner, batch, scale)
-        value.backward()
+        learner.routing.balanced(value, scale).backward()
     return value.detach()
 
 

@@ -135,7 +135,7 @@ def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
         answers = _answers(batch, fsdp.inside(learner.lm, _log_probabilities, learner, batch))
         whole = batch.whole if isinstance(batch.whole, Whole) else _whole(settings, answers)
         value = losses(settings, answers, whole).sum()
-        (value * scale).backward()
+        learner.routing.balanced(value * scale, scale).backward()
     detached = Answers(*(None if part is None else part.detach() for part in answers))  # type: ignore[arg-type]
     return torch.cat([value.detach()[None], measures(settings, detached, whole).sum(0)]) * scale
 

@@ -91,7 +91,7 @@ def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
     with running(learner, batch):
         said = rewards(learner, batch)
         value = losses(learner, said, _margins(batch)).sum()
-        (value * scale).backward()
+        learner.routing.balanced(value * scale, scale).backward()
     return torch.cat([value.detach()[None], _measures(said.detach()).sum(0)]) * scale
 
 

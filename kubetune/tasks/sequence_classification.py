@@ -136,7 +136,7 @@ def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
     with running(learner, batch):
         value = loss(learner, batch, scale)
-        value.backward()
+        learner.routing.balanced(value, scale).backward()
     return value.detach()
 
 

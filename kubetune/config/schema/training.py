@@ -54,6 +54,10 @@ class TrainingConfig(Section):
     warmup_ratio: float = Field(0.03, ge=0, lt=1, description="Share of the steps spent warming up.")
     warmup_steps: int | None = Field(None, ge=0, description="Steps spent warming up; takes precedence over the ratio.")
     weight_decay: float = Field(0.0, ge=0, lt=1, description="AdamW's decay; never on norms and biases.")
+    router_aux_loss_coef: float | None = Field(
+        None, ge=0, description="Weight of the loss that balances experts, where routers learn; left out: the model's."
+    )
+    router_z_loss_coef: float = Field(0.0, ge=0, description="Weight of the mean logsumexp² of routers that learn.")
     max_grad_norm: float = Field(1.0, ge=0, description="Gradient norm is clipped to this; 0 switches clipping off.")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first decay rate.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's second decay rate.")

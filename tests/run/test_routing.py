@@ -1,0 +1,168 @@
+"""Routers that learn: their balance loss is plain transformers' for the whole global batch, however it is split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kubetune.batching.batch import collate
+from kubetune.batching.feed import Work
+from kubetune.config.schema import TrainingConfig
+from kubetune.distributed.process_group import World
+from kubetune.errors import ConfigError
+from kubetune.models.acceleration import recompute_activations
+from kubetune.models.fused_forwards import swap_forwards
+from kubetune.models.learner import Learner
+from kubetune.models.padding_free import choose_attention
+from kubetune.models.prefix_sharing import why_not
+from kubetune.models.routing import summary, watch
+from kubetune.rundir import metrics
+from kubetune.tasks import causal_lm
+from tests import toy
+from tests.architectures import (
+    MIXTURE,
+    ONE_BY_ONE,
+    PADDING_FREE,
+    build_model,
+    random_rows,
+    relative_error,
+    save_model,
+    take_gradients,
+)
+
+slow = pytest.mark.slow
+FAMILIES = {
+    **{name: PADDING_FREE[name] for name in ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")},
+    "granitemoe": {**MIXTURE, "num_experts_per_tok": 2},
+    "qwen3_next": ONE_BY_ONE["qwen3_next"],
+}
+COEFFICIENT, Z = 0.3, 0.05
+ROWS = random_rows((37, 5, 60, 21))
+LABELS = sum(int(trained[1:].sum()) for _, trained in ROWS)
+
+
+def of_transformers(model: Any) -> tuple[float, float, dict[str, torch.Tensor]]:
+    """Loss, balance loss and gradients of one padded batch of all rows."""
+    size = (len(ROWS), max(len(ids) for ids, _ in ROWS))
+    inputs, mask, labels = torch.zeros(size).long(), torch.zeros(size).long(), torch.full(size, -100)
+    for number, (ids, trained) in enumerate(ROWS):
+        inputs[number, : len(ids)] = torch.from_numpy(ids.astype("int64"))
+        mask[number, : len(ids)] = 1
+        labels[number, : len(ids)] = torch.where(torch.from_numpy(trained), inputs[number, : len(ids)], -100)
+    model.set_attn_implementation("eager")
+    model.router_aux_loss_coef = COEFFICIENT
+    found = model(input_ids=inputs, attention_mask=mask, labels=labels, output_router_logits=True, use_cache=False)
+    kept = mask.bool().flatten()
+    z = torch.cat([each[kept] for each in found.router_logits]).logsumexp(-1).square().mean()
+    (found.loss + Z * z).backward()
+    return (found.loss + Z * z).item(), found.aux_loss.item(), take_gradients(model)
+
+
+def learner_of(model: Any, **settings: Any) -> Learner:
+    learner = Learner(model, choose_attention(model))
+    return replace(learner, routing=watch(model, TrainingConfig(**settings)))
+
+
+def a_step(learner: Learner, groups: list[list[int]]) -> tuple[float, dict[str, float], dict[str, torch.Tensor]]:
+    """Loss, what was measured and gradients of a step of these micro-batches."""
+    batches = [collate([ROWS[row] for row in group]) for group in groups]
+    work = Work(batches, LABELS, LABELS, sum(len(ids) for ids, _ in ROWS), len(ROWS))
+    learner.routing.begin(work, World(), partial(causal_lm.evaluate, learner))
+    loss = sum(float(causal_lm.backward(learner, batch, 1 / LABELS)) for batch in batches)
+    return loss, learner.routing.measured(World()), take_gradients(learner.model)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_moe", *(pytest.param(name, marks=slow) for name in FAMILIES if name != "qwen3_moe")]
+)
+def test_the_balance_loss_is_that_of_transformers_for_any_split(name):
+    model = build_model(name, FAMILIES[name], lora=False)
+    expected, balance, gradients = of_transformers(model)
+    learner = learner_of(model, router_aux_loss_coef=COEFFICIENT, router_z_loss_coef=Z)
+    splits = [[[0, 1, 2, 3]], [[2, 0], [1, 3]], [[0], [1], [2], [3]]]
+    for groups in splits if learner.route.padding_free else splits[2:]:
+        loss, measured, found = a_step(learner, groups)
+        own = COEFFICIENT * measured["router_aux_loss"] + Z * measured["router_z_loss"]
+        assert measured["router_aux_loss"] == pytest.approx(balance, rel=1e-6)
+        assert loss + own == pytest.approx(expected, rel=1e-6)
+        assert relative_error(found, gradients) <= 2e-6
+
+
+def test_without_the_balance_loss_the_gradient_is_another(monkeypatch):
+    """The negative control: what is compared above depends on it, and on frequencies of the whole batch."""
+    model = build_model("qwen3_moe", FAMILIES["qwen3_moe"], lora=False)
+    _, _, gradients = of_transformers(model)
+    _, measured, found = a_step(learner_of(model, router_aux_loss_coef=0), [[0, 1], [2, 3]])
+    assert "router_aux_loss" not in measured
+    assert relative_error(found, gradients) > 1e-3
+    learner = learner_of(model, router_aux_loss_coef=COEFFICIENT, router_z_loss_coef=Z)
+    monkeypatch.setattr(type(learner.routing), "begin", lambda *_: None)  # each by its own frequencies
+    assert relative_error(a_step(learner, [[0], [1], [2], [3]])[2], gradients) > 1e-4
+
+
+def test_recomputed_layers_and_rows_left_out_change_neither_loss_nor_load():
+    model = build_model("qwen3_moe", FAMILIES["qwen3_moe"], lora=False)
+    plain = a_step(learner_of(model, router_aux_loss_coef=COEFFICIENT), [[0, 1], [2, 3]])
+    learner = learner_of(build_model("qwen3_moe", FAMILIES["qwen3_moe"], lora=False), router_aux_loss_coef=COEFFICIENT)
+    swap_forwards(learner.model, None, learner.undo)
+    recompute_activations(learner.model)
+    recomputed = a_step(learner, [[0, 1], [2, 3]])
+    assert recomputed[:2] == (pytest.approx(plain[0], rel=1e-6), pytest.approx(plain[1], rel=1e-6))
+    assert relative_error(recomputed[2], plain[2]) <= 2e-6
+
+
+def test_a_frozen_router_is_not_balanced_and_may_not_be_asked_to():
+    adapted = build_model("qwen3_moe", FAMILIES["qwen3_moe"])
+    assert not learner_of(adapted).routing.balances
+    with pytest.raises(ConfigError, match=r"router_aux_loss_coef is 0.1, but no router learns here; .*mlp.gate.weight"):
+        learner_of(adapted, router_aux_loss_coef=0.1)
+    free = build_model("deepseek_v3", PADDING_FREE["deepseek_v3"], lora=False)
+    assert not learner_of(free).routing.balances
+    with pytest.raises(ConfigError, match=r"transformers has none for this family; leave it out$"):
+        learner_of(free, router_z_loss_coef=0.1)
+    trained = learner_of(build_model("qwen3_moe", FAMILIES["qwen3_moe"], lora=False))
+    assert trained.routing.coefficients == (0.001, 0.0)
+    assert "balance loss" in why_not(trained)
+
+
+def test_the_load_is_summed_up():
+    assert summary([[4, 4, 4, 4], [16, 0, 0, 0]]) == {
+        "expert_load_max": 4.0,
+        "expert_load_cv": pytest.approx(3**0.5 / 2),
+        "experts_unused": 3 / 8,
+        "dropped_tokens": 0,
+    }
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = toy.make_inputs(tmp_path_factory.mktemp("inputs"))
+    save_model(folder / "mixture", "qwen3_moe")
+    return folder
+
+
+def run_of(inputs: Path, run_dir: Path, world: int = 1, sections: dict[str, Any] | None = None, **training: Any) -> Any:
+    settings = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "router_aux_loss_coef": 0.1, **training}
+    config = toy.make_config(inputs, settings, model=str(inputs / "mixture"), **{"lora": None, **(sections or {})})
+    return metrics.read_metrics(toy.finished(run_dir, config, world))
+
+
+@pytest.mark.parametrize(
+    ("world", "training"),
+    [
+        pytest.param(1, {"per_device_train_batch_size": 1}, id="smaller"),
+        pytest.param(2, {}, id="two ranks", marks=slow),
+        pytest.param(2, {"parallelism": "fsdp"}, id="fsdp", marks=slow),
+    ],
+)
+def test_a_mixture_learns_the_same_however_its_steps_are_split(inputs, tmp_path, world, training):
+    whole = run_of(inputs, tmp_path / "whole", per_device_train_batch_size=8)
+    split = run_of(inputs, tmp_path / "split", world, **training)
+    assert {"router_aux_loss", "expert_load_max", "experts_unused", "dropped_tokens"} <= whole[0].keys()
+    for ours, theirs in zip(split, whole, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
