@@ -50,6 +50,7 @@ ROOMS = (
     ("distributed", "several processes that train one model: who is who, and how they meet"),
     ("kernels", "operations on tensors with their backward written out; they know no model"),
     ("batching", "prepared rows to packed batches"),
+    ("mixtures", "mixtures of experts: what LoRA adapts of them, how they run, how routers balance them"),
     ("models", "Hugging Face models made ready to train: loaded, adapted, sharded, padding-free"),
     ("optimizer", "AdamW on flat buffers, and its state in files"),
     ("tasks", "what can be learnt, a file each"),

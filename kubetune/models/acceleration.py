@@ -19,7 +19,8 @@ from kubetune.base import logs, processes
 from kubetune.config.schema import Config
 from kubetune.data.text.labels import Labels
 from kubetune.kernels import pointwise
-from kubetune.models import fused_forwards, routing
+from kubetune.mixtures import routing
+from kubetune.models import fused_forwards
 from kubetune.models.compiled_layers import CompiledLayers, compile_layers
 from kubetune.models.fsdp import is_sharded
 from kubetune.models.learner import Learner
@@ -49,7 +50,7 @@ class Workload:
 def tune(learner: Learner, config: Config, workload: Workload, device: torch.device) -> Learner:
     """The learner set up for training as `config.training` asks; raises ConfigError for what cannot work here."""
     model, route, training = learner.model, learner.route, config.training
-    learner = replace(learner, routing=routing.watch(model, training))
+    learner = replace(learner, routing=routing.watch(learner.lm, training))
     # Compiled forwards are proved on the modules at hand, whose weights are only slices when they are sharded.
     fused = not is_sharded(model) and wants_compile(training.compile, model, workload, device) and route.padding_free
     if sums_once_per_step(model, device):

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from kubetune.kernels import pointwise
 from kubetune.kernels.dropout import dropout
 from kubetune.kernels.pointwise import Kernels
+from kubetune.mixtures.experts import routers_of
 from kubetune.models import patches
 from kubetune.models.attention_hooks import CURRENT
-from kubetune.models.experts import routers_of
 from kubetune.models.padding_free import language_model, unwrap
 
 Forward = Callable[..., Tensor]

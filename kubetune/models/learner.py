@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,13 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from kubetune.kernels.pointwise import Kernels
+from kubetune.mixtures.routing import Routing
+from kubetune.models import fsdp
 from kubetune.models.padding_free import Route, hidden_states, unwrap
-from kubetune.models.routing import Routing
 
 if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
+    from kubetune.batching.feed import Work
     from kubetune.config.schema import PreferenceConfig
     from kubetune.data.text.labels import Labels
+    from kubetune.distributed.process_group import World
     from kubetune.kernels.cross_entropy import GradientSum
     from kubetune.models.compiled_layers import CompiledLayers
 
@@ -66,6 +70,11 @@ class Learner:
     def lm(self) -> Any:
         """The transformers model inside a PEFT model, or the model itself."""
         return unwrap(self.model)
+
+    def begin_step(self, work: Work, world: World, evaluate: Callable[[Learner, Batch], Any]) -> None:
+        """Begin a step of micro-batches, which some parts of the loss must have seen all of."""
+        if self.routing.begin(work, world, partial(evaluate, self)):
+            fsdp.close(self.lm)
 
     def expect_backward(self, *, is_last: bool) -> None:
         """Say before each micro-batch of a step whether it is the last one, after which whole gradients are summed."""

@@ -26,8 +26,8 @@ from kubetune.base.humanize import counted
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.reading.hub import check_model_folder, explained_hub_errors, find_files, hub_token
 from kubetune.data.text.tokenizer_files import read_json
+from kubetune.mixtures.experts import swap_experts
 from kubetune.models import patches, quantization
-from kubetune.models.experts import swap_experts
 from kubetune.planning import model_shapes
 from kubetune.planning.base_model import Embeddings
 

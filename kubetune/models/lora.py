@@ -11,8 +11,8 @@ from torch import nn
 
 from kubetune import errors
 from kubetune.config.schema import LoraConfig
-from kubetune.models.experts import swap_experts
-from kubetune.models.lora_targets import find_targets, has_matrix
+from kubetune.mixtures.experts import swap_experts
+from kubetune.mixtures.targets import find_targets, has_matrix
 
 
 def add_lora(

@@ -148,7 +148,7 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
         heartbeat.beat("step", state.step)
         began = time.perf_counter()
         work = run.task.completed(run.learner, run.feed.step(state.step), world)
-        run.learner.routing.begin(work, world, partial(run.task.evaluate, run.learner))
+        run.learner.begin_step(work, world, run.task.evaluate)
         found = [_backward(run, state, i, batch, work) for i, batch in enumerate(work.batches)]
         losses = [values[0] for values in found]
         computed = time.perf_counter() - began

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from kubetune.config.schema import LoraConfig
 from kubetune.errors import ConfigError
 from kubetune.kernels import experts as kernels
-from kubetune.models.experts import is_described, stacks_of, swap_experts
+from kubetune.mixtures.experts import is_described, stacks_of, swap_experts
 from kubetune.models.lora import add_lora
 from kubetune.publishing.export import export_run
 from tests import toy

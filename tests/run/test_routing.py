@@ -15,12 +15,12 @@ from kubetune.batching.feed import Work
 from kubetune.config.schema import TrainingConfig
 from kubetune.distributed.process_group import World
 from kubetune.errors import ConfigError
+from kubetune.mixtures.routing import summary, watch
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
-from kubetune.models.padding_free import choose_attention
+from kubetune.models.padding_free import choose_attention, unwrap
 from kubetune.models.prefix_sharing import why_not
-from kubetune.models.routing import summary, watch
 from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm
 from tests import toy
@@ -65,7 +65,7 @@ def of_transformers(model: Any) -> tuple[float, float, dict[str, torch.Tensor]]:
 
 def learner_of(model: Any, **settings: Any) -> Learner:
     learner = Learner(model, choose_attention(model))
-    return replace(learner, routing=watch(model, TrainingConfig(**settings)))
+    return replace(learner, routing=watch(unwrap(model), TrainingConfig(**settings)))
 
 
 def a_step(learner: Learner, groups: list[list[int]]) -> tuple[float, dict[str, float], dict[str, torch.Tensor]]:

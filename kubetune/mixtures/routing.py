@@ -22,9 +22,7 @@ from torch import Tensor, nn
 from kubetune.base import logs
 from kubetune.distributed.process_group import World, sum_
 from kubetune.errors import ConfigError
-from kubetune.models import fsdp
-from kubetune.models.experts import routers_of, stacks_of
-from kubetune.models.padding_free import unwrap
+from kubetune.mixtures.experts import routers_of, stacks_of
 
 if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
@@ -40,7 +38,6 @@ class Routing:
     """
 
     counts: Tensor | None = None
-    lm: Any = None
     coefficients: tuple[float, float] = (0.0, 0.0)
     choices: int = 0
     _logits: list[Tensor] = field(default_factory=list)
@@ -55,24 +52,27 @@ class Routing:
         """Part of the loss that is the routers' own."""
         return any(self.coefficients)
 
-    def begin(self, work: Work, world: World, evaluate: Callable[[Batch], Any]) -> None:
-        """Begin a step; where its routers are balanced, find out how often each expert is chosen in all of it."""
+    def begin(self, work: Work, world: World, evaluate: Callable[[Batch], Any]) -> bool:
+        """Begin a step; where its routers are balanced, find out how often each expert is chosen in all of it.
+
+        Returns whether the model was run for that.
+        """
         if self.counts is None:
-            return
+            return False
         self.counts.zero_()
         self._logits.clear()
         if not self.balances:
-            return
+            return False
         self._rows, self._divisor = max(1.0, float(work.tokens * len(self.counts))), max(work.divisor, 1)
         self._losses, self._frequencies = None, None
         if world.size == 1 and len(work.batches) == 1:
-            return  # known when its forward is done
+            return False  # known when its forward is done
         chosen = self._chosen_ahead = torch.zeros_like(self.counts[0])
         torch.manual_seed(0)  # dropout may matter, and must be that of the uninterrupted run
         for batch in work.batches:
             evaluate(batch.to(world.device))
-        fsdp.close(self.lm)
         self._frequencies, self._chosen_ahead = sum_(chosen, world) / self._rows, None
+        return True
 
     def balanced(self, value: Tensor, scale: float) -> Tensor:
         """The loss of a micro-batch, times `scale`, with its part of the routers' own, whose divisor is theirs."""
@@ -126,9 +126,8 @@ class Routing:
             self._chosen_ahead += self._chosen(output[0].view(-1, output[0].shape[-1]))
 
 
-def watch(model: nn.Module, training: TrainingConfig) -> Routing:
-    """The routing of a model from now on; raises ConfigError for losses of routers that the model cannot have."""
-    lm = unwrap(model)
+def watch(lm: Any, training: TrainingConfig) -> Routing:
+    """The routing of a transformers model from now on; raises ConfigError for losses that its routers cannot have."""
     stacks, routers = stacks_of(lm), routers_of(lm)
     coefficients = _coefficients(lm, list(routers.values()), training)
     if not stacks:
@@ -136,7 +135,7 @@ def watch(model: nn.Module, training: TrainingConfig) -> Routing:
     config = lm.config.get_text_config()
     tensor = next(p for p in next(iter(stacks.values())).parameters() if p.dim() == 3)
     counts = torch.zeros(len(stacks), tensor.shape[0], dtype=torch.int64, device=tensor.device)
-    routing = Routing(counts, lm, coefficients, getattr(config, "num_experts_per_tok", 0) or 0)
+    routing = Routing(counts, coefficients, getattr(config, "num_experts_per_tok", 0) or 0)
     for layer, name in enumerate(stacks):
         lm.get_submodule(name).register_forward_pre_hook(routing._count(layer), with_kwargs=True)
     if routing.balances:

@@ -16,7 +16,8 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.base.humanize import nearest
 from kubetune.config.schema import LoraConfig
-from kubetune.models.experts import routers_of, stacks_of
+from kubetune.mixtures.experts import routers_of, stacks_of
+from kubetune.planning.linears import is_target
 
 _BEFORE_STACKING = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
@@ -66,7 +67,7 @@ def has_matrix(module: nn.Module) -> bool:
 def _in_mixture(
     model: nn.Module,
     stacks: Mapping[str, nn.Module],
-    wanted: str | Sequence[str],
+    wanted: str | tuple[str, ...],
     parameters: list[str],
     frozen: Callable[[str], bool],
 ) -> Targets:
@@ -85,9 +86,9 @@ def _in_mixture(
     else:
         if not isinstance(wanted, str):
             _require(wanted, [*linear_names(model), *_names_in(stacks)])
-        modules = [name for name in linear if is_meant(name, wanted)]
+        modules = [name for name in linear if is_target(name, wanted)]
         tensors = {f"{name}.{tensor}" for name, stack in stacks.items() for tensor in _meant(name, stack, wanted)}
-        tensors |= {f"{name}.weight" for name in routers if name not in linear and is_meant(name, wanted)}
+        tensors |= {f"{name}.weight" for name in routers if name not in linear and is_target(name, wanted)}
     modules, beside = _kept_by_peft(model, modules)
     tensors |= {f"{name}.weight" for name in beside if linear[name].weight.is_floating_point()}
     if lost := [name for name in beside if f"{name}.weight" not in tensors]:
@@ -112,14 +113,14 @@ def _names_in(stacks: Mapping[str, nn.Module]) -> Iterator[str]:
             yield from (f"{name}.{old}" for olds in _BEFORE_STACKING.get(tensor, ()) for old in olds)
 
 
-def _meant(name: str, stack: nn.Module, wanted: str | Sequence[str]) -> Iterator[str]:
+def _meant(name: str, stack: nn.Module, wanted: str | tuple[str, ...]) -> Iterator[str]:
     """Tensors of stacked experts that are meant, by their own names or those of the layers that they hold."""
     for tensor in _tensors(stack):
-        if is_meant(name, wanted) or is_meant(f"{name}.{tensor}", wanted):
+        if is_target(name, wanted) or is_target(f"{name}.{tensor}", wanted):
             yield tensor
             continue
         for olds in _BEFORE_STACKING.get(tensor, ()):
-            found = [old for old in olds if is_meant(f"{name}.{old}", wanted)]
+            found = [old for old in olds if is_target(f"{name}.{old}", wanted)]
             if len(found) == len(olds):
                 yield tensor
                 break
@@ -129,13 +130,6 @@ def _meant(name: str, stack: nn.Module, wanted: str | Sequence[str]) -> Iterator
                     f"lora.target_modules: {found[0]} of the experts can have no adapter without {missing}, as one "
                     f"tensor, {tensor}, holds both; name both, or target {tensor}"
                 )
-
-
-def is_meant(name: str, wanted: str | Iterable[str]) -> bool:
-    """Choice of a module by an expression for whole names, or by the ends of names, as PEFT chooses."""
-    if isinstance(wanted, str):
-        return re.fullmatch(wanted, name) is not None
-    return any(name == each or name.endswith(f".{each}") for each in wanted)
 
 
 def _kept_by_peft(model: nn.Module, modules: list[str]) -> tuple[list[str], list[str]]:
@@ -172,10 +166,10 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
     held = {name: parameter.dim() for name, parameter in model.named_parameters()}
     known = {name for name, dimensions in held.items() if dimensions in (2, 3)}
     for target in targets:
-        if not any(is_meant(name, [target]) for name in known):
+        if not any(is_target(name, (target,)) for name in known):
             ends = sorted({".".join(name.split(".")[-2:]) for name in known})
             close = nearest(target, ends)
-            flat = any(is_meant(name, [target]) for name in held)
+            flat = any(is_target(name, (target,)) for name in held)
             said = "is no matrix" if flat else "is not in this model"
             raise errors.ConfigError(
                 f"lora.target_parameters: {target} {said}; "
@@ -186,7 +180,7 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
 
 def _require(targets: Sequence[str], known: Sequence[str]) -> None:
     """PEFT accepts a list as soon as one name matches; a misspelt one would be left out silently."""
-    if lost := [target for target in targets if not any(is_meant(name, [target]) for name in known)]:
+    if lost := [target for target in targets if not any(is_target(name, (target,)) for name in known)]:
         endings = sorted({re.sub(r".*\.", "", name) for name in known})
         raise errors.ConfigError(
             f"lora.target_modules: this model has no module named {', '.join(lost)}; it has {', '.join(endings)}"
