@@ -151,7 +151,9 @@ def test_axolotl(tmp_path: Path) -> None:
     near = {"optimizer", "lr_scheduler", "evals_per_epoch", "datasets[0].type"}
     assert notes(found, "approximated").keys() == near
     dropped = notes(found, "dropped")
-    assert dropped.keys() == {"wandb_project", "special_tokens", "learning_rat"}
+    assert config.tracking.wandb is not None
+    assert config.tracking.wandb.project == "mine"
+    assert dropped.keys() == {"special_tokens", "learning_rat"}
     assert dropped["learning_rat"].endswith("did you mean learning_rate?")
 
 
@@ -186,6 +188,33 @@ def test_trl(tmp_path: Path) -> None:
     assert (config.training.per_device_train_batch_size, config.training.eval_steps) == (8, 50)
     assert config.tracking.tensorboard
     assert config.tracking.wandb is not None
+
+
+SFT = "model_name_or_path: a/b\ndataset_name: a/c\nuse_peft: true\n"
+WANDB = "wandb_entity: we\nwandb_project: mine\nwandb_mode: offline\nwandb_log_model: checkpoint\nwandb_name: bot\n"
+
+
+@pytest.mark.parametrize(("text", "tracker", "expected"), [
+    (AXOLOTL + WANDB.replace("wandb_project: mine\n", ""), "wandb",
+     {"project": "mine", "entity": "we", "mode": "offline", "log_model": True}),
+    (AXOLOTL + "trackio_space_id: we/board\ntrackio_project_name: p\nuse_trackio: true\n", "trackio",
+     {"project": "p", "space_id": "we/board"}),
+    (AXOLOTL + "mlflow_tracking_uri: http://s\nhf_mlflow_log_artifacts: true\nuse_mlflow: yes\n", "mlflow",
+     {"uri": "http://s", "log_model": True}),
+    (AXOLOTL + "mlflow_tracking_uri: http://s\n", "mlflow", None),
+    (SFT + WANDB + "report_to: wandb\n", "wandb",
+     {"project": "mine", "entity": "we", "mode": "offline", "log_model": True}),
+    (SFT + WANDB, "wandb", None),
+    (SFT + "project: p\nreport_to: [trackio]\n", "trackio", {"project": "p"}),
+    ("export WANDB_PROJECT=mine\n" + SWIFT.replace("swift sft", "swift sft --report_to wandb"), "wandb",
+     {"project": "mine"}),
+])  # fmt: skip
+def test_what_is_said_of_a_tracker_counts_where_the_tracker_is_on(
+    tmp_path: Path, text: str, tracker: str, expected: dict[str, Any] | None
+) -> None:
+    _found, config = imported(tmp_path, text, "train.sh" if "swift" in text else "theirs.yaml")
+    section = getattr(config.tracking, tracker)
+    assert (section and section.model_dump(exclude_unset=True)) == expected
 
 
 def test_ms_swift_from_a_script(tmp_path: Path) -> None:

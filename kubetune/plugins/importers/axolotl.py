@@ -6,15 +6,16 @@ from typing import Any
 
 from kubetune.plugins.importers.common import (
     FAST_ATTENTION,
+    TRACKERS,
     TRAINING,
     fp8,
     modules,
     names,
+    of_tracker,
     optimizer,
     packing,
     pin_fsdp,
     plain,
-    run_name,
     schedule,
     share,
     warmup_steps,
@@ -30,6 +31,7 @@ from kubetune.plugins.importers.draft import (
     dropped,
     each,
     flag,
+    only,
     same,
     unneeded,
 )
@@ -323,7 +325,6 @@ def _rate(draft: Draft, key: str, value: Any) -> None:
 
 
 _KERNEL = unneeded("kubetune uses its own fused parts where they are proved equal")
-_TRACKER = dropped("W&B and the like are not there; TensorBoard and MLflow are (tracking)")
 
 RULES: dict[str, Rule] = {
     **TRAINING,
@@ -332,11 +333,10 @@ RULES: dict[str, Rule] = {
         "lora_dropout dataset_processes dataset_num_proc loss_watchdog_threshold loss_watchdog_patience"
     ),
     **each("revision_of_model model_revision", same("model.revision")),
-    "float32": flag("model.dtype", "float32"),
+    **{name: flag("model.dtype", name) for name in ("float32", "float16", "bfloat16")},
     **each("eager_attention flex_attention", unneeded(FAST_ATTENTION)),
     "pretraining_dataset": dropped("datasets are given as well; write both into data.train"),
     "batch_size": _batch_size,
-    "adam_eps": same("training.adam_epsilon"),
     "base_model_config": _config_of_base,
     "tokenizer_config": same("model.tokenizer"),
     "sample_packing": packing,
@@ -350,9 +350,6 @@ RULES: dict[str, Rule] = {
     "evals_per_epoch": _per_epoch("training.eval_steps", "eval_steps"),
     "saves_per_epoch": _per_epoch("training.save_steps", "save_steps"),
     "bf16": choice("model.dtype", {True: "bfloat16", "auto": "auto", "full": "bfloat16", False: "auto"}),
-    "fp16": flag("model.dtype", "float16"),
-    "float16": flag("model.dtype", "float16"),
-    "bfloat16": flag("model.dtype", "bfloat16"),
     "lora_target_modules": modules,
     "lora_modules_to_save": names("lora.modules_to_save"),
     "peft_use_dora": flag("lora.use_dora", True),
@@ -360,12 +357,14 @@ RULES: dict[str, Rule] = {
     "load_in_4bit": flag("quantization", "4bit"),
     "load_in_8bit": flag("quantization", "8bit"),
     "use_tensorboard": flag("tracking.tensorboard", True),
+    **{f"use_{name}": flag(f"tracking.{name}", None) for name in TRACKERS},
+    "wandb_project": same("tracking.wandb.project"),
+    "trackio_project_name": same("tracking.trackio.project"),
     "mlflow_experiment_name": same("tracking.mlflow.experiment"),
-    "mlflow_tracking_uri": same("tracking.mlflow.uri"),
-    "wandb_name": run_name,
+    "mlflow_tracking_uri": of_tracker("mlflow", same("tracking.mlflow.uri")),
+    "hf_mlflow_log_artifacts": of_tracker("mlflow", same("tracking.mlflow.log_model")),
     "special_tokens": dropped("tokens are the tokenizer's own; padding needs none, since nothing is padded"),
-    "tokens": dropped("the vocabulary is not extended"),
-    "added_tokens_overrides": dropped("the vocabulary is not extended"),
+    **each("tokens added_tokens_overrides resize_token_embeddings_to_32x", dropped("the vocabulary is not extended")),
     "gradient_checkpointing": choice(
         "training.gradient_checkpointing",
         {True: True, False: False},
@@ -374,7 +373,6 @@ RULES: dict[str, Rule] = {
     ),
     "shuffle_merged_datasets": always("rows are shuffled, each epoch anew", "rows are shuffled, each epoch anew"),
     "local_files_only": flag("model.local_files_only", True),
-    "lora_model_dir": dropped("training does not begin from an adapter; merge it into the model first"),
     "model_config": dropped("the model's config is used as it is"),
     "eot_tokens": dropped("an answer ends where the tokenizer's chat template ends it"),
     "roles_to_train": dropped("answers of the assistant are trained, or everything (data.train_on)"),
@@ -385,7 +383,6 @@ RULES: dict[str, Rule] = {
     **each("cosine_min_lr_ratio cosine_constant_lr_ratio", dropped("the cosine ends at 0, with the last step")),
     "hf_use_auth_token": unneeded("a token is taken from the environment (HF_TOKEN), never from a file"),
     **each("fp8_enable_fsdp_float8_all_gather", unneeded("FSDP and fp8 are not combined")),
-    "resize_token_embeddings_to_32x": dropped("the vocabulary is not extended"),
     "dataset_exact_deduplication": dropped("`kubetune data check` counts repeated rows; none is left out"),
     **each("use_ray ray_num_workers", dropped("several nodes: see compute.nodes and `kubetune submit`")),
     "activation_offloading": dropped("activations are recomputed (gradient_checkpointing), not moved to the host"),
@@ -413,17 +410,9 @@ RULES: dict[str, Rule] = {
         "experts_implementation fused_attn_kernel gemma4_hybrid_attn_impl flex_attn_compile_kwargs tiled_mlp",
         _KERNEL,
     ),
-    **each(
-        "wandb_project wandb_entity wandb_watch wandb_log_model wandb_run_id comet_project_name swanlab_project "
-        "use_wandb trackio_project_name trackio_run_name push_dataset_to_hub",
-        _TRACKER,
-    ),
+    "push_dataset_to_hub": dropped("prepared data are kept here"),
     **each(
         "context_parallel_size sequence_parallel_degree tensor_parallel_size expert_parallel_size dp_replicate_size",
-        lambda draft, key, value: (
-            draft.unneeded(key, "off, as here")
-            if value == 1
-            else draft.drop(key, "no splitting along a sequence or layer, and none into groups of GPUs")
-        ),
+        only([1], "off, as here", "no splitting along a sequence or layer, and none into groups of GPUs"),
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -210,15 +211,27 @@ def trackers(draft: Draft, key: str, value: Any) -> None:
     wanted = [str(name).lower() for name in as_list(value)]
     if "tensorboard" in wanted or "all" in wanted:
         draft.carry(key, "tracking.tensorboard", True)
-    ours = ("mlflow", "wandb", "trackio")
-    for name in ours:
+    for name in TRACKERS:
         if name in wanted:
-            draft.carry(key, f"tracking.{name}", {})
-    others = [name for name in wanted if name not in ("tensorboard", *ours, "none", "all")]
-    if others:
-        draft.drop(key, f"{', '.join(others)} is not there; TensorBoard, {', '.join(ours)} are (tracking)")
+            draft.carry(key, f"tracking.{name}", None)
+    if others := [name for name in wanted if name not in ("tensorboard", *TRACKERS, "none", "all")]:
+        draft.drop(key, f"{', '.join(others)} is not there; TensorBoard, {', '.join(TRACKERS)} are (tracking)")
     elif wanted == ["none"]:
         draft.unneeded(key, "nothing is reported unless tracking says so")
+
+
+def of_tracker(name: str, rule: Rule) -> Rule:
+    """A setting of a tracker, which says nothing where the file does not switch that tracker on."""
+    switches = [f"{verb}{name}{what}" for verb, what in itertools.product(("", "use_"), _SWITCHES)]
+
+    def asked(draft: Draft, key: str, value: Any) -> None:
+        own = switches if draft.peer == "axolotl" else ()
+        if name in map(str, as_list(draft.given.get("report_to"))) or any(as_flag(draft.given.get(one)) for one in own):
+            rule(draft, key, value)
+        else:
+            draft.unneeded(key, f"{name} is not on in this file")
+
+    return asked
 
 
 def remote_code(draft: Draft, key: str, value: Any) -> None:
@@ -294,6 +307,14 @@ def share(draft: Draft, key: str, value: Any) -> None:
 
 
 _ROWS = "a step holds as many tokens as there"
+TRACKERS, _SWITCHES = ("mlflow", "wandb", "trackio"), ("", "_project", "_project_name", "_experiment_name")
+_NO_MODE = "online or offline; take tracking.wandb out to leave it off"
+_WANDB: dict[str, Rule] = {
+    **{f"wandb_{name}": same(f"tracking.wandb.{name}") for name in ("project", "entity")},
+    "wandb_run_group": same("tracking.wandb.group"),
+    "wandb_mode": choice("tracking.wandb.mode", {"online": "online", "offline": "offline"}, None, _NO_MODE),
+    "wandb_log_model": choice("tracking.wandb.log_model", {True: True, "end": True, "checkpoint": True, False: False}),
+}
 _NO_EFFECT = "has no counterpart, and no effect on the result"
 
 TRAINING: dict[str, Rule] = {
@@ -302,17 +323,19 @@ TRAINING: dict[str, Rule] = {
         "per_device_eval_batch_size learning_rate warmup_ratio weight_decay max_grad_norm adam_beta1 adam_beta2 "
         "adam_epsilon metric_for_best_model greater_is_better early_stopping_patience seed output_dir"
     ),
+    "adam_eps": same("training.adam_epsilon"),
+    "streaming": dropped("data are prepared once, into files that need no memory"),
+    **each("dtype torch_dtype", choice("model.dtype", {n: n for n in ("auto", "bfloat16", "float16", "float32")})),
+    **each("lora_model_dir adapter_name_or_path", dropped("no run begins from an adapter; merge it into the model")),
     "max_steps": max_steps,
     "save_total_limit": total_limit,
     "warmup_steps": warmup_steps,
-    "use_cpu": flag("compute.gpus_per_node", 0),
-    "no_cuda": flag("compute.gpus_per_node", 0),
+    **each("use_cpu no_cuda", flag("compute.gpus_per_node", 0)),
     "logging_steps": steps("training.logging_steps"),
     "eval_steps": steps("training.eval_steps"),
     "save_steps": steps("training.save_steps"),
     "save_strategy": strategy("training.save_steps"),
-    "eval_strategy": strategy("training.eval_steps"),
-    "evaluation_strategy": strategy("training.eval_steps"),
+    **each("eval_strategy evaluation_strategy", strategy("training.eval_steps")),
     "optim": optimizer,
     "lr_scheduler_type": schedule,
     "bf16": flag("model.dtype", "bfloat16"),
@@ -320,6 +343,15 @@ TRAINING: dict[str, Rule] = {
     "tf32": unneeded("matrix products of float32 use TF32 where the GPU has it"),
     "run_name": run_name,
     "report_to": trackers,
+    **each("use_swanlab use_comet comet_project_name swanlab_project", dropped("not there; others are (tracking)")),
+    **{key: of_tracker("wandb", rule) for name, rule in _WANDB.items() for key in (name, name.upper())},
+    **each("wandb_name WANDB_NAME wandb_exp_name mlflow_run_name trackio_run_name", run_name),
+    "wandb_run_id": dropped("a run's id follows from its directory, so that each start goes on with it"),
+    **each("wandb_watch WANDB_WATCH", dropped("gradients and weights are not sent; their norm is")),
+    "MLFLOW_EXPERIMENT_NAME": of_tracker("mlflow", same("tracking.mlflow.experiment")),
+    "MLFLOW_TRACKING_URI": of_tracker("mlflow", same("tracking.mlflow.uri")),
+    "project": of_tracker("trackio", same("tracking.trackio.project")),
+    "trackio_space_id": of_tracker("trackio", same("tracking.trackio.space_id")),
     "trust_remote_code": remote_code,
     "ddp_timeout": seconds("training.timeout_seconds"),
     "load_best_model_at_end": unneeded("`best` is a link to the best checkpoint, `last` to the last"),

@@ -77,16 +77,18 @@ def _read_script(path: Path) -> Foreign:
         text = path.read_text("utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is no text file. Nothing was written.") from None
-    known: dict[str, str] = {}
+    known, exported = dict[str, str](), dict[str, Any]()
     for number, written in _commands(text):
         command = _without_comment(_SHELL_VARIABLE.sub(lambda found: _known(found, known), written))
         if found := _ASSIGNMENT.fullmatch(command.strip()):
             known[found[1]] = found[2].strip("'\"")
+            if command.lstrip().startswith("export "):
+                exported[found[1]] = _value(known[found[1]])
         for peer, pattern in _COMMANDS.items():
             if found := pattern.search(command):
                 verb = next(filter(None, found.groups()))
                 before, after = command[: found.start()], command[found.end() :]
-                settings = {**_variables(before), **_from_file(after, path), **_arguments(after, path, number)}
+                settings = exported | _variables(before) | _from_file(after, path) | _arguments(after, path, number)
                 return Foreign(settings, dict.fromkeys(settings, number), peer, verb)
     raise ConfigError(
         f"{path}: holds no command that is known; expected `swift sft`, `trl sft` or `llamafactory-cli train` with "

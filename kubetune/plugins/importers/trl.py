@@ -162,8 +162,6 @@ RULES: dict[str, Rule] = {
     **plain(
         "model_name_or_path model_revision max_length max_seq_length dataset_num_proc lora_r lora_alpha lora_dropout"
     ),
-    "dtype": choice("model.dtype", {name: name for name in ("auto", "bfloat16", "float16", "float32")}),
-    "torch_dtype": choice("model.dtype", {name: name for name in ("auto", "bfloat16", "float16", "float32")}),
     **each("chat_template_path chat_template", template_file),
     "dataset_mixer": dropped("write each data set into data.train as a source with its split and weight"),
     "dataset_splits": dropped("a source has one split; see data.train[…].split"),
