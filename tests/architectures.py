@@ -34,13 +34,6 @@ GPT = {"vocab_size": 320, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions"
 GPT_TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 MIXTURE = {**COMMON, "num_local_experts": 4}
 SMALL_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
-LINEAR_ATTENTION = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "num_hidden_layers": 4,
-}
 
 PROMISED: dict[str, dict[str, Any]] = {
     "llama": COMMON,
@@ -132,29 +125,6 @@ ONE_BY_ONE: dict[str, dict[str, Any]] = {
     "mpt": {"vocab_size": 320, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 512},
     "xglm": {"vocab_size": 320, "d_model": 64, "num_layers": 2, "attention_heads": 4, "ffn_dim": 96},
     "llama4_text": {**COMMON, "attention_chunk_size": 9, "num_local_experts": 2, "intermediate_size_mlp": 96},
-    "mamba": {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
-    "mamba2": {
-        "vocab_size": 320,
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "state_size": 8,
-        "num_heads": 8,
-        "head_dim": 16,
-        "n_groups": 1,
-    },
-    "rwkv": {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2},
-    "recurrent_gemma": COMMON,
-    "qwen3_next": {
-        **COMMON,
-        **SMALL_EXPERTS,
-        **LINEAR_ATTENTION,
-        "moe_intermediate_size": 48,
-        "shared_expert_intermediate_size": 48,
-    },
-    "qwen3_5_text": {**COMMON, **LINEAR_ATTENTION},
-    "lfm2": {**COMMON, "full_attn_idxs": [1]},
-    "jamba": {**COMMON, "num_experts": 2, "mamba_d_state": 8, "use_mamba_kernels": False},
-    "falcon_h1": {**COMMON, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
     "doge": COMMON,
 }
 """Architectures whose sequences would see each other, or that refuse: each sequence is run alone."""
@@ -162,8 +132,10 @@ ONE_BY_ONE: dict[str, dict[str, Any]] = {
 LORA_TARGETS = {
     "llama4_text": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "mamba": ["in_proj", "x_proj"],
+    "falcon_mamba": ["in_proj", "x_proj"],
     "mamba2": ["in_proj"],
     "falcon_h1": ["q_proj", "v_proj"],
+    "nemotron_h": ["in_proj", "q_proj", "v_proj", "up_proj"],
 }
 NO_DROPOUT = (
     "attention_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout", "activation_dropout", "dropout",

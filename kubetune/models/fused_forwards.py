@@ -116,7 +116,7 @@ def _dropout_forward(module: Any, x: Tensor) -> Tensor:
 
 def _is_rms_norm(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
-    return type(module).__name__.endswith("RMSNorm") and isinstance(weight, Tensor) and weight.dim() == 1
+    return type(module).__name__.endswith("RMSNorm") and isinstance(weight, nn.Parameter) and weight.dim() == 1
 
 
 def _prove_norm(module: Any, kernels: Kernels) -> Forward | None:

@@ -1,8 +1,9 @@
 """Running an unmodified Hugging Face causal LM on packed batches, and proving on the model at hand that this is exact.
 
 `choose_attention` tries the padding-free route and checks it against the model's own code on short sequences. Where the
-result differs (recurrent states, ALiBi, chunked attention …) the model keeps its own attention and gets one sequence
-per micro-batch: still without padding, still exact, only slower.
+result differs, recurrent modules are cut at the borders of sequences (`recurrences`) and it is checked again. Where it
+differs still (ALiBi, chunked attention …) the model keeps its own attention and gets one sequence per micro-batch:
+still without padding, still exact, only slower.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kubetune import errors
 from kubetune.batching.batch import Batch, collate
-from kubetune.errors import first_line
 from kubetune.kernels.cross_entropy import LogitRule
-from kubetune.models import fsdp
+from kubetune.models import fsdp, recurrences
 from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree, longest, packed
 
 if TYPE_CHECKING:
@@ -35,11 +37,13 @@ FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError,
 
 @dataclass(frozen=True)
 class Route:
-    """Way of sequences through the model. `padding_free`: many per packed batch; `why_not`: what refused it."""
+    """Way of sequences through the model. `padding_free`: many per packed batch; `why_not`: what refused it; `by_rows`:
+    classes of its recurrent modules, which get them as rows of padded batches."""
 
     padding_free: bool
     why_not: str = ""
     difference: float = 0.0
+    by_rows: tuple[str, ...] = ()
 
 
 def unwrap(model: nn.Module) -> Any:
@@ -60,28 +64,68 @@ def language_model(lm: Any) -> nn.Module:
 
 
 def logit_rule(lm: Any) -> LogitRule:
-    """Read the rule from the config (Cohere, Granite, Gemma). The self-check catches one it does not know."""
+    """Read the rule from the config, by the names that families have for it; `require_head` refuses any other."""
     config = lm.config.get_text_config()
-    scale = getattr(config, "logit_scale", None) or 1.0
-    divisor = getattr(config, "logits_scaling", None) or 1.0
-    cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None) or 0.0
-    return LogitRule(scale / divisor, float(cap))
+
+    def stated(*names: str) -> float:
+        return float(next((value for name in names if (value := getattr(config, name, None))), 0.0))
+
+    scale = stated("logit_scale", "lm_head_multiplier") or 1.0  # Cohere; Falcon-H1
+    divisor = stated("logits_scaling", "logits_mup_width_multiplier") or 1.0  # Granite; Inkling
+    return LogitRule(scale / divisor, stated("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"))
+
+
+def require_head(model: nn.Module) -> None:
+    """Raise ModelError where hidden states, head and rule do not give the logits of the model's own code."""
+    lm = unwrap(model)
+    ids = examples(lm.config.get_text_config().vocab_size)[1]
+    batch = collate([(ids, np.ones(len(ids), bool))]).to(next(lm.parameters()).device)
+
+    def logits() -> Tensor:
+        return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch)))
+
+    was_training = lm.training
+    lm.eval()
+    try:
+        with torch.no_grad():
+            ours = logit_rule(lm).apply(fsdp.inside(lm, logits).float())
+            theirs = lm(input_ids=batch.input_ids[None], use_cache=False).logits[0]
+    finally:
+        fsdp.close(lm)
+        lm.train(was_training)
+    if ours.shape != theirs.shape or not (ours - theirs.float()).norm() <= TOLERANCE[theirs.dtype] * theirs.norm():
+        raise errors.ModelError(
+            f"model {lm.name_or_path}: {type(lm).__name__} makes its logits of its hidden states by a rule that is not "
+            "known here, so its loss would be another one. Nothing was trained; choose another model"
+        )
 
 
 def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tensor:
     """Final hidden states `[tokens, hidden]` of one packed batch. Call inside `attention.packed(...)`.
 
-    A lone sequence is packed only where it is `always_packed`: models with linear attention refuse packed input.
+    A lone sequence is packed only where it is `always_packed`: without kernels, linear attention refuses packed input.
     """
-    kwargs: dict[str, Any] = {}
-    if len(batch.cu_seqlens) > 2 or always_packed:
-        cu = torch.tensor(batch.cu_seqlens, dtype=torch.int32, device=batch.input_ids.device)
-        length = longest(batch.cu_seqlens)
-        kwargs = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": length, "max_length_k": length}
+    packs = len(batch.cu_seqlens) > 2 or always_packed
+    kwargs = borders(batch.cu_seqlens, batch.input_ids.device) if packs else {}
     out = backbone(lm)(
         input_ids=batch.input_ids[None], position_ids=batch.position_ids[None], use_cache=False, **kwargs
     )
     return cast(Tensor, out[0][0])
+
+
+@lru_cache(maxsize=2)
+def borders(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+    """Arguments by which kernels of others know where the sequences of a packed batch begin and end."""
+    cu = torch.tensor(cu_seqlens, dtype=torch.int32, device=device)
+    numbers = torch.arange(len(cu) - 1, dtype=torch.int32).repeat_interleave(torch.tensor(cu_seqlens).diff())
+    length = longest(cu_seqlens)
+    return {
+        "cu_seq_lens_q": cu,
+        "cu_seq_lens_k": cu,
+        "max_length_q": length,
+        "max_length_k": length,
+        "seq_idx": numbers[None].to(device),
+    }
 
 
 def self_check(model: nn.Module) -> float:
@@ -125,7 +169,7 @@ def check_padding_free(
     lm.eval()
     try:
         set_attention(lm, "padding_free")
-        if implementation(lm) != "padding_free":
+        if implementation(lm) != "padding_free" and not lm._is_stateful:  # what is recurrent alone attends to nothing
             raise CannotRunPaddingFree("its attention cannot be set from outside")
         together, other = ([t.float() for t in run_packed(lm, lay(parts).to(device))] for parts in (sequences, changed))
         set_attention(lm, "eager")
@@ -186,7 +230,7 @@ def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn
         set_attention(lm, wanted)
         return Route(False, f"model.attention is {wanted}")
     try:
-        difference = check(model)
+        route = _proved(model, check)
     except CannotRunPaddingFree as refusal:
         reason: Exception = refusal
     except FOREIGN_ERRORS as error:
@@ -194,11 +238,32 @@ def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn
         reason = error
     else:
         set_attention(lm, "padding_free")
-        return Route(True, difference=difference)
+        return route
     if wanted == "padding_free":
         raise CannotRunPaddingFree(f"model.attention is padding_free, but {reason}") from reason
     _restore(lm)
-    return Route(False, first_line(reason))
+    return Route(False, errors.first_line(reason))
+
+
+def _proved(model: nn.Module, check: Callable[[nn.Module], float]) -> Route:
+    """Packed batches, where `check` says that they are exact, if need be with recurrent modules cut at the borders."""
+    try:
+        return Route(True, difference=check(model))
+    except FOREIGN_ERRORS:
+        cuts = recurrences.cut(decoder_layers(model), partial(check, model))
+        if not cuts.kinds:
+            raise
+    try:
+        return Route(True, difference=check(model), by_rows=cuts.kinds)
+    except BaseException:
+        cuts.undo()
+        raise
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The layers of a language model: the longest of its lists of modules."""
+    lists = (m for m in language_model(unwrap(model)).modules() if isinstance(m, nn.ModuleList))
+    return max(lists, key=len, default=nn.ModuleList())
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from kubetune.models import fsdp, loading, lora, quantization
 from kubetune.models.acceleration import Workload, tune
 from kubetune.models.attention_hooks import packed
 from kubetune.models.learner import Learner
-from kubetune.models.padding_free import choose_attention, logit_rule
+from kubetune.models.padding_free import choose_attention, logit_rule, require_head
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,7 +53,10 @@ def load(config: Config, folder: Path, device: torch.device) -> Learner:
 
 def ready(model: nn.Module, config: Config) -> Learner:
     """Choose how sequences go through a loaded model."""
-    return Learner(model, choose_attention(model, config.model.attention))
+    learner = Learner(model, choose_attention(model, config.model.attention))
+    if not learner.route.padding_free:  # else its check has looked at the head too
+        require_head(model)
+    return learner
 
 
 def load_settings(config: Config, folder: Path) -> dict[str, Any]:

@@ -257,8 +257,8 @@ def test_models_that_share_are_proved_and_others_are_said() -> None:
     attention.attention_dropout = 0.1
     assert "dropout" in why_not(learner)
     attention.attention_dropout = 0.0
-    hybrid = build_model("lfm2", ONE_BY_ONE["lfm2"])
-    assert "one sequence at a time" in why_not(Learner(hybrid, choose_attention(hybrid)))
+    alone = build_model("doge", ONE_BY_ONE["doge"])
+    assert "one sequence at a time" in why_not(Learner(alone, choose_attention(alone)))
     model.get_base_model().model.layers[0].mlp.register_forward_hook(
         lambda module, inputs, output: output + output.roll(1, 1)
     )

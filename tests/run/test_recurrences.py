@@ -1,0 +1,160 @@
+"""Recurrent models on packed batches: as transformers + PEFT one by one, and a leak of a single token is noticed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+
+from kubetune import errors
+from kubetune.batching.batch import collate
+from kubetune.batching.shared_batches import collate_shared
+from kubetune.kernels.pointwise import Kernels
+from kubetune.models import padding_free, recurrences
+from kubetune.models.acceleration import recompute_activations
+from kubetune.models.attention_hooks import CannotRunPaddingFree, packed
+from kubetune.models.fused_forwards import swap_forwards
+from kubetune.models.learner import Learner
+from kubetune.models.padding_free import Route, choose_attention, hidden_states, require_head
+from kubetune.models.prefix_sharing import why_not
+from kubetune.tasks.causal_lm import backward
+from tests.architectures import (
+    PROMISED,
+    build_model,
+    random_rows,
+    reference_gradients,
+    relative_error,
+    take_gradients,
+)
+from tests.hybrids import BIASED, HYBRIDS
+from tests.run.test_prefix import sharing_rows
+
+SAME = 1e-6
+GRADIENTS = 1e-5
+QUICK = ("qwen3_next", "mamba2")
+
+
+def learn(model: Any, batch: Any, route: Route, labels: int) -> tuple[float, Any]:
+    loss = backward(Learner(model, route), batch, 1.0 / labels)
+    return float(loss), take_gradients(model)
+
+
+def cut_route(model: Any) -> Route:
+    """The route of a model whose recurrent modules had to be cut."""
+    route = choose_attention(model)
+    assert route.padding_free, route.why_not
+    assert route.by_rows
+    assert route.difference <= 2 * SAME
+    return route
+
+
+def require_same(model: Any, route: Route, rows: Any, batch: Any, expected: tuple[float, Any]) -> None:
+    """One packed batch gives loss and gradients of plain transformers + PEFT."""
+    loss, gradients = learn(model, batch, route, sum(int(trained[1:].sum()) for _, trained in rows))
+    assert loss == pytest.approx(expected[0], rel=SAME)
+    assert relative_error(gradients, expected[1]) <= GRADIENTS
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in HYBRIDS])
+def test_a_packed_batch_gives_what_its_sequences_give_alone(name: str) -> None:
+    model, rows = build_model(name, HYBRIDS[name]), random_rows((37, 5, 130, 2, 21, 64, 66))
+    expected, route = reference_gradients(model, rows), cut_route(model)
+    with ExitStack() as undo:
+        require_same(model, route, rows, collate(rows), expected)
+        swap_forwards(model, Kernels(), undo)
+        require_same(model, route, rows, collate(rows), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_next", "granitemoehybrid", "lfm2", "rwkv"])
+def test_full_fine_tuning_and_recomputing_stay_exact(name: str) -> None:
+    model, rows = build_model(name, HYBRIDS[name], lora=False), random_rows()
+    expected, route = reference_gradients(model, rows), cut_route(model)
+    require_same(model, route, rows, collate(rows), expected)
+    if name != "rwkv":  # transformers recomputes none of its layers
+        recompute_activations(model)
+    require_same(model, route, rows, collate(rows), expected)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "lfm2" else pytest.mark.slow) for n in HYBRIDS])
+def test_rows_share_their_beginnings(name: str) -> None:
+    model, rows = build_model(name, HYBRIDS[name]), sharing_rows()
+    expected, route = reference_gradients(model, rows), cut_route(model)
+    require_same(model, route, rows, collate_shared(rows), expected)
+    assert why_not(Learner(model, Route(True))) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BIASED)
+def test_what_cannot_be_packed_runs_alone(name: str) -> None:
+    model = build_model(name, BIASED[name])
+    before = [vars(module).get("forward") for module in model.modules()]
+    assert choose_attention(model).why_not
+    assert [vars(module).get("forward") for module in model.modules()] == before
+    require_head(model)
+
+
+def test_without_cutting_a_hybrid_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrences, "cut", lambda *_: recurrences.Cuts((), lambda: None))
+    assert "causal_conv1d" in choose_attention(build_model("lfm2", HYBRIDS["lfm2"])).why_not
+    assert "see each other" in choose_attention(build_model("minimax", HYBRIDS["minimax"])).why_not
+
+
+def test_a_leak_of_one_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the last token of the sequence before in front of the second row, the check refuses."""
+    stock = recurrences._rows.__wrapped__
+
+    def leaking(cu_seqlens: Any, parents: Any, device: Any) -> recurrences.Rows:
+        [batch], places = stock(cu_seqlens, parents, device)
+        shifted = torch.cat([batch[:, :1], batch], 1)  # every row has a place in front, itself once more …
+        rows = places // batch.shape[1]
+        shifted[rows[cu_seqlens[1]], 0] = cu_seqlens[1] - 1  # … but for the second sequence: its neighbour
+        return recurrences.Rows((shifted,), places + rows + 1)
+
+    model = build_model("lfm2", HYBRIDS["lfm2"])
+    assert choose_attention(model).by_rows
+    padding_free.self_check(model)
+    monkeypatch.setattr(recurrences, "_rows", leaking)
+    with pytest.raises(CannotRunPaddingFree, match="see each other"):
+        padding_free.self_check(model)
+    assert not choose_attention(build_model("lfm2", HYBRIDS["lfm2"])).padding_free
+
+
+def test_modules_are_as_before_outside_of_packed_batches() -> None:
+    model = build_model("qwen3_5_text", HYBRIDS["qwen3_5_text"])
+    [(ids, trained), *_] = random_rows()
+    batch = collate([(ids, trained)])
+    with torch.no_grad():
+        expected = model(input_ids=batch.input_ids[None], use_cache=False).logits
+        assert choose_attention(model).by_rows == ("Qwen3_5GatedDeltaNet",)
+        with packed(batch.cu_seqlens):
+            alone = model.get_output_embeddings()(hidden_states(model.get_base_model(), batch))
+        with padding_free.own_attention(model.get_base_model()):
+            again = model(input_ids=batch.input_ids[None], use_cache=False).logits
+    for found in (alone[None], again):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_batches_of_rows_pad_little() -> None:
+    lengths = sorted((7, 900, 850, 30, 28, 25, 31, 400), reverse=True)
+    batches = recurrences._batches(lengths)
+    assert batches == [(0, 2), (2, 3), (3, 8)]
+    assert recurrences._batches([5]) == [(0, 1)]
+
+
+def test_an_unknown_rule_of_logits_is_refused() -> None:
+    model = build_model("llama", PROMISED["llama"])
+    require_head(model)
+    lm = model.get_base_model()
+    stock = lm.forward
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        found = stock(*args, **kwargs)
+        found.logits = found.logits * 0.5
+        return found
+
+    lm.forward = scaled
+    with pytest.raises(errors.ModelError, match="rule that is not known"):
+        require_head(model)
