@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from kubetune.base.files import fault_of
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.page import style
-from kubetune.ui import chat, live, new_run, runs
+from kubetune.ui import chat, data, live, new_run, runs
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem
 
@@ -32,6 +32,7 @@ _STATIC = {
     "ui.js": ("kubetune.ui", "static/ui.js", _SCRIPT),
     "new.js": ("kubetune.ui", "static/new.js", _SCRIPT),
     "chat.js": ("kubetune.ui", "static/chat.js", _SCRIPT),
+    "data.js": ("kubetune.ui", "static/data.js", _SCRIPT),
     "ui.css": ("kubetune.ui", "static/ui.css", _STYLE),
 }
 """Files that the pages link, and the package that each is of. No name of a request reaches the disk."""
@@ -51,6 +52,8 @@ def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
         Route("/chat", chat.chat),
         Route("/chat/stay", chat.stay),
         Route("/chat/say", chat.say, methods=["POST"]),
+        Route("/data", data.data),
+        Route("/data/prepare", data.prepare, methods=["POST"]),
         Route("/news", live.all_news),
         Route("/news/run", live.run_news),
         Route("/static/{name}", _static),

@@ -94,7 +94,7 @@ class Gallery:
         if self._least is not None and self._least.trained and any(self._least.trained):
             picked.append(("the row with the smallest share that is trained", self._least))
         picked += [(f"appears {self._times[digest] + 1:,} times", row) for digest, row in self._repeats.items()]
-        return [_shown(why, row, tokenizer, sources[row.split][row.source].path) for why, row in picked]
+        return [shown(why, row, tokenizer, sources[row.split][row.source].path) for why, row in picked]
 
 
 def brief(text: str) -> str:
@@ -102,7 +102,8 @@ def brief(text: str) -> str:
     return re.sub(r"(<[^<>]+>)\1{2,}", lambda run: f"{run[1]}×{len(run[0]) // len(run[1])}", text)
 
 
-def _shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, Any]:
+def shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, Any]:
+    """A row as pages show it, which `Gallery.rows` describes. `path`: of its source."""
     special = {id for id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
     ends = (row.second, len(row.ids)) if row.second else (len(row.ids),)
     pieces, shown = list[dict[str, Any]](), 0

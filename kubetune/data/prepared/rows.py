@@ -66,7 +66,8 @@ class Rows:
         return np.memmap(file, _DTYPES[name], "r").view(np.ndarray)
 
     @cached_property
-    def _tokens(self) -> NDArray[np.uint32]:
+    def tokens(self) -> NDArray[np.uint32]:
+        """Ids of all rows end to end."""
         return self._map("tokens")
 
     @cached_property
@@ -74,16 +75,17 @@ class Rows:
         return self._map("trained").view(np.bool_)
 
     @cached_property
-    def _offsets(self) -> NDArray[np.int64]:
+    def offsets(self) -> NDArray[np.int64]:
+        """Places in `tokens` at which rows begin, and the end, `[rows + 1]`."""
         return self._map("offsets")
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.offsets) - 1
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each row, `[rows]`."""
-        return np.diff(self._offsets)
+        return np.diff(self.offsets)
 
     @cached_property
     def largest_id(self) -> int:
@@ -147,7 +149,7 @@ class Rows:
 
     def segments(self, index: int) -> NDArray[np.uint8]:
         """Token types of a labelled row: 1 for the second text of a pair."""
-        return self._segments[self._offsets[index] : self._offsets[index + 1]]
+        return self._segments[self.offsets[index] : self.offsets[index + 1]]
 
     @cached_property
     def _images(self) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]]:
@@ -164,8 +166,8 @@ class Rows:
 
     def row(self, index: int) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         """Ids of a row, and for each of them whether it is a label."""
-        start, end = self._offsets[index], self._offsets[index + 1]
-        return self._tokens[start:end], self._trained[start:end]
+        start, end = self.offsets[index], self.offsets[index + 1]
+        return self.tokens[start:end], self._trained[start:end]
 
     @cached_property
     def _others(self) -> NDArray[np.int64] | None:

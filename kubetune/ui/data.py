@@ -1,0 +1,121 @@
+"""The page of data: rows as the model sees them, of a run or a run file, as `kubetune data check --html` shows some."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kubetune.base.files import read_object
+from kubetune.config.load import load_config, read_config
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError, KubetuneError
+from kubetune.rundir import metrics
+from kubetune.ui.rows import ORDERS, PAGE, PROBLEMS, Query, open_rows
+from kubetune.ui.site import Missing, Site, answer, body_of, find_run, page, site_of
+
+_MOST_FILES = 200
+
+
+def data(request: Request) -> Response:
+    """Rows of what is chosen, by the filters that are set."""
+    site, asked = site_of(request), request.query_params
+    run, file = asked.get("dir", ""), asked.get("file", "")
+    common = {
+        "title": "Data",
+        "listed": site.records.listed(),
+        "files": _files(site),
+        "run": run,
+        "file": file,
+        "orders": ORDERS,
+        "problems": PROBLEMS,
+    }
+    if not run and not file:
+        return page(request, "rows.html", "kubetune data check RUN.yaml --html data.html", {**common, "found": None})
+    config, fingerprint, target = _chosen(site, run, file)
+    query = _query(asked)
+    opened = open_rows(config, fingerprint)
+    facts = {**common, "query": query, "target": str(target), "task": config.task, "limit": config.data.max_length}
+    verb = f"kubetune data check {target} --html data.html"
+    if opened is None:
+        return page(request, "rows.html", f"kubetune data prepare {target}", {**facts, "found": None, "absent": True})
+    found = opened.look(query)
+    kept = {key: value for key, value in asked.items() if key != "at" and value}
+    return page(request, "rows.html", verb, {
+        **facts, "found": found, "splits": {split: len(rows) for split, rows in opened.splits.items()},
+        "sources": opened.sources.get(query.split, []), "stats": _stats(opened.folder, query.split),
+        "after": urlencode({**kept, "at": found.next}) if found.next is not None else "",
+        "before": urlencode({**kept, "at": max(0, query.at - PAGE)}) if query.at and not query.text else "",
+        "first": urlencode(kept) if query.at else "",
+    })  # fmt: skip
+
+
+def _files(site: Site) -> list[str]:
+    """Run files beside the runs."""
+    found = sorted(path.name for path in site.folder.glob("*.yaml") if path.is_file() and not path.is_symlink())
+    return found[:_MOST_FILES]
+
+
+def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
+    """The config that is chosen, the fingerprint of its rows, and the file that the command line takes."""
+    if run:
+        run_dir = find_run(site, run)
+        config, path = read_config(run_dir), run_dir / metrics.DATA
+        known = read_object(path) if path.is_file() else {}
+        return config, str(known.get("fingerprint", "")), run_dir / metrics.CONFIG
+    if file not in _files(site):
+        raise Missing(f"{file}: no run file of this name in {site.folder}")
+    from kubetune.data.prepared.prepare import fingerprint
+    from kubetune.data.reading.sources import require_sources
+    from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
+    from kubetune.rundir.starts import day_of
+
+    config = load_config(site.folder / file, environ=os.environ)
+    require_sources(config)
+    tokenizer = load_tokenizer(config.model, cache_folder(config.data.cache), date=day_of(config))
+    return config, fingerprint(config, tokenizer), site.folder / file
+
+
+def _stats(folder: Path, split: str) -> Mapping[str, Any]:
+    """Counts of what became of the records of a split."""
+    path = folder / split / "stats.json"
+    return read_object(path) if path.is_file() else {}
+
+
+def _query(asked: Mapping[str, str]) -> Query:
+    """The filters of an address. Raises ConfigError for those without sense."""
+    numbers = {}
+    for key in ("source", "low", "high", "at"):
+        text = asked.get(key, "").strip()
+        if text and not (text.isdecimal() and len(text) < 12):
+            raise ConfigError(f"{key}: found {text!r}; expected a whole number")
+        numbers[key] = int(text) if text else None
+    problem, order = asked.get("problem", ""), asked.get("order") or "file"
+    if problem not in ("", *PROBLEMS) or order not in ORDERS:
+        raise ConfigError(f"problem and order: expected one of {', '.join(PROBLEMS)}, and one of {', '.join(ORDERS)}")
+    return Query(
+        asked.get("split") or "train", numbers["source"], numbers["low"] or 0, numbers["high"], problem, order,
+        asked.get("text", "").strip()[:200], numbers["at"] or 0,
+    )  # fmt: skip
+
+
+async def prepare(request: Request) -> Response:
+    """Begin `kubetune data prepare` for a run or a run file whose rows are not here."""
+    site, asked = site_of(request), await body_of(request)
+
+    def begin() -> Response:
+        try:
+            *_, target = _chosen(site, str(asked.get("dir") or ""), str(asked.get("file") or ""))
+            name = f"data-{target.parent.name if asked.get('dir') else target.stem}"
+            site.jobs.start(name, ["data", "prepare", str(target)])
+        except KubetuneError as error:
+            return answer({"problems": [str(error)]})
+        return answer({"problems": [], "job": name})
+
+    return await to_thread.run_sync(begin)

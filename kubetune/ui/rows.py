@@ -1,0 +1,200 @@
+"""Prepared rows looked through: those of a length, a source, a problem or with words, a page at a time.
+
+The rows stay where they are, in files that are mapped: what is read is their lengths, and the rows of one page. Words
+are looked for in so many rows as a moment allows; the next page goes on where that one ended.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kubetune.base.whole_folder import is_whole
+from kubetune.config.load import load_resolved, resolved
+from kubetune.config.schema import Config
+from kubetune.data.inspect.gallery import Picked, shown
+from kubetune.data.prepared.prepare import LABELS, MANIFEST
+from kubetune.data.prepared.row_writer import FILES
+from kubetune.data.prepared.rows import Rows
+from kubetune.data.reading.splits import split_sources
+from kubetune.data.text.labels import Labels
+from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
+from kubetune.rundir.starts import day_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PAGE = 20
+ORDERS = {"file": "as in the files", "longest": "longest first", "shortest": "shortest first", "least": "least trained"}
+PROBLEMS = {
+    "limit": "as long as data.max_length allows",
+    "little": "less than 5 % trained",
+    "repeated": "in the data more than once",
+}
+_SECONDS, _BATCH, _CHUNK = 0.12, 256, 1 << 12
+
+
+@dataclass(frozen=True)
+class Query:
+    """Wishes of somebody who looks through rows. `at`: the first of the found ones that is looked at."""
+
+    split: str = "train"
+    source: int | None = None
+    low: int = 0
+    high: int | None = None
+    problem: str = ""
+    order: str = "file"
+    text: str = ""
+    at: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """A page of rows. `total`: rows that fit all but the text; `next`: where the next page begins, if there is one."""
+
+    rows: list[dict[str, Any]]
+    total: int
+    of: int
+    next: int | None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The prepared rows of a config, opened."""
+
+    folder: Path
+    config: Config
+    tokenizer: Tokenizer
+    sources: dict[str, list[str]]
+    splits: dict[str, Rows]
+    labels: Labels | None
+
+    def look(self, query: Query) -> Found:
+        """The rows of a page. An unknown split has none."""
+        rows = self.splits.get(query.split)
+        if rows is None:
+            return Found([], 0, 0, None)
+        fitting = _fitting(self.folder, rows.folder, replace(query, text="", at=0), self.config.data.max_length)
+        picked, after = self._with_text(rows, fitting, query) if query.text else (
+            [int(i) for i in fitting[query.at : query.at + PAGE]], query.at + PAGE,
+        )  # fmt: skip
+        return Found(
+            [self._show(rows, query.split, i) for i in picked],
+            len(fitting),
+            len(rows),
+            after if after < len(fitting) else None,
+        )
+
+    def _with_text(self, rows: Rows, fitting: NDArray[np.int64], query: Query) -> tuple[list[int], int]:
+        words, until, picked, at = query.text.lower().split(), time.monotonic() + _SECONDS, list[int](), query.at
+        while at < len(fitting) and time.monotonic() < until:
+            batch = [int(i) for i in fitting[at : at + _BATCH]]
+            texts = self.tokenizer.backend.decode_batch(
+                [rows.row(i)[0].tolist() for i in batch], skip_special_tokens=False
+            )
+            for place, text in enumerate(texts):
+                if all(word in text.lower() for word in words):
+                    picked.append(batch[place])
+                    if len(picked) == PAGE:
+                        return picked, at + place + 1
+            at += len(batch)
+        return picked, at
+
+    def _show(self, rows: Rows, split: str, index: int) -> dict[str, Any]:
+        ids, trained = rows.row(index)
+        images = [image.path for image in rows.images(index)] if self.config.task == "vision_language" else []
+        second = int(rows.splits[index]) if rows.splits is not None else 0
+        row = Picked(
+            split, int(rows.source[index]), int(rows.record[index]), ids.tolist(), bytes(trained.view(np.uint8)),
+            images, self._said(rows, index), second,
+        )  # fmt: skip
+        return shown(f"row {index + 1:,}", row, self.tokenizer, self.sources[split][row.source])
+
+    def _said(self, rows: Rows, index: int) -> Sequence[str] | None:
+        if self.labels is None or rows.targets is None:
+            return None
+        target = rows.targets[index]
+        if self.labels.problem_type == "regression":
+            return [f"{value:g}" for value in target]
+        names = self.labels.names
+        if self.labels.problem_type == "single_label_classification":
+            return [names[int(target[0])]]
+        return [name for name, value in zip(names, target, strict=True) if value > 0]
+
+
+@lru_cache(maxsize=2)
+def _fitting(folder: Path, split: Path, query: Query, limit: int) -> NDArray[np.int64]:
+    """Indexes of the rows that fit a query without a text, in its order."""
+    rows = Rows(split, ())
+    lengths = rows.lengths
+    fits = lengths >= query.low
+    if query.high is not None:
+        fits &= lengths <= query.high
+    if query.source is not None:
+        fits &= rows.source == query.source
+    if query.problem == "limit":
+        fits &= lengths >= limit
+    elif query.problem == "little":
+        fits &= rows.trained_counts * 20 < lengths
+    found = np.flatnonzero(fits)
+    if query.problem == "repeated":
+        hashes = _hashes(split)[found]
+        order = np.argsort(hashes, kind="stable")
+        same = np.diff(hashes[order]) == 0
+        found = found[order][np.concatenate([[False], same]) | np.concatenate([same, [False]])]
+    elif query.order in ("longest", "shortest"):
+        by = lengths[found]
+        found = found[np.argsort(-by if query.order == "longest" else by, kind="stable")]
+    elif query.order == "least":
+        found = found[np.argsort(rows.trained_counts[found] / lengths[found], kind="stable")]
+    return found
+
+
+@lru_cache(maxsize=2)
+def _hashes(split: Path) -> NDArray[np.uint64]:
+    """A number for each row that equal rows share: a sum of its tokens, each times an odd number of its place."""
+    offsets = Rows(split, ()).offsets
+    found = np.zeros(len(offsets) - 1, np.uint64)
+    with (split / FILES["tokens"]).open("rb") as file:  # what is mapped would count as memory of the server
+        for begin in range(0, len(found), _CHUNK):
+            ends = offsets[begin : begin + _CHUNK + 1] - offsets[begin]
+            tokens = np.fromfile(file, "u4", int(ends[-1]))
+            if not len(tokens):
+                continue
+            places = np.arange(1, len(tokens) + 1, dtype=np.int64) - np.repeat(ends[:-1], np.diff(ends))
+            # Splitmix64's constants spread the places; unsigned numbers wrap around.
+            mixed = places.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9) | np.uint64(1)
+            found[begin : begin + _CHUNK] = np.add.reduceat((tokens + np.uint64(1)) * mixed, ends[:-1])
+    return found
+
+
+def open_rows(config: Config, fingerprint: str) -> Opened | None:
+    """The prepared rows of this fingerprint; None where they are not on this machine."""
+    cache = cache_folder(config.data.cache)
+    folder = cache / "prepared" / fingerprint[:32]
+    if not fingerprint or not is_whole(folder, MANIFEST):
+        return None
+    return _opened(folder, json.dumps(resolved(config)), cache)
+
+
+@lru_cache(maxsize=3)
+def _opened(folder: Path, settings: str, cache: Path) -> Opened:
+    config = load_resolved(json.loads(settings))
+    tokenizer = load_tokenizer(config.model, cache, date=day_of(config))
+    sources = split_sources(config)
+    return Opened(
+        folder,
+        config,
+        tokenizer,
+        {split: [source.path for source in given] for split, given in sources.items()},
+        {split: Rows(folder / split, [source.weight for source in given]) for split, given in sources.items()},
+        Labels.read(folder / LABELS) if (folder / LABELS).is_file() else None,
+    )

@@ -1,0 +1,36 @@
+// Rows with certain words are looked for a moment at a time: the page asks on until it is full.
+const byId = (id) => document.getElementById(id);
+
+const fill = async () => {
+  const rows = byId("rows");
+  for (let next = byId("next"); next?.dataset.more !== undefined; next = byId("next")) {
+    if (rows.querySelectorAll(".row").length >= Number(rows.dataset.wanted)) break;
+    const answer = await fetch(next.href);
+    if (!answer.ok) break;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    rows.append(...page.querySelectorAll("#rows > .row"));
+    byId("pages").replaceChildren(...page.getElementById("pages").childNodes);
+    if (!byId("next") && !rows.querySelector(".row")) rows.append(...page.querySelectorAll("#rows > .empty"));
+  }
+};
+if (byId("rows")) fill();
+
+document.querySelector("[data-prepare]")?.addEventListener("click", async (event) => {
+  const button = event.target;
+  const output = byId("output");
+  button.disabled = true;
+  output.hidden = false;
+  const post = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ dir: button.dataset.dir, file: button.dataset.file }) };
+  const begun = await (await fetch("/data/prepare", post)).json();
+  if (begun.problems.length) { output.textContent = begun.problems.join("\n"); button.disabled = false; return; }
+  for (;;) {
+    const seen = await (await fetch(`/new/job?name=${encodeURIComponent(begun.job)}`)).json();
+    output.textContent = seen.lines.join("\n") || "preparing …";
+    if (!seen.running) {
+      if (seen.code) button.disabled = false;
+      else location.reload();
+      return;
+    }
+    await new Promise((done) => setTimeout(done, 500));
+  }
+});

@@ -1,0 +1,108 @@
+"""The page of data: prepared rows of a run file, a page at a time, by length, source, problem and words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import kubetune
+from kubetune.config.load import load_config
+from kubetune.data.prepared.prepare import prepare
+from kubetune.ui.rows import PAGE, Query, open_rows
+from kubetune.ui.server import application
+from kubetune.ui.site import Site
+
+MODEL = Path(kubetune.__file__).parent / "cli" / "local" / "embedded" / "model"
+TOKEN = "a-token-of-this-test"
+ROWS = 60
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two run files: of rows in two sources, which are prepared, and of rows that are not."""
+    place = tmp_path_factory.mktemp("data")
+    for name, count in (("one", ROWS), ("two", 5)):
+        lines = (
+            {"messages": [
+                {"role": "user", "content": "scale " * (1 + i % 7) + (HOSTILE if i == 3 else f"to {i}")},
+                {"role": "assistant", "content": f"replicas {i % 50}" if i % 10 else "the same again"},
+            ]} for i in range(count)
+        )  # fmt: skip
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs = place / "outputs"
+    runs.mkdir()
+    text = (
+        f"model: {MODEL}\ndata: {{train: [{place}/one.jsonl, {place}/two.jsonl], cache: {place}/cache, num_proc: 1}}\n"
+    )
+    (runs / "first.yaml").write_text(text)
+    (runs / "second.yaml").write_text(text.replace("/one.jsonl, ", "/one.jsonl#7, "))
+    prepare(load_config(runs / "first.yaml"))
+    return runs
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[TestClient]:
+    with TestClient(application(Site.of(folder), TOKEN), base_url="http://localhost") as found:
+        found.get("/", params={"token": TOKEN})
+        yield found
+
+
+def rows_of(text: str) -> list[int]:
+    return [int(number.replace(",", "")) for number in re.findall(r"<strong>row ([\d,]+)</strong>", text)]
+
+
+def test_rows_are_paged_and_nothing_in_them_is_html(client: TestClient) -> None:
+    seen, address = list[int](), "/data?file=first.yaml"
+    while address:
+        page = client.get(address).text
+        assert HOSTILE not in page
+        seen += rows_of(page)
+        after = re.search(r'id="next" href="([^"]+)"', page)
+        address = after[1].replace("&amp;", "&") if after else ""
+    assert seen == list(range(1, ROWS + 5 + 1))
+    first = client.get("/data?file=first.yaml").text
+    assert len(rows_of(first)) == PAGE
+    assert "&lt;script&gt;" in first
+    assert re.search(r'<mark class="piece trained">replicas 1</mark>', first)
+
+
+def test_filters_leave_what_fits(client: TestClient, folder: Path) -> None:
+    def ask(**filters: object) -> list[int]:
+        page = client.get("/data", params={"file": "first.yaml", **filters})  # type: ignore[dict-item]
+        assert page.status_code == 200, page.text
+        return rows_of(page.text)
+
+    assert ask(source=1) == list(range(ROWS + 1, ROWS + 6))
+    assert ask(text="ALERT script") == [4, ROWS + 4]
+    assert set(ask(problem="repeated")) >= {1, ROWS + 1}
+    assert ask(problem="limit") == []
+    config = load_config(folder / "first.yaml")
+    opened = open_rows(config, prepare(config).fingerprint)
+    assert opened is not None
+    longest = opened.look(Query(order="longest")).rows
+    assert [row["tokens"] for row in longest] == sorted((row["tokens"] for row in longest), reverse=True)
+    low, high = longest[-1]["tokens"] - 1, longest[-1]["tokens"]
+    lengths = [row["tokens"] for row in opened.look(Query(low=low, high=high)).rows]
+    assert lengths
+    assert all(low <= length <= high for length in lengths)
+    shares = [row["trained"] / row["tokens"] for row in opened.look(Query(order="least")).rows]
+    assert shares == sorted(shares)
+    for wrong in ({"low": "x"}, {"problem": "none"}, {"order": "up"}, {"source": "-1"}):
+        assert client.get("/data", params={"file": "first.yaml", **wrong}).status_code == 400
+    assert ask(source=9) == ask(split="other") == []
+
+
+def test_what_is_not_prepared_or_not_there_is_said(client: TestClient) -> None:
+    page = client.get("/data?file=second.yaml").text
+    assert "Not prepared here" in page
+    assert "kubetune data prepare" in page
+    listed = client.get("/data").text
+    assert "/data?file=first.yaml" in listed
+    for name in ("../first.yaml", "nothing.yaml", "/etc/passwd"):
+        assert client.get("/data", params={"file": name}).status_code == 404
