@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from kubetune import errors
 from kubetune.batching.batch import Batch, collate_labelled
+from kubetune.models import fsdp
 from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree, packed
 from kubetune.models.padding_free import (
     FOREIGN_ERRORS,
@@ -67,6 +68,7 @@ def _require_runs(lm: Any) -> None:
     except FOREIGN_ERRORS as error:
         said = errors.first_line(error)
     else:
+        fsdp.close(lm)
         said = "" if found == wanted else f"it gives {list(found)} for one text, expected {list(wanted)}"
     if said:
         raise errors.ModelError(
@@ -169,7 +171,7 @@ def self_check(model: nn.Module) -> float:
 
     def run_packed(lm: Any, batch: Batch) -> Sequence[Tensor]:
         with flow(lm, batch):
-            said = packed_logits(lm, batch)
+            said = fsdp.inside(lm, packed_logits, lm, batch)
         sequences = len(batch.cu_seqlens) - 1
         if said.shape[0] != sequences or given[-1].numel() != sequences * given[-1].shape[-1]:
             raise CannotRunPaddingFree(f"its head gives {tuple(said.shape)} for {sequences} packed sequences")

@@ -7,15 +7,16 @@ How slices are saved and put together is in optimizer/shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kubetune import errors
 from kubetune.config.schema import Config
@@ -24,6 +25,8 @@ from kubetune.models import loading, patches
 from kubetune.planning.model_shapes import TOWERS
 
 Result = TypeVar("Result")
+SCORE = "score"
+"""Name of a decoder's head that classifies. An adapter trains a copy of it, which no slices are borrowed for."""
 
 
 def is_wanted(config: Config, world: World) -> bool:
@@ -36,13 +39,18 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def load(auto_class: Any, config: Config, world: World) -> nn.Module:
-    """`models.load_pretrained`, sharded where the config asks for it; then no rank ever holds the whole model."""
+def load(auto_class: Any, config: Config, world: World, **labels: Any) -> nn.Module:
+    """`models.load_pretrained`, sharded where the config asks for it; then no rank ever holds the whole model.
+
+    `labels`: settings of a classifier.
+    """
     if not is_wanted(config, world):
-        return loading.load_pretrained(auto_class, config, world.device)
+        return loading.load_pretrained(auto_class, config, world.device, **labels)
     arithmetic = loading.choose_dtype(config.model.dtype, world.device)
     with cutting(arithmetic, world.size, trained=config.lora is None) as settings:
-        model: Any = loading.load_pretrained(auto_class, config, world.device, **settings)
+        model: Any = loading.load_pretrained(
+            auto_class, config, world.device, **labels, **settings, draw=partial(_draw, config.training.seed)
+        )
     # What is saved says what is computed with, and nothing of how many ranks there were.
     model.config.dtype, model.config.distributed_config = arithmetic, None
     return cast(nn.Module, model)
@@ -56,13 +64,13 @@ def cutting(compute_dtype: torch.dtype, world_size: int, *, trained: bool) -> It
     own plans know some architectures only, and give the output head, which our loss uses, a group of its own.
     `trained`: slices are fp32 masters, cast to `compute_dtype` when they are borrowed; else they have that dtype.
     """
-    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    policy, whole = MixedPrecisionPolicy(cast_forward_inputs=False), () if trained else (SCORE,)
     if trained and compute_dtype != torch.float32:
         policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     try:
         from transformers.distributed.configuration_utils import DistributedConfig
 
-        cutting_by = patches.cutting_by(lambda model, *_: cut(model, policy))
+        cutting_by = patches.cutting_by(lambda model, *_: cut(model, policy, whole))
     except ImportError:
         raise errors.EnvironmentFault("training.parallelism: fsdp needs transformers 5.23 or newer") from None
     with cutting_by:
@@ -72,14 +80,16 @@ def cutting(compute_dtype: torch.dtype, world_size: int, *, trained: bool) -> It
         }
 
 
-def cut(lm: Any, policy: MixedPrecisionPolicy) -> Any:
+def cut(lm: Any, policy: MixedPrecisionPolicy, whole: Sequence[str] = ()) -> Any:
     """Shard every decoder layer, and the rest of the model (embeddings, last norm, head) as one group around them.
 
     The vision tower stays whole on every rank: a rank that has no image in its share never runs it, and would leave the
-    others waiting for its slices.
+    others waiting for its slices. So do the modules of `whole`.
     """
     lm.tie_weights()
-    towers = [module for name, module in lm.named_modules() if name.rpartition(".")[2] in TOWERS]
+    if hasattr(lm, SCORE):
+        lm.score._is_hf_initialized = True  # for transformers to leave alone, where it is new: `_draw` does that
+    towers = [module for name, module in lm.named_modules() if name.rpartition(".")[2] in (*TOWERS, *whole)]
     in_towers = {id(module) for tower in towers for module in tower.modules()}
     lists = (m for m in lm.modules() if isinstance(m, nn.ModuleList) and id(m) not in in_towers)
     for layer in max(lists, key=len, default=()):
@@ -94,6 +104,24 @@ def cut(lm: Any, policy: MixedPrecisionPolicy) -> Any:
     lm.call_inside = MethodType(_call, lm)
     register_fsdp_forward_method(lm, "call_inside")
     return lm
+
+
+def _draw(seed: int, model: Any, names: Collection[str]) -> None:
+    """Draw what is new of a classifier as a rank that has it whole does: alike, however many share the model."""
+    head = getattr(model, SCORE, None)
+    if head is None or f"{SCORE}.weight" not in names:
+        return
+    with torch.device("meta"):
+        drawn = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
+    drawn.to_empty(device="cpu")
+    torch.manual_seed(seed)
+    model._init_weights(drawn)
+    with torch.no_grad():
+        for ours, each in zip(head.parameters(), drawn.parameters(), strict=True):
+            value = each.to(ours.device, ours.dtype)
+            if isinstance(ours, DTensor):
+                value = distribute_tensor(value, ours.device_mesh, ours.placements)
+            ours.copy_(value)
 
 
 def _call(_: nn.Module, function: Callable[..., Result], *args: Any) -> Result:

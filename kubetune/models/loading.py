@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,8 +57,17 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
-def load_pretrained(auto_class: Any, config: Config, device: torch.device, **settings: Any) -> nn.Module:
+def load_pretrained(
+    auto_class: Any,
+    config: Config,
+    device: torch.device,
+    *,
+    draw: Callable[[nn.Module, set[str]], None] = lambda model, names: None,
+    **settings: Any,
+) -> nn.Module:
     """`auto_class.from_pretrained` of the config's model, on `device`, in its dtype, quantised if asked.
+
+    `draw` may draw anew the weights that the checkpoint lacks, which it is given the names of.
 
     Raises ModelError when the model is missing, gated, of another architecture, not in safetensors, or its weights
     have other shapes than its config.json asks for; only the head of a classifier may have.
@@ -85,7 +94,7 @@ def load_pretrained(auto_class: Any, config: Config, device: torch.device, **set
         )
     classifies = "num_labels" in settings
     _require_shapes(model, found["mismatched_keys"], f"{loaded.base_model_prefix}." if classifies else "")
-    _tell_new(found, is_expected=classifies)
+    draw(loaded, _tell_new(found, is_expected=classifies))
     if quantised is not None:
         quantization.keep_layout(loaded)
         logs.MODEL.info("%s", quantization.describe(config, arithmetic, device))
@@ -153,14 +162,15 @@ def _require_shapes(model: ModelConfig, mismatched: Iterable[tuple[str, Any, Any
         )
 
 
-def _tell_new(found: Mapping[str, Any], *, is_expected: bool) -> None:
-    """Name the weights that the checkpoint lacks or holds in another shape: a head, or a mistake."""
+def _tell_new(found: Mapping[str, Any], *, is_expected: bool) -> set[str]:
+    """Name the weights that the checkpoint lacks or holds in another shape: a head, or a mistake. Returns the names."""
     names = {
         name if isinstance(name, str) else name[0] for key in ("missing_keys", "mismatched_keys") for name in found[key]
     }
     if names:
         level = logging.INFO if is_expected else logging.WARNING
         logs.MODEL.log(level, "not in the checkpoint, so new and drawn at random: %s", ", ".join(sorted(names)))
+    return names
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from kubetune.batching.batch import Batch
 from kubetune.config.metric_names import REWARD_MEASURES
 from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World, gather
+from kubetune.models import fsdp
 from kubetune.models.learner import lone_sequences
 from kubetune.tasks import sequence_classification
 from kubetune.tasks.causal_lm import confusion, labels_of, predictions
@@ -60,11 +61,14 @@ def completed(_: Learner, work: Work, __: World) -> Work:
 
 def rewards(learner: Learner, batch: Batch) -> Tensor:
     """fp32 rewards of both answers of each row, `[rows, 2]`. Call it, and `.backward()`, inside `running`."""
+    found = fsdp.inside(learner.lm, _outputs, learner, batch)
+    return found[: 2 * len(batch.samples), 0].view(len(batch.samples), 2)
+
+
+def _outputs(learner: Learner, batch: Batch) -> Tensor:
     if learner.route.padding_free:
-        found = logits(learner, batch)[:, 0]
-    else:
-        found = torch.cat([logits(learner, one)[:, 0] for one in lone_sequences(batch)])
-    return found[: 2 * len(batch.samples)].view(len(batch.samples), 2)
+        return logits(learner, batch)
+    return torch.cat([logits(learner, one) for one in lone_sequences(batch)])
 
 
 def losses(learner: Learner, said: Tensor, margins: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from kubetune.config.metric_names import ProblemType
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World, gather
-from kubetune.models import loading, lora, quantization
+from kubetune.models import fsdp, loading, lora, quantization
 from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.classifier_pooling import (
     flow,
@@ -58,17 +58,14 @@ def build(config: Config, world: World, workload: Workload) -> Learner:
     """Load the model with a head for the labels, add adapters, choose the attention, and tune it for the work."""
     labels = workload.labels
     assert labels is not None, "prepared data of this task have labels"
-    if config.training.parallelism == "fsdp":
-        raise errors.ConfigError("training.parallelism: fsdp is for causal_lm; classifiers are small, use ddp")
     config = quantization.decide(config, world)
     torch.manual_seed(config.training.seed)  # a new head is drawn at random, alike on every rank
-    model = loading.load_pretrained(
-        AutoModelForSequenceClassification,
-        config,
-        world.device,
-        ignore_mismatched_sizes=True,
-        **labels.model_settings(),
-    )
+    settings = {"ignore_mismatched_sizes": True, **labels.model_settings()}
+    model = fsdp.load(AutoModelForSequenceClassification, config, world, **settings)
+    if fsdp.is_wanted(config, world) and not pools_last(model):
+        raise errors.ConfigError(
+            f"training.parallelism: fsdp is for decoders, and {config.model.path} is none; encoders are small, use ddp"
+        )
     name_padding(model, load_tokenizer(config.model).pad_id)
     if config.lora is not None:
         seed = config.training.seed

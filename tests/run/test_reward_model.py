@@ -64,6 +64,38 @@ def test_loss_and_gradient_are_those_of_plain_transformers(folder: Path, center:
         assert float((gradient() - wanted).norm()) <= 2e-6 * float(wanted.norm())
 
 
+@pytest.mark.parametrize(
+    ("sections", "attention"),
+    [
+        ({"lora": None}, "auto"),
+        pytest.param({"lora": {"r": 4}}, "auto", marks=pytest.mark.slow),
+        pytest.param({"lora": None}, "eager", marks=pytest.mark.slow),
+    ],
+    ids=["full", "lora", "one by one"],
+)
+def test_a_sharded_model_learns_and_is_exported_as_one_of_one_rank(
+    folder: Path, tmp_path: Path, sections: dict[str, Any], attention: str
+) -> None:
+    """Its new head is drawn alike too. Of the optimizer's slices one rank has none of the head's only row."""
+    model, data = {"path": str(folder / "model"), "attention": attention}, write_pairs(folder)
+
+    def train(name: str, ranks: int, **training: Any) -> Path:
+        settings = {"max_steps": 4, "save_steps": 2, "eval_steps": 2, "learning_rate": 1e-3, **training}
+        config = toy.make_config(folder, settings, task="reward_model", data=data, model=model, **sections)
+        return toy.finished(tmp_path / name, config, ranks)
+
+    sharded, alone = train("sharded", 2, parallelism="fsdp"), train("alone", 1)
+    assert "UserWarning" not in (sharded / "logs" / "rank-0.log").read_text()
+    assert toy.losses(sharded) == pytest.approx(toy.losses(alone), abs=1e-5)
+    pairs = [("How?", "So."), ("How?", "No.")]
+    said = [[found["reward"] for found in kubetune.classify(run_dir, pairs)] for run_dir in (sharded, alone)]
+    assert said[0] == pytest.approx(said[1], abs=1e-4)
+    merge = ["--merge"] * bool(sections["lora"])
+    assert cli.main(["export", str(sharded), *merge, "-o", str(tmp_path / "export")]) == 0
+    exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export")
+    assert (exported.config.num_labels, exported.score.weight.shape[0]) == (1, 1)
+
+
 @pytest.mark.slow
 def test_it_learns_held_out_pairs_and_its_export_says_the_same(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -224,7 +224,7 @@ class Config(Section):
         """Settings of this config that `training.parallelism: fsdp` cannot be combined with, each as a problem."""
         lora = self.lora or LoraConfig()
         refused = {
-            f"task: {self.task}": self.classifies,
+            "task: sequence_classification": self.task == "sequence_classification",
             "task: vision_language without lora": self.task == "vision_language" and self.lora is None,
             f"quantization: {self.quantization}": self.quantization not in ("none", "auto"),
             "lora.use_dora": lora.use_dora,
