@@ -22,6 +22,7 @@ from kubetune.kube_api.client import Cluster
 _ROUNDS = 3
 _PATIENCE_SECONDS = 120.0
 _PAUSE_SECONDS = 1.0
+_KEPT = "what was copied before it stays"
 # The first N bytes from an offset on, by what every image has.
 _READ = 'tail -c "+$1" -- "$2" | head -c "$3"'
 
@@ -42,6 +43,26 @@ class _File:
     sha256: str
 
 
+@dataclass(frozen=True)
+class _Link:
+    path: str
+    link: str
+
+
+def _entry(value: Any) -> _File | _Link | str:
+    """What a line of a pod's list stands for: the path alone of what is neither file nor link."""
+    match value:
+        case {"path": str(path), "link": str(link)}:
+            return _Link(path, link)
+        case {"path": str(path), "size": int(size), "sha256": str(sha256)}:
+            return _File(path, size, sha256)
+        case {"path": str(path)}:
+            return path
+    raise EnvironmentFault(
+        f"refused to copy: the pod lists {str(value)[:200]!r}; expected a path, with size and hash; {_KEPT}"
+    )
+
+
 def download(
     cluster: Cluster,
     target: Target,
@@ -57,15 +78,14 @@ def download(
     """
     done = Downloaded()
     for _ in range(_ROUNDS):
-        listed = ask(cluster, target, "list", folder, *globs)
-        changed = [
-            entry["path"]
-            for entry in listed
-            if "link" not in entry and not _fetch(cluster, target, folder, to, _File(**entry), done, tell)
-        ]
+        listed = [_entry(value) for value in ask(cluster, target, "list", folder, *globs)]
+        files = [entry for entry in listed if isinstance(entry, _File)]
+        changed = [file.path for file in files if not _fetch(cluster, target, folder, to, file, done, tell)]
         for entry in listed:
-            if "link" in entry:
+            if isinstance(entry, _Link):
                 _link(to, entry)
+            elif isinstance(entry, str):
+                tell(f"{entry} left out: neither a file nor a link")
         if not changed:
             return done
     raise EnvironmentFault(
@@ -117,27 +137,27 @@ def _receive(cluster: Cluster, target: Target, path: str, sink: BinaryIO, size: 
             time.sleep(_PAUSE_SECONDS)
 
 
-def _link(to: Path, entry: dict[str, Any]) -> None:
+def _link(to: Path, entry: _Link) -> None:
     """Make the same relative link, if it leads to something below `to` by the links that are there by now."""
-    path = _inside(to, str(Path(entry["path"]).parent)) / Path(entry["path"]).name
+    path = _inside(to, str(Path(entry.path).parent)) / Path(entry.path).name
     relative = path.parent.relative_to(to.resolve())
-    if os.path.isabs(entry["link"]):
-        raise EnvironmentFault(f"refused to copy: link {entry['path']} leads to {entry['link']}, outside {to}")
+    if os.path.isabs(entry.link):
+        raise EnvironmentFault(f"refused to copy: link {entry.path} leads to {entry.link}, outside {to}; {_KEPT}")
     # Not by its text: `x/../y` is not `y` where x is itself a link.
-    _inside(to, str(relative / entry["link"]))
+    _inside(to, str(relative / entry.link))
     with explained_writes(path):
-        if path.is_symlink() and os.readlink(path) == entry["link"]:
+        if path.is_symlink() and os.readlink(path) == entry.link:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.link")
         temporary.unlink(missing_ok=True)
-        temporary.symlink_to(entry["link"])
+        temporary.symlink_to(entry.link)
         os.replace(temporary, path)
         # What an earlier link led to may be elsewhere now that there is this one.
         for link in _links(to):
             if not _leads_inside(to, link):
                 path.unlink()
-                raise EnvironmentFault(f"refused to copy: link {entry['path']} has {link} lead outside {to}")
+                raise EnvironmentFault(f"refused to copy: link {entry.path} has {link} lead outside {to}; {_KEPT}")
 
 
 def _leads_inside(to: Path, link: Path) -> bool:
@@ -157,4 +177,4 @@ def _inside(to: Path, relative: str) -> Path:
     try:
         return join_inside(to, relative)
     except (ValueError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
-        raise EnvironmentFault(f"refused to copy: {error}") from None
+        raise EnvironmentFault(f"refused to copy: {error}; {_KEPT}") from None

@@ -42,7 +42,8 @@ _USAGE_SECONDS = 0.5
 
 
 def listing(run_dir: Path, globs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """`{path, size, sha256}` for each file and `{path, link}` for each link below a folder; hidden ones left out.
+    """`{path, size, sha256}` for each file and `{path, link}` for each link below a folder, `{path}` for what is
+    neither, such as a pipe; hidden ones left out.
 
     With `globs` only those that match one; without, all but the checkpoints that are neither `best` nor `last`.
     """
@@ -62,6 +63,8 @@ def listing(run_dir: Path, globs: Sequence[str] = ()) -> Iterator[dict[str, Any]
                 continue
             if path.is_symlink():
                 yield {"path": relative, "link": os.readlink(path)}
+            elif path.exists() and not path.is_file():
+                yield {"path": relative}
             elif facts := _size_and_sha256(path):
                 yield {"path": relative, "size": facts[0], "sha256": facts[1]}
 

@@ -273,6 +273,9 @@ def test_cp_writes_nothing_outside_of_its_folder(desk: Desk) -> None:
     desk.cluster.wait_ready("fit")
     there = desk.run_folder()
     there.mkdir(parents=True)
+    (there / "plan.json").write_text("{}")
+    os.mkfifo(there / "pipe")  # which nobody writes to
+    assert "pipe left out: neither a file nor a link" in desk.quick("cp", "fit").stderr
     (there / "evil").symlink_to("../../../secret")
     assert "leads outside" in desk.quick("cp", "fit", code=3).stderr
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.cluster.download import _link
+from kubetune.cluster.download import _Link, _link
 from kubetune.errors import EnvironmentFault
 from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
@@ -171,10 +171,10 @@ def test_links_of_a_pod_lead_nowhere_else(tmp_path: Path, links: list[tuple[str,
     to = tmp_path / "home" / "fit"
     to.mkdir(parents=True)
     (tmp_path / "home" / "victim").write_text("mine")
-    *before, last = [{"path": path, "link": target} for path, target in links]
+    *before, last = [_Link(path, target) for path, target in links]
     for entry in before:
         _link(to, entry)
-    with pytest.raises(EnvironmentFault, match="refused to copy"):
+    with pytest.raises(EnvironmentFault, match=r"refused to copy.*what was copied before it stays"):
         _link(to, last)
     for folder, folders, names in os.walk(to):
         for name in (*folders, *names):
@@ -184,6 +184,6 @@ def test_links_of_a_pod_lead_nowhere_else(tmp_path: Path, links: list[tuple[str,
 def test_links_of_a_run_directory_are_made(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-000004").mkdir(parents=True)
     for _ in range(2):
-        _link(tmp_path, {"path": "checkpoints/last", "link": "step-000004"})
-        _link(tmp_path, {"path": "checkpoints/best", "link": "last"})
+        _link(tmp_path, _Link("checkpoints/last", "step-000004"))
+        _link(tmp_path, _Link("checkpoints/best", "last"))
     assert (tmp_path / "checkpoints" / "best").resolve().name == "step-000004"
