@@ -13,6 +13,8 @@ from standin.state.objects import Object, namespace_of, quantity
 from standin.state.store import Store
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_API_SERVER = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+"""What kubelets give every container, by which programs know that they are in a pod. Nothing answers there."""
 _KEYED_FIELD = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 _REFERENCE = re.compile(r"\$(\$|\(([-._a-zA-Z0-9]+)\))")
 
@@ -61,7 +63,8 @@ def expand(text: str, env: dict[str, str]) -> str:
 
 def environment(store: Store, pod: Object, container: Object, image: Image, home: str) -> dict[str, str]:
     """All variables of one container, in the order Kubernetes resolves them; Waiting when a source is missing."""
-    env = {"PATH": _PATH, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"]), "HOME": home} | image.env
+    env = {"PATH": _PATH, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"]), "HOME": home}
+    env |= _API_SERVER | image.env
     if image.path:
         env["PATH"] = f"{image.path}:{env['PATH']}"
     for source in container.get("envFrom", []):
