@@ -111,9 +111,11 @@ def _shortage_of(error: BaseException) -> EnvironmentFault | None:
     ):
         most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         allowed = "no limit" if most == resource.RLIM_INFINITY else f"{most:,}"
+        # Of a thread Python does not tell the reason.
+        hidden = "; or memory is short" if isinstance(error, RuntimeError) else ""
         return EnvironmentFault(
             f"no more processes or threads can be started ({text}); allow more: ulimit -u gives {allowed}, and the "
-            "container or the service may have a limit of its own (pids.max)"
+            f"container or the service may have a limit of its own (pids.max){hidden}"
         )
     return None
 

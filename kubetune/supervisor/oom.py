@@ -47,7 +47,7 @@ def explain(
         metrics.record_event(run_dir, KILLED, node=node, rank=death.rank, step=step)
     cause = "for want of memory" if known else "for want of memory, or by somebody's kill -9"
     where = f"after step {step}" if step else "before the first step was done"
-    reason = f"rank {death.rank} was killed by SIGKILL {cause}, {where}; {_limit()}"
+    reason = f"rank {death.rank} was killed by SIGKILL {cause}, {where}; {_limit(known)}"
     if before is None or step > before:
         return ExitStatus(errors.LOST_PEER, reason, step)
     again = "The start before ended so too, and this one came no farther, so no other is tried by itself"
@@ -58,10 +58,10 @@ def explain(
     return ExitStatus(errors.ENVIRONMENT, final, step)
 
 
-def _limit() -> str:
+def _limit(known: bool) -> str:
     limit = cgroup.memory_limit()
     if limit is None or limit > 1 << 60:  # version 1 has a number for none
-        return "no memory limit is set, so the machine itself ran out"
+        return f"no memory limit is set here, so {'' if known else 'in the first case '}the machine itself ran out"
     return f"the memory limit is {limit:,} bytes for all ranks of this node"
 
 

@@ -244,7 +244,7 @@ def stopped_ranks(agent_pid: int) -> list[int]:
         try:
             words = (environ.parent / "cmdline").read_bytes().split(b"\0")
             is_ours = f"{processes.AGENT_PID}={agent_pid}\0".encode() in environ.read_bytes()
-            if is_ours and b"kubetune.training.worker" in words and toy.is_stopped(int(environ.parent.name)):
+            if is_ours and b"kubetune.worker" in words and toy.is_stopped(int(environ.parent.name)):
                 found.append(int(environ.parent.name))
         except OSError:
             continue  # it has ended just now, or is somebody else's

@@ -73,7 +73,7 @@ def test_a_run_that_may_not_go_on_loses_nothing(toy_inputs: Path, tmp_path: Path
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:5"}) == [errors.PREEMPTED]
     target, before = run_dir / what, (run_dir / what).stat().st_mode
     target.chmod(mode)
-    done = run("kubetune.supervisor.agent", str(run_dir), folder=tmp_path)
+    done = run("kubetune.agent", str(run_dir), folder=tmp_path)
     said = done.stdout + done.stderr
     assert (done.returncode, "Traceback" in said) == (errors.ENVIRONMENT, False)
     assert "Permission denied" in said

@@ -30,7 +30,7 @@ def limited(limit: str, command: Sequence[object]) -> list[str]:
 
 REFUSED = {
     "no processes": ([NO_CLONE3, "clone=EAGAIN"], "", "no more processes or threads"),
-    "no memory for processes": ([NO_CLONE3, "clone=ENOMEM"], "", "out of memory"),
+    "no memory for processes": ([NO_CLONE3, "clone=ENOMEM"], "", "memory"),
     "no threads": ([NO_CLONE3, "clone&0x10000=EAGAIN"], "", "no more processes or threads"),
     "little address space": ([], "-v 700000", "ulimit -v allows 716,800,000 bytes"),
     "hardly any address space": ([], "-v 300000", "allow more"),
