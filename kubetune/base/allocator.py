@@ -21,12 +21,15 @@ KEPT_PRODUCTS = 128
 """Matrix products that oneDNN keeps ready, each with memory of its own. Its 1,024 hold gigabytes where sizes change
 from step to step, as those of labels do: 16-bit training on a CPU grew by some 80 MiB a step. Those of one micro-batch
 must fit, or each layer makes them anew: with 64 attention took a tenth longer."""
+_CACHES_OF_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""oneDNN's own, and that of ideep, by which torch calls it: what either holds lives on."""
 
 
 def keep_memory() -> bool:
     """Never serve blocks by mmap, never give memory back. Returns whether it was done."""
     if os.environ.get("KUBETUNE_MALLOC") != "off":
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KEPT_PRODUCTS))
+        for name in _CACHES_OF_PRODUCTS:
+            os.environ.setdefault(name, str(KEPT_PRODUCTS))
     return _set(_M_MMAP_MAX, 0) and _set(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
