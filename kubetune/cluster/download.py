@@ -50,7 +50,7 @@ class _Link:
 
 
 def _entry(value: Any) -> _File | _Link | str:
-    """What a line of a pod's list stands for: the path alone of what is neither file nor link."""
+    """Meaning of a line of a pod's list; the path alone of what is neither file nor link."""
     match value:
         case {"path": str(path), "link": str(link)}:
             return _Link(path, link)
