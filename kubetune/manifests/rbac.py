@@ -42,6 +42,9 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
     extras += [("apps", ["deployments"])] if k.tensorboard else []
     if gang(spec) in POD_GROUPS and not by_operator(spec):
         extras.append((POD_GROUPS[gang(spec)].partition("/")[0], ["podgroups"]))
+    if watched := spec.config.tracking.prometheus:
+        kinds = ["podmonitors"] * watched.pod_monitor + ["prometheusrules"] * watched.alerts
+        extras += [("monitoring.coreos.com", kinds)] if kinds else []
     # How `stop` keeps Kueue from starting the run again.
     queued = [_rule("kueue.x-k8s.io", ["workloads"], ["get", "list", "patch"])] if k.queue else []
     rules = [

@@ -2,8 +2,8 @@
 
 `kubernetes-1.29.json` and `kubernetes-1.37.json` are the oldest and the newest supported release; `custom.json` holds
 JobSet v0.12, Kubeflow Trainer v2.3 and PyTorchJob v1.9. `generate.py` makes them. They come from the Kubernetes,
-JobSet and Kubeflow projects (Apache-2.0). `pod_groups.json`, the fields of Volcano's and the coscheduling plugin's
-PodGroup, is written by hand.
+JobSet and Kubeflow projects (Apache-2.0). `by_hand.json` is: the fields of Volcano's and the coscheduling plugin's
+PodGroup, and of the Prometheus operator's PodMonitor and PrometheusRule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _load(name: str) -> dict[str, Any]:
 @cache
 def validator(api_version: str, kind: str, version: str = NEWEST) -> Draft202012Validator | None:
     """The validator of `api_version/kind` at a Kubernetes minor version, or None for a kind not kept here."""
-    for name in (f"kubernetes-{version}", "custom", "pod_groups"):
+    for name in (f"kubernetes-{version}", "custom", "by_hand"):
         schemas = _load(name)
         if schema := schemas["kinds"].get(f"{api_version}/{kind}"):
             return Draft202012Validator({**schema, "$defs": schemas["$defs"]})

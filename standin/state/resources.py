@@ -42,7 +42,7 @@ class Resource:
 
 _CUSTOM_GROUPS = (
     *("jobset.x-k8s.io", "kubeflow.org", "trainer.kubeflow.org"),
-    *("scheduling.volcano.sh", "scheduling.x-k8s.io", "kueue.x-k8s.io"),
+    *("scheduling.volcano.sh", "scheduling.x-k8s.io", "kueue.x-k8s.io", "monitoring.coreos.com"),
 )
 _STATUS = ("status",)
 _SCALABLE = ("status", "scale")
@@ -74,6 +74,8 @@ RESOURCES = [
     Resource("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups", True, (), _STATUS),
     Resource("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups", True, ("pg",), _STATUS),
     Resource("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups", True, ("podgroup-v1beta1",), _STATUS),
+    Resource("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", True, ("pmon",)),
+    Resource("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", True, ("promrule",)),
 ]
 BY_KIND = {resource.kind: resource for resource in RESOURCES}
 _BY_TYPE = {(resource.api_version, resource.kind): resource for resource in RESOURCES}

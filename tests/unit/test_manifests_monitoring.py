@@ -39,6 +39,14 @@ def test_prometheus_finds_the_trainers_port_and_may_reach_it(kind: str) -> None:
     assert plain.isdisjoint({"PodMonitor", "PrometheusRule"})
 
 
+def test_rights_of_operators_cover_what_is_rendered_for_prometheus() -> None:
+    rules = the(made("job", WANTED), "Role", "support-bot-operator")["rules"]
+    assert ["podmonitors", "prometheusrules"] in [rule["resources"] for rule in rules]
+    plain = the(made("job", "tracking.prometheus={alerts: true}"), "Role", "support-bot-operator")["rules"]
+    assert ["prometheusrules"] in [rule["resources"] for rule in plain]
+    assert "monitoring.coreos.com" not in json.dumps(made("job", "tracking.prometheus=true"))
+
+
 def test_alerts_and_board_ask_for_metrics_that_are_there() -> None:
     asked = json.dumps([alert_rules("bot"), board("bot")])
     assert set(re.findall(r"kubetune_\w+(?=\{)", asked)) <= NAMES
