@@ -138,6 +138,17 @@ class Follower:
         self._place, self._inode, self._before = offset, -1, b""
         self.has_begun_anew = False
         """At the last look what had been read was no longer there: its lines are those of the whole file."""
+        self.damaged: list[int] = []
+        """Numbers of the damaged lines that were stepped over, where the first look began at the first byte."""
+        self._count = 0
+
+    @property
+    def unread(self) -> int:
+        """Bytes that are left to read."""
+        try:
+            return max(0, self.path.stat().st_size - self._place)
+        except OSError:
+            return 0
 
     def read(self) -> Iterator[Line]:
         """The whole, good lines since the last look; half a last line waits, damage is stepped over with a warning."""
@@ -151,6 +162,7 @@ class Follower:
         # Cut short and grown again to at least as much: what stood before the place is another line.
         if not is_same or os.pread(file.fileno(), len(kept), self._place - len(kept)) != kept:
             self.has_begun_anew, self._place, self._before = True, 0, b""
+            self.damaged, self._count = [], 0
         self._inode = facts.st_ino
         file.seek(self._place)
         return self._lines(file)
@@ -163,9 +175,11 @@ class Follower:
                     lines.pop()
                 for line, value in zip(lines, _parse_all(lines), strict=True):
                     self._place, self._before = self._place + len(line), line[-_COMPARED_BYTES:]
+                    self._count += 1
                     if value is not None and self._is_good(value):
                         yield value
                     elif line != b"\n":
+                        self.damaged.append(self._count)
                         warn(f"{self.path}: damaged lines are left out: none that kubetune wrote")
 
 

@@ -6,10 +6,12 @@ A run of a million steps leaves half a gigabyte of lines, of which a page needs 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ Lines = list[dict[str, Any]]
 OF_STEPS = ("loss", "learning_rate", "grad_norm")
 OF_TIMINGS = ("tokens_per_second", "trained_tokens_per_second", "peak_memory_bytes")
 SKEW = "skew"
+_LINES_AT_ONCE = 400
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class RankTimes:
 @dataclass(frozen=True)
 class Numbers:
     """Curves of metrics.jsonl and timings.jsonl. `curves`: by the name of their key, and `skew`; `axes`: what had been
-    reached after some steps, which are the first column: `epoch`, `tokens`, `hours`."""
+    reached after some steps, which are the first column: `epoch`, `tokens`, `hours`; `unread`: bytes not read yet."""
 
     totals: metrics.Totals
     evaluations: Lines
@@ -44,33 +47,93 @@ class Numbers:
     peak_memory_bytes: int | None
     ranks: RankTimes | None
     axes: Mapping[str, tuple[Sequence[int], Sequence[float]]] = field(default_factory=dict)
+    unread: int = 0
 
 
 def read_numbers(run_dir: Path, points: int, damaged: Mapping[str, list[int]]) -> Numbers:
     """The numbers of a run, curves with at most so many points. `damaged` gets damaged lines' numbers, by file."""
-    thinners = {key: Thinner(points) for key in (*OF_STEPS, *PREFERENCE_MEASURES, *OF_TIMINGS, SKEW)}
-    totals, evaluations = metrics.Totals(), Lines()
-    axes = {"epoch": _Milestones(), "tokens": _Milestones(), "hours": _Milestones(unit=3600)}
+    known = _Known(points)
     for chunk in metrics.stream_chunks(run_dir / metrics.METRICS, damaged[metrics.METRICS]):
-        evaluations += [line for line in chunk if "eval_loss" in line]
+        known.add_metrics(chunk)
+    for chunk in metrics.stream_chunks(run_dir / metrics.TIMINGS, damaged[metrics.TIMINGS]):
+        known.add_timings(chunk)
+    return known.numbers()
+
+
+class NumbersReader:
+    """The numbers of a run that goes on, or is long: each look reads what is new, and may end before it has all."""
+
+    def __init__(self, run_dir: Path, points: int) -> None:
+        self._followers = [metrics.follower(run_dir / name) for name in (metrics.METRICS, metrics.TIMINGS)]
+        self._points, self._known = points, _Known(points)
+
+    def read(self, seconds: float = math.inf) -> Numbers:
+        """The numbers up to now, or those that could be read in so many seconds; `unread` says how much is left."""
+        until = time.monotonic() + seconds
+        for at, follower in enumerate(self._followers):
+            lines = follower.read()
+            if follower.has_begun_anew:  # a start of the run has cut it short, or it is another run
+                self._begin_anew()
+                return self.read(seconds)
+            add = (self._known.add_metrics, self._known.add_timings)[at]
+            while chunk := list(islice(lines, _LINES_AT_ONCE)):
+                add(chunk)
+                if time.monotonic() > until:
+                    break
+        return replace(self._known.numbers(), unread=self.unread)
+
+    @property
+    def unread(self) -> int:
+        """Bytes that are left to read."""
+        return sum(follower.unread for follower in self._followers)
+
+    @property
+    def damaged(self) -> dict[str, list[int]]:
+        """Numbers of damaged lines, by file."""
+        return {follower.path.name: follower.damaged for follower in self._followers}
+
+    def _begin_anew(self) -> None:
+        self._followers = [metrics.follower(follower.path) for follower in self._followers]
+        self._known = _Known(self._points)
+
+
+class _Known:
+    """Numbers of a run as far as it was read."""
+
+    def __init__(self, points: int) -> None:
+        self._thinners = {key: Thinner(points) for key in (*OF_STEPS, *PREFERENCE_MEASURES, *OF_TIMINGS, SKEW)}
+        self._totals, self._evaluations = metrics.Totals(), Lines()
+        self._axes = {"epoch": _Milestones(), "tokens": _Milestones(), "hours": _Milestones(unit=3600)}
+        self._peak: int | None = None
+        self._waits = _Waits()
+
+    def add_metrics(self, chunk: Lines) -> None:
+        """Take up lines of metrics.jsonl."""
+        self._evaluations += [line for line in chunk if "eval_loss" in line]
         steps = [line for line in chunk if "loss" in line]
         compared = PREFERENCE_MEASURES if steps and "accuracy" in steps[0] else ()
-        axes["epoch"].extend(steps, "epoch")
-        axes["tokens"].extend(steps, "tokens", totals.tokens)
-        totals.add(steps)
-        _thin(thinners, (*OF_STEPS, *compared), steps)
-    totals.evaluation = evaluations[-1] if evaluations else None
-    peak, waits = None, _Waits()
-    for chunk in metrics.stream_chunks(run_dir / metrics.TIMINGS, damaged[metrics.TIMINGS]):
-        axes["hours"].extend(chunk, "seconds", totals.seconds)
-        totals.seconds += math.fsum([line["seconds"] for line in chunk])
-        columns = _thin(thinners, OF_TIMINGS, chunk)
-        peak = max([value for value in (peak, *columns["peak_memory_bytes"]) if value is not None], default=None)
+        self._axes["epoch"].extend(steps, "epoch")
+        self._axes["tokens"].extend(steps, "tokens", self._totals.tokens)
+        self._totals.add(steps)
+        _thin(self._thinners, (*OF_STEPS, *compared), steps)
+
+    def add_timings(self, chunk: Lines) -> None:
+        """Take up lines of timings.jsonl."""
+        self._axes["hours"].extend(chunk, "seconds", self._totals.seconds)
+        self._totals.seconds += math.fsum([line["seconds"] for line in chunk])
+        columns = _thin(self._thinners, OF_TIMINGS, chunk)
+        known = [value for value in (self._peak, *columns["peak_memory_bytes"]) if value is not None]
+        self._peak = max(known, default=None)
         shared = _shared(chunk)
-        thinners[SKEW].extend([line["step"] for line in shared], waits.add([line["rank_seconds"] for line in shared]))
-    curves = {key: found for key, thinner in thinners.items() if (found := thinner.series()) is not None}
-    reached = {name: pairs for name, milestones in axes.items() if (pairs := milestones.found()) is not None}
-    return Numbers(totals, evaluations, curves, peak, waits.summary(), reached)
+        skews = self._waits.add([line["rank_seconds"] for line in shared])
+        self._thinners[SKEW].extend([line["step"] for line in shared], skews)
+
+    def numbers(self) -> Numbers:
+        """All of it, as it is now."""
+        totals = replace(self._totals, evaluation=self._evaluations[-1] if self._evaluations else None)
+        curves = {key: found for key, thinner in self._thinners.items() if (found := thinner.series()) is not None}
+        reached = {name: pairs for name, milestones in self._axes.items() if (pairs := milestones.found()) is not None}
+        return Numbers(totals, list(self._evaluations), curves, self._peak, self._waits.summary(), reached)
 
 
 _MILESTONES = 256
@@ -177,4 +240,4 @@ class _Waits:
         )
 
 
-__all__ = ["OF_STEPS", "OF_TIMINGS", "SKEW", "Number", "Numbers", "RankTimes", "read_numbers"]
+__all__ = ["OF_STEPS", "OF_TIMINGS", "SKEW", "Number", "Numbers", "NumbersReader", "RankTimes", "read_numbers"]

@@ -228,7 +228,7 @@ def _damage(run: RunRecord) -> list[str]:
     last = _last_step(run)
     lost = last - run.numbers.totals.steps
     gap = f"{METRICS} lacks {lost:,} of {last:,} steps, and so do the curves"
-    return [*run.damage, *([gap] if lost > 0 else [])]
+    return [*run.damage, *([gap] if lost > 0 and not run.numbers.unread else [])]
 
 
 def _best(run: RunRecord) -> dict[str, Any] | None:

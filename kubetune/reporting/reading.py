@@ -5,6 +5,7 @@ Everything but resolved.json may be missing: a run that has just begun, or was c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from kubetune.config.naming import model_short_name
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.planning.plan import Plan
-from kubetune.reporting.numbers import Numbers, read_numbers
+from kubetune.reporting.numbers import Numbers, NumbersReader, read_numbers
 from kubetune.rundir import heartbeat, metrics, older_files
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
 from kubetune.rundir.exit_status import ExitStatus, read_exit_status
@@ -93,14 +94,19 @@ class RunRecord:
         return model_short_name(self.config.model.path)
 
 
-def read_run(run_dir: Path, points: int = POINTS) -> RunRecord:
+def read_run(
+    run_dir: Path, points: int = POINTS, reader: NumbersReader | None = None, seconds: float = math.inf
+) -> RunRecord:
     """The record of a run, its curves with at most so many `points`.
+
+    `reader`: who has read the numbers of this run before, and goes on for so many `seconds` at most.
 
     Raises ConfigError where there is none; what is damaged is left out, and named.
     """
     config, damage = read_config(run_dir), list[str]()
     wrong: dict[str, list[int]] = {metrics.METRICS: [], metrics.TIMINGS: []}
-    numbers = read_numbers(run_dir, points, wrong)
+    numbers = reader.read(seconds) if reader is not None else read_numbers(run_dir, points, wrong)
+    wrong = reader.damaged if reader is not None else wrong
     for name, lines in wrong.items():
         _tell(name, lines, damage)
     events, report = _lines(run_dir / metrics.EVENTS, damage), _report(run_dir, damage)

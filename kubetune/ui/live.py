@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 from zlib import crc32
 
 from anyio import to_thread
@@ -15,21 +16,22 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from kubetune.ui.records import signature
-from kubetune.ui.site import run_of, site_of
+from kubetune.ui.site import runs_of, site_of
 
 _LOOK_SECONDS, _QUIET_SECONDS = 1.0, 15.0
 
 
 def run_news(request: Request) -> Response:
-    """A number each time that the files of a run, its beats or its log have changed."""
-    run_dir = run_of(request)
+    """A number each time that the files of runs, their beats or logs have changed, or more of a long one is read."""
+    run_dirs, records = runs_of(request), site_of(request).records
 
     def look() -> int:
-        parts = [signature(run_dir)]
-        for folder in ("logs", "heartbeat"):
-            place = run_dir / folder
-            if place.is_dir():
-                parts.append(tuple((0, s.st_size, s.st_mtime_ns) for s in (p.stat() for p in sorted(place.iterdir()))))
+        parts: list[Any] = [records.read_on(run_dirs)]
+        for run_dir in run_dirs:
+            parts.append(signature(run_dir))
+            logs = run_dir / "logs"
+            if logs.is_dir():
+                parts += [(s.st_size, s.st_mtime_ns) for s in (path.stat() for path in sorted(logs.iterdir()))]
         return crc32(repr(parts).encode())
 
     return _stream(look)
@@ -63,6 +65,6 @@ def _stream(look: Callable[[], int]) -> Response:
                 told = time.monotonic()
                 yield b": still here\n\n"
             # Whatever the looking costs, most of the time nothing is done.
-            await asyncio.sleep(max(_LOOK_SECONDS, 9 * (time.monotonic() - begun)))
+            await asyncio.sleep(max(_LOOK_SECONDS, 3 * (time.monotonic() - begun)))
 
     return StreamingResponse(events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})

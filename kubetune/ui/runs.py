@@ -10,18 +10,15 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kubetune.base import jsonl
 from kubetune.base.humanize import brief
 from kubetune.errors import ConfigError
 from kubetune.library.listing import in_order
 from kubetune.reporting.page import page_of
-from kubetune.rundir import metrics
 from kubetune.rundir.status import read_status, state_of
 from kubetune.ui.site import Site, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12
 _SORTS = ("started", "path", "state", "step", "loss", "hours", "price")
-_SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120, 28
 
 
 def all_runs(request: Request) -> Response:
@@ -38,9 +35,7 @@ def all_runs(request: Request) -> Response:
         shown = in_order(shown, sort, reverse=descends)
     facts = {
         "title": "Runs",
-        "runs": [
-            {**run, "spark": spark(site.folder / run["dir"]), "left": brief(run["seconds_left"])} for run in shown
-        ],
+        "runs": [{**run, "left": brief(run["seconds_left"])} for run in shown],
         "total": len(runs),
         "text": text,
         "state": state,
@@ -64,17 +59,6 @@ def _has(run: dict[str, Any], text: str) -> bool:
     return all(word in said for word in text.lower().split())
 
 
-def spark(run_dir: Path) -> str:
-    """Points of the training loss from the first step to the last, for a line as small as a word; may be empty."""
-    lines = jsonl.sample(run_dir / metrics.METRICS, _SPARK_POINTS)
-    known = [line["loss"] for line in lines if isinstance(line.get("loss"), (int, float))]
-    if len(known) < 2:
-        return ""
-    low, high = min(known), max(known)
-    across, down = _SPARK_WIDTH / (len(known) - 1), (_SPARK_HEIGHT - 4) / ((high - low) or 1)
-    return " ".join(f"{i * across:.1f},{2 + (high - value) * down:.1f}" for i, value in enumerate(known))
-
-
 def one_run(request: Request) -> Response:
     """Everything of one run, and how it stands at this moment."""
     site, run_dir = site_of(request), run_of(request)
@@ -91,6 +75,7 @@ def one_run(request: Request) -> Response:
         "reason": why if state in ("running", "waiting") else facts["reason"],
         "can_stop": site.jobs.is_running(site.records.name_of(run_dir)),
         "is_live": state in ("running", "waiting"),
+        "unread": record.numbers.unread,
     }
     verb = f"kubetune watch {run_dir}" if facts["is_live"] else f"kubetune report {run_dir}"
     return page(request, f"live_{template}", verb, facts)
@@ -109,7 +94,11 @@ def compare(request: Request) -> Response:
         return page(request, "choose.html", "kubetune report RUN --compare RUN", facts)
     if len(run_dirs) > MOST_COMPARED:
         raise ConfigError(f"found {len(run_dirs)} runs to compare; expected at most {MOST_COMPARED}")
-    template, facts = page_of(site.records.read(run_dirs))
+    records = site.records.read(run_dirs)
+    template, facts = page_of(records)
+    facts["unread"] = sum(record.numbers.unread for record in records)
+    facts["is_live"] = any(record.exit_status is None for record in records)
+    facts["query"] = urlencode([("dir", site.records.name_of(run_dir)) for run_dir in run_dirs])
     facts["addresses"] = [address(site, run_dir) for run_dir in run_dirs]
     verb = f"kubetune report {run_dirs[0]} --compare {' '.join(map(str, run_dirs[1:]))}"
     return page(request, f"live_{template}", verb, facts)
@@ -120,4 +109,4 @@ def address(site: Site, *run_dirs: Path, path: str = "/run") -> str:
     return f"{path}?{urlencode([('dir', site.records.name_of(run_dir)) for run_dir in run_dirs])}"
 
 
-__all__: Sequence[str] = ("address", "all_runs", "compare", "one_run", "spark")
+__all__: Sequence[str] = ("address", "all_runs", "compare", "one_run")

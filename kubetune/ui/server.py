@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -21,7 +23,7 @@ from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.page import style
 from kubetune.ui import chat, data, live, new_run, runs
 from kubetune.ui.security import Guard
-from kubetune.ui.site import Missing, Site, problem
+from kubetune.ui.site import Missing, Site, problem, templates
 
 _SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 _STATIC = {
@@ -106,13 +108,23 @@ def serve(folder: Path, host: str, port: int, token: str, names: Sequence[str] =
     import uvicorn
 
     listening = _listening(host, port)
-    app = application(Site.of(folder), token, [*names, host])
+    site = Site.of(folder)
+    app = application(site, token, [*names, host])
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     shown = f"[{host}]" if ":" in host else host
     print(f"{folder} at http://{shown}:{listening.getsockname()[1]}/?token={quote(token)}", flush=True)
     print("Ctrl-C ends it; runs go on.", flush=True)
+    threading.Thread(target=_warm, args=(site,), daemon=True).start()
     with listening:
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _warm(site: Site) -> None:
+    """Do beforehand what the first look at the pages would wait for."""
+    with suppress(KubetuneError, OSError):  # what cannot be read is said on the page that shows it
+        site.records.listed()
+    for name in templates().list_templates(extensions=["html"]):
+        templates().get_template(name)
 
 
 def _listening(host: str, port: int) -> socket.socket:

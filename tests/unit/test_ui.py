@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from kubetune.reporting import write_report
+from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.rundir import metrics
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
@@ -158,6 +161,25 @@ def test_a_run_that_changes_is_read_anew(client: TestClient, folder: Path) -> No
         lines.write('{"step": 61, "epoch": 0.061, "loss": 1.5, "learning_rate": 0.1, "grad_norm": 1, "samples": 1, '
                     '"tokens": 1, "trained_tokens": 1}\n')  # fmt: skip
     assert ">61<" in client.get("/run?dir=second").text
+
+
+def test_a_long_run_is_read_bit_by_bit_to_the_same_numbers(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "long", 3000)
+    reader, looks = NumbersReader(run_dir, 100), 0
+    while (found := reader.read(0)).unread:
+        looks += 1
+        assert found.totals.steps < 3000
+    assert looks > 3
+    whole = read_numbers(run_dir, 100, {metrics.METRICS: [], metrics.TIMINGS: []})
+    assert replace(found, ranks=None) == replace(whole, ranks=None)
+    assert found.ranks is not None
+    assert whole.ranks is not None
+    assert found.ranks.means == pytest.approx(whole.ranks.means)  # added up in other parts
+    kept = "".join((run_dir / metrics.METRICS).read_text().splitlines(keepends=True)[:700])
+    (run_dir / metrics.METRICS).write_text(f"{kept}damaged\n")
+    assert reader.read().totals.steps == len([line for line in kept.splitlines() if '"loss"' in line])
+    assert reader.damaged == {metrics.METRICS: [701], metrics.TIMINGS: []}
+    assert write_report([run_dir], tmp_path / "page.html").is_file()
 
 
 def test_an_empty_folder_says_how_to_begin(tmp_path: Path) -> None:
