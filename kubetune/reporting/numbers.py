@@ -73,6 +73,7 @@ class NumbersReader:
         for at, follower in enumerate(self._followers):
             lines = follower.read()
             if follower.has_begun_anew:  # a start of the run has cut it short, or it is another run
+                next(lines, None)  # a look that was not begun would leave the file open
                 self._begin_anew()
                 return self.read(seconds)
             add = (self._known.add_metrics, self._known.add_timings)[at]
