@@ -16,8 +16,8 @@ from kubetune.library import plan_text
 from kubetune.planning import earlier_runs, measured
 from kubetune.planning.base_model import may_lack_targets, positions_of, require_kind
 from kubetune.planning.cost import Bill, bill, evaluation_hours, price_line, reference_hours, time_line
-from kubetune.planning.forecast import MIB, Forecast, forecast, remedies
-from kubetune.planning.linears import shape_of
+from kubetune.planning.forecast import MIB, Forecast, forecast, quantization_of, remedies
+from kubetune.planning.linears import UNQUANTISED, parts_line, shape_of, trained_by_part
 from kubetune.planning.model_shapes import Weights, read_weights
 from kubetune.planning.plan import Plan, make_plan
 from kubetune.scoring.own_functions import require_file
@@ -160,6 +160,12 @@ def device_bytes(config: Config, plan: Plan) -> int | None:
 def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, str]]:
     """The facts as labelled lines."""
     memory, benchmarks = ahead.memory, config.evaluation.benchmarks
+    if ahead.weights is not None:
+        held = trained_by_part(config.model_copy(update={"lora": None, "task": "causal_lm"}), ahead.weights)
+        yield "trained", parts_line(trained_by_part(config, ahead.weights), held)
+        if held["experts"] and (base := quantization_of(config, plan)) != "none":
+            share = held["experts"] / held.total()
+            yield "", f"the experts, {share:.1%} of the model, do not become {base}: {UNQUANTISED}"
     if memory is None or ahead.weights is None:
         yield "memory", "unknown: the model is not on this machine, or names its sizes in a way of its own"
     else:
@@ -221,6 +227,7 @@ def as_json(config: Config, plan: Plan, ahead: Ahead) -> dict[str, Any]:
             "parameters": memory.parameters,
             "trained_parameters": memory.trained_parameters,
         },
+        "trained_by_part": ahead.weights and trained_by_part(config, ahead.weights),
         "evaluation_hours": evaluation_hours(config, plan, rate, ahead.forget_rows),
         "reference_hours": reference_hours(config, plan, rate),
         "bill": None if ahead.bill is None else asdict(ahead.bill),

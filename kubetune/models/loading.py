@@ -30,6 +30,7 @@ from kubetune.mixtures.experts import swap_experts
 from kubetune.models import patches, quantization
 from kubetune.planning import model_shapes
 from kubetune.planning.base_model import Embeddings
+from kubetune.planning.linears import UNQUANTISED, is_expert
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
@@ -98,6 +99,8 @@ def load_pretrained(
     if quantised is not None:
         quantization.keep_layout(loaded)
         logs.MODEL.info("%s", quantization.describe(config, arithmetic, device))
+        if kept := sum(p.numel() for n, p in loaded.named_parameters() if is_expert(n) and p.is_floating_point()):
+            logs.MODEL.warning("%s parameters of experts keep their dtype: %s", f"{kept:,}", UNQUANTISED)
         return loaded  # type: ignore[no-any-return]
     return loaded.to(device)  # type: ignore[no-any-return]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from kubetune.config.schema import Config
-from kubetune.planning.linears import is_target, linears
+from kubetune.planning.linears import adapted_linears, adapted_stacks, stacks
 from kubetune.planning.memory import Shape, activation_bytes_per_token
 from kubetune.planning.model_shapes import Weights
 from kubetune.planning.plan import Plan
@@ -128,12 +128,14 @@ def _kept_by_plain_layer(config: Config, weights: Weights, shape: Shape, element
     if any("q_norm" in name for name in weights.shapes):
         norms += norm(shape.attention + shape.keys)
     inner = (2 * shape.attention + 2 * shape.keys + _kept_of_wide(weights) * shape.intermediate) * element
-    low = (
-        config.lora.r * sum(1 for name, *_ in linears(weights) if is_target(name, config.lora.target_modules))
-        if config.lora
-        else 0
-    )
-    return norms + inner + low * element // shape.layers
+    choices = int(weights.text_config.get("num_experts_per_tok") or 1)
+    low = 0
+    if config.lora:
+        adapted = sum(1 for _ in adapted_linears(config, weights))
+        low = config.lora.r * (adapted + choices * sum(1 for _ in adapted_stacks(config, weights)))
+    # Of a token's experts each has a copy of it, sorted by expert, and what it made of it, before and after sorting.
+    copies = 3 * choices * shape.hidden * element if any(True for _ in stacks(weights)) else 0
+    return norms + inner + copies + low * element // shape.layers
 
 
 def _dropouts(weights: Weights) -> tuple[float, float]:

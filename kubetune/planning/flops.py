@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kubetune.config.schema import Config
-from kubetune.planning.linears import adapter_parameters, linears, shape_of
+from kubetune.planning.linears import adapter_parameters, is_expert, linears, shape_of, stacks, trained_by_part
 from kubetune.planning.model_shapes import Weights
 
 FROZEN, TRAINED = 4, 6
@@ -63,14 +63,10 @@ def causal_pairs(length: float) -> float:
     return length * (length + 1) / 2
 
 
-def is_expert(name: str) -> bool:
-    """Membership of a module in a mixture's experts, by its name; those that all tokens share are none."""
-    return "experts" in name.split(".") and "shared" not in name
-
-
 def visited_share(text_config: Mapping[str, Any]) -> float:
     """Share of the experts that a token passes through, by the model's config; 1 without experts."""
-    experts = text_config.get("num_local_experts") or text_config.get("num_experts") or 1
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((int(text_config[name]) for name in names if text_config.get(name)), 1)
     return (text_config.get("num_experts_per_tok") or 1) / experts
 
 
@@ -82,7 +78,9 @@ def planned_cost(config: Config, weights: Weights, *, has_vocabulary: bool) -> C
     is_full = config.lora is None
     modules = [Linear(name, size, is_full) for name, size in _sizes(weights)]
     if not is_full:
-        modules.append(Linear("adapters", adapter_parameters(config, weights), True))
+        of_experts = trained_by_part(config, weights)["experts"]
+        modules.append(Linear("adapters", adapter_parameters(config, weights) - of_experts, True))
+        modules.append(Linear("experts", of_experts, True))
     vocabulary = int(weights.text_config.get("vocab_size") or 0)
     head = Linear("head", vocabulary * shape.hidden, is_full) if has_vocabulary else None
     visited = visited_share(weights.text_config)
@@ -92,9 +90,8 @@ def planned_cost(config: Config, weights: Weights, *, has_vocabulary: bool) -> C
 def _sizes(weights: Weights) -> Iterator[tuple[str, int]]:
     for name, rows, columns in linears(weights):
         yield name, rows * columns
-    for name, shape in weights.shapes.items():
-        if len(shape) == 3 and is_expert(name):  # all experts of a layer in one parameter: [experts, inputs, outputs]
-            yield name, math.prod(shape)
+    for stack in stacks(weights):
+        yield stack.name, math.prod(stack[1:])
 
 
 def _flops(module: Linear) -> float:

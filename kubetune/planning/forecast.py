@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from kubetune.base.allocator import KEPT_PRODUCTS
 from kubetune.config.schema import Config
 from kubetune.planning.activations import activations, expects_compiling
-from kubetune.planning.linears import adapter_parameters, linears, shape_of
+from kubetune.planning.linears import adapter_parameters, linears, shape_of, stacks
 from kubetune.planning.memory import USABLE_SHARE, Shape, chunk_rows
 from kubetune.planning.model_shapes import TOWERS, Weights
 from kubetune.planning.plan import Plan
@@ -200,7 +200,8 @@ def _sharing_parts(
     Layers are gathered one by one, the next one ahead; embeddings, head and last norm form a group around them that
     stays gathered from the beginning of the forward to the end of the backward.
     """
-    layer = sum(a * b for _, a, b in linears(weights)) // shape.layers
+    inside = sum(a * b for _, a, b in linears(weights)) + sum(math.prod(stack[1:]) for stack in stacks(weights))
+    layer = inside // shape.layers
     around = weights.parameters - layer * shape.layers
     parts = {"weights, gathered: two layers and what lies around them": (2 * layer + around) * element}
     if config.lora is not None:

@@ -19,8 +19,9 @@ from kubetune.distributed.process_group import wait_for_device
 from kubetune.models.acceleration import device_bytes
 from kubetune.models.classifier_pooling import pools_last
 from kubetune.models.padding_free import unwrap
-from kubetune.planning.flops import Cost, Linear, causal_pairs, cost, is_expert, visited_share
+from kubetune.planning.flops import Cost, Linear, causal_pairs, cost, visited_share
 from kubetune.planning.gpu_specs import stated_tflops
+from kubetune.planning.linears import is_expert
 
 _CPU_SIZE, _GPU_SIZE = 512, 8192
 _REPEATS = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from kubetune.config.schema import LoraConfig
+from kubetune.config.schema import Config, LoraConfig
 from kubetune.errors import ConfigError
 from kubetune.kernels import experts as kernels
 from kubetune.mixtures.experts import is_described, stacks_of, swap_experts
 from kubetune.models.lora import add_lora
+from kubetune.planning.linears import part_of, trained_by_part
+from kubetune.planning.model_shapes import read_weights
 from kubetune.publishing.export import export_run
 from tests import toy
 from tests.architectures import ONE_BY_ONE, PADDING_FREE, build_model, save_model
@@ -151,6 +154,30 @@ def test_a_trained_adapter_is_loaded_by_peft_alone_and_merged_it_says_the_same(i
     assert relative(logits(adapted), theirs) <= EXACT
     merged = export_run(run_dir, out=tmp_path / "merged", merged=True, tell=lambda _: None)
     assert relative(logits(AutoModelForCausalLM.from_pretrained(merged.path)), theirs) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("qwen3_moe", {"target_modules": ["v_proj", "gate_proj", "up_proj"], "target_parameters": ["mlp.gate.weight"]}),
+        ("gpt_oss", {}),
+        pytest.param("deepseek_v3", {}, marks=slow),
+        pytest.param("olmoe", {"target_modules": ["q_proj"], "modules_to_save": ["gate"]}, marks=slow),
+    ],
+)
+def test_a_plan_foresees_what_is_trained_of_each_part(tmp_path, name, settings):
+    model = AutoModelForCausalLM.from_pretrained(save_model(tmp_path, name))
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    found = add_lora(model, LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0)
+    trained = Counter[str]()
+    for parameter_name, parameter in found.named_parameters():
+        trained[part_of(parameter_name)] += parameter.numel() if parameter.requires_grad else 0
+    config = Config.model_validate({"model": str(tmp_path), "data": {"train": "x"}, "lora": {"r": 4, **settings}})
+    weights = read_weights(str(tmp_path), {})
+    assert weights is not None
+    assert trained_by_part(config, weights) == +trained
+    # A file may hold what is no parameter: biases of a router that no gradient moves.
+    assert trained_by_part(config.model_copy(update={"lora": None}), weights).total() == pytest.approx(whole, rel=1e-4)
 
 
 @pytest.mark.parametrize(

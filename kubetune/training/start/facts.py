@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models import quantization
 from kubetune.models.loading import choose_dtype
 from kubetune.optimizer.adamw import FlatAdamW
+from kubetune.planning.linears import part_of, parts_line
 from kubetune.planning.plan import Plan
 from kubetune.rundir import machine, metrics
 from kubetune.rundir.checkpoints import State
@@ -52,6 +54,11 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
     """Log the parameters, those that are trained, and how sequences run."""
     total, trained = sum(quantization.count(p) for p in learner.model.parameters()), optimizer.size
     logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
+    held, learnt = Counter[str](), Counter[str]()
+    for name, parameter in learner.model.named_parameters():
+        held[part_of(name)] += 0 if ".lora_" in name else quantization.count(parameter)
+        learnt[part_of(name)] += parameter.numel() if parameter.requires_grad else 0
+    logs.MODEL.info("trained: %s", parts_line(learnt, held))
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
     if learner.route.padding_free:
         logs.MODEL.info("padding-free packed batches of many sequences (self-check: %.1e)", learner.route.difference)
