@@ -26,7 +26,6 @@ from kubetune.tasks import causal_lm
 from tests import toy
 from tests.architectures import (
     MIXTURE,
-    ONE_BY_ONE,
     PADDING_FREE,
     build_model,
     random_rows,
@@ -34,12 +33,13 @@ from tests.architectures import (
     save_model,
     take_gradients,
 )
+from tests.hybrids import HYBRIDS
 
 slow = pytest.mark.slow
 FAMILIES = {
     **{name: PADDING_FREE[name] for name in ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")},
     "granitemoe": {**MIXTURE, "num_experts_per_tok": 2},
-    "qwen3_next": ONE_BY_ONE["qwen3_next"],
+    "qwen3_next": HYBRIDS["qwen3_next"],
 }
 COEFFICIENT, Z = 0.3, 0.05
 ROWS = random_rows((37, 5, 60, 21))
