@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,25 @@ def test_what_could_not_work_is_refused(words: list[str], reason: str, capsys: p
     printed = capsys.readouterr()
     assert reason in printed.err
     assert printed.out == ""
+
+
+def test_a_reward_model_is_served_to_score_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = write_run(tmp_path / "run", "task=reward_model")
+    assert cli.main(["serve", "--render", str(run_dir)]) == 2
+    assert "no adapters with a head of their own; serve its merged weights" in capsys.readouterr().err
+    assert cli.main(["serve", "--render", str(run_dir), "--merged"]) == 0
+    printed = capsys.readouterr()
+    (made,) = (obj for obj in yaml.safe_load_all(printed.out) if obj["kind"] == "Deployment")
+    assert problems(made) == []
+    words = made["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert words[2].endswith("/exports/step-000120-merged")
+    assert {"--runner=pooling", '--pooler-config={"use_activation": false}'} <= {*words}
+    asked = json.loads(printed.err.partition("-d '")[2].partition("'\n")[0])
+    assert "localhost:8000/pooling " in printed.err
+    assert (asked["task"], asked["messages"][-1]["role"]) == ("classify", "assistant")
+    classifier = write_run(tmp_path / "classifier", "task=sequence_classification")
+    assert cli.main(["serve", "--render", str(classifier)]) == 2
+    assert "is a classifier, which is not served" in capsys.readouterr().err
 
 
 def test_runs_that_cannot_be_served_say_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

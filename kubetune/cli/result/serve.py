@@ -124,8 +124,8 @@ def _of_run(name: str, run_dir: Path, *, merged: bool) -> Target:
     kind = "merged" if merged else "adapter" if config.lora else "model"
     if merged and not config.lora:
         raise ConfigError(f"{run_dir} trained every weight, so there is nothing merged; leave --merged out")
-    if config.classifies:
-        raise ConfigError(f"{run_dir} is a classifier, which this chat server does not serve")
+    if config.classifies and config.task != "reward_model":
+        raise ConfigError(f"{run_dir} is a classifier, which is not served; kubetune.classify and generate ask it")
     if kind == "adapter" and (unknown := _beyond_vllm(config)):
         raise ConfigError(
             f"{run_dir}: vLLM loads no adapters with {unknown}; serve its merged weights: kubetune export {run_dir} "
@@ -151,7 +151,11 @@ def _of_run(name: str, run_dir: Path, *, merged: bool) -> Target:
 def _beyond_vllm(config: Config) -> str:
     """Parts of an adapter that vLLM refuses to load (its peft_helper.py); empty where it takes it."""
     lora = config.lora
-    found = {"lora.use_dora": lora and lora.use_dora, "lora.modules_to_save": lora and lora.modules_to_save}
+    found = {
+        "lora.use_dora": lora and lora.use_dora,
+        "lora.modules_to_save": lora and lora.modules_to_save,
+        "a head of their own": config.classifies,
+    }
     return " and ".join(name for name, is_set in found.items() if is_set)
 
 
@@ -180,6 +184,7 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
         names=(own_name,),
         revision=model.revision if model and base else None,
         adapters=tuple(Adapter(t.name, t.path, t.rank) for t in targets) if base else (),
+        scores=bool(first.run and first.run.task == "reward_model"),
         trust_remote_code=bool(model and model.trust_remote_code),
         dtype=args.dtype,
         max_model_len=args.max_model_len,

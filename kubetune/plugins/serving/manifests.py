@@ -36,12 +36,16 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Serving:
-    """Model to serve: under the names of `names`, and adapters on top of it. Sizes are those of one pod."""
+    """Model to serve: under the names of `names`, and adapters on top of it. Sizes are those of one pod.
+
+    `scores`: it is a reward model, which says a number of a conversation.
+    """
 
     model: str
     names: tuple[str, ...]
     revision: str | None = None
     adapters: tuple[Adapter, ...] = ()
+    scores: bool = False
     trust_remote_code: bool = False
     dtype: str = "auto"
     max_model_len: int | None = None
@@ -116,6 +120,8 @@ def command(serving: Serving) -> list[str]:
         words.append(f"--max-model-len={serving.max_model_len}")
     if serving.gpus > 1:
         words.append(f"--tensor-parallel-size={serving.gpus}")
+    if serving.scores:  # without an activation, which would make a probability of a reward
+        words += ["--runner=pooling", f"--pooler-config={json.dumps({'use_activation': False})}"]
     if serving.trust_remote_code:
         words.append("--trust-remote-code")
     if serving.adapters:
@@ -212,12 +218,17 @@ def _autoscaler(spec: RunSpec, serving: Serving) -> Manifest:
 def trial(spec: RunSpec, serving: Serving) -> str:
     """The commands that try it out from this machine."""
     asked = serving.adapters[0].name if serving.adapters else serving.names[0]
-    body = {"model": asked, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}
+    path, body = "v1/chat/completions", {"model": asked, "messages": [{"role": "user", "content": "Hello!"}]}
+    if serving.scores:
+        path, answer = "pooling", {"role": "assistant", "content": "Hello! What can I do for you?"}
+        body |= {"task": "classify", "messages": [*body["messages"], answer]}
+    else:
+        body["max_tokens"] = 64
     key = ' -H "Authorization: Bearer $VLLM_API_KEY"' if serving.api_key_secret else ""
     namespace = spec.kubernetes.namespace
     return (
         f"kubectl -n {namespace} rollout status deployment/{spec.name} --timeout={START_SECONDS}s\n"
         f"kubectl -n {namespace} port-forward service/{spec.name} {PORT}:80 &\n"
-        f"curl --retry 5 --retry-connrefused http://localhost:{PORT}/v1/chat/completions "
+        f"curl --retry 5 --retry-connrefused http://localhost:{PORT}/{path} "
         f"-H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'\n"
     )
