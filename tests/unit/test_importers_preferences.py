@@ -89,6 +89,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+KEY = "metric_for_best_model"
+
+
 def imported(folder: Path, name: str, text: str) -> tuple[Imported, Config]:
     (folder / name).write_text(text)
     found = import_config(folder / name)
@@ -116,6 +119,14 @@ def test_what_only_trainers_of_preferences_have_is_told(tmp_path: Path) -> None:
     assert config.training.metric_for_best_model == "eval_accuracy"
     assert config.training.learning_rate == 1e-6
     assert [note.key for note in found.of("dropped")] == ["max_prompt_length"]
+    held = "--val_dataset org/held"
+    for case, more, dropped in (("trl kto", "", []), ("swift kto", held, []), ("swift orpo", held, [KEY])):
+        name, text, _ = CASES[case]
+        found, config = imported(
+            tmp_path, name, f"{text.rstrip()} --metric_for_best_model kl --eval_strategy epoch {more}\n"
+        )
+        assert (config.training.metric_for_best_model == "eval_kl") == (not dropped)
+        assert [note.key for note in found.of("dropped")] == dropped
     _, config = imported(tmp_path, *CASES["axolotl dpo"][:2])
     assert config.data.train[0].format == "messages"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kubetune.config.metric_names import full_name, metrics_of
 from kubetune.config.schema.preference import ONLY_WITH
 from kubetune.plugins.importers.draft import Draft, Rule, as_flag, choice, dropped, each, is_empty, only, unneeded
 
@@ -37,15 +38,10 @@ _SIMPO_OF_TRL: Final = (0.1, 0.5, 1.0)
 _RATES: Final = {"reward": 1e-4}
 _RATE: Final = 1e-6
 _METRICS: Final = {
-    "loss": "eval_loss",
-    "rewards/accuracies": "eval_accuracy",
-    "rewards/margins": "eval_margin",
-    "rewards/chosen": "eval_reward_chosen",
-    "rewards/rejected": "eval_reward_rejected",
-    "logps/chosen": "eval_logp_chosen",
-    "logps/rejected": "eval_logp_rejected",
-    "accuracy": "eval_accuracy",
-}
+    "loss": "loss", "rewards/accuracies": "accuracy", "rewards/margins": "margin", "rewards/chosen": "reward_chosen",
+    "rewards/rejected": "reward_rejected", "logps/chosen": "logp_chosen", "logps/rejected": "logp_rejected",
+    "accuracy": "accuracy", "margin": "margin", "kl": "kl",
+}  # fmt: skip
 
 
 def method_of(peer: str, settings: Mapping[str, Any], command: str | None) -> tuple[str, str] | None:
@@ -163,8 +159,8 @@ def _reference(draft: Draft, key: str, value: Any) -> None:
 
 
 def _metric(draft: Draft, key: str, value: Any) -> None:
-    ours = _METRICS.get(str(value).removeprefix("eval_"))
-    if ours:
+    ours, is_kto = _METRICS.get(str(value).removeprefix("eval_")), draft.settings.get(("preference", "loss")) == "kto"
+    if (ours := full_name(ours)) in metrics_of(str(draft.settings[("task",)]), "auto", judged=is_kto):
         draft.carry(key, "training.metric_for_best_model", ours)
     else:
         draft.drop(key, f"evaluations have no {value}; see training.metric_for_best_model")

@@ -36,10 +36,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Serving:
-    """Model to serve: under the names of `names`, and adapters on top of it. Sizes are those of one pod.
-
-    `scores`: it is a reward model, which says a number of a conversation.
-    """
+    """Model to serve: under the names of `names`, and adapters on it; a reward model `scores`. Sizes are a pod's."""
 
     model: str
     names: tuple[str, ...]
@@ -88,9 +85,8 @@ def serve(spec: RunSpec, serving: Serving) -> list[Manifest]:
     claim: Manifest = {
         "accessModes": ["ReadWriteMany" if serving.most_replicas > 1 else "ReadWriteOnce"],
         "resources": {"requests": {"storage": serving.cache_size}},
+        **({"storageClassName": serving.storage_class} if serving.storage_class else {}),
     }
-    if serving.storage_class:
-        claim["storageClassName"] = serving.storage_class
     objects = [
         spec.manifest("v1", "PersistentVolumeClaim", f"{spec.name}-models", "storage", spec=claim),
         spec.manifest("apps/v1", "Deployment", spec.name, SERVER, spec=deployment),
@@ -185,14 +181,13 @@ def _environment(kubernetes: KubernetesConfig, serving: Serving) -> list[Manifes
         "USER": SERVER,
         "VLLM_NO_USAGE_STATS": "1",
     }
-    variables: list[Manifest] = [{"name": name, "value": text} for name, text in plain.items()]
     secrets = {name: (ref.secret, ref.key or name) for name, ref in kubernetes.secrets.items() if name == "HF_TOKEN"}
     if serving.api_key_secret:
         secrets["VLLM_API_KEY"] = (serving.api_key_secret, "VLLM_API_KEY")
-    return variables + [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-        for name, (secret, key) in secrets.items()
-    ]
+    sources: Manifest = {name: {"value": text} for name, text in plain.items()}
+    for name, (secret, key) in secrets.items():
+        sources[name] = {"valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+    return [{"name": name, **source} for name, source in sources.items()]
 
 
 def _autoscaler(spec: RunSpec, serving: Serving) -> Manifest:
@@ -218,17 +213,15 @@ def _autoscaler(spec: RunSpec, serving: Serving) -> Manifest:
 def trial(spec: RunSpec, serving: Serving) -> str:
     """The commands that try it out from this machine."""
     asked = serving.adapters[0].name if serving.adapters else serving.names[0]
-    path, body = "v1/chat/completions", {"model": asked, "messages": [{"role": "user", "content": "Hello!"}]}
+    said = [{"role": role, "content": "Hello!"} for role in ("user", "assistant")]
+    path, body = "v1/chat/completions", {"model": asked, "messages": said[:1], "max_tokens": 64}
     if serving.scores:
-        path, answer = "pooling", {"role": "assistant", "content": "Hello! What can I do for you?"}
-        body |= {"task": "classify", "messages": [*body["messages"], answer]}
-    else:
-        body["max_tokens"] = 64
+        path, body = "pooling", {"model": asked, "messages": said, "task": "classify"}
     key = ' -H "Authorization: Bearer $VLLM_API_KEY"' if serving.api_key_secret else ""
-    namespace = spec.kubernetes.namespace
+    kubectl = f"kubectl -n {spec.kubernetes.namespace}"
     return (
-        f"kubectl -n {namespace} rollout status deployment/{spec.name} --timeout={START_SECONDS}s\n"
-        f"kubectl -n {namespace} port-forward service/{spec.name} {PORT}:80 &\n"
+        f"{kubectl} rollout status deployment/{spec.name} --timeout={START_SECONDS}s\n"
+        f"{kubectl} port-forward service/{spec.name} {PORT}:80 &\n"
         f"curl --retry 5 --retry-connrefused http://localhost:{PORT}/{path} "
         f"-H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'\n"
     )
