@@ -72,7 +72,9 @@ class WandbSink:
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")  # wandb's own count drops what a resumed run repeats
         folder = Path(self._run.dir).parent
-        where = f"{folder}; send it with: wandb sync {folder}" if self._run.offline else self._run.url
+        # Each start has a folder of its own, and they are sent in their order.
+        sent = f"wandb sync {folder.parent}/offline-run-*"
+        where = f"{folder}; send it with: {sent}" if self._run.offline else self._run.url
         _log.info("W&B run %s at %s", self._run.id, where)
 
     def send(self, numbers: Sequence[Numbers]) -> None:

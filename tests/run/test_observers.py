@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from kubetune.manifests.monitoring import alert_rules
 from kubetune.observers import beside, hooks, kubeflow, prometheus
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import events, metrics
+from kubetune.rundir.status import progress
 
 ROOT = Path(__file__).parents[2]
 VALID = jsonschema.Draft202012Validator(events.schema(), format_checker=jsonschema.FormatChecker())
@@ -69,6 +71,8 @@ def follow(folder: Path, *, stops: bool = False) -> float:
 
 
 def test_the_schema_knows_every_event_that_the_code_writes() -> None:
+    """Their fields, those that are always there, and no kind that nothing writes."""
+    written = {"start", "resume", "killed"}
     for path in (ROOT / "kubetune").rglob("*.py"):
         text = path.read_text("utf-8")
         for node in ast.walk(ast.parse(text)) if "record_event(" in text else ():
@@ -78,8 +82,32 @@ def test_the_schema_knows_every_event_that_the_code_writes() -> None:
             if kind is None:  # start or resume; killed
                 assert ast.unparse(node.args[1]) in ("event", "KILLED")
                 continue
-            known = {word.partition(":")[0].removesuffix("?") for word in events.KINDS[kind][1].split()}
-            assert {word.arg for word in node.keywords} - {None} <= known, f"{path}:{node.lineno}"
+            fields = [word.partition(":")[0] for word in events.KINDS[kind][1].split()]
+            given = {word.arg for word in node.keywords}
+            assert given - {None} <= {field.removesuffix("?") for field in fields}, f"{path}:{node.lineno}"
+            always = {field for field in fields if not field.endswith("?")}
+            assert always <= given or None in given, f"{path}:{node.lineno}"  # None: `**facts`
+            written.add(kind)
+    assert written == set(events.KINDS)
+    page = (ROOT / "docs" / "tracking.md").read_text()
+    assert [kind for kind in events.KINDS if f"`{kind}`" not in page] == []
+
+
+def test_events_of_a_later_version_are_stepped_over(tmp_path: Path) -> None:
+    """A kind, and a field of known ones, that this version does not know."""
+    made(tmp_path)
+    tell(tmp_path)
+    known, plain = progress(tmp_path), prometheus.State(tmp_path, 0).read()
+    told = metrics.read_events(tmp_path)
+    lines = [json.dumps(event | {"mood": "good"}) for event in told]
+    lines.insert(2, json.dumps({"schema_version": 1, "time": told[1]["time"], "event": "tea", "cups": 2}))
+    (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    for event in metrics.read_events(tmp_path):
+        VALID.validate(event)
+    assert [event["event"] for event in metrics.read_events(tmp_path)].count("tea") == 1
+    assert progress(tmp_path) == known
+    again = prometheus.State(tmp_path, 0).read()
+    assert {**again, "checkpoint_age_seconds": 0} == {**plain, "checkpoint_age_seconds": 0}
 
 
 def test_events_are_as_the_schema_says(tmp_path: Path) -> None:
@@ -218,6 +246,25 @@ def test_kubeflow_is_told_of_progress_with_the_token_as_it_is_now(
     said = capfd.readouterr().err
     assert "the TrainJob missed 1 reports of progress; first: HTTP Error 403" in said
     assert "first\n" not in said
+
+
+def test_a_status_server_that_hangs_in_the_handshake_is_given_up(
+    tmp_path: Path, kubeflow_server: _Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By TLS: it accepts, and says nothing. Also one whose token cannot be read, and one that breaks off."""
+    monkeypatch.setattr(kubeflow, "_SECONDS_OF_REQUEST", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv(kubeflow.URL, f"https://127.0.0.1:{silent.getsockname()[1]}/status")
+        run = beside.Observed(tmp_path / "run", made(tmp_path / "run"), 0, 0)
+        run.ended.set()
+        kubeflow.observe(run)
+        (tmp_path / "token").unlink()
+        kubeflow.observe(run)
+    kubeflow.observe(run)
+    said = capfd.readouterr().err
+    assert re.findall("the TrainJob missed 1 reports of progress; first: .*(timed out|No such file|No such file)", said)
+    assert said.count("missed 1 reports") == 3
+    assert not kubeflow_server.got
 
 
 def test_a_collector_that_refuses_is_told_of_once_and_counted(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
+import signal
+import socket
 import sqlite3
-import struct
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +88,43 @@ def test_mlflow_holds_one_run_over_two_starts(
     assert sqlite3.connect(tmp_path / "mlruns" / "mlflow.db").execute("select count(*) from runs").fetchone() == (1,)
 
 
-def test_mlflow_holds_files_tags_data_and_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """Address of MLflow's own server, which keeps artifacts itself."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/kept.db", "--artifacts-destination", f"{folder}/kept"]
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    try:
+        while True:
+            assert process.poll() is None, (folder / "server.log").read_text()
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
+                break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
+@pytest.mark.parametrize("place", ["folder", pytest.param("server", marks=pytest.mark.slow)])
+def test_mlflow_holds_files_tags_data_and_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    with mlflow_server(tmp_path) if place == "server" else nullcontext(str(tmp_path / "mlruns")) as uri:
+        send_and_find(tmp_path / "run", uri, monkeypatch)
+    assert not any("did not take" in message or "lacks" in message for message in caplog.messages)
+
+
+def send_and_find(run_dir: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("HF_TOKEN", "canary-value")
     settings = {"tags": {"team": "nlp"}, "log_model": True, "registered_model_name": "bots"}
-    run_dir, uri = tmp_path / "run", str(tmp_path / "mlruns")
+    tmp_path = run_dir.parent
     wanted = config(tmp_path, mlflow={"uri": uri, **settings})
     (run_dir / "checkpoints" / "best").mkdir(parents=True)
     (run_dir / "checkpoints" / "best" / "adapter_config.json").write_text("{}")
@@ -271,27 +304,18 @@ def test_what_a_slow_tracker_has_no_room_for_is_counted_and_no_step_waits(
     ]
 
 
-def leveldb_records(content: bytes) -> Iterator[bytes]:
-    """Records of a log in LevelDB's format: parts with a head of 7 bytes in blocks of 32 KiB, from byte 7 on."""
-    at, whole, block = 7, b"", 32768
-    while at + 7 <= len(content):
-        if block - at % block < 7:
-            at += block - at % block
-            continue
-        _, size, kind = struct.unpack("<IHB", content[at : at + 7])
-        whole += content[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # whole, or the last part
-            yield whole
-            whole = b""
+def records(file: Path) -> list[dict[str, Any]]:
+    """What wandb's own reader finds in a file of a run."""
+    environ = {**os.environ, "WANDB_ERROR_REPORTING": "false"}
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", file]
+    said = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
+    return [json.loads(line) for line in said.splitlines()]
 
 
 def test_wandb_holds_one_run_over_two_starts_in_files_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb")
-    from wandb.proto.wandb_internal_pb2 import Record
-
     monkeypatch.setenv("HF_TOKEN", "canary-value")
     monkeypatch.setattr(tracker_queue, "SECONDS_TO_SEND_THE_REST", 60.0)  # a busy machine begins no quicker
     wanted = config(tmp_path, wandb={"project": "bots", "mode": "offline", "tags": ["nlp"]})
@@ -308,15 +332,16 @@ def test_wandb_holds_one_run_over_two_starts_in_files_of_its_own(
     found, history, exits = set(), [], []
     for path in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
         assert b"canary-value" not in path.read_bytes()
-        for record in map(Record.FromString, leveldb_records(path.read_bytes())):
-            if record.HasField("run"):
-                found.add((record.run.run_id, record.run.display_name, tuple(sorted(record.run.tags))))
-            elif record.HasField("history"):
-                items = record.history.item
-                values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
-                history.append({name: value for name, value in values.items() if not name.startswith("_")})
-            elif record.HasField("exit"):
-                exits.append(record.exit.exit_code)
+        for record in records(path):
+            if record["type"] == "run":
+                run = record["run"]
+                assert run["resume"], "`wandb sync` goes on with what it has sent before"
+                found.add((run["run_id"], run["display_name"], tuple(sorted(run["tags"]))))
+            elif record["type"] == "history":
+                items = record["history"]["item"]
+                history.append({name: value for name, value in items.items() if not name.startswith("_")})
+            elif record["type"] == "exit":
+                exits.append(record["exit"]["exit_code"])
     assert found == {(wandb_tracker.run_id(tmp_path), "bot", ("causal_lm", "full", "nlp"))}
     assert history == [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.0, "eval/loss": 0.5}]
     assert exits == [1, 0]
