@@ -20,7 +20,7 @@ PAGES = {
 }
 NO_KEYS = {"data.json", "evaluation.json", "model.generate", "model.safetensors", "mirror.json", "tracking.json"}
 """Files, and a method of transformers, that begin like a key."""
-OF_OTHERS = {"--isolation", "--lora-adapters", "--model-id"}
+OF_OTHERS = {"--isolation", "--lora-adapters", "--model-id", "--summary"}
 """Options of programs that pages speak of besides."""
 KEY = re.compile(rf"`((?:{'|'.join(Config.model_fields)})(?:\.[a-z0-9_]+)+)\b")
 
