@@ -65,6 +65,8 @@ def foresee(config: Config, environ: Mapping[str, str], *, builds: bool = True) 
         _require_targets(config)
     tokens = lengths.tokens(rows) if lengths is not None else None
     spared = lengths.spared if lengths is not None else 0.0
+    if lengths is not None:
+        rows, eval_rows = lengths.rows(rows), lengths.rows(eval_rows)
     plan = make_plan(config, rows, eval_rows, visible_gpus(environ), tokens=tokens, spared_share=spared)
     config, chosen = _as_measured(config, plan, tokens)
     longest = lengths.longest_of(rows) if lengths is not None else None

@@ -42,6 +42,8 @@ def make_plan(config: ConfigLike, *, gpus: int | None = None) -> Plan:
     if positions is not None and lengths is not None:
         positions.require(lengths.longest)
     tokens = lengths.tokens(rows) if lengths is not None else None
+    if lengths is not None:
+        rows, eval_rows = lengths.rows(rows), lengths.rows(eval_rows)
     return plan.make_plan(config, rows, eval_rows, visible_gpus(os.environ) if gpus is None else gpus, tokens=tokens)
 
 

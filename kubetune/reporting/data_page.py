@@ -84,6 +84,8 @@ def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], sett
             said.append(
                 f"{counted(stats['truncated'], 'row')} of {name} truncated at {number(settings['max_length'])} tokens."
             )
+        if stats["split"]:
+            said.append(f"{counted(stats['split'], 'text')} of {name} split into {number(stats['pieces'])} rows.")
         if stats["no_label"]:
             said.append(f"{counted(stats['no_label'], 'row')} of {name} left out: nothing in them is trained.")
         if stats["unusable"]:

@@ -175,6 +175,39 @@ def test_what_is_left_out_is_counted(model: Path, tmp_path: Path) -> None:
     assert cut.train.lengths.max() == 128
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_long_texts_are_split_without_loss(model: Path, tmp_path: Path, seed: int) -> None:
+    """The rows of each text, end to end but for the token that each begins with again, are the text whole."""
+    draw = random.Random(seed)
+    limit = draw.randint(8, 70)
+    texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 160))) for _ in range(40)]
+    file = write(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    whole, found = (
+        prepare(config(model, tmp_path, str(file), **settings))
+        for settings in ({"max_length": 1000}, {"max_length": limit, "overlong": "split"})
+    )
+    stats, rows = found.stats["train"], found.train
+    assert stats["trained_tokens"] == whole.stats["train"]["trained_tokens"]
+    assert rows.lengths.max() <= limit
+    assert len(rows) == stats["rows"] == stats["pieces"] + stats["records"] - stats["split"]
+    assert stats["split"] == int((whole.train.lengths > limit).sum()) > 0
+    joined: dict[int, list[int]] = {}
+    for number in range(len(rows)):
+        ids, trained = rows.row(number)
+        before = joined.setdefault(int(rows.record[number]), [])
+        assert not before or before[-1] == ids[0]
+        assert trained.tolist() == [False] + [True] * (len(ids) - 1)
+        before += ids.tolist()[1 if before else 0 :]
+    assert joined == {int(whole.train.record[n]): whole.train.row(n)[0].tolist() for n in range(len(whole.train))}
+
+
+def test_only_plain_texts_are_split(model: Path, tmp_path: Path) -> None:
+    told = [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": LONG["text"]}]
+    file = write(tmp_path / "a.jsonl", [LONG, {"messages": told}])
+    with pytest.raises(DataError, match=r"a.jsonl:2: has .* tokens of 128, and .*split is for plain texts alone"):
+        prepare(config(model, tmp_path, str(file), max_length=128, overlong="split"))
+
+
 def listing(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.suffix != ".lock")
 

@@ -319,6 +319,12 @@ def test_packing_that_is_off_counts_samples(tmp_path: Path) -> None:
         tmp_path, "model_name_or_path: x\ndataset_name: y\npacking: false\npacking_strategy: wrapped\n"
     )
     assert (config.data.packing, config.training.global_batch_tokens) == (False, None)
+    _, config = imported(tmp_path, f"{PACKED['TRL']}packing_strategy: bfd_split\n")
+    assert config.data.overlong == "split"
+    _, config = imported(tmp_path, f"{PACKED['ms-swift']}truncation_strategy: split\n")
+    assert config.data.overlong == "split"
+    _, config = imported(tmp_path, PACKED["LLaMA-Factory, pre-training"])
+    assert config.data.overlong == "split"
     found, config = imported(tmp_path, f"{PACKED['TRL']}packing_strategy: wrapped\n")
     assert (config.data.packing, notes(found, "dropped").keys()) == (True, {"packing_strategy"})
 

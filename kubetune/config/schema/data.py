@@ -79,8 +79,10 @@ class DataConfig(Section):
         BeforeValidator(_as_eval, json_schema_input_type=Share | SourcesAsWritten | None),
     ] = Field(None, description="Share of `train` to hold out (`0.05`, seeded), or sources of its own.")
     max_length: int = Field(2048, ge=8, le=10_000_000, description="Longest sequence in tokens.")
-    overlong: Literal["drop", "truncate", "error"] = Field(
-        "drop", description="What becomes of rows longer than `max_length`; `truncate` by default for classifiers."
+    overlong: Literal["drop", "truncate", "split", "error"] = Field(
+        "drop",
+        description="What becomes of rows longer than `max_length`; `truncate` by default for classifiers. `split`: "
+        "several rows of each plain text, which lose nothing; what is no plain text is refused.",
     )
     max_lost_share: float = Field(
         0.1, ge=0, le=1, description="Stop before training when more than this share of the rows would be left out."

@@ -47,6 +47,12 @@ class Lengths:
     kept_share: float
     longest: int
     spared: float = 0.0
+    rows_per_record: float = 1.0
+    """More than one where long texts are split."""
+
+    def rows(self, records: int | None) -> int | None:
+        """Rows that so many records become, before any are left out."""
+        return None if records is None else round(records * self.rows_per_record)
 
     def longest_of(self, rows: int | None) -> int:
         """Tokens that no row of so many has more of: with a quarter to spare where not all of them were sampled."""
@@ -167,8 +173,12 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     lengths = [[len(ids) for ids in row] for row in rows]
     limit = (within_positions(config, tokenizer) if labelled else config).data.max_length
     overlong = sum(max(row) > limit for row in lengths)
-    truncates = config.data.overlong == "truncate"
-    kept = [[min(length, limit) for length in row] for row in lengths if truncates or max(row) <= limit]
+    cuts = config.data.overlong in ("truncate", "split")
+    kept = [[min(length, limit) for length in row] for row in lengths if cuts or max(row) <= limit]
+    per_record = 1.0
+    if config.data.overlong == "split":
+        kept = [[piece] for row in lengths for piece in _pieces(row[0], limit)]
+        per_record = len(kept) / len(lengths)
     whole = [row for row, each in zip(rows, lengths, strict=True) if max(each) <= limit]
     return Lengths(
         sampled=sampled,
@@ -179,7 +189,13 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
         kept_share=len(kept) / sampled,
         longest=max(map(max, kept), default=0),
         spared=spared_share(config, whole),
+        rows_per_record=per_record,
     )
+
+
+def _pieces(length: int, limit: int) -> list[int]:
+    """Lengths of the rows that a text is split into, as `encode.pieces` does."""
+    return [min(limit, length - start) for start in range(0, max(1, length - 1), limit - 1)]
 
 
 def _require_embeddings(

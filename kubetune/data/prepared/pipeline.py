@@ -23,7 +23,7 @@ from kubetune.data.reading.images import image_file
 from kubetune.data.reading.preferences import Unusable
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import Record
-from kubetune.data.text.encode import Encoded, Encoder
+from kubetune.data.text.encode import Encoded, Encoder, pieces
 from kubetune.data.text.encode_labelled import LabelledEncoder
 from kubetune.data.text.encode_preferences import PreferenceEncoder
 from kubetune.data.text.labels import Labels
@@ -55,11 +55,12 @@ class Batch:
 
 @dataclass
 class Tally:
-    """Records counted by what became of them. `overlong` and `no_label` were left out, `truncated` cut to `max_length`.
+    """Records counted by what became of them. `overlong` and `no_label` were left out, `truncated` cut to `max_length`,
+    `split` into `pieces`, each a row.
 
-    `refused` could be read and are bad, `unreadable` are no records. With these, rows and what is left out are all.
-    Of `reasoning_dropped` the chat template left out reasoning that the record holds; the texts of `special_texts`
-    hold what the tokenizer takes for special tokens. Of the images of all records,
+    `refused` could be read and are bad, `unreadable` are no records. With these, rows (of a record that was split, one)
+    and what is left out are all. Of `reasoning_dropped` the chat template left out reasoning that the record
+    holds; the texts of `special_texts` hold what the tokenizer takes for special tokens. Of the images of all records,
     `images_above_budget` have more tokens than `vision.image_max_tokens`, `images_animated` lose all frames but the
     first, and `images_deep` lose what 8 bits of grey cannot hold. `unused_keys` hold something in so many records and
     decide nothing. `unusable` pairs have no difference to be learnt, and were left out; `answers` are counts of those
@@ -70,6 +71,8 @@ class Tally:
     rows: int = 0
     overlong: int = 0
     truncated: int = 0
+    split: int = 0
+    pieces: int = 0
     no_label: int = 0
     unusable: int = 0
     refused: int = 0
@@ -202,11 +205,27 @@ class Worker:
             if self._data.overlong == "drop":
                 tally.overlong += 1
                 return
+            if self._data.overlong == "split":
+                if not isinstance(example, Text):
+                    said = "data.overlong: split is for plain texts alone (choose drop or truncate)"
+                    result.problems.append((where, f"has {encoded.longest:,} tokens of {limit:,}, and {said}"))
+                    tally.refused += 1
+                    return
+                found = pieces(encoded, limit)
+                tally.split += 1
+                tally.pieces += len(found)
+                for piece in found:
+                    self._add(result, index, example, piece)
+                return
             encoded = self._encoder.cut(example, encoded, limit)
             tally.truncated += 1
         if not _teaches(encoded):
             tally.no_label += 1
             return
+        self._add(result, index, example, encoded)
+
+    def _add(self, result: Result, index: int, example: Example, encoded: Encoded) -> None:
+        tally = result.tally
         tally.rows += 1
         tally.tokens += len(encoded.ids)
         tally.answers.update(_answers(example, encoded))

@@ -83,7 +83,9 @@ def remarks(stats: dict[str, Any]) -> list[str]:
         "refused": "refused",
         "unreadable": "that cannot be read",
     }
-    found = (f"{stats[name]:,} {fate}" for name, fate in fates.items() if stats.get(name))
+    found = [f"{stats[name]:,} {fate}" for name, fate in fates.items() if stats.get(name)]
+    if stats.get("split"):
+        found.append(f"{stats['split']:,} split into {stats['pieces']:,} rows")
     return [*found, *changes(stats), *answers(stats)]
 
 
@@ -127,7 +129,7 @@ def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
         causes.append(
             f"{stats['overlong']:,} longer than data.max_length {limit:,} (the longest has {stats['longest']:,} tokens)"
         )
-        remedies.insert(0, "set data.overlong to truncate")
+        remedies.insert(0, "set data.overlong to truncate (or, of plain texts, to split)")
     if stats["no_label"]:
         reason = "no answer, or it was truncated" if stats["longest"] > limit else "no answer"
         causes.append(f"{stats['no_label']:,} with nothing to train on ({reason})")

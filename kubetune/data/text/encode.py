@@ -217,6 +217,16 @@ class Encoder:
         return ("", 0) if plain else ("\n", len(anchor))
 
 
+def pieces(document: Encoded, limit: int) -> list[Encoded]:
+    """Rows of at most `limit` tokens that train each token of a document once.
+
+    Each begins with the token that the one before ended with, by which its first own one is predicted.
+    """
+    starts = range(0, len(document.ids) - 1, limit - 1)
+    parts = [slice(start, start + limit) for start in starts]
+    return [replace(document, ids=document.ids[p], trained=[False, *document.trained[p][1:]]) for p in parts]
+
+
 def learnt_messages(chat: Chat) -> list[int]:
     """Numbers of the learnt messages: the assistant's that are not context, but for those that the data leave out."""
     answers = (i for i, message in enumerate(chat.messages) if message["role"] == "assistant")

@@ -68,6 +68,7 @@ def convert(draft: Draft, folder: Path) -> None:
     stage_text = draft.given.get("stage") == "pt"
     if stage_text and not draft.has("data.train_on"):
         draft.assume("data.train_on", "all", "stage: pt trains on everything")
+    draft.assume("data.overlong", "split" if stage_text else "truncate")
     if stage_text and not draft.has("data.packing"):
         draft.assume("data.packing", True, "stage: pt packs")
         draft.assume("training.global_batch_tokens", "packed", "stage: pt counts packed rows, not samples")
@@ -79,7 +80,6 @@ def convert(draft: Draft, folder: Path) -> None:
 
 _DEFAULTS: dict[str, Any] = {
     "data.max_length": 2048,
-    "data.overlong": "truncate",
     "data.packing": False,
     "training.num_train_epochs": 3.0,
     "training.per_device_train_batch_size": 8,

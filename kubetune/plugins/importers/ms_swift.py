@@ -186,10 +186,7 @@ RULES: dict[str, Rule] = {
     **each("model model_id_or_path", same("model.path")),
     "gradient_accumulation_steps": _accumulation,
     "truncation_strategy": choice(
-        "data.overlong",
-        {"delete": "drop", "right": "truncate"},
-        "truncate",
-        "the end of a row is cut, not its start, and it is not split",
+        "data.overlong", {"delete": "drop", "right": "truncate", "split": "split"}, "truncate", "a row's end is cut"
     ),
     "split_dataset_ratio": _ratio,
     "packing": packing,

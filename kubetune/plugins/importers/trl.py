@@ -149,12 +149,13 @@ def _loss(draft: Draft) -> None:
 
 
 def _packing_strategy(draft: Draft, key: str, value: Any) -> None:
-    if not as_flag(draft.given.get("packing")):
-        draft.unneeded(key, "packing is off")
-    elif value == "bfd":
-        draft.unneeded(key, "whole sequences are packed, as here")
-    else:
+    packs = as_flag(draft.given.get("packing"))
+    if packs and value in ("bfd_split", "bfd-requeue"):
+        draft.carry(key, "data.overlong", "split")
+    elif packs and value != "bfd":
         draft.drop(key, "sequences are packed whole, and never cut")
+    else:
+        draft.unneeded(key, "whole sequences are packed, as here" if packs else "packing is off")
 
 
 RULES: dict[str, Rule] = {
