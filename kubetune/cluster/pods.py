@@ -65,7 +65,7 @@ def labels_of(obj: Object) -> Mapping[str, str]:
 
 
 def component_of(pod: Object) -> str:
-    """Purpose of the pod: `trainer`, `preprocess`, `tensorboard`, `jupyter` or `files`."""
+    """Purpose of the pod: `trainer`, `preprocess`, `tensorboard`, `ui`, `jupyter` or `files`."""
     return labels_of(pod).get(COMPONENT, "")
 
 

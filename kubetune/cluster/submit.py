@@ -26,7 +26,7 @@ from kubetune.kube_api.informer import Informer
 from kubetune.kube_api.kinds import KINDS, key
 from kubetune.manifests import render
 from kubetune.manifests.configmap import pod_config
-from kubetune.manifests.extras import jupyter_secret
+from kubetune.manifests.extras import token_secret, token_servers
 from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.manifests.spec import MANAGED_BY, MARGIN_SECONDS, TRAINER, Manifest, RunSpec
 from kubetune.planning.plan import make_plan
@@ -92,7 +92,7 @@ def submit(
         return JobRef(spec.name, cluster.namespace, kind, "checked", state)
     if replaces:
         _replace(cluster, spec, was, state, confirm)
-    _make_jupyter_token(cluster, spec)
+    _make_tokens(cluster, spec)
     trainer = [obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) == (kind, spec.name)]
     is_new = replaces or workload is None
     # What prepared a trainer that is there may be gone by now, and is needed no more.
@@ -200,17 +200,16 @@ def _wait_in_silence(cluster: Cluster, spec: RunSpec) -> None:
     wait_for_job(cluster, spec, lambda source, text: None)
 
 
-def _make_jupyter_token(cluster: Cluster, spec: RunSpec) -> None:
-    """Give JupyterLab a random token, once; nobody needs to have seen it."""
-    if spec.kubernetes.jupyter is None:
-        return
-    name, key = jupyter_secret(spec)
-    secret = spec.manifest("v1", "Secret", name, "jupyter", type="Opaque", stringData={key: secrets.token_urlsafe(32)})
-    try:
-        cluster.create(secret)
-    except Refused as error:
-        if error.code != 409:
-            raise
+def _make_tokens(cluster: Cluster, spec: RunSpec) -> None:
+    """Give each server that asks for one a random token, once; nobody needs to have seen it."""
+    for server in token_servers(spec):
+        name, key = token_secret(spec, server)
+        token = {key: secrets.token_urlsafe(32)}
+        try:
+            cluster.create(spec.manifest("v1", "Secret", name, server, type="Opaque", stringData=token))
+        except Refused as error:
+            if error.code != 409:
+                raise
 
 
 def wait_gone(
@@ -271,8 +270,8 @@ def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]
     """The objects of a run that exist, workload first; its volumes only where asked for, since results lie there."""
     files = {f"/{name}": text for name, text in spec.files.items()}
     objects = render(spec.config, make_plan(spec.config, gpus=spec.gpus), files)
-    if spec.kubernetes.jupyter:
-        objects.append(spec.manifest("v1", "Secret", jupyter_secret(spec)[0], "jupyter"))
+    for server in token_servers(spec):
+        objects.append(spec.manifest("v1", "Secret", token_secret(spec, server)[0], server))
     wanted = [obj for obj in reversed(objects) if volumes or obj["kind"] != _VOLUMES]
     # The ConfigMap is what the run is found by: last, so that a broken-off deletion can be taken up again.
     wanted.sort(key=lambda obj: (obj["kind"] in ("ConfigMap", _VOLUMES), obj["metadata"]["name"] == spec.name))

@@ -105,11 +105,11 @@ def _image(spec: RunSpec) -> Iterator[Finding]:
         if image is not None:
             yield from _image_name(spec, key, image)
     lab = k.jupyter is not None and k.jupyter.image is None
-    if (k.tensorboard or lab) and k.tools_image is None:
-        what = " and ".join(["TensorBoard"] * k.tensorboard + ["JupyterLab"] * lab)
+    if (k.tensorboard or k.ui or lab) and k.tools_image is None:
+        what = " and ".join(["TensorBoard"] * k.tensorboard + ["the page"] * k.ui + ["JupyterLab"] * lab)
         yield advice(
             "kubernetes.tools_image",
-            f"left out, so {what} would start from the run's image, which has the extras tracking and jupyter only "
+            f"left out, so {what} would start from the run's image, which has the extras for that only "
             "where it was built with them; scripts/image tools builds one that has",
         )
 

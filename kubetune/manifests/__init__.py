@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kubetune.base.yaml_text import dump
 from kubetune.manifests.configmap import config_maps, local_files
-from kubetune.manifests.extras import jupyter, jupyter_secret, tensorboard
+from kubetune.manifests.extras import jupyter, tensorboard, token_secret, token_servers, ui
 from kubetune.manifests.in_place import agent_role
 from kubetune.manifests.initialisers import preprocess_job
 from kubetune.manifests.monitoring import monitoring
@@ -59,6 +59,7 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
         *workload,
         *monitoring(spec),
         *tensorboard(spec),
+        *ui(spec),
         *jupyter(spec),
     ]
     objects = in_waves(objects) if spec.kubernetes.argocd else objects
@@ -71,8 +72,8 @@ def secret_templates(config: Config, plan: Plan) -> list[Manifest]:
     keys: dict[str, dict[str, str]] = {}
     for variable, ref in spec.kubernetes.secrets.items():
         keys.setdefault(ref.secret, {})[ref.key or variable] = ""
-    if spec.kubernetes.jupyter:
-        name, key = jupyter_secret(spec)
+    for server in token_servers(spec):
+        name, key = token_secret(spec, server)
         keys.setdefault(name, {})[key] = ""
     return [
         spec.manifest("v1", "Secret", name, "secret", type="Opaque", stringData=values) for name, values in keys.items()

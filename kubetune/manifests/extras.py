@@ -1,6 +1,8 @@
-"""Extras beside a run: TensorBoard, and a pod with JupyterLab."""
+"""Extras beside a run: TensorBoard, the page of `kubetune ui`, and a pod with JupyterLab."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from kubetune.manifests.environment import environment
 from kubetune.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
@@ -9,21 +11,39 @@ from kubetune.manifests.storage import outputs_volume, volume_mounts, volumes
 
 TENSORBOARD = "tensorboard"
 JUPYTER = "jupyter"
+UI = "ui"
 
 
 def tensorboard(spec: RunSpec) -> list[Manifest]:
-    """Deployment and Service over the outputs volume, read-only; reached by port-forward, never exposed."""
+    """Deployment and Service of TensorBoard over the outputs volume."""
     if not spec.kubernetes.tensorboard:
         return []
-    name, selector = f"{spec.name}-{TENSORBOARD}", spec.selector(TENSORBOARD)
+    return _deployed(spec, TENSORBOARD, ["tensorboard", f"--logdir={OUTPUTS}", "--host=0.0.0.0", "--port=6006"], 6006)
+
+
+def ui(spec: RunSpec) -> list[Manifest]:
+    """Deployment and Service of `kubetune ui` over the outputs volume; it asks for a token from a Secret."""
+    if not spec.kubernetes.ui:
+        return []
+    secret, key = token_secret(spec, UI)
+    token = {"name": "KUBETUNE_UI_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+    command = ["python", "-m", "kubetune", "ui", OUTPUTS, "--host", "0.0.0.0", "--port", "8600"]
+    return _deployed(spec, UI, command, 8600, "/healthz", token)
+
+
+def _deployed(
+    spec: RunSpec, what: str, command: Sequence[str], port: int, probe: str = "/", *more: Manifest
+) -> list[Manifest]:
+    """A server over the outputs volume, read-only; reached by port-forward, never exposed. `more`: variables."""
+    name, selector = f"{spec.name}-{what}", spec.selector(what)
     server = container(
         spec,
-        TENSORBOARD,
-        ["tensorboard", f"--logdir={OUTPUTS}", "--host=0.0.0.0", "--port=6006"],
+        what,
+        list(command),
         image=spec.kubernetes.tools_image,
-        env=[{"name": "HOME", "value": "/tmp"}],
-        ports=[{"name": "http", "protocol": "TCP", "containerPort": 6006}],
-        readinessProbe={"httpGet": {"path": "/", "port": "http"}},
+        env=[{"name": "HOME", "value": "/tmp"}, *more],
+        ports=[{"name": "http", "protocol": "TCP", "containerPort": port}],
+        readinessProbe={"httpGet": {"path": probe, "port": "http"}},
         resources={"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         volumeMounts=[
             {"name": "outputs", "mountPath": OUTPUTS, "readOnly": True},
@@ -39,7 +59,7 @@ def tensorboard(spec: RunSpec) -> list[Manifest]:
         "replicas": 1,
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": selector},
-        "template": {"metadata": pod_metadata(spec, TENSORBOARD), "spec": pod},
+        "template": {"metadata": pod_metadata(spec, what), "spec": pod},
     }
     service = {
         "type": "ClusterIP",
@@ -47,14 +67,19 @@ def tensorboard(spec: RunSpec) -> list[Manifest]:
         "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": "http"}],
     }
     return [
-        spec.manifest("apps/v1", "Deployment", name, TENSORBOARD, spec=deployment),
-        spec.manifest("v1", "Service", name, TENSORBOARD, spec=service),
+        spec.manifest("apps/v1", "Deployment", name, what, spec=deployment),
+        spec.manifest("v1", "Service", name, what, spec=service),
     ]
 
 
-def jupyter_secret(spec: RunSpec) -> tuple[str, str]:
-    """Name and key of the Secret with the token of JupyterLab."""
-    return f"{spec.name}-{JUPYTER}", "token"
+def token_secret(spec: RunSpec, server: str) -> tuple[str, str]:
+    """Name and key of the Secret with the token of a server."""
+    return f"{spec.name}-{server}", "token"
+
+
+def token_servers(spec: RunSpec) -> list[str]:
+    """Servers beside the run that ask for a token."""
+    return [*([JUPYTER] if spec.kubernetes.jupyter is not None else []), *([UI] if spec.kubernetes.ui else [])]
 
 
 def jupyter(spec: RunSpec) -> list[Manifest]:
@@ -62,7 +87,7 @@ def jupyter(spec: RunSpec) -> list[Manifest]:
     wanted = spec.kubernetes.jupyter
     if wanted is None:
         return []
-    secret, key = jupyter_secret(spec)
+    secret, key = token_secret(spec, JUPYTER)
     token = {"name": "JUPYTER_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
     size = cpu_resources(wanted.cpu, wanted.memory)
     if wanted.gpus:

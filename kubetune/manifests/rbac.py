@@ -39,7 +39,7 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
         return []
     name = f"{spec.name}-operator"
     extras = [("batch", ["jobs"])] if spec.prepares and k.kind in ("statefulset", "pytorchjob") else []
-    extras += [("apps", ["deployments"])] if k.tensorboard else []
+    extras += [("apps", ["deployments"])] if k.tensorboard or k.ui else []
     if gang(spec) in POD_GROUPS and not by_operator(spec):
         extras.append((POD_GROUPS[gang(spec)].partition("/")[0], ["podgroups"]))
     if watched := spec.config.tracking.prometheus:

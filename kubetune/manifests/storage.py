@@ -21,7 +21,7 @@ def shm_size(spec: RunSpec) -> str:
 def outputs_access(spec: RunSpec) -> str:
     """Access mode of the outputs claim: shared as soon as more than one pod may want it."""
     k = spec.kubernetes
-    several = spec.nodes > 1 or k.tensorboard or k.jupyter is not None or spec.prepares
+    several = spec.nodes > 1 or k.tensorboard or k.ui or k.jupyter is not None or spec.prepares
     return k.storage.outputs.access or ("ReadWriteMany" if several else "ReadWriteOnce")
 
 

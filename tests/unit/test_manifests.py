@@ -270,6 +270,21 @@ def test_secrets_are_references_only() -> None:
     assert not [o for o in render(config, plan) if o["kind"] == "Secret"]
 
 
+def test_the_page_is_served_over_the_outputs_read_only_and_for_a_token() -> None:
+    config, plan = planned("kubernetes.ui=true", "kubernetes.tensorboard=false")
+    objects = render(config, plan)
+    pod = the(objects, "Deployment", "support-bot-ui")["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
+    assert server["command"][2:5] == ["kubetune", "ui", "/outputs"]
+    assert [mount["readOnly"] for mount in server["volumeMounts"] if mount["name"] == "outputs"] == [True]
+    (token,) = [one for one in server["env"] if one["name"] == "KUBETUNE_UI_TOKEN"]
+    assert token["valueFrom"]["secretKeyRef"] == {"name": "support-bot-ui", "key": "token"}
+    names = [template["metadata"]["name"] for template in secret_templates(config, plan)]
+    assert "support-bot-ui" in names
+    assert the(objects, "Service", "support-bot-ui")["spec"]["ports"][0]["targetPort"] == "http"
+    assert "deployments" in set(leaves(the(objects, "Role", "support-bot-operator")["rules"]))
+
+
 def test_operators_get_no_more_than_the_verbs_need() -> None:
     roles = {kind: the(made(kind), "Role", "support-bot-operator")["rules"] for kind in KINDS}
     for kind, rules in roles.items():

@@ -13,9 +13,13 @@ from kubetune.errors import ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
     from kubetune.kube_api.client import Cluster
+    from kubetune.manifests.spec import RunSpec
 
+_TOKENS = {"jupyter": "JUPYTER_TOKEN", "ui": "KUBETUNE_UI_TOKEN"}
+"""Variable of the pod of each server that asks for a token."""
 _SERVERS = {
     "tensorboard": ("Service", "svc", 6006, 80, "kubernetes.tensorboard: true"),
+    "ui": ("Service", "svc", 8600, 80, "kubernetes.ui: true"),
     "jupyter": ("Pod", "pod", 8888, 8888, "kubernetes.jupyter: {}"),
 }
 
@@ -24,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     add_run(parser)
     parser.add_argument("server", choices=tuple(_SERVERS))
-    parser.add_argument("--port", type=int, metavar="N", help="port on this machine (default 6006 and 8888)")
+    parser.add_argument("--port", type=int, metavar="N", help="port on this machine (default 6006, 8600 and 8888)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,19 +39,22 @@ def run(args: argparse.Namespace) -> int:
     if cluster.get(kind, name) is None:
         raise ConfigError(f"{spec.name} has no {args.server}; put `{key}` into the run file and submit it again")
     local = args.port or port
-    query = _jupyter_token(cluster, name) if args.server == "jupyter" else ""
+    query = _token(cluster, spec, args.server) if args.server in _TOKENS else ""
     print(f"kubetune: {args.server} at http://127.0.0.1:{local}/{query}, until Ctrl-C", flush=True)
     command = [kubectl(), "port-forward", "-n", cluster.namespace, f"{short}/{name}", f"{local}:{remote}"]
     return subprocess.run(command, check=False).returncode
 
 
-def _jupyter_token(cluster: Cluster, pod: str) -> str:
+def _token(cluster: Cluster, spec: RunSpec, server: str) -> str:
     """The query that logs in. Read from the pod, for operators may not read Secrets; shown on a terminal only."""
     if not sys.stdout.isatty():
         return ""
     token = io.BytesIO()
     try:
-        cluster.exec(pod, "jupyter", ["printenv", "JUPYTER_TOKEN"], stdout=token)
+        pods = [pod["metadata"]["name"] for pod in cluster.list("Pod", spec.selector(server))]
+        if not pods:
+            raise EnvironmentFault(f"no pod of {server} is there yet")
+        cluster.exec(pods[0], server, ["printenv", _TOKENS[server]], stdout=token)
     except EnvironmentFault as error:
         print(f"kubetune: the address without its token, which is not known: {error}", file=sys.stderr)
         return ""

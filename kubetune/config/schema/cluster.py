@@ -485,8 +485,9 @@ class KubernetesConfig(Section):
     tools_image: str | None = Field(
         None,
         min_length=1,
-        description="Image with kubetune's extras `tracking` and `jupyter`, for TensorBoard and JupyterLab: "
-        "`scripts/image tools` builds it. Left out: the run's.",
+        description="Image with kubetune's extras `tracking`, `ui` and `jupyter`, for TensorBoard, the page and "
+        "JupyterLab: `scripts/image tools` builds it. Left out: the run's.",
     )
     tensorboard: bool = Field(False, description="A TensorBoard Deployment and Service over the outputs volume.")
+    ui: bool = Field(False, description="A Deployment and Service of `kubetune ui` over the outputs volume, read-only.")
     jupyter: JupyterConfig | None = Field(None, description="A pod with JupyterLab and the run's volumes.")

@@ -1,0 +1,263 @@
+"""The page in a real browser: a run begun from the form and seen to its end, compared, looked into, and talked to."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import kubetune
+from kubetune.base import processes, whole_folder
+from kubetune.config.load import load_config
+from kubetune.data.prepared.prepare import MANIFEST, prepare
+from kubetune.rundir import metrics
+from tests import browser
+from tests.run.test_report_long import write_run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium"),
+]
+
+EMBEDDED = Path(kubetune.__file__).parent / "cli" / "local" / "embedded"
+MILLION = 1_000_000
+SIZES = [(390, False), (390, True), (1280, False), (1280, True)]
+SECONDS = 300.0
+MEBIBYTES = 150
+
+
+class Server:
+    """A real `kubetune ui` of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            processes.module("kubetune", "ui", str(folder), "--port", "0"), stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"(http://\S+)/(\?token=\S+)", line)
+        assert found, line
+        self.address, self.token = found[1], found[2]
+
+    def enter(self, tab: browser.Tab) -> None:
+        """Come in by the token."""
+        tab.open(f"{self.address}/{self.token}")
+        wait(tab, "location.search === '' && document.readyState === 'complete' && !!document.querySelector('main')")
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def wait(tab: browser.Tab, expression: str) -> Any:
+    """The value of an expression once it is one, over reloads and new pages."""
+    until = time.monotonic() + SECONDS
+    while True:
+        try:
+            if found := tab.ask(expression):
+                return found
+        except AssertionError:  # the page is just being left
+            pass
+        assert time.monotonic() < until, (expression, tab.ask("document.body.innerText"))
+        time.sleep(0.1)
+
+
+def fill(tab: browser.Tab, values: dict[str, str]) -> None:
+    """Type into fields of the page, with the events that follow."""
+    for name, value in values.items():
+        selector = f'[name="{name}"], #{name.replace(".", "-")}'
+        tab.ask(
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); "
+            f"e.value = {json.dumps(value)}; "
+            "for (const kind of ['input', 'change']) e.dispatchEvent(new Event(kind, {bubbles: true})); })()"
+        )
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Tab]:
+    with browser.opened(tmp_path_factory.mktemp("downloads")) as tab:
+        yield tab
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("ui") / "outputs")
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="module")
+def two_runs(server: Server, tab: browser.Tab) -> list[str]:
+    """Two runs begun from the form: the second as the first, with another rank."""
+    server.enter(tab)
+    assert "No runs yet" in tab.ask("document.body.innerText")
+    tab.open(f"{server.address}/new")
+    data = EMBEDDED / "data"
+    fill(tab, {"name": "First Run", "model.path": str(EMBEDDED / "model"), "data.train": f"{data}/train.jsonl#160"})
+    wait(tab, "document.querySelector('#problems').textContent.includes('lower case letters')")
+    fill(tab, {"name": "first", "data.eval": f"{data}/heldout.jsonl#16", "lora": "true", "lora.r": "4",
+               "training.learning_rate": "4e-3", "training.global_batch_size": "16", "data.max_length": "128",
+               "training.num_train_epochs": "1"})  # fmt: skip
+    assert wait(tab, "[...document.querySelectorAll('#facts tr')].find((r) => r.cells[0].textContent === 'steps')"
+                     "?.cells[1].textContent").startswith("10 (1 epoch)")  # fmt: skip
+    wait(tab, "!document.querySelector('#start').disabled && !document.querySelector('#facts.waiting')")
+    see_to_the_end(tab, "first")
+    tab.open(f"{server.address}/new?dir=first")
+    assert tab.ask("document.querySelector('[name=\"lora.r\"]').value") == "4"
+    fill(tab, {"name": "second", "lora.r": "8"})
+    wait(tab, "document.querySelector('#yaml').textContent.includes('r: 8')")
+    wait(tab, "!document.querySelector('#start').disabled && !document.querySelector('#facts.waiting')")
+    see_to_the_end(tab, "second")
+    assert load_config(server.folder / "second.yaml").lora.r == 8  # type: ignore[union-attr]
+    return ["first", "second"]
+
+
+def see_to_the_end(tab: browser.Tab, name: str) -> None:
+    """Begin the run that is typed, and look at its page until it says that it is done."""
+    tab.click("#start")
+    wait(tab, f"location.pathname === '/run' && location.search === '?dir={name}'")
+    wait(tab, "document.querySelector('h1 .state')?.textContent === 'done'")
+    wait(tab, "document.querySelectorAll('.chart canvas').length > 3")
+    assert not [error for error in tab.errors if "JavaScript" in error or "Error" in error], tab.errors
+
+
+def test_a_run_is_begun_seen_to_its_end_and_compared(server: Server, tab: browser.Tab, two_runs: list[str]) -> None:
+    tab.open(f"{server.address}/")
+    assert tab.ask("document.querySelectorAll('.runs-table tbody tr').length") == 2
+    for place in (1, 2):
+        tab.click(f".runs-table tbody tr:nth-child({place}) input")
+    tab.click("#compare")
+    wait(tab, "location.pathname === '/compare' && document.querySelectorAll('.chart canvas').length > 3")
+    text = tab.ask("document.body.innerText")
+    assert "lora.r" in text
+    for name in two_runs:
+        assert name in text
+
+
+def test_both_models_answer_side_by_side(server: Server, tab: browser.Tab, two_runs: list[str]) -> None:
+    tab.open(f"{server.address}/chat?dir=first&beside=base")
+    wait(tab, "!document.querySelector('#text').disabled")
+    fill(tab, {"text": "Please restart wallet in staging."})
+    tab.ask("document.querySelector('#text').focus()")
+    tab.press("Enter")
+    wait(
+        tab, "!document.querySelector('#text').disabled && document.querySelectorAll('.bubble.assistant').length === 2"
+    )
+    said = tab.ask("[...document.querySelectorAll('.bubble')].map((b) => b.textContent)")
+    assert said.count("Please restart wallet in staging.") == 2
+    assert all(said), said
+    assert "problem" not in tab.ask("document.querySelector('#talk').innerHTML")
+    children = [p for p in psutil.Process(server.process.pid).children() if "chat_child" in " ".join(p.cmdline())]
+    assert len(children) == 1, "one process for both sides"
+    tab.open(f"{server.address}/")
+    psutil.wait_procs(children, SECONDS)
+    assert not any(child.is_running() for child in children), "it ends with its page"
+
+
+@pytest.fixture(scope="module")
+def million(server: Server, two_runs: list[str]) -> str:
+    """A run whose prepared rows are a million: those of the first, over and over."""
+    config = load_config(server.folder / "first.yaml")
+    prepared = prepare(config)
+    rows, fingerprint = prepared.train, "e" * 64
+    folder = prepared.path.parent / fingerprint[:32]
+    if not whole_folder.is_whole(folder, MANIFEST):
+        for split in ("train", "eval"):
+            (folder / split).mkdir(parents=True, exist_ok=True)
+            for path in (prepared.path / split).iterdir():
+                (folder / split / path.name).write_bytes(path.read_bytes())
+        times, train = -(-MILLION // len(rows)), folder / "train"
+        lengths = np.resize(rows.lengths, MILLION)
+        np.concatenate([[0], np.cumsum(lengths)]).astype("i8").tofile(train / "offsets.i64")
+        for name in ("tokens.u32", "trained.u8"):
+            (train / name).write_bytes((prepared.path / "train" / name).read_bytes() * times)
+        np.resize(rows.trained_counts, MILLION).astype("u4").tofile(train / "labels.u32")
+        np.zeros(MILLION, "u2").tofile(train / "source.u16")
+        np.arange(MILLION, dtype="u4").tofile(train / "row.u32")
+        facts = {"fingerprint": fingerprint, "files": whole_folder.checksums(folder)}
+        (folder / MANIFEST).write_text(json.dumps(facts))
+    run_dir = server.folder / "million"
+    run_dir.mkdir()
+    for name in ("resolved.json", "config.yaml"):
+        (run_dir / name).write_bytes((server.folder / "first" / name).read_bytes())
+    (run_dir / metrics.DATA).write_text(json.dumps({"fingerprint": fingerprint}))
+    return "million"
+
+
+def test_a_million_rows_are_paged_and_searched(server: Server, tab: browser.Tab, million: str) -> None:
+    tab.open(f"{server.address}/data?dir={million}")
+    assert "1,000,000 of 1,000,000 rows" in tab.ask("document.body.innerText")
+    assert tab.ask("document.querySelectorAll('#rows .row').length") == 20
+    assert tab.ask("document.querySelectorAll('mark.trained').length") >= 20
+    tab.open(f"{server.address}/data?dir={million}&at=999990")
+    assert "row 1,000,000" in tab.ask("document.body.innerText")
+    tab.open(f"{server.address}/data?dir={million}&order=longest&text=kubectl")
+    wait(tab, "document.querySelectorAll('#rows .row').length === 20")
+    tab.open(f"{server.address}/data?dir={million}&low=1&high=4&text=kubectl")
+    wait(tab, "document.body.innerText.includes('No row is like that')")
+
+
+def test_the_server_of_a_hundred_runs_stays_small(tmp_path: Path, tab: browser.Tab) -> None:
+    for number in range(99):
+        write_run(tmp_path / f"run-{number:03d}", 100)
+    write_run(tmp_path / "long", MILLION)
+    server = Server(tmp_path)
+    try:
+        server.enter(tab)
+        assert tab.ask("document.querySelectorAll('.runs-table tbody tr').length") == 100
+        tab.open(f"{server.address}/run?dir=long")
+        assert "Reading its numbers" in tab.ask("document.body.innerText")
+        wait(tab, "!document.body.innerText.includes('Reading its numbers')")
+        assert tab.ask("document.querySelector('.cards dd').textContent").startswith("1,000,000")
+        tab.open(f"{server.address}/compare?" + "&".join(f"dir=run-{number:03d}" for number in range(12)))
+        held = psutil.Process(server.process.pid).memory_info().rss
+        assert held < MEBIBYTES << 20, f"{held >> 20} MiB"
+    finally:
+        server.end()
+
+
+PAGES = ["/", "/run?dir=first", "/compare?dir=first&dir=second", "/compare", "/data", "/data?dir=first", "/new",
+         "/new?dir=first", "/chat", "/chat?dir=first&beside=second", "/run?dir=nothing"]  # fmt: skip
+
+
+@pytest.mark.skipif(find_spec("axe_core_python") is None, reason="needs axe-core-python")
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_axe_finds_nothing_and_no_page_is_wider_than_the_window(
+    server: Server, tab: browser.Tab, two_runs: list[str], width: int, dark: bool
+) -> None:
+    import axe_core_python
+
+    axe = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text("utf-8")
+    found = list[str]()
+    for page in PAGES:
+        tab.open(f"{server.address}{page}", width, dark=dark)
+        tab.ask(f"{axe}; 0")  # by the debugger, whom the page's policy does not bind
+        told = tab.ask("axe.run({resultTypes: ['violations']}).then((r) => JSON.stringify(r.violations))")
+        for violation in json.loads(told):
+            nodes = "; ".join(node["html"][:160] for node in violation["nodes"][:3])
+            found.append(f"{page}: {violation['impact']} {violation['id']}: {violation['help']} {nodes}")
+        if tab.ask("document.documentElement.scrollWidth") > width:
+            found.append(f"{page} is wider than {width}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.skipif("KUBETUNE_PICTURES" not in os.environ, reason="writes the pictures of docs/ui.md on wish")
+def test_pictures_for_the_docs(server: Server, tab: browser.Tab, two_runs: list[str]) -> None:
+    place = Path(os.environ["KUBETUNE_PICTURES"])
+    for name, page in [("runs", "/"), ("run", "/run?dir=first"), ("new", "/new?dir=first")]:
+        tab.open(f"{server.address}{page}")
+        time.sleep(1)
+        tab.picture(place / f"ui-{name}.png")
