@@ -35,6 +35,8 @@ class Jobs:
         """Begin a command of kubetune. Raises ConfigError where one of this name still goes on."""
         if self.is_running(name):
             raise ConfigError(f"{name} is being run already")
+        for child in self._children.values():
+            child.poll()  # those that have ended leave the table of processes
         self._folder.mkdir(parents=True, exist_ok=True)
         environ = {key: value for key, value in os.environ.items() if key != TOKEN}
         with self._log(name).open("wb") as log:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from kubetune.base.files import fault_of
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.page import style
-from kubetune.ui import chat, data, live, new_run, runs
+from kubetune.ui import chat, cluster, data, live, new_run, runs
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem, templates
 
@@ -56,6 +56,8 @@ def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
         Route("/chat/say", chat.say, methods=["POST"]),
         Route("/data", data.data),
         Route("/data/prepare", data.prepare, methods=["POST"]),
+        Route("/cluster", cluster.cluster),
+        Route("/cluster/part", cluster.part),
         Route("/news", live.all_news),
         Route("/news/run", live.run_news),
         Route("/static/{name}", _static),
@@ -103,12 +105,14 @@ def _unknown(request: Request, error: Exception) -> Response:
     return problem(request, "This is a bug in kubetune; the terminal of kubetune ui has the details.", 500)
 
 
-def serve(folder: Path, host: str, port: int, token: str, names: Sequence[str] = ()) -> None:
+def serve(
+    folder: Path, host: str, port: int, token: str, names: Sequence[str] = (), namespace: str | None = None
+) -> None:
     """Serve until a signal, and print the address. Raises EnvironmentFault where the port is taken."""
     import uvicorn
 
     listening = _listening(host, port)
-    site = Site.of(folder)
+    site = Site.of(folder, namespace)
     app = application(site, token, [*names, host])
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
     shown = f"[{host}]" if ":" in host else host
@@ -131,4 +135,6 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        raise EnvironmentFault(f"{host}:{port} cannot be listened on: {error}; another --port may do") from None
+        raise EnvironmentFault(
+            f"{host}:{port} cannot be listened on: {getattr(error, 'strerror', None) or error}; another --port may do"
+        ) from None

@@ -35,11 +35,13 @@ class Site:
     records: Records
     jobs: Jobs
     talkers: Talkers
+    namespace: str | None = None
+    """Of a cluster whose runs are shown too."""
 
     @classmethod
-    def of(cls, folder: Path) -> Self:
+    def of(cls, folder: Path, namespace: str | None = None) -> Self:
         """The site of a folder, there or not."""
-        return cls(Records(folder), Jobs(folder), Talkers())
+        return cls(Records(folder), Jobs(folder), Talkers(), namespace)
 
     @property
     def folder(self) -> Path:
@@ -63,7 +65,11 @@ def page(request: Request, template: str, verb: str, facts: Mapping[str, Any], s
     """A page of the site, without any secret. `verb`: the command line that does the same."""
     site = site_of(request)
     given = {"has_charts": False, "data": "", **facts, "verb": verb, "version": versions()["kubetune"]}
-    text = templates().get_template(template).render(**given, folder=site.folder, place=request.url.path)
+    text = (
+        templates()
+        .get_template(template)
+        .render(**given, folder=site.folder, namespace=site.namespace, place=request.url.path)
+    )
     return HTMLResponse(scrub(text), status)
 
 

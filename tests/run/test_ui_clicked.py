@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import time
@@ -160,7 +159,8 @@ def test_both_models_answer_side_by_side(server: Server, tab: browser.Tab, two_r
     assert said.count("Please restart wallet in staging.") == 2
     assert all(said), said
     assert "problem" not in tab.ask("document.querySelector('#talk').innerHTML")
-    children = [p for p in psutil.Process(server.process.pid).children() if "chat_child" in " ".join(p.cmdline())]
+    below = [one for one in psutil.Process(server.process.pid).children() if one.status() != psutil.STATUS_ZOMBIE]
+    children = [child for child in below if "chat_child" in " ".join(child.cmdline())]
     assert len(children) == 1, "one process for both sides"
     tab.open(f"{server.address}/")
     psutil.wait_procs(children, SECONDS)
@@ -252,12 +252,3 @@ def test_axe_finds_nothing_and_no_page_is_wider_than_the_window(
         if tab.ask("document.documentElement.scrollWidth") > width:
             found.append(f"{page} is wider than {width}")
     assert not found, "\n".join(found)
-
-
-@pytest.mark.skipif("KUBETUNE_PICTURES" not in os.environ, reason="writes the pictures of docs/ui.md on wish")
-def test_pictures_for_the_docs(server: Server, tab: browser.Tab, two_runs: list[str]) -> None:
-    place = Path(os.environ["KUBETUNE_PICTURES"])
-    for name, page in [("runs", "/"), ("run", "/run?dir=first"), ("new", "/new?dir=first")]:
-        tab.open(f"{server.address}{page}")
-        time.sleep(1)
-        tab.picture(place / f"ui-{name}.png")

@@ -182,6 +182,23 @@ def test_a_long_run_is_read_bit_by_bit_to_the_same_numbers(tmp_path: Path) -> No
     assert write_report([run_dir], tmp_path / "page.html").is_file()
 
 
+def test_a_namespace_is_another_source_of_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    app = application(Site.of(folder, "finetune"), TOKEN)
+    with TestClient(app, base_url="http://localhost") as client:
+        client.get("/", params={"token": TOKEN})
+        page = client.get("/cluster").text
+        assert ">kubetune status --namespace finetune</code>" in page
+        assert "Asking the cluster" in page
+        assert 'class="problem"' in client.get("/cluster/part").text, "there is none, which is said"
+        assert ">kubetune watch a-run --namespace finetune</code>" in client.get("/cluster?name=a-run").text
+        assert client.get("/cluster?name=--help").status_code == 400
+    with client_of(folder) as client:
+        client.get("/", params={"token": TOKEN})
+        assert "/cluster" not in client.get("/").text
+        assert client.get("/cluster").status_code == 400
+
+
 def test_an_empty_folder_says_how_to_begin(tmp_path: Path) -> None:
     with client_of(tmp_path / "none") as client:
         client.get("/", params={"token": TOKEN})

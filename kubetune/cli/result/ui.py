@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of the runs (default outputs)",
     )
+    parser.add_argument("-n", "--namespace", help="show the runs of this namespace of the cluster, too")
     parser.add_argument("--port", type=int, default=_PORT, help=f"default {_PORT}; 0 takes a free one")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others than 127.0.0.1 need --token")
     parser.add_argument(
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         )
     from kubetune.ui.server import serve
 
-    serve(args.folder, args.host, args.port, token or secrets.token_urlsafe(24), args.allow_host)
+    serve(args.folder, args.host, args.port, token or secrets.token_urlsafe(24), args.allow_host, args.namespace)
     return OK
 
 

@@ -68,6 +68,22 @@ const listen = (address) => {
 };
 if (document.body.dataset.news) listen(document.body.dataset.news);
 
+// A part that takes a while to be told comes by itself, again and again while the page is seen.
+const load = async (place) => {
+  for (;;) {
+    if (!document.hidden) {
+      const answer = await fetch(place.dataset.load).catch(() => null);
+      if (answer?.ok) {
+        const fresh = document.createElement("div");
+        fresh.append(...new DOMParser().parseFromString(await answer.text(), "text/html").body.childNodes);
+        swap(place, fresh);
+      } else { byId("live").textContent = "no answer; trying again"; }
+    }
+    await new Promise((done) => setTimeout(done, 5000));
+  }
+};
+document.querySelectorAll("[data-load]").forEach(load);
+
 const filter = () => document.querySelectorAll("[data-filter]").forEach((field) => {
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const line of byId(field.dataset.filter)?.children ?? []) {
