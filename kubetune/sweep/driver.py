@@ -65,7 +65,10 @@ class Place(Protocol):
 
 
 class Driver:
-    """One sweep. `total`: trials at most; `asked_to_stop`: the reason in words, where there is one."""
+    """One sweep. `total`: trials at most; `asked_to_stop`: the reason in words, where there is one.
+
+    `crown` is called when another trial has become the best of those that are done.
+    """
 
     def __init__(
         self,
@@ -79,12 +82,14 @@ class Driver:
         budgets: Sequence[Budget] = (),
         say: Callable[[str], None] = print,
         asked_to_stop: Callable[[], str | None] = lambda: None,
+        crown: Callable[[], object] = lambda: None,
     ) -> None:
         self.folder, self.search, self.record = folder, search, record
         self._study, self._place, self._budgets, self._total = study, place, budgets, total
         self._say, self._asked_to_stop = say, asked_to_stop
         self._stopping, self._too_much = "", ""
         self._asked: str | None = None
+        self._crown = crown
         self._clock = time.monotonic()
 
     def drive(self) -> str:
@@ -107,7 +112,11 @@ class Driver:
         self.record.importances = self._study.importances()
         write_record(self.folder, self.record)
         if fault := self._shared_fault():
-            raise _as_error(fault)
+            raise _as_error(fault.code, f"every trial so far ended in this way, so the sweep did too: {fault.reason}")
+        failed = [run for run in self.record.runs if run.state == "failed"]
+        if failed and not self.record.ending and not self.record.ranked(greater=self.search.greater):
+            last = failed[-1]
+            raise _as_error(last.code, f"no trial is done, so there is no best one; the last to fail: {last.reason}")
         return self.record.ending
 
     def _open(self) -> list[Trial]:
@@ -198,6 +207,8 @@ class Driver:
     def _end(self, trial: Trial, ending: Ending, reason: str) -> None:
         trial.state, trial.reason = ending, reason
         trial.value = mean([run.value for run in trial.runs])
+        if self.record.ranked(greater=self.search.greater)[:1] == [trial]:
+            self._crown()
 
     def _measured(self, trial: Trial) -> str:
         spread = f" ± {trial.spread:.3g}" if trial.spread is not None else ""
@@ -307,7 +318,7 @@ class Driver:
         write_record(self.folder, self.record)
 
 
-def _as_error(fault: ExitStatus) -> errors.KubetuneError:
-    error = errors.KubetuneError(f"every trial so far ended in this way, so the sweep did too: {fault.reason}")
-    error.exit_code = fault.code
+def _as_error(code: int | None, said: str) -> errors.KubetuneError:
+    error = errors.KubetuneError(said)
+    error.exit_code = code or errors.BUG
     return error

@@ -22,11 +22,16 @@ _LOG = re.compile(rf"log\(\s*({_NUMBER})\s*,\s*({_NUMBER})\s*\)")
 _BETWEEN = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})")
 _WORD = re.compile(r"[A-Za-z_][\w.\[\]-]*=")
 
-OURS = (
-    "name", "output", "mirror", "push", "kubernetes", "training.pause_at_step", "training.resume",
-    "training.metric_for_best_model", "training.greater_is_better",
-)  # fmt: skip
-"""Keys, or whole sections, that a sweep sets itself, or that make no other run."""
+OURS = {
+    "a sweep sets this itself": (
+        "name", "output", "mirror", "push", "compute", "kubernetes", "training.pause_at_step", "training.resume",
+        "training.metric_for_best_model", "training.greater_is_better",
+    ),
+    "--repeat N trains each setting with N seeds": ("training.seed",),
+    "trials are compared by these data": ("data.eval",),
+    "it makes no other run": ("logging", "tracking", "hooks"),
+}  # fmt: skip
+"""Keys, or whole sections, that are not to be searched, by the reason."""
 
 Values = dict[str, str]
 """Values of a trial by key, each as the text of an override."""
@@ -73,8 +78,11 @@ def _short(text: str) -> str:
     return f"{float(text):.4g}" if re.fullmatch(_NUMBER, text) and len(text) > 6 and not text.isdigit() else text
 
 
-def split(words: Sequence[str]) -> tuple[list[str], list[Range], list[str]]:
-    """The words of a command line that are no ranges, the ranges, and what is wrong with those that want to be some."""
+def split(words: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], list[Range], list[str]]:
+    """The words of a command line that are no ranges, the ranges, and what is wrong with those that want to be some.
+
+    `flags`: keys that flags gave a value, beside which a range says nothing either.
+    """
     rest, found, problems = [], list[Range](), list[str]()
     for word in words:
         key, _, text = word.partition("=")
@@ -88,6 +96,12 @@ def split(words: Sequence[str]) -> tuple[list[str], list[Range], list[str]]:
         else:
             found.append(one)
     places = [dotted(_path(one.key)) for one in found]
+    keys = [*flags, *(word.partition("=")[0].strip() for word in rest if _WORD.match(word))]
+    fixed = [dotted(_path(key)) for key in keys]
+    problems += [
+        f"override: {one}: found a value, and a range of {place}; keep one"
+        for one in fixed for place in places if _is_within(one, place)
+    ]  # fmt: skip
     problems += [f"override: {place}: found two ranges of it; keep one" for place in sorted({*_twice(places)})]
     return rest, found, problems
 
@@ -118,9 +132,14 @@ def _range(key: str, text: str) -> Range | None:
 
 def _permitted(found: Range) -> Range:
     place = dotted(_path(found.key))
-    if any(f"{place}.".startswith(f"{ours}.") for ours in OURS):
-        raise ValueError("a sweep sets this itself, or it makes no difference; give one value, or leave it out")
+    for reason, keys in OURS.items():
+        if any(_is_within(place, key) for key in keys):
+            raise ValueError(f"{reason}; give one value, or leave it out")
     return found
+
+
+def _is_within(place: str, other: str) -> bool:
+    return place == other or place.startswith((f"{other}.", f"{other}["))
 
 
 def _path(key: str) -> KeyPath:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from kubetune import errors
@@ -35,7 +36,7 @@ from kubetune.sweep.record import (
     write_search,
 )
 from kubetune.sweep.study import Study, explained
-from kubetune.sweep.winner import told, write_best
+from kubetune.sweep.winner import best_of, told, write_best
 
 _AT_ONCE = 4
 _MARGIN_SECONDS = 30
@@ -95,15 +96,17 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
             folder, wishes.ranges, sampler=wishes.sampler, pruner=wishes.pruner, rungs=search.rungs,
             greater=wishes.greater, seed=wishes.seed,
         )  # fmt: skip
+        record = read_record(folder)
+        crown = partial(_write_best, folder, search, record, recipe, config)
         driver = Driver(
-            folder, search, read_record(folder), study, place, total=wishes.trials, budgets=wishes.budgets,
-            asked_to_stop=lambda: relay.stopping, say=lambda text: print(text, flush=True),
+            folder, search, record, study, place, total=wishes.trials, budgets=wishes.budgets,
+            asked_to_stop=lambda: relay.stopping, say=lambda text: print(text, flush=True), crown=crown,
         )  # fmt: skip
         try:
             ending = driver.drive()
         finally:
             study.close()
-            _conclude(folder, search, driver.record, recipe, config)
+            _conclude(folder, search, record, crown)
     if ending:
         print(f"{'ended':<10} {ending}; the same command goes on")
     return errors.PREEMPTED if relay.stopping else errors.OK
@@ -129,6 +132,10 @@ def _require_same(folder: Path, search: Search) -> None:
         return
     before, now = asdict(read_search(folder)), asdict(search)
     old, new = (dict(dotted_values(one.pop("config"))) for one in (before, now))
+    if before["ranges"] != now["ranges"]:  # which say all of what is searched
+        for one in [*before["ranges"], *now["ranges"]]:
+            old = {key: value for key, value in old.items() if not one["key"].startswith(key)}
+            new = {key: value for key, value in new.items() if not one["key"].startswith(key)}
     changes = [f"{key} was {was}, now is {value}" for key, was, value in moved_numbers(old, new)]
     changes += [f"{key} was {_text(before[key])}, now is {_text(now[key])}" for key in now if before[key] != now[key]]
     if changes:
@@ -156,13 +163,18 @@ def _head(folder: Path, search: Search, wishes: Wishes, place: Place) -> None:
         print(f"{label:<10} {text}", flush=True)
 
 
-def _conclude(folder: Path, search: Search, record: Record, recipe: Recipe, config: Config) -> None:
+def _write_best(folder: Path, search: Search, record: Record, recipe: Recipe, config: Config) -> Path:
+    with suppress(ConfigError):  # the run file may lack what is searched
+        config = recipe.load([])
+    best = best_of(record, search)
+    return write_best(folder, recipe.config(best, best.runs[0]), config, record, search)
+
+
+def _conclude(folder: Path, search: Search, record: Record, crown: Callable[[], Path]) -> None:
     """Say what came of it, and write the winner's run file and the page."""
     print(f"\n{'trials':<10} {summary(record)}; {record.device_hours:.3g} device hours")
-    if ranked := record.ranked(greater=search.greater):
-        with suppress(ConfigError):  # the run file may lack what is searched
-            config = recipe.load([])
-        path = write_best(folder, recipe.config(ranked[0], ranked[0].runs[0]), config, record, search)
+    if record.ranked(greater=search.greater):
+        path = crown()
         for label, text in zip(("best", *[""] * 9), told(record, search), strict=False):
             print(f"{label:<10} {text}")
         print(f"{'run file':<10} {path}")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
 import os
-import signal
-import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kubetune import cli, errors
-from kubetune.cli.local.demo import EMBEDDED
-from kubetune.cli.local.sweep import _require_grid, add_arguments
+from kubetune import errors
 from kubetune.config.load import load_config, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
@@ -30,14 +25,12 @@ from kubetune.sweep.driver import Driver, Seen
 from kubetune.sweep.local import slots_of
 from kubetune.sweep.recipe import Recipe
 from kubetune.sweep.record import (
-    LOCK,
     Record,
     Search,
     Trial,
     TrialRun,
     read_record,
     read_search,
-    write_record,
     write_search,
 )
 from kubetune.sweep.winner import noise, write_best
@@ -379,27 +372,6 @@ def test_the_folder_reads_back(tmp_path: Path) -> None:
     assert Record().device_hours == 0
 
 
-def test_how_a_sweep_stands_is_told_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_search(tmp_path, search_of())
-    write_record(tmp_path, Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "done", value=1.5)], value=1.5)]))
-    assert cli.main(["sweep", "status", str(tmp_path), "--json"]) == errors.OK
-    told = json.loads(capsys.readouterr().out)
-    assert (told["metric"], told["trials"][0]["values"]) == ("eval_loss", {"lora.r": "8"})
-
-
-def test_a_sweep_without_its_driver_is_shown_so_and_put_to_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_search(tmp_path, search_of())
-    write_record(tmp_path, Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "running")])]))
-    for driver, told in ((os.getpid(), ""), (99_999_999, "; its driver ended; the same command goes on")):
-        (tmp_path / LOCK).write_text(f"process {driver} on {socket.gethostname()}\n")
-        assert cli.main(["sweep", "status", str(tmp_path)]) == errors.OK
-        assert capsys.readouterr().out.endswith(f"0 device hours{told}\n")
-    assert cli.main(["sweep", "stop", str(tmp_path)]) == errors.OK
-    assert [run.state for run in read_record(tmp_path).runs] == ["waiting"]
-
-
 def test_a_study_that_is_damaged_or_lost_is_told_of_and_not_begun_anew(tmp_path: Path) -> None:
     from kubetune.sweep.study import explained
 
@@ -414,51 +386,6 @@ def test_a_study_that_is_damaged_or_lost_is_told_of_and_not_begun_anew(tmp_path:
     (tmp_path / "study.db").write_text("no study")
     with pytest.raises(errors.EnvironmentFault, match=r"study\.db.*: file is not a database"), explained(tmp_path):
         driver_of(tmp_path, search, place)
-
-
-def test_a_grid_has_no_more_trials_than_points() -> None:
-    found = ranges.split(["lora.r=1..3", "lora.dropout=0,0.1"])[1]
-    for wished, trials in ((None, 6), (9, 6), (2, 2)):
-        args = argparse.Namespace(sampler="grid", trials=wished)
-        _require_grid(args, found)
-        assert args.trials == trials
-
-
-def test_what_a_search_cannot_do_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, data = tmp_path / "run.yaml", str(EMBEDDED / "data" / "heldout.jsonl")
-    training = {"max_steps": 2}
-    file.write_text(
-        json.dumps({"model": str(EMBEDDED / "model"), "data": {"train": data, "eval": data}, "training": training})
-    )
-    for more, code, said in (
-        (["--json"], errors.USER, "--json is for"),
-        (["-o", str(file)], errors.ENVIRONMENT, "cannot write"),
-    ):
-        assert cli.main(["sweep", str(file), "lora.r=2,4", *more]) == code
-        assert said in capsys.readouterr().err
-
-
-def test_actions_take_no_options_that_they_would_ignore(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in (("status f --trials 3 --lr 1", "--lr, --trials"), ("stop f --json", "--json")):
-        assert cli.main(["sweep", *words.split()]) == errors.USER
-        assert said in capsys.readouterr().err
-
-
-def test_a_cluster_that_cannot_be_asked_is_told_when_a_sweep_is_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And no driver is asked to stop, this process having the lock."""
-    pytest.importorskip("lightkube")
-    write_search(tmp_path, search_of(namespace="here"))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    asked: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
-    try:
-        assert cli.main(["sweep", "stop", str(tmp_path)]) == errors.ENVIRONMENT
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert "kubeconfig" in capsys.readouterr().err
-    assert asked == []
 
 
 @pytest.mark.parametrize(
@@ -504,7 +431,29 @@ def test_a_process_that_dies_before_its_request_gives_no_answer(
         assert (child.stdout.read(), told.read(), child.wait()) == (b"3\n", "", 1)
 
 
-def test_the_words_below_the_help_fit_a_terminal() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    assert max(map(len, (parser.epilog or "").splitlines())) <= 80
+def test_all_that_failed_in_ways_of_their_own_is_no_success(tmp_path: Path) -> None:
+    search = search_of(pruner="none", rungs=())
+    steps = itertools.count()
+
+    class Diverging(Functions):
+        def look(self, run: TrialRun) -> Seen:
+            return Seen(ExitStatus(errors.DIVERGED, f"loss is nan at step {next(steps)}"))
+
+    memory = optuna.storages.InMemoryStorage()
+    with pytest.raises(errors.KubetuneError, match="no best one; the last to fail: loss is nan at step 3") as ended:
+        driver_of(tmp_path, search, Diverging(search), total=4, storage=memory).drive()
+    assert ended.value.exit_code == errors.DIVERGED
+
+
+def test_each_trial_that_is_the_best_so_far_is_told_of(tmp_path: Path) -> None:
+    """So that its run file is there while the others train, and after a kill."""
+    search = search_of("training.learning_rate=1e-3,2e-3,3e-3,4e-3", sampler="grid", pruner="none", rungs=())
+    measured = iter([3.0, 4.0, 1.0, 2.0])
+    place, told = Functions(search, measure=lambda *_: next(measured)), list[int]()
+    memory = optuna.storages.InMemoryStorage()
+    driver = driver_of(
+        tmp_path, search, place, total=4, storage=memory,
+        crown=lambda: told.append(driver.record.ranked(greater=False)[0].number),
+    )  # fmt: skip
+    driver.drive()
+    assert told == [0, 2]

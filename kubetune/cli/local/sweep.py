@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +26,7 @@ from kubetune.supervisor.command_line import add_run_arguments, sources_of
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
+    from kubetune.sweep.recipe import Load
     from kubetune.sweep.record import Record, Search
 
 ACTIONS = ("status", "best", "stop")
@@ -89,25 +90,26 @@ def _require_alone(action: str, args: argparse.Namespace) -> None:
 def _search(args: argparse.Namespace) -> int:
     if args.json:
         raise ConfigError("command line: --json is for `kubetune sweep status` and `best`. Nothing was written.")
-    from kubetune.config.load import load_config
+    from kubetune.config.load import read_tree
     from kubetune.sweep import ranges as texts
     from kubetune.sweep.budget import parse as parse_budgets
 
     for name, least in (("trials", 1), ("repeat", 1), ("parallel", 1)):
         if (given := getattr(args, name)) is not None and given < least:
             raise ConfigError(f"command line: found --{name} {given}; expected {least} or more. Nothing was written.")
-    args.inputs, ranges, problems = texts.split(args.inputs)
-    metric_override = [f"training.metric_for_best_model={args.metric}"] if args.metric else []
+    flags = [key for key, value in vars(args).items() if "." in key and value is not None]
+    args.inputs, ranges, problems = texts.split(args.inputs, flags)
     path, settings = sources_of(args, {} if args.cluster else os.environ)
+    if args.metric:
+        settings["overrides"].append(f"training.metric_for_best_model={args.metric}")
     if not ranges and not problems:
         raise ConfigError(
             "command line: found nothing to search; expected KEY=log(a,b), KEY=a..b or KEY=a,b,c. Nothing was written."
         )
 
-    def load(more: list[str]) -> Config:
-        return load_config(path, **{**settings, "overrides": [*settings["overrides"], *metric_override, *more]})
-
-    config = texts.check(ranges, load, problems)
+    config = texts.check(ranges, _loader(path, settings), problems)
+    # Trials begin for hours, in which the run file may be edited: they are of it as it is now.
+    load = _loader(read_tree(path, **settings)[0].data, settings)
     budgets = parse_budgets(args.budget, config.compute.price_per_gpu_hour)
     metric, greater = _metric(args, config)
     _require_grid(args, ranges)
@@ -128,6 +130,12 @@ def _search(args: argparse.Namespace) -> int:
     )  # fmt: skip
     with Relay() as relay:
         return sweep(folder, name, load, config, wishes, relay)
+
+
+def _loader(source: Path | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Load:
+    from kubetune.config.load import load_config
+
+    return lambda more: load_config(source, **{**settings, "overrides": [*settings["overrides"], *more]})
 
 
 def _metric(args: argparse.Namespace, config: Config) -> tuple[str, bool]:
@@ -214,6 +222,8 @@ def _best(folder: Path, args: argparse.Namespace) -> int:
         print(json.dumps(asdict(best), indent=2))
     elif (folder / BEST).is_file():
         print((folder / BEST).read_text("utf-8"), end="")
+    else:
+        raise EnvironmentFault(f"{folder / BEST} is gone; the command that began the sweep writes it again")
     return errors.OK
 
 

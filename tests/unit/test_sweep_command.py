@@ -1,0 +1,142 @@
+"""The command line of sweeps: what it takes, refuses, and says of a folder. Nothing trains."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import cli, errors
+from kubetune.cli.local.demo import EMBEDDED
+from kubetune.cli.local.sweep import _require_grid, add_arguments
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError
+from kubetune.sweep import ranges
+from kubetune.sweep.record import LOCK, Record, Trial, TrialRun, read_record, write_record, write_search
+from tests.unit.test_sweep import search_of
+
+
+def test_a_range_that_would_be_dropped_or_drop_another_value_is_refused() -> None:
+    words = ["lora.r=8,16", "lora.r=4", "lora={alpha: 8}", "training.seed=1,2", "data.eval=a,b", "lr=1e-3,1e-2"]
+    rest, found, problems = ranges.split([*words, "compute.processes=1,2"], ["training.learning_rate"])
+    assert (rest, [one.key for one in found]) == (words[1:3], ["lora.r", "lr"])
+    assert [problem.split("; ")[0] for problem in problems] == [
+        "override: training.seed: --repeat N trains each setting with N seeds",
+        "override: data.eval: trials are compared by these data",
+        "override: compute.processes: a sweep sets this itself",
+        "override: training.learning_rate: found a value, and a range of training.learning_rate",
+        "override: lora.r: found a value, and a range of lora.r",
+    ]
+
+
+def test_trials_are_of_the_run_file_as_it_was_when_the_sweep_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may be edited while they train."""
+    pytest.importorskip("optuna")
+    file, data = tmp_path / "run.yaml", EMBEDDED / "data" / "heldout.jsonl"
+    (tmp_path / "rows.jsonl").write_bytes(data.read_bytes())
+    text = {"model": str(EMBEDDED / "model"), "data": {"train": "rows.jsonl", "eval": str(data)}, "lora": {"r": 4}}
+    file.write_text(json.dumps(text))
+    found: list[Config] = []
+
+    def search(folder: Path, name: str, load: Any, *_: object) -> int:
+        file.write_text("model: another")
+        found.extend(load([f"lora.r={rank}"]) for rank in (8, 16))
+        return errors.OK
+
+    monkeypatch.setattr("kubetune.sweep.start.sweep", search)
+    assert cli.main(["sweep", str(file), "lora.r=8,16", "training.max_steps=3"]) == errors.OK
+    assert [config.lora.r for config in found if config.lora] == [8, 16]
+    assert {config.data.train[0].path for config in found} == {str(tmp_path / "rows.jsonl")}
+    assert {config.training.max_steps for config in found} == {3}
+
+
+def test_another_sweep_in_the_folder_is_refused_by_what_was_typed(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    from kubetune.sweep.start import _require_same
+
+    write_search(tmp_path, search_of("lora.r=8,16"))
+    with pytest.raises(ConfigError) as refused:
+        _require_same(tmp_path, search_of("lora.r=4,8", "training.learning_rate=1e-3..1e-2"))
+    said = refused.value.problems
+    assert said[0] == "ranges was lora.r=8,16, now is lora.r=4,8 training.learning_rate=0.001..0.01"
+    assert len(said) == 2
+
+
+def test_how_a_sweep_stands_is_told_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_search(tmp_path, search_of())
+    write_record(tmp_path, Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "done", value=1.5)], value=1.5)]))
+    assert cli.main(["sweep", "status", str(tmp_path), "--json"]) == errors.OK
+    told = json.loads(capsys.readouterr().out)
+    assert (told["metric"], told["trials"][0]["values"]) == ("eval_loss", {"lora.r": "8"})
+
+
+def test_a_sweep_without_its_driver_is_shown_so_and_put_to_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_search(tmp_path, search_of())
+    write_record(tmp_path, Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "running")])]))
+    for driver, told in ((os.getpid(), ""), (99_999_999, "; its driver ended; the same command goes on")):
+        (tmp_path / LOCK).write_text(f"process {driver} on {socket.gethostname()}\n")
+        assert cli.main(["sweep", "status", str(tmp_path)]) == errors.OK
+        assert capsys.readouterr().out.endswith(f"0 device hours{told}\n")
+    assert cli.main(["sweep", "stop", str(tmp_path)]) == errors.OK
+    assert [run.state for run in read_record(tmp_path).runs] == ["waiting"]
+
+
+def test_a_grid_has_no_more_trials_than_points() -> None:
+    found = ranges.split(["lora.r=1..3", "lora.dropout=0,0.1"])[1]
+    for wished, trials in ((None, 6), (9, 6), (2, 2)):
+        args = argparse.Namespace(sampler="grid", trials=wished)
+        _require_grid(args, found)
+        assert args.trials == trials
+
+
+def test_what_a_search_cannot_do_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, data = tmp_path / "run.yaml", str(EMBEDDED / "data" / "heldout.jsonl")
+    training = {"max_steps": 2}
+    file.write_text(
+        json.dumps({"model": str(EMBEDDED / "model"), "data": {"train": data, "eval": data}, "training": training})
+    )
+    for more, code, said in (
+        (["--json"], errors.USER, "--json is for"),
+        (["-o", str(file)], errors.ENVIRONMENT, "cannot write"),
+    ):
+        assert cli.main(["sweep", str(file), "lora.r=2,4", *more]) == code
+        assert said in capsys.readouterr().err
+
+
+def test_actions_take_no_options_that_they_would_ignore(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (("status f --trials 3 --lr 1", "--lr, --trials"), ("stop f --json", "--json")):
+        assert cli.main(["sweep", *words.split()]) == errors.USER
+        assert said in capsys.readouterr().err
+
+
+def test_a_cluster_that_cannot_be_asked_is_told_when_a_sweep_is_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no driver is asked to stop, this process having the lock."""
+    pytest.importorskip("lightkube")
+    write_search(tmp_path, search_of(namespace="here"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    asked: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    try:
+        assert cli.main(["sweep", "stop", str(tmp_path)]) == errors.ENVIRONMENT
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "kubeconfig" in capsys.readouterr().err
+    assert asked == []
+
+
+def test_the_words_below_the_help_fit_a_terminal() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert max(map(len, (parser.epilog or "").splitlines())) <= 80
