@@ -32,6 +32,7 @@ from kubetune.publishing.provenance import PROVENANCE, facts_of
 from kubetune.publishing.writers import WRITERS, Job, Kind, Tell
 from kubetune.reporting.picture import draw
 from kubetune.rundir import checkpoints, metrics
+from kubetune.tasks import task_module
 from kubetune.training.full_disk import explained_full_disk
 
 SHARD = "5GB"
@@ -138,7 +139,7 @@ def _require_proof(comparisons: Sequence[Comparison]) -> None:
 def _write_modelfile(folder: Path, result: Result, kind: Kind) -> None:
     """Write the Modelfile that Ollama wants beside weights, for models that it can run."""
     tokenizer = result.tokenizer
-    if result.config.task != "causal_lm":
+    if task_module(result.config).AUTO_CLASS != "AutoModelForCausalLM":
         return
     bos = tokenizer.backend.id_to_token(tokenizer.bos_id) if tokenizer.bos_id is not None else None
 

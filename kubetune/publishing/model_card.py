@@ -125,9 +125,11 @@ def _snippet(config: Config, kind: str, base: str) -> str:
 
 def _serving(config: Config, kind: str, base: str) -> list[str]:
     """Commands that serve an export, as a person would type them in its folder; none for what none of them serves."""
-    if config.task != "causal_lm":
+    if config.task == "reward_model" and kind != "adapter":
+        lines = ["$ vllm serve . --runner pooling --pooler-config '{\"use_activation\": false}'    # asked at /pooling"]
+    elif task_module(config).AUTO_CLASS != "AutoModelForCausalLM":
         return []
-    if kind == "adapter":
+    elif kind == "adapter":
         rank = config.lora.r if config.lora else 16
         lines = [
             f"$ vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules tuned=.",

@@ -257,6 +257,8 @@ def test_a_stopped_run_goes_on_and_its_result_goes_where_others_go(
         assert cli.main([verb, str(run_dir), *words]) == 0
     assert "vllm" in capsys.readouterr().out
     merged = next(run_dir.glob("exports/*-merged"))
+    assert "ollama create tuned" in (merged / "README.md").read_text()
+    assert (merged / "Modelfile").read_text().startswith("# ollama create")
     row = draw(1)[0]
     told, before = (logp(AutoModelForCausalLM.from_pretrained(path), row.prompt, row.answers[0])
                     for path in (merged, folder / "model"))  # fmt: skip

@@ -92,6 +92,7 @@ def test_a_sharded_model_learns_and_is_exported_as_one_of_one_rank(
     assert said[0] == pytest.approx(said[1], abs=1e-4)
     merge = ["--merge"] * bool(sections["lora"])
     assert cli.main(["export", str(sharded), *merge, "-o", str(tmp_path / "export")]) == 0
+    assert "vllm serve . --runner pooling" in (tmp_path / "export" / "README.md").read_text()
     exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export")
     assert (exported.config.num_labels, exported.score.weight.shape[0]) == (1, 1)
 

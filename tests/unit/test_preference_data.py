@@ -318,7 +318,8 @@ def test_conversion_writes_one_shape(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert lines[:-1] == [CHATS["trl"]] * len(CHATS)
     assert lines[-1] == {**CHATS["trl"], "margin": 2.0}
-    assert run_cli("data", "convert", str(chats), "--to", "judged", "-o", str(output))[1] == 0
+    said, code = run_cli("data", "convert", str(chats), "--to", "judged", "-o", str(output))
+    assert (code, said.partition(" written")[0]) == (0, f"{2 * len(CHATS) + 2} records, of {len(CHATS) + 1},")
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert lines[:2] == [
         {"prompt": [ASKED], "completion": [GOOD], "label": True},

@@ -129,7 +129,9 @@ def _convert_shape(args: argparse.Namespace) -> int:
     seed = 42 if args.seed is None else args.seed
     counts: Counter[str] = convert_source(source, args.output, args.to or "messages", seed)
     skipped = f", {counts['skipped']:,} without an answer left out" if counts["skipped"] else ""
-    print(f"{counts['written']:,} of {counts['read']:,} records written to {args.output}{skipped}")
+    written, read = counts["written"], counts["read"]  # two answers of each pair are more
+    said = f"{written:,} of {read:,} records" if written <= read else f"{written:,} records, of {read:,},"
+    print(f"{said} written to {args.output}{skipped}")
     return OK
 
 

@@ -96,7 +96,8 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
             yield "", "rounding takes much of that away: the adapter has learnt little, or use --dtype float32"
     yield "tokenizer", f"{', '.join(found['tokenizer_files_equal'])}: equal byte by byte; template as trained"
     yield "wrote", str(export.path)
-    yield "next", f"{export.path / 'README.md'} says how to load and serve it: vLLM, GGUF, Ollama"
+    served = " and serve it: vLLM, GGUF, Ollama" if "Modelfile" in export.files else " it"
+    yield "next", f"{export.path / 'README.md'} says how to load{served}"
 
 
 @contextmanager
