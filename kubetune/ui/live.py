@@ -23,12 +23,13 @@ _LOOK_SECONDS, _QUIET_SECONDS = 1.0, 15.0
 
 def run_news(request: Request) -> Response:
     """A number each time that the files of runs, their beats or logs have changed, or more of a long one is read."""
-    run_dirs, records = runs_of(request), site_of(request).records
+    run_dirs, site = runs_of(request), site_of(request)
+    records = site.records
 
     def look() -> int:
         parts: list[Any] = [records.read_on(run_dirs)]
         for run_dir in run_dirs:
-            parts.append(signature(run_dir))
+            parts += [signature(run_dir), site.jobs.is_running(records.name_of(run_dir))]
             logs = run_dir / "logs"
             if logs.is_dir():
                 parts += [(s.st_size, s.st_mtime_ns) for s in (path.stat() for path in sorted(logs.iterdir()))]

@@ -50,7 +50,7 @@ def _typed(site: Site, config: Config) -> dict[str, str]:
     given.pop("output", None)
     found = {key: _text(value) for key, value in dotted_values(given)}
     if config.lora is not None:
-        found.setdefault("lora", "true")
+        found["lora"] = "true"
     stem = (config.name or "run")[:36].rstrip("-")
     names = (f"{stem}-{number}" for number in range(2, 1000))
     found["name"] = next((name for name in names if not (site.folder / name).exists()), "")
@@ -93,11 +93,13 @@ def _config(site: Site, asked: Mapping[str, Any]) -> Config:
     typed, base = asked.get("values"), asked.get("base") or ""
     if not isinstance(typed, dict) or not all(isinstance(text, str) for text in typed.values()):
         raise ConfigError("values: expected texts by key")
-    if typed.get("lora") == "true" and any(key.startswith("lora.") and text for key, text in typed.items()):
-        typed = {key: text for key, text in typed.items() if key != "lora"}
-    elif not typed.get("lora"):
-        typed = {key: text for key, text in typed.items() if not key.startswith("lora")}
-    config = load_config(None, overrides=[f"{key}={text}" for key, text in typed.items() if text.strip()])
+    typed = {key: text for key, text in typed.items() if text.strip()}
+    of_lora = [key for key in typed if key.startswith("lora.")]
+    if of_lora and not typed.pop("lora", ""):
+        raise ConfigError(
+            f"{', '.join(of_lora)}: for LoRA only, and the method is full fine-tuning; empty them or change it"
+        )
+    config = load_config(None, overrides=[f"{key}={text}" for key, text in typed.items()])
     run_dir = site.records.find(str(base)) if base else None
     _require_no_code(config, read_config(run_dir) if run_dir is not None else None)
     if config.output is None:

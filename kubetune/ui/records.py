@@ -19,14 +19,15 @@ from kubetune.library.listing import facts, find_runs
 from kubetune.reporting.charts import points_of
 from kubetune.reporting.numbers import NumbersReader
 from kubetune.reporting.reading import RunRecord, read_run
-from kubetune.rundir import heartbeat, metrics
+from kubetune.rundir import exit_status, heartbeat, metrics
 from kubetune.rundir.status import ranks, state_of
 
 Signature = tuple[tuple[int, int, int], ...]
 
 _FILES = (
     RESOLVED, metrics.METRICS, metrics.TIMINGS, metrics.EVENTS, metrics.LOAD, metrics.VERDICT, metrics.EVALUATION,
-    metrics.REPORT, metrics.PLAN, "exit.json", "checkpoints", "answers", heartbeat.HANG,
+    metrics.REPORT, metrics.PLAN, exit_status.EXIT, "checkpoints", metrics.ANSWERS, metrics.BEFORE_AFTER,
+    metrics.BENCHMARKS, metrics.DATA, heartbeat.HANG,
 )  # fmt: skip
 _MOST_KEPT = 24
 _SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120, 28

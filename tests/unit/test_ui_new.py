@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import kubetune
-from kubetune.config.load import load_config
+from kubetune.config.load import load_config, resolved
 from kubetune.errors import USER
 from kubetune.ui.fields import CODE, form
 from kubetune.ui.jobs import Jobs
@@ -66,8 +68,35 @@ def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) ->
     wrong = ask(client, "/new/plan", values={**values, "training.learning_rate": "fast", "modell": "x"})
     assert any("learning_rate" in text for text in wrong["problems"])
     assert any("modell" in text for text in wrong["problems"])
-    full = ask(client, "/new/plan", values={**values, "lora": ""})
+    torn = ask(client, "/new/plan", values={**values, "lora": ""})
+    assert "lora.r: for LoRA only" in "".join(torn["problems"]), "nothing that is typed is left out in silence"
+    full = ask(client, "/new/plan", values={**values, "lora": "", "lora.r": ""})
     assert dict(full["facts"])["method"].startswith("full")
+
+
+@pytest.mark.parametrize("section", [None, {}, {"r": 8, "alpha": 32}])
+def test_a_run_is_run_again_with_its_settings(
+    client: TestClient, values: dict[str, str], tmp_path: Path, section: dict[str, int] | None
+) -> None:
+    run_dir = tmp_path / "outputs" / "old"
+    run_dir.mkdir(parents=True)
+    given = {"name": "old", "model": str(MODEL), "data": {"train": values["data.train"]}, "output": str(run_dir),
+             "tracking": {"mlflow": {"tags": {"team": "nlp"}}}}  # fmt: skip
+    old = load_config(given if section is None else {**given, "lora": section})
+    (run_dir / "resolved.json").write_text(json.dumps(resolved(old)))
+    page = client.get("/new?dir=old").text
+    typed = {
+        html.unescape(key): html.unescape(text) for key, text in re.findall(r'name="([^"]+)" value="([^"]+)"', page)
+    }
+    for chosen in re.findall(r'<select id="f-([^"]+)".*?<option value="([^"]+)" selected', page, re.DOTALL):
+        if "</select>" not in chosen[0]:
+            typed[chosen[0]] = chosen[1]
+    extra = json.loads(html.unescape(re.findall(r'data-extra="([^"]*)"', page)[0]))
+    again = ask(client, "/new/plan", values={**extra, **typed, "name": "again"}, base="old")
+    assert again["problems"] == []
+    (tmp_path / "again.yaml").write_text(again["yaml"])
+    new = load_config(tmp_path / "again.yaml")
+    assert new.model_copy(update={"name": "old", "output": old.output}) == old
 
 
 @pytest.mark.parametrize(
