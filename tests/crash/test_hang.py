@@ -120,7 +120,7 @@ def test_a_thread_that_hangs_while_it_writes_is_shown(toy_inputs: Path, tmp_path
     hang = json.loads((run_dir / HANG).read_text())
     assert (hang["rank"], hang["phase"], hang["step"]) == (0, "save", 6)
     (writing,) = (stack for name, stack in hang["threads"].items() if name.startswith("checkpoint"))
-    assert 'fault_injection.reach("commit.sealed")' in writing
+    assert "in reach" in writing
     assert "in finish" in hang["stack"]
 
 
