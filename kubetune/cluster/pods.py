@@ -187,6 +187,21 @@ def age_seconds(stamp: str | None) -> float | None:
     return (datetime.now(UTC) - datetime.fromisoformat(stamp.replace("Z", "+00:00"))).total_seconds()
 
 
+def times_seen(event: Object) -> int:
+    """Number of times that an event was seen."""
+    return int((event.get("series") or {}).get("count") or event.get("count") or 1)
+
+
+def about(event: Object) -> Object:
+    """Reference to the object of an event, with `kind`, `name` and `uid` as far as they are known."""
+    return dict(event.get("involvedObject") or {})
+
+
+def words_of(event: Object) -> str:
+    """Message of an event; its reason where it has none."""
+    return str(event.get("message") or event.get("reason") or "an event without a word")
+
+
 def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> str:
     """Reason why a pod does not run, or of its end; empty while all is well. `events` are those of the pod.
 
@@ -214,7 +229,7 @@ def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> s
     if status.get("reason"):
         return f"{status['reason']}: {status.get('message', '')}".strip(": ")
     if phase_of(pod) == "Pending":
-        return next((str(event["message"]) for event in reversed(events) if event.get("type") == "Warning"), "")
+        return next((words_of(event) for event in reversed(events) if event.get("type") == "Warning"), "")
     return ""
 
 

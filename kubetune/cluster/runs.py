@@ -159,7 +159,7 @@ def events_of(cluster: Cluster, spec: RunSpec) -> list[Object]:
     """
     is_ours, marker = belongs_to(cluster, spec), cluster.get("ConfigMap", spec.name)
     began = str(marker["metadata"].get("creationTimestamp", "")) if marker else ""
-    found = [event for event in cluster.list("Event") if is_ours(event["involvedObject"].get("name", ""))]
+    found = [event for event in cluster.list("Event") if is_ours(pods.about(event).get("name", ""))]
     return sorted((event for event in found if _seconds(event_time(event)) >= began[:_STAMP]), key=event_time)
 
 
@@ -169,8 +169,9 @@ def _seconds(stamp: str) -> str:
 
 
 def event_time(event: Object) -> str:
-    """Time an event was last seen."""
-    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
+    """Time an event was last seen. Newer controllers count it in a series."""
+    times = (event.get("lastTimestamp"), event.get("eventTime"), (event.get("metadata") or {}).get("creationTimestamp"))
+    return str((event.get("series") or {}).get("lastObservedTime") or next(filter(None, times), ""))
 
 
 def ask(cluster: Cluster, target: Target, *question: str, seconds: float | None = None) -> list[Any]:

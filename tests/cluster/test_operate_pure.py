@@ -10,17 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kubetune.base.gpus import parse_gpus
+from kubetune.base.humanize import visible
+from kubetune.cli.remote.events import row
+from kubetune.cli.remote.status import facts, warning_lines
 from kubetune.cluster import pods
 from kubetune.cluster.log_follow import Kept, Position
+from kubetune.cluster.runs import ObservedRun
 from kubetune.cluster.termination import last_step
 from kubetune.config.load import load_resolved
+from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.kube_api.api_errors import Question, refusal
 from kubetune.kube_api.kinds import KINDS
+from kubetune.manifests.spec import RunSpec
+from kubetune.planning.plan import make_plan
 from kubetune.plugins.dev_pods import dev_config, pack_tree
 
 HEAVY = ("torch", "transformers", "datasets", "peft", "numpy")
@@ -189,3 +196,40 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 def test_whatever_a_pod_leaves_as_its_last_word_ends_no_verb(word: str) -> None:
     ended = {"name": "trainer", "state": {"terminated": {"exitCode": 1, "message": word}}}
     assert pods.why(pod(phase="Failed", containerStatuses=[ended])).startswith("exit code 1")
+
+
+TEXT = st.one_of(st.none(), st.text("ab é\x1b\n", max_size=6))
+TIME = st.one_of(st.none(), st.integers(0, 59).map("2026-11-20T10:15:{:02}Z".format))
+COUNT = st.one_of(st.none(), st.integers(0, 9))
+EVENTS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["Normal", "Warning", "Other", None]), "reason": TEXT, "message": TEXT,
+            "count": COUNT, "lastTimestamp": TIME, "eventTime": TIME, "metadata": st.just({}),
+            "series": st.none() | st.fixed_dictionaries({}, optional={"count": COUNT, "lastObservedTime": TIME}),
+            "involvedObject": st.fixed_dictionaries({}, optional={"kind": TEXT, "name": TEXT, "uid": TEXT}),
+        },
+    ),
+    max_size=8,
+)  # fmt: skip
+
+
+@settings(max_examples=30)
+@given(EVENTS)
+def test_every_event_is_a_line_and_every_warning_is_shown_or_counted(events: list[dict[str, Any]]) -> None:
+    """Of events a server promises no field but the object, and newer controllers fill others than older ones."""
+    for event in events:
+        line = " ".join(row(event))
+        assert "\x1b" not in line
+        assert all(visible(str(event[key])) in line for key in ("type", "reason", "message") if event.get(key))
+    config = {"model": "m", "data": {"train": "d"}, "name": "fit", "kubernetes": {"image": "i:1"}}
+    loaded = Config.model_validate(config)
+    spec = RunSpec.of(loaded, make_plan(loaded))
+    observed = ObservedRun(spec, None, [], events, "waiting", "", None)
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    counted, *shown = [*warning_lines(observed)] if len(warnings) > 5 else ["! 0 earlier", *warning_lines(observed)]
+    assert int(counted.split()[1]) + len(shown) == len(warnings)
+    for event, line in zip(warnings[-5:], shown, strict=True):
+        assert str(event.get("message") or event.get("reason") or "without a word") in line
+    assert len(facts(observed)["warnings"]) == len(warnings)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import brief, visible
 from kubetune.cli.remote.run_on_cluster import add_run, find
 from kubetune.cli.tables import print_table
 from kubetune.errors import OK
+
+if TYPE_CHECKING:
+    from kubetune.kube_api.client import Object
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,19 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the events. Raises ConfigError when there is no such run."""
-    from kubetune.cluster.pods import age_seconds
-    from kubetune.cluster.runs import event_time, events_of
+    from kubetune.cluster.runs import events_of
 
     events = events_of(*find(args))
     if args.json:
         print(json.dumps(events, indent=2))
         return OK
-    rows = []
-    for event in events:
-        about = f"{event['involvedObject']['kind']}/{event['involvedObject']['name']}"
-        times = f" (×{event['count']})" if event.get("count", 1) > 1 else ""
-        age = brief(age_seconds(event_time(event)))
-        rows.append((age, event.get("type"), event.get("reason"), about, f"{event.get('message', '')}{times}"))
     head = ("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
-    print_table(head, [[visible("" if cell is None else str(cell)) for cell in row] for row in rows])
+    print_table(head, [row(event) for event in events])
     return OK
+
+
+def row(event: Object) -> list[str]:
+    """An event as a line of the table."""
+    from kubetune.cluster.pods import about, age_seconds, times_seen, words_of
+    from kubetune.cluster.runs import event_time
+
+    name = "/".join(str(about(event).get(key) or "?") for key in ("kind", "name"))
+    times = f" (×{times_seen(event)})" if times_seen(event) > 1 else ""
+    cells = (brief(age_seconds(event_time(event))), event.get("type"), event.get("reason"), name)
+    return [visible(str(cell or "")) for cell in (*cells, words_of(event) + times)]

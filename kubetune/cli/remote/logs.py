@@ -96,7 +96,7 @@ def printer(spec: RunSpec) -> Callable[[Source, str], None]:
 
 def teller(cluster: Cluster, spec: RunSpec) -> Look:
     """Tells, once each, why pods do not come and what the cluster warns of; not what is over."""
-    from kubetune.cluster.pods import component_of, has_ended, is_running, name_of, why
+    from kubetune.cluster.pods import about, component_of, has_ended, is_running, name_of, why, words_of
     from kubetune.cluster.runs import belongs_to, event_time
     from kubetune.kube_api.client import say
     from kubetune.manifests.initialisers import PREPROCESS
@@ -113,12 +113,12 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
         settled = {name_of(pod) for pod in there if is_running(pod) or has_ended(pod)}
 
         def matters(event: Object) -> bool:
-            name = event["involvedObject"].get("name", "")
+            name = about(event).get("name", "")
             is_over = all_run or name in settled
             return is_ours(name) and (not is_over or event_time(event)[:_SECONDS] >= began)
 
         found = sorted(filter(matters, warnings), key=event_time)
-        news = [(event["involvedObject"]["name"], str(event["message"])) for event in found]
+        news = [(about(event).get("name", "?"), words_of(event)) for event in found]
         # a pod's own reason repeats what its events say
         news = [(name, text) for name, text in news if text not in reasons.get(name, "")]
         for text in (f"{name}: {text}" for name, text in [*news, *reasons.items()]):

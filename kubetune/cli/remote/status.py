@@ -29,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print how things stand. Raises ConfigError when there is no such run."""
-    from kubetune.cluster.pods import age_seconds
-    from kubetune.cluster.runs import event_time, find_run, list_runs, observe, on_all
+    from kubetune.cluster.runs import find_run, list_runs, observe, on_all
 
     cluster, name = connect(args)
     if name is None:
@@ -55,10 +54,23 @@ def run(args: argparse.Namespace) -> int:
     if there := [*observed.preparing, *observed.pods]:
         print()
         print_table(("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY"), [_row(observed, p) for p in there])
-    for event in _news(observed)[-_SHOWN_EVENTS:]:
-        age = brief(age_seconds(event_time(event)))
-        print(visible(f"! {age} ago, {event['involvedObject']['name']}: {event['reason']}: {event['message']}"))
+    for line in warning_lines(observed):
+        print(visible(line))
     return OK
+
+
+def warning_lines(observed: ObservedRun) -> Iterator[str]:
+    """The last warnings, and how many came before them."""
+    from kubetune.cluster import pods
+    from kubetune.cluster.runs import event_time
+
+    news = _news(observed)
+    if len(news) > _SHOWN_EVENTS:
+        said = f"{counted(len(news) - _SHOWN_EVENTS, 'earlier warning')}: kubetune events {observed.spec.name}"
+        yield f"! {said} -n {observed.spec.kubernetes.namespace}"
+    for event in news[-_SHOWN_EVENTS:]:
+        said = f"{event.get('reason') or '?'}: {pods.words_of(event)}"
+        yield f"! {brief(pods.age_seconds(event_time(event)))} ago, {pods.about(event).get('name') or '?'}: {said}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +153,7 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
             }
             for pod in observed.pods
         ],
-        "warnings": [event["message"] for event in _warnings(observed)],
+        "warnings": [pods.words_of(event) for event in _warnings(observed)],
     }
 
 
@@ -170,7 +182,7 @@ def why(observed: ObservedRun) -> str:
     queue = observed.spec.kubernetes.queue
     if queue and observed.workload is not None and pods.is_suspended(observed.workload):
         return f"waiting in queue {queue}"
-    refused = [event["message"] for event in observed.events if event.get("reason") == "FailedCreate"]
+    refused = [pods.words_of(event) for event in observed.events if event.get("reason") == "FailedCreate"]
     return next(iter(reasons), refused[-1] if refused and not observed.pods else observed.reason)
 
 
@@ -243,8 +255,10 @@ def _number(value: float | None, form: str, unknown: str = "?") -> str:
 def _events_of(observed: ObservedRun, pod: Object) -> list[Object]:
     name = pod["metadata"]["name"]
     uid = pod["metadata"].get("uid")
-    about = [(event["involvedObject"], event) for event in observed.events]
-    return [event for ref, event in about if ref.get("name") == name and ref.get("uid", uid) == uid]
+    from kubetune.cluster import pods
+
+    refs = [(pods.about(event), event) for event in observed.events]
+    return [event for ref, event in refs if ref.get("name") == name and ref.get("uid", uid) == uid]
 
 
 def _news(observed: ObservedRun) -> list[Object]:
@@ -252,7 +266,7 @@ def _news(observed: ObservedRun) -> list[Object]:
     from kubetune.cluster import pods
 
     told = [pods.why(pod) for pod in (*observed.preparing, *observed.pods)]
-    return [event for event in _warnings(observed) if not any(str(event["message"]) in reason for reason in told)]
+    return [event for event in _warnings(observed) if not any(pods.words_of(event) in reason for reason in told)]
 
 
 def _warnings(observed: ObservedRun) -> list[Object]:
@@ -264,7 +278,7 @@ def _warnings(observed: ObservedRun) -> list[Object]:
     all_run = sum(map(pods.is_running, observed.pods)) >= observed.spec.nodes
 
     def matters(event: Object) -> bool:
-        pod = there.get(event["involvedObject"].get("uid"))
+        pod = there.get(pods.about(event).get("uid"))
         if event.get("type") != "Warning" or observed.state in ("done", "stopped"):
             return False
         if pod is None:
