@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from kubetune import errors
@@ -89,6 +91,29 @@ def test_a_resume_with_another_base_is_refused_and_with_the_old_one_exact(
     assert toy.train(run_dir, world_size) == [0] * world_size
     if world_size == 1:
         assert toy.digests(run_dir) == toy.digests(done)
+
+
+@settings(max_examples=10)
+@given(
+    st.sampled_from(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]),
+    st.sampled_from(["a bit", "shorter", "longer", "gone"]),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_any_change_of_a_file_of_the_base_is_refused(
+    inputs: Path, stopped: Path, name: str, change: str, place: float
+) -> None:
+    """By its name where the file can still be read, else as what cannot."""
+    path, config = inputs / "model" / name, toy.make_config(inputs)
+    content = path.read_bytes()
+    at = int(place * len(content))
+    flipped = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+    changed = {"a bit": flipped, "shorter": content[:at], "longer": content + b" ", "gone": b""}[change]
+    with _Swap(path, changed):
+        if change == "gone":
+            path.unlink()
+        with pytest.raises(errors.KubetuneError, match=name if change == "longer" else None):
+            Check(config, stopped).require_same()
+    Check(config, stopped).require_same()
 
 
 def test_another_tokenizer_is_refused_by_name(inputs: Path, run_dir: Path) -> None:
