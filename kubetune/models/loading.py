@@ -98,6 +98,7 @@ def load_pretrained(
     draw(loaded, _tell_new(found, is_expected=classifies))
     if quantised is not None:
         quantization.keep_layout(loaded)
+        quantization.let_go_of_files(loaded)
         logs.MODEL.info("%s", quantization.describe(config, arithmetic, device))
         if kept := sum(p.numel() for n, p in loaded.named_parameters() if is_expert(n) and p.is_floating_point()):
             logs.MODEL.warning("%s parameters of experts keep their dtype: %s", f"{kept:,}", UNQUANTISED)

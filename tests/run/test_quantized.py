@@ -162,6 +162,7 @@ def test_the_log_says_that_4_bits_are_quantised_doubly(tmp_path: Path, caplog: p
     layers = [m for m in learner.model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
     assert layers
     assert all(layer.weight.quant_state.nested for layer in layers)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text(), "the file of the weights as they were stays mapped"
 
 
 @pytest.mark.slow

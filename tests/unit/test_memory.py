@@ -109,4 +109,4 @@ def test_of_matrix_products_only_a_few_are_kept_ready(given: str) -> None:
     )
     environ = {names[0]: given} if given else {}
     told = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
-    assert told.stdout.split() == [given or "128", "128"]
+    assert told.stdout.split() == [given or "64", "64"]
