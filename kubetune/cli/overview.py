@@ -80,7 +80,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "train --model Qwen/Qwen3-0.6B --data train.jsonl --lora --output outputs/first",
     ),
     "sweep": (
-        "sweep run.yaml 'training.learning_rate=log(1e-5,1e-3)' lora.r=8,16,32 --trials 27 --pruner asha",
+        "sweep run.yaml 'lr=log(1e-5,1e-3)' lora.r=8,16,32 --trials 27",
         "sweep status outputs/sweep-run",
     ),
     "watch": ("watch outputs/first", "watch support-bot -n finetune"),

@@ -41,7 +41,7 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Values by their dotted keys; each source by its path, with its other settings as one value."""
     flat: dict[str, Any] = {}
-    for key, value in dotted_values(dict(settings)):
+    for key, value in dotted_values(dict(settings)) if settings else ():
         if not (isinstance(value, list) and value and all(isinstance(one, dict) and "path" in one for one in value)):
             flat[key] = value
             continue

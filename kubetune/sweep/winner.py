@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kubetune.base.files import write_atomic
-from kubetune.base.humanize import counted, number
+from kubetune.base.humanize import number
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.naming import prefers_greater
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.sweep.ranges import told as words
-from kubetune.sweep.record import BEST, Record, Search, Trial
+from kubetune.sweep.record import BEST, Record, Search, Trial, summary
 
 _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Student's t for 95 % with 1, 2, … degrees of freedom, two-sided."""
@@ -74,11 +75,21 @@ def write_best(folder: Path, config: Config, base: Config, record: Record, searc
             "training": training,
         }
     )
-    before, after = (dict(dotted_values(resolved(one))) for one in (base, kept))
-    lines = [f"Written by kubetune sweep: the best of {counted(len(record.trials), 'trial')}.", *told(record, search)]
+    before, after = (dict(_leaves(resolved(one))) for one in (base, kept))
+    lines = [f"Written by kubetune sweep, of {summary(record)}.", *told(record, search)]
     changed = [key for key in after if after[key] != before.get(key)]
     lines += [f"{key}: {number(before.get(key))} → {number(after[key])}" for key in changed]
     text = "".join(f"# {line}\n" for line in lines) + as_yaml(kept)
     path = folder / BEST
     write_atomic(path, text)
     return path
+
+
+def _leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted values, those of entries of lists among them: `data.train[0].weight`."""
+    for key, value in dotted_values(data, path):
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            for i, each in enumerate(value):
+                yield from _leaves(each, f"{key}[{i}]")
+        else:
+            yield key, value

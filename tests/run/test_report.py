@@ -196,6 +196,10 @@ def test_settings_that_differ_stand_by_source_and_section(run_dir: Path, tmp_pat
     assert all(link[1:] in page.ids for link in page.links)
 
 
+def test_what_a_run_has_not_written_yet_differs_under_no_empty_name() -> None:
+    assert differences([{}, {"torch": "2"}]) == ([("torch", ["–", "2"])], [])
+
+
 def test_a_run_of_few_evaluations_is_compared_and_no_line_is_cut(run_dir: Path, tmp_path: Path) -> None:
     runs = [shutil.copytree(run_dir, tmp_path / f"run-{i}", symlinks=True) for i in range(4)]
     for i, run in enumerate(runs):

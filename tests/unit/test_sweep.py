@@ -350,14 +350,21 @@ def test_seeds_are_a_dimension_and_noise_is_told(tmp_path: Path) -> None:
 
 def test_the_winner_is_a_run_file_that_says_what_it_changed(tmp_path: Path) -> None:
     search = search_of()
-    trial = Trial(3, {"training.learning_rate": "0.002", "lora.r": "16"}, [TrialRun("003", 7, "done", value=1.5)])
+    values = {"training.learning_rate": "0.002", "lora.r": "16", "data.train[0].weight": "0.3"}
+    trial = Trial(3, values, [TrialRun("003", 7, "done", value=1.5)])
     trial.state, trial.value = "done", 1.5
     config = Recipe(load, search, tmp_path, "fit").config(trial, trial.runs[0])
     path = write_best(tmp_path, config, load([]), Record([trial]), search)
     told = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    assert told[2:] == ["# lora.r: 8 → 16", "# training.learning_rate: – → 0.002", "# training.seed: 42 → 7"]
+    assert told[0] == "# Written by kubetune sweep, of 1 trial: 1 done."
+    assert told[2:] == [
+        "# data.train[0].weight: 1 → 0.3",
+        "# lora.r: 8 → 16",
+        "# training.learning_rate: – → 0.002",
+        "# training.seed: 42 → 7",
+    ]
     found = load_config(path)
-    assert found == load(["lora.r=16", "training.learning_rate=0.002", "training.seed=7"])
+    assert found == load(["lora.r=16", "training.learning_rate=0.002", "training.seed=7", "data.train[0].weight=0.3"])
 
 
 def test_the_folder_reads_back(tmp_path: Path) -> None:
