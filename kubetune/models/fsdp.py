@@ -89,7 +89,7 @@ def cut(lm: Any, policy: MixedPrecisionPolicy, whole: Sequence[str] = ()) -> Any
     lm.tie_weights()
     if hasattr(lm, SCORE):
         lm.score._is_hf_initialized = True  # for transformers to leave alone, where it is new: `_draw` does that
-    towers = [module for name, module in lm.named_modules() if name.rpartition(".")[2] in (*TOWERS, *whole)]
+    towers = [m for name, m in lm.named_modules() if name in whole or name.rpartition(".")[2] in TOWERS]
     in_towers = {id(module) for tower in towers for module in tower.modules()}
     lists = (m for m in lm.modules() if isinstance(m, nn.ModuleList) and id(m) not in in_towers)
     for layer in max(lists, key=len, default=()):
