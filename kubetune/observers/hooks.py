@@ -44,6 +44,8 @@ def check(wanted: HooksConfig) -> None:
             raise ConfigError(
                 f"hooks.on_event: there is no command {words[0] if words else wanted.on_event!r}. Nothing was written."
             )
+    elif wanted.events:
+        raise ConfigError("hooks.events: there is no hooks.on_event to call for them. Nothing was written.")
     if unknown := sorted(set(wanted.events) - events.KINDS.keys()):
         raise ConfigError(
             f"hooks.events: there is no event {', '.join(unknown)}; expected {', '.join(events.KINDS)}. "

@@ -147,6 +147,7 @@ def test_a_command_gets_every_event_and_failures_are_counted(tmp_path: Path, cap
 @pytest.mark.parametrize(("wanted", "said"), [
     ({"on_event": "no-such-command-1 x"}, "there is no command 'no-such-command-1'"),
     ({"on_event": "sh 'x"}, "No closing quotation"),
+    ({"events": ["exit"]}, r"there is no hooks\.on_event to call for them"),
     ({"on_event": "sh", "events": ["finish"]}, "there is no event finish; expected launch, start"),
 ])  # fmt: skip
 def test_a_command_that_cannot_be_called_is_refused_before_anything_starts(wanted: dict[str, Any], said: str) -> None:
