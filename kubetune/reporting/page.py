@@ -433,7 +433,7 @@ def _moment(time: str) -> str:
 def _comparison(runs: Sequence[RunRecord], search: SearchFacts | None) -> dict[str, Any]:
     """Runs side by side: results, and the settings in which they differ."""
     names = labels(runs)
-    cards = [{card.label: card for card in _cards(run)} for run in runs]
+    cards = [{card.label: card for card in (*_cards(run), *_judged(run))} for run in runs]
     different, common = differences([resolved(run.config) for run in runs])
     packages, _ = differences([run.report.get("versions") or {} for run in runs])
     return {
@@ -459,6 +459,21 @@ def _comparison(runs: Sequence[RunRecord], search: SearchFacts | None) -> dict[s
         "damage": [(name, line) for name, run in zip(names, runs, strict=True) for line in _damage(run)],
         "answers": _answers(runs),
     }
+
+
+def _judged(run: RunRecord) -> list[Card]:
+    """Measures of the answers of the best checkpoint, with their intervals."""
+    found = verdict(run.verdict, run.benchmarks)
+    rows = [row for row in found["rows"] if "after_interval" in row] if found else []
+    return [
+        Card(
+            row["name"].removeprefix("eval_").replace("_", " "),
+            number(row["best"]),
+            "95 %: {:.3g}–{:.3g}".format(*row["after_interval"]),
+            row["best"],
+        )
+        for row in rows
+    ]
 
 
 def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     sample = {"prompt": HOSTILE, "expected": HOSTILE, "before": "b", "after": HOSTILE}
     (first / metrics.BEFORE_AFTER).write_text(json.dumps(sample) + "\n")
+    answers = {"metric": "exact_match", "before_interval": [0, 0.2], "after_interval": [0.81, 0.95], "gained": 1,
+               "lost": 0, "p_value": 0.5, "test": "McNemar"}  # fmt: skip
+    measured = {"base": {"eval_exact_match": 0.1}, "best": {"eval_exact_match": 0.9}, "answers": [answers]}
+    (first / metrics.VERDICT).write_text(json.dumps({"step": 60, **measured}))
     (first / "logs").mkdir()
     (first / "logs" / "rank-0.log").write_text(f"[STEP] {HOSTILE}\nhf_secret_of_a_test\n")
     return runs
@@ -152,6 +157,12 @@ def test_each_page_names_the_verb_that_does_the_same(client: TestClient, folder:
         ("/compare?dir=first&dir=second", f"kubetune report {folder / 'first'} --compare {folder / 'second'}"),
     ]:
         assert f">{verb}</code>" in client.get(path).text, path
+
+
+def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> None:
+    text = client.get("/compare?dir=first&dir=second").text
+    assert re.search(r'data-order="0.9">0.9 <small>95 %: 0.81–0.95</small>', text)
+    assert "/compare?dir=first&amp;dir=second" in text
 
 
 def test_a_run_that_changes_is_read_anew(client: TestClient, folder: Path) -> None:

@@ -47,7 +47,7 @@ const listen = (address) => {
   const sign = byId("live");
   const say = (kind, text) => { if (sign) { sign.className = `live ${kind}`; sign.textContent = text; } };
   const news = new EventSource(address);
-  let [first, busy, again] = [null, false, false];
+  let [told, busy, again] = [null, false, false];
   const renew = async () => {
     if (busy) { again = true; return; }
     busy = true;
@@ -60,8 +60,9 @@ const listen = (address) => {
   };
   news.addEventListener("news", (event) => {
     say("on", "live");
-    if (first !== null && first !== event.data) renew();
-    first = event.data;
+    // Also at first: something may have changed between the making of the page and the first look.
+    if (told !== event.data) renew();
+    told = event.data;
   });
   news.addEventListener("error", () => say("off", "no connection; trying again"));
   addEventListener("pagehide", () => news.close());
