@@ -64,6 +64,7 @@ _SAME_MEANING = {
     "lora.alpha": "lora_alpha",
     "lora.dropout": "lora_dropout",
     "lora.modules_to_save": "modules_to_save lora_modules_to_save",
+    "lora.target_parameters": "target_parameters lora_target_parameters",
     "lora.use_dora": "use_dora peft_use_dora",
     "lora.use_rslora": "use_rslora peft_use_rslora",
     "preference.beta": "beta pref_beta rl_beta",

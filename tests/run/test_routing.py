@@ -152,17 +152,37 @@ def run_of(inputs: Path, run_dir: Path, world: int = 1, sections: dict[str, Any]
     return metrics.read_metrics(toy.finished(run_dir, config, world))
 
 
+ADAPTERS = {"lora": {"r": 4, "target_parameters": ["mlp.gate.weight"]}}
+
+
 @pytest.mark.parametrize(
-    ("world", "training"),
+    ("world", "sections", "training"),
     [
-        pytest.param(1, {"per_device_train_batch_size": 1}, id="smaller"),
-        pytest.param(2, {}, id="two ranks", marks=slow),
-        pytest.param(2, {"parallelism": "fsdp"}, id="fsdp", marks=slow),
+        pytest.param(1, {}, {"per_device_train_batch_size": 1}, id="smaller"),
+        pytest.param(2, {}, {}, id="two ranks", marks=slow),
+        pytest.param(2, {}, {"parallelism": "fsdp"}, id="fsdp", marks=slow),
+        pytest.param(2, ADAPTERS, {}, id="adapters, two ranks", marks=slow),
+        pytest.param(2, ADAPTERS, {"parallelism": "fsdp"}, id="adapters, fsdp", marks=slow),
     ],
 )
-def test_a_mixture_learns_the_same_however_its_steps_are_split(inputs, tmp_path, world, training):
-    whole = run_of(inputs, tmp_path / "whole", per_device_train_batch_size=8)
-    split = run_of(inputs, tmp_path / "split", world, **training)
+def test_a_mixture_learns_the_same_however_its_steps_are_split(inputs, tmp_path, world, sections, training):
+    whole = run_of(inputs, tmp_path / "whole", 1, sections, per_device_train_batch_size=8)
+    split = run_of(inputs, tmp_path / "split", world, sections, **training)
     assert {"router_aux_loss", "expert_load_max", "experts_unused", "dropped_tokens"} <= whole[0].keys()
     for ours, theirs in zip(split, whole, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@slow
+@pytest.mark.parametrize("sections", [{"lora": None}, ADAPTERS], ids=["full", "adapters"])
+def test_a_mixture_goes_on_bit_for_bit(inputs, tmp_path, sections):
+    settings = {"max_steps": 6, "eval_steps": 3, "save_steps": 3, "router_aux_loss_coef": 0.1}
+    config = toy.make_config(inputs, settings, model=str(inputs / "mixture"), **sections)
+    whole = toy.digests(toy.finished(tmp_path / "whole", config))
+    paused = config.model_copy(update={"training": config.training.model_copy(update={"pause_at_step": 3})})
+    run_dir = toy.make_run(tmp_path / "run", paused)
+    toy.train(run_dir)
+    assert metrics.read_metrics(run_dir)[-1]["step"] == 3
+    toy.make_run(run_dir, config)
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == whole

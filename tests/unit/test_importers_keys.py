@@ -80,6 +80,16 @@ def test_every_key_of_a_peers_schema_ends_in_one_list(peer: str, tmp_path: Path)
     assert len(refused) < 12  # other kinds of learning
 
 
+@pytest.mark.parametrize(
+    ("peer", "key"),
+    [("axolotl", "lora_target_parameters"), ("TRL", "lora_target_parameters"), ("ms-swift", "target_parameters")],
+)
+def test_tensors_that_get_adapters_are_carried(peer: str, key: str, tmp_path: Path) -> None:
+    given = {**SMALLEST[peer], key: ["mlp.experts.down_proj"]}
+    told = [(note.kind, note.text) for note in notes_of(peer, given, tmp_path) if note.key == key]
+    assert told == [("carried", "lora.target_parameters: [mlp.experts.down_proj]")]
+
+
 @pytest.mark.parametrize("peer", SMALLEST)
 def test_keys_that_are_empty_are_told_too(peer: str, tmp_path: Path) -> None:
     empty = {key: None for key in table()[peer]["keys"] if key not in SMALLEST[peer]}

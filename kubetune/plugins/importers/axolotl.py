@@ -386,7 +386,7 @@ RULES: dict[str, Rule] = {
     "dataset_exact_deduplication": dropped("`kubetune data check` counts repeated rows; none is left out"),
     **each("use_ray ray_num_workers", dropped("several nodes: see compute.nodes and `kubetune submit`")),
     "activation_offloading": dropped("activations are recomputed (gradient_checkpointing), not moved to the host"),
-    "lora_target_parameters": dropped("adapters sit on linear layers; experts kept as one parameter get none"),
+    "lora_target_parameters": names("lora.target_parameters"),
     "plugins": _plugins,
     "model_type": _model_type,
     "processor_type": lambda draft, key, value: draft.carry(key, "task", "vision_language"),

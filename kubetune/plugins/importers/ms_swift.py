@@ -181,7 +181,7 @@ RULES: dict[str, Rule] = {
     **TRAINING,
     **plain(
         "model_revision max_length dataset_num_proc lora_rank lora_alpha lora_dropout "
-        "early_stop_interval micro_batch_size global_batch_size lr"
+        "early_stop_interval micro_batch_size global_batch_size lr target_parameters"
     ),
     **each("model model_id_or_path", same("model.path")),
     "gradient_accumulation_steps": _accumulation,
@@ -232,7 +232,7 @@ RULES: dict[str, Rule] = {
     "optimizer": dropped("AdamW and its 8-bit form are there (training.optim)"),
     **each("vit_lr aligner_lr", dropped("one learning rate for all of the model")),
     "vit_gradient_checkpointing": unneeded("training.gradient_checkpointing is for all of the model"),
-    **each("router_aux_loss_coef moe_aux_loss_coeff", dropped("experts are not balanced by a loss of their own")),
+    **each("router_aux_loss_coef moe_aux_loss_coeff", dropped("set training.router_aux_loss_coef where routers learn")),
     "clip_grad": same("training.max_grad_norm"),
     "max_epochs": same("training.num_train_epochs"),
     "lr_warmup_iters": warmup_steps,

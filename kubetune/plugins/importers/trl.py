@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.plugins.importers.common import TRAINING, four_bits, modules, names, packing, pin_fsdp, plain, share
+from kubetune.plugins.importers.common import TRAINING, four_bits, modules, packing, pin_fsdp, plain, share
 from kubetune.plugins.importers.draft import (
     Draft,
     Rule,
@@ -161,7 +161,8 @@ def _packing_strategy(draft: Draft, key: str, value: Any) -> None:
 RULES: dict[str, Rule] = {
     **TRAINING,
     **plain(
-        "model_name_or_path model_revision max_length max_seq_length dataset_num_proc lora_r lora_alpha lora_dropout"
+        "model_name_or_path model_revision max_length max_seq_length dataset_num_proc lora_r lora_alpha lora_dropout "
+        "lora_target_parameters lora_modules_to_save"
     ),
     **each("chat_template_path chat_template", template_file),
     "dataset_mixer": dropped("write each data set into data.train as a source with its split and weight"),
@@ -172,7 +173,6 @@ RULES: dict[str, Rule] = {
     "truncation_mode": choice("data.overlong", {"keep_start": "truncate"}, "truncate", "the end is cut, not the start"),
     "dataset_streaming": dropped("data are prepared once, into files that need no memory"),
     "lora_target_modules": modules,
-    "lora_modules_to_save": names("lora.modules_to_save"),
     "use_rslora": flag("lora.use_rslora", True),
     "use_dora": flag("lora.use_dora", True),
     "load_in_4bit": flag("quantization", "4bit"),

@@ -1,0 +1,151 @@
+"""LoRA on stacked experts beside PEFT's own forward, which merges the adapters of all experts each time.
+
+    python -m benchmarks.experts [--repeats N] [--write]
+
+The same model, adapters, ids and steps (forward and backward of one packed batch), each way in a process of its own
+with one thread, taking turns; CPU seconds a step and peak memory above that before the first step are compared.
+Everything but the experts' forward is the same in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.corpus import FIRST_WORD, Corpus, lengths
+from benchmarks.results import Results, open_results
+from benchmarks.table import PAGE, markdown
+from kubetune.base.files import write_atomic
+
+BEGIN, END = "<!-- experts: begin, written by benchmarks.experts -->", "<!-- experts: end -->"
+SIZES: dict[str, Any] = {
+    "vocab_size": 8_000,
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 1536,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 192,
+}
+"""Qwen3-30B-A3B's experts, as many, each a quarter as wide and as deep, in four layers."""
+ROWS, STEPS = (1, 2, 4), 2
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is not measured yet, and show the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.experts", description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/performance.md")
+    parser.add_argument("--one", nargs=2, metavar=("WAY", "ROWS"), help="measure this alone, in this process")
+    args = parser.parse_args(argv)
+    if args.one:
+        print(json.dumps(step(args.one[0], int(args.one[1]))))
+        return
+    results = open_results(quick=False, fresh=args.fresh, subject="experts")
+    for repeat in range(args.repeats):
+        for rows in ROWS:
+            for way in ("peft", "kubetune"):
+                measure(results, {"way": way, "rows": rows, "repeat": repeat})
+    text = render(results)
+    print(text)
+    if args.write:
+        before, rest = PAGE.read_text("utf-8").split(BEGIN)
+        write_atomic(PAGE, f"{before}{BEGIN}\n\n{text}\n{END}{rest.split(END)[1]}")
+
+
+def measure(results: Results, key: dict[str, Any]) -> None:
+    """One way in a new process, unless it is measured already."""
+    if results.find("experts", key) is None:
+        command = [sys.executable, "-m", "benchmarks.experts", "--one", key["way"], str(key["rows"])]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        said = subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout
+        found = json.loads(said.splitlines()[-1]) | {"load": os.getloadavg()[0]}
+        results.add("experts", key, found)
+        print(key, found, flush=True)
+
+
+def step(way: str, rows: int) -> dict[str, float]:
+    """CPU seconds of a step, memory above that before the first, and what was computed."""
+    import numpy as np
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from kubetune.batching.batch import collate
+    from kubetune.config.schema import LoraConfig
+    from kubetune.models.learner import Learner
+    from kubetune.models.lora import add_lora
+    from kubetune.models.padding_free import choose_attention
+    from kubetune.tasks import causal_lm
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3_moe", **SIZES, max_position_embeddings=4096)
+    model: Any = add_lora(AutoModelForCausalLM.from_config(config), LoraConfig(r=16), task_type="CAUSAL_LM", seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    if way == "peft":
+        for module in model.modules():
+            vars(module).pop("forward", None)
+    learner = Learner(model, choose_attention(model))
+    draw = np.random.default_rng(0)
+    sizes = lengths(Corpus(rows=rows, mean=195, longest=1024))
+    ids = [draw.integers(FIRST_WORD, SIZES["vocab_size"], size).astype(np.uint32) for size in sizes]
+    batch = collate([(row, np.ones(len(row), bool)) for row in ids])
+    before, seconds, loss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, [], 0.0
+    for _ in range(1 + STEPS):
+        model.zero_grad(set_to_none=False)
+        began = time.process_time()
+        loss = float(causal_lm.backward(learner, batch, 1 / batch.num_labels))
+        seconds.append(time.process_time() - began)
+    trained = [p.grad for p in model.parameters() if p.grad is not None]
+    return {
+        "cpu_seconds": min(seconds[1:]),
+        "peak_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        "tokens": batch.num_tokens,
+        "loss": loss,
+        "gradient": float(torch.stack([g.norm() for g in trained]).norm()),
+    }
+
+
+def render(results: Results) -> str:
+    """Medians of both ways for each size of a micro-batch, and the median of the repeats' ratios."""
+    found = {(m["way"], m["rows"], m["repeat"]): m for m in results.measurements}
+    repeats = sorted({repeat for _, _, repeat in found})
+    head = ("tokens", "PEFT, CPU s", "kubetune, CPU s", "faster by", "PEFT, MB above start", "kubetune", "gradient")
+    table = []
+    for rows in ROWS:
+        pairs = [(found["peft", rows, repeat], found["kubetune", rows, repeat]) for repeat in repeats]
+        times, peaks = ([[one[key] for one in pair] for pair in pairs] for key in ("cpu_seconds", "peak_mb"))
+        apart = max(abs(ours["gradient"] / theirs["gradient"] - 1) for theirs, ours in pairs)
+        table.append(
+            [
+                f"{pairs[0][0]['tokens']:,}",
+                *(f"{median(column):.2f}" for column in zip(*times, strict=True)),
+                f"{median(theirs / ours for theirs, ours in times):.2f}×",
+                *(f"{median(column):,.0f}" for column in zip(*peaks, strict=True)),
+                f"same norm to {apart:.0e}",
+            ]
+        )
+    machine = results.data["machine"]
+    loads = [m["load"] for m in results.measurements]
+    said = (
+        f"{machine['cpu']}, one thread, fp32, {results.data['started'][:10]}; medians of {len(repeats)}, taking turns; "
+        f"load of the machine {min(loads):.0f} to {max(loads):.0f}:"
+    )
+    return "\n".join([said, "", markdown(head, table)])
+
+
+if __name__ == "__main__":
+    main()
