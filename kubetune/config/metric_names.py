@@ -21,6 +21,11 @@ REWARD_MEASURES: Final = ("accuracy", "margin", "reward_chosen", "reward_rejecte
 PREFERENCE_MEASURES: Final = (*REWARD_MEASURES, "logp_chosen", "logp_rejected", "kl")
 """The same of `task: preference`; only KTO has `kl`."""
 
+EXPERT_MEASURES: Final = (
+    "expert_load_max", "expert_load_cv", "experts_unused", "dropped_tokens", "router_aux_loss", "router_z_loss"
+)  # fmt: skip
+"""Measures of steps of a mixture of experts; losses of routers only where these learn."""
+
 
 def full_name(metric: Any) -> Any:
     """A metric as metrics.jsonl has it: `accuracy` means `eval_accuracy`."""

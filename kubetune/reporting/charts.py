@@ -312,9 +312,14 @@ _COMPARED = {
     ("accuracy",): ("Accuracy", "Share of the answers that are told apart rightly."),
     ("margin", "reward_chosen", "reward_rejected"): ("Rewards", "The margin is that of the chosen over the rejected."),
     ("logp_chosen", "logp_rejected"): ("Log-probabilities of answers", ""),
+    ("expert_load_max", "expert_load_cv"): (
+        "Load of the experts",
+        "Of the fullest, as a multiple of the mean, in the worst layer; and standard deviation over mean.",
+    ),
+    ("router_aux_loss",): ("Balance loss of the routers", "Number of experts a token visits, where all are equal."),
     ("kl",): ("KL", "How far the model has moved from what it was, by answers to other questions."),
 }
-"""Measures of steps and evaluations that compare answers, chart by chart, with titles and what to say of them."""
+"""Measures of steps and evaluations beside the loss, chart by chart, with titles and what to say of them."""
 
 
 def _comparisons(runs: Sequence[RunRecord]) -> list[Chart]:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kubetune.config.metric_names import PREFERENCE_MEASURES
+from kubetune.config.metric_names import EXPERT_MEASURES, PREFERENCE_MEASURES
 from kubetune.reporting.series import Number, Series, Thinner
 from kubetune.rundir import metrics
 
@@ -102,7 +102,8 @@ class _Known:
     """Numbers of a run as far as it was read."""
 
     def __init__(self, points: int) -> None:
-        self._thinners = {key: Thinner(points) for key in (*OF_STEPS, *PREFERENCE_MEASURES, *OF_TIMINGS, SKEW)}
+        beside = (*PREFERENCE_MEASURES, *EXPERT_MEASURES)
+        self._thinners = {key: Thinner(points) for key in (*OF_STEPS, *beside, *OF_TIMINGS, SKEW)}
         self._totals, self._evaluations = metrics.Totals(), Lines()
         self._axes = {"epoch": _Milestones(), "tokens": _Milestones(), "hours": _Milestones(unit=3600)}
         self._peak: int | None = None
@@ -112,11 +113,12 @@ class _Known:
         """Take up lines of metrics.jsonl."""
         self._evaluations += [line for line in chunk if "eval_loss" in line]
         steps = [line for line in chunk if "loss" in line]
-        compared = PREFERENCE_MEASURES if steps and "accuracy" in steps[0] else ()
+        named = {"accuracy": PREFERENCE_MEASURES, "expert_load_max": EXPERT_MEASURES}
+        beside = [name for first, names in named.items() if steps and first in steps[0] for name in names]
         self._axes["epoch"].extend(steps, "epoch")
         self._axes["tokens"].extend(steps, "tokens", self._totals.tokens)
         self._totals.add(steps)
-        _thin(self._thinners, (*OF_STEPS, *compared), steps)
+        _thin(self._thinners, (*OF_STEPS, *beside), steps)
 
     def add_timings(self, chunk: Lines) -> None:
         """Take up lines of timings.jsonl."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from kubetune.base import files
 from kubetune.base.gpus import gpu_use
-from kubetune.config.metric_names import PREFERENCE_MEASURES
+from kubetune.config.metric_names import EXPERT_MEASURES, PREFERENCE_MEASURES
 from kubetune.errors import LOST_PEER, PREEMPTED, EnvironmentFault
 from kubetune.rundir import exit_status, heartbeat, metrics
 from kubetune.rundir.checkpoints import STATE
@@ -126,6 +126,7 @@ def progress(run_dir: Path) -> dict[str, Any]:
         "steps": total,
         "loss": steps[-1]["loss"] if steps else None,
         "measures": {name: steps[-1][name] for name in PREFERENCE_MEASURES if name in steps[-1]} if steps else {},
+        "experts": {name: steps[-1][name] for name in EXPERT_MEASURES if name in steps[-1]} if steps else {},
         "tokens_per_second": timings[-1].get("tokens_per_second") if timings else None,
         "seconds_left": (total - step) * seconds if total and step is not None and seconds else None,
         "evaluation": evaluations[-1] if evaluations else None,

@@ -134,8 +134,9 @@ class RunLog:
 
 
 def _compared(measured: Mapping[str, float]) -> str:
-    """Measures of a step that compares answers, for its line of the log."""
-    return "".join(f" {name} {measured[name]:.3g}" for name in ("accuracy", "margin") if name in measured)
+    """Measures of a step beside its loss, for its line of the log."""
+    names = [name for name in ("accuracy", "margin", "expert_load_max") if name in measured]
+    return "".join(f" {name} {measured[name]:.3g}" for name in names)
 
 
 @contextmanager

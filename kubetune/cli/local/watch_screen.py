@@ -221,6 +221,10 @@ def _numbers(status: dict[str, Any], told: dict[str, Any], width: int) -> Table:
     if measures := told.get("measures"):
         first, *others = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in measures.items()]
         table.add_row("accuracy", Text(first.split()[-1], "bold"), Text("  ".join(others), "dim"))
+    if experts := told.get("experts"):
+        said = "the fullest expert, as a multiple of the mean, in the worst layer; "
+        said += f"{experts['experts_unused']:.1%} unused, {experts['dropped_tokens']:,} tokens dropped"
+        table.add_row("experts", Text(f"{experts['expert_load_max']:.2f}×", "bold"), Text(said, "dim"))
     if evaluation := told.get("evaluation"):
         rest = [f"{key.removeprefix('eval_')} {value:.4f}" for key, value in evaluation.items()
                 if key.startswith("eval_") and "eval_loss" not in key and isinstance(value, float)]  # fmt: skip
