@@ -23,7 +23,7 @@ from kubetune.models.padding_free import choose_attention, unwrap
 from kubetune.models.prefix_sharing import why_not
 from kubetune.reporting import write_report
 from kubetune.rundir import metrics
-from kubetune.rundir.status import read_status
+from kubetune.rundir.status import progress
 from kubetune.tasks import causal_lm
 from tests import toy
 from tests.architectures import (
@@ -174,7 +174,7 @@ def test_a_mixture_learns_the_same_however_its_steps_are_split(inputs, tmp_path,
     for ours, theirs in zip(split, whole, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
     load = whole[-2]["expert_load_max"]
-    assert read_status(tmp_path / "whole")["experts"]["expert_load_max"] == load
+    assert progress(tmp_path / "whole")["experts"]["expert_load_max"] == load
     assert f"expert_load_max {load:.3g} " in (tmp_path / "whole" / "logs" / "rank-0.log").read_text()
     page = write_report([tmp_path / "whole"], tmp_path / "page.html").read_text()
     assert "Load of the experts" in page
