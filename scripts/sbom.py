@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -91,9 +92,12 @@ def main(words: list[str]) -> None:
     parser.add_argument("--dpkg", type=Path, nargs="*", default=[])
     args = parser.parse_args(words)
     distribution = distribution_of(Path("/"))
-    found = [entry for folder in args.python for entry in python_packages(folder)]
-    found += [entry for folder in args.dpkg for entry in debian_packages(folder, distribution)]
-    json.dump(bill(args.name, args.version, iter(found)), sys.stdout, indent=1)
+    places = [(folder, [*python_packages(folder)]) for folder in args.python]
+    places += [(folder, [*debian_packages(folder, distribution)]) for folder in args.dpkg]
+    for folder, found in places:
+        if not found:
+            print(f"sbom.py: no package is installed in {folder}: the bill has none of it", file=sys.stderr)
+    json.dump(bill(args.name, args.version, chain.from_iterable(found for _, found in places)), sys.stdout, indent=1)
     print()
 
 

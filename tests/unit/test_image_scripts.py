@@ -75,6 +75,19 @@ def test_the_bill_lists_every_package_by_its_identity(tmp_path: Path) -> None:
     assert bill(tmp_path) == text  # no time, no random number
 
 
+def test_a_folder_without_packages_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "scripts" / "sbom.py", "kubetune", "1.0", "--python", tmp_path]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert f"no package is installed in {tmp_path}" in said
+
+
+def test_the_image_script_says_how_it_is_used(copy: Path) -> None:
+    """Not the builder, which has words of that name too."""
+    done = subprocess.run([copy / "scripts/image", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Build the container image: scripts/image [cpu|cuda")
+    assert "KUBETUNE_TORCH_INDEX" in done.stdout.splitlines()[-1]
+
+
 @contextmanager
 def registry(digest: str | None) -> Iterator[tuple[str, list[str]]]:
     """A registry that knows one image, and the paths that it was asked for."""
@@ -176,7 +189,7 @@ def test_training_images_hold_what_training_needs(copy: Path) -> None:
 
 def test_tools_architectures_and_the_source_are_options(copy: Path) -> None:
     arguments, words = asked_of_builder(copy, "tools", PLATFORM="linux/arm64", SOURCE="https://git.example/kubetune")
-    assert arguments["EXTRAS"] == "hub,vision,s3,tracking,jupyter"
+    assert arguments["EXTRAS"] == "hub,vision,s3,tracking,ui,jupyter"
     assert arguments["VARIANT"] == "cpu"
     assert words[words.index("--label") + 1] == "org.opencontainers.image.source=https://git.example/kubetune"
     assert words[words.index("--platform") + 1] == "linux/arm64"
