@@ -9,7 +9,7 @@ import io
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -218,7 +218,7 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
         reason = cause or reason
     progress, silence = ask_progress(cluster, spec, found)
     events = events_of(cluster, spec)
-    if state == "running" and (ended := final_status(workload, progress)):
+    if state == "running" and (ended := final_status(workload, progress)) and not is_left_behind(spec, ended):
         state, reason = _STATES.get(ended["code"], "failed"), ended["reason"]
     if progress is None and not silence:
         progress = left_progress(found)
@@ -266,6 +266,12 @@ def final_status(workload: Object | None, progress: dict[str, Any] | None) -> di
     ended = exit_status_in(progress)
     is_over = ended is not None and (ended["code"] in _FINAL or (workload is not None and pods.is_idling(workload)))
     return ended if is_over else None
+
+
+def is_left_behind(spec: RunSpec, ended: Mapping[str, Any]) -> bool:
+    """The end is a pause of the start before: this one, whose pods have not come to clear it, goes on further."""
+    pause = spec.config.training.pause_at_step
+    return ended.get("error") == "Paused" and (pause is None or (ended.get("step") or 0) < pause)
 
 
 def read_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> dict[str, Any] | None:

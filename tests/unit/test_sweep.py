@@ -9,7 +9,7 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -464,3 +464,28 @@ def test_each_trial_that_is_the_best_so_far_is_told_of(tmp_path: Path) -> None:
     )  # fmt: skip
     driver.drive()
     assert told == [0, 2]
+
+
+@pytest.mark.parametrize(("pause", "ended_at", "state"), [(4, 2, "running"), (4, 4, "done"), (None, 2, "running")])
+def test_a_pause_that_a_new_pod_has_not_cleared_yet_is_not_taken_for_its_own(
+    monkeypatch: pytest.MonkeyPatch, pause: int | None, ended_at: int, state: str
+) -> None:
+    """Else a promoted trial would be judged at its next rung by what it had at the one before."""
+    pytest.importorskip("lightkube")
+    from kubetune.cluster import runs
+    from kubetune.cluster.submit import spec_of
+    from kubetune.kube_api.client import Cluster
+
+    class Api:
+        def get(self, kind: str, name: str) -> dict[str, Any]:
+            return {"kind": kind, "metadata": {"name": name}, "spec": {}, "status": {"active": 1}}
+
+    trainer = {"name": "trainer", "state": {"running": {}}}
+    status = {"containerStatuses": [trainer]}
+    pod = {"metadata": {"name": "m-0"}, "spec": {"containers": [{"name": "trainer"}]}, "status": status}
+    left = {"step": ended_at, "exit_status": {"code": 0, "reason": "paused", "step": ended_at, "error": "Paused"}}
+    monkeypatch.setattr(runs, "trainer_pods", lambda *_: [pod])
+    monkeypatch.setattr(runs, "ask_progress", lambda *_: (left, ""))
+    monkeypatch.setattr(runs, "events_of", lambda *_: [])
+    config = load([f"training.pause_at_step={pause or 'null'}", "kubernetes.image=i:1", "name=m"])
+    assert runs.observe(cast("Cluster", Api()), spec_of(config)).state == state
