@@ -25,7 +25,7 @@ SSM = {
     "mamba_chunk_size": 16,
 }
 MAMBA = {**WITHOUT_HEADS, "state_size": 8, "num_hidden_layers": 2}
-MAMBA2 = {**MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16}
+MAMBA2 = {**MAMBA, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 64}
 KIMI = {
     **COMMON,
     "num_key_value_heads": 4,

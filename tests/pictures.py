@@ -50,6 +50,18 @@ ARCHITECTURES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         },
         {"deepstack_visual_indexes": [0], "num_position_embeddings": 64},
     ),
+    "qwen3_5": (
+        16,
+        {
+            "rope_parameters": {**_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0},
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        {"num_position_embeddings": 64},
+    ),
     "glm4v": (14, {"rope_parameters": {**_ROPE, "partial_rotary_factor": 1.0}}, {"image_size": 112}),
 }
 """Size of a patch, and what a text and a vision config hold besides."""

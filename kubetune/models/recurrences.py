@@ -9,8 +9,8 @@ Padding stands behind the tokens, unseen by what only looks back. All around it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "se
 """Arguments that tell kernels where sequences begin and end."""
 CALL_TOKENS = 64
 """Tokens of padding that cost about what one more call of a module does."""
+CHUNK = 32
+"""Tokens of a chunk on a CPU, whose length changes nothing but the rounding."""
 NOTICED = {torch.float32: 1e-6}
 """Relative change of other sequences that is no rounding, by dtype; for those that round more, HALF_NOTICED."""
 HALF_NOTICED = 1e-2
@@ -136,10 +138,25 @@ def by_rows(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     CURRENT.cu_seqlens = None  # modules within are cut by this already
     try:
-        parts = [_call(stock, tree_map(partial(row, places), (args, kwargs))) for places in rows.batches]
+        with _short_chunks(getattr(stock, "__self__", None), device):
+            parts = [_call(stock, tree_map(partial(row, places), (args, kwargs))) for places in rows.batches]
     finally:
         CURRENT.cu_seqlens = cu_seqlens
     return _packed(parts, rows)
+
+
+@contextmanager
+def _short_chunks(module: Any, device: torch.device) -> Iterator[None]:
+    """Within, a state space on a CPU scans chunks no longer than pays there: it fills up rows to whole ones."""
+    size = getattr(module, "chunk_size", None)
+    if device.type != "cpu" or not isinstance(size, int) or size <= CHUNK:
+        yield
+        return
+    module.chunk_size = CHUNK
+    try:
+        yield
+    finally:
+        module.chunk_size = size
 
 
 def _call(stock: Callable[..., Any], arguments: tuple[Any, Any]) -> Any:

@@ -27,7 +27,15 @@ from kubetune.models import fsdp, loading, lora, quantization
 from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.attention_hooks import CannotRunPaddingFree, packed
 from kubetune.models.learner import Learner
-from kubetune.models.padding_free import Route, backbone, check_padding_free, choose_attention, logit_rule, unwrap
+from kubetune.models.padding_free import (
+    Route,
+    backbone,
+    borders,
+    check_padding_free,
+    choose_attention,
+    logit_rule,
+    unwrap,
+)
 from kubetune.planning.model_shapes import TOWERS
 from kubetune.tasks.causal_lm import (
     STEP_METRICS,
@@ -134,12 +142,14 @@ def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:
 
 def hidden_states(lm: Any, batch: Batch, *, padding_free: bool) -> Tensor:
     """Final hidden states `[tokens, hidden]` of one packed batch; `padding_free`: inside `attention.packed(...)`."""
-    positions = {}
+    given: dict[str, Any] = {}
     if padding_free:
         assert batch.pictures is not None, "prepared rows of this task have them"
         # The first row is for the mask, the others for the rotary embedding.
-        positions = {"position_ids": torch.cat([batch.position_ids[None], batch.pictures.positions])[:, None]}
-    out = backbone(lm)(input_ids=batch.input_ids[None], use_cache=False, **positions, **image_inputs(batch))
+        given["position_ids"] = torch.cat([batch.position_ids[None], batch.pictures.positions])[:, None]
+        if len(batch.cu_seqlens) > 2:
+            given |= borders(batch.cu_seqlens, batch.input_ids.device)
+    out = backbone(lm)(input_ids=batch.input_ids[None], use_cache=False, **given, **image_inputs(batch))
     return cast(Tensor, out[0][0])
 
 

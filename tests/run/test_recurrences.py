@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from kubetune import errors
 from kubetune.batching.batch import collate
@@ -20,6 +23,7 @@ from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, choose_attention, hidden_states, require_head
 from kubetune.models.prefix_sharing import why_not
 from kubetune.tasks.causal_lm import backward
+from tests import toy
 from tests.architectures import (
     PROMISED,
     build_model,
@@ -30,6 +34,7 @@ from tests.architectures import (
 )
 from tests.hybrids import BIASED, HYBRIDS
 from tests.run.test_prefix import sharing_rows
+from tests.tiny import train_tokenizer
 
 SAME = 1e-6
 GRADIENTS = 1e-5
@@ -65,6 +70,7 @@ def test_a_packed_batch_gives_what_its_sequences_give_alone(name: str) -> None:
         require_same(model, route, rows, collate(rows), expected)
         swap_forwards(model, Kernels(), undo)
         require_same(model, route, rows, collate(rows), expected)
+    assert recurrences.CHUNK not in [getattr(module, "chunk_size", None) for module in model.modules()]
 
 
 @pytest.mark.slow
@@ -158,3 +164,35 @@ def test_an_unknown_rule_of_logits_is_refused() -> None:
     lm.forward = scaled
     with pytest.raises(errors.ModelError, match="rule that is not known"):
         require_head(model)
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path) -> dict[str, Any]:
+    """Sections of a run file for a small hybrid, and the folder of its inputs."""
+    inputs = toy.make_inputs(tmp_path)
+    train_tokenizer(tmp_path / "hybrid")
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3_5_text", **{**HYBRIDS["qwen3_5_text"], "vocab_size": 512})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "hybrid")
+    return {"inputs": inputs, "model": str(tmp_path / "hybrid")}
+
+
+@pytest.mark.slow
+def test_a_hybrid_goes_on_bit_by_bit(tmp_path: Path, hybrid: dict[str, Any]) -> None:
+    config = toy.make_config(**hybrid, lora={"r": 4, "dropout": 0.1})
+    whole = toy.finished(tmp_path / "whole", config)
+    assert "Qwen3_5GatedDeltaNet: sequences as rows" in (whole / "logs" / "rank-0.log").read_text()
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:micro-batch:9"}) == [-signal.SIGKILL]
+    assert toy.train(run_dir, 1) == [0]
+    assert toy.digests(run_dir) == toy.digests(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
+def test_a_hybrid_on_two_ranks_learns_as_on_one(tmp_path: Path, hybrid: dict[str, Any], parallelism: str) -> None:
+    alone = toy.finished(tmp_path / "alone", toy.make_config(**hybrid, lora=None))
+    config = toy.make_config(**hybrid, lora=None, training={"parallelism": parallelism})
+    both = toy.finished(tmp_path / "both", config, 2)
+    assert "sequences as rows" in (both / "logs" / "rank-0.log").read_text()
+    assert toy.losses(both) == pytest.approx(toy.losses(alone), abs=1e-5)

@@ -29,7 +29,6 @@ from kubetune.models import padding_free
 from kubetune.models.attention_hooks import CannotRunPaddingFree
 from kubetune.models.learner import Learner
 from kubetune.models.lora import add_lora
-from kubetune.models.padding_free import Route
 from kubetune.publishing.export import export_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring.judge import answer as ask
@@ -277,7 +276,9 @@ def build(folder: Path, name: str, vision: VisionConfig | None = None) -> tuple[
     frozen = vision_language.frozen_modules(model, vision or VisionConfig())
     model = add_lora(model, LoraConfig(r=4), task_type="CAUSAL_LM", seed=0, frozen=frozen)
     randomize_lora(model)
-    return vision_language.seeing(model, Route(True)), processor
+    route = padding_free.choose_attention(model, check=lambda m: vision_language.self_check(m, processor))
+    assert bool(route.by_rows) == (name == "qwen3_5")
+    return vision_language.seeing(model, route), processor
 
 
 def some_rows(processor: ImageProcessor) -> tuple[list[Any], list[Any]]:
