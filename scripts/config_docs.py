@@ -26,7 +26,8 @@ _INTRODUCTION = """\
 
 - **Precedence**, later wins: the file, [environment variables](#environment-variables), flags, `key=value` words on the
   command line, such as `training.learning_rate=1e-4`. `key=null` takes a setting back.
-- The file is YAML 1.2: `2e-5` is a number, `no` is a text, and a key given twice is an error. Tags do nothing.
+- The file is YAML 1.2: `2e-5` is a number, `no` is a text, and a key given twice is an error, as
+  are tags but YAML's own (`!!str`).
 - A key that is not known is an error. All mistakes are shown at once, each with its line.
 - A relative path to data or a model means a file beside the run file, or else one in the current directory.
 - Secrets never stand in the file: they come from the environment, or from Kubernetes by `kubernetes.secrets`.
