@@ -15,7 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
+from kubetune.ui.server import application
+from kubetune.ui.site import Site
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow
 from tests.cluster.test_operate_training import furnish, model  # noqa: F401 - a fixture
@@ -102,5 +105,31 @@ def test_jupyter_opens_with_its_token_only_and_never_prints_it(desk: Desk) -> No
         assert listed["type"] == "directory"
         assert b"jupyterlab" in read(f"{url}/lab?token={token}").lower()
     assert token not in desk.cluster.log("fit-jupyter") + desk.quick("render", "run.yaml").stdout
+    desk.quick("delete", "fit", "--yes")
+    assert desk.cluster.find("Secret") == []
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_the_page_opens_with_its_token_only_and_shows_the_namespace(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.write({"kubernetes.ui": True})
+    desk.cluster.never_schedule("fit-[01]-")
+    desk.quick("submit", "run.yaml")
+    token = base64.b64decode(desk.cluster.get("Secret", "fit-ui")["data"]["token"]).decode()
+    desk.cluster.wait("Deployment", "fit-ui", lambda found: found["status"].get("readyReplicas"), seconds=60)
+    with forwarded(desk, "ui") as url:
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            read(f"{url}/")
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        opener.open(f"{url}/?token={token}", timeout=60).close()
+        with opener.open(f"{url}/", timeout=60) as page:
+            assert b"/outputs" in page.read()
+    for name, value in desk.environment().items():
+        monkeypatch.setenv(name, value)
+    with TestClient(application(Site.of(desk.folder, desk.cluster.namespace), token), "http://localhost") as client:
+        client.get("/", params={"token": token})
+        assert "/cluster?name=fit" in client.get("/cluster/part").text
+        assert "waiting" in client.get("/cluster/part?name=fit").text
     desk.quick("delete", "fit", "--yes")
     assert desk.cluster.find("Secret") == []
