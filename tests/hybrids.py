@@ -89,7 +89,14 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 48,
         "num_hidden_layers": 4,
     },
-    "falcon_h1": {**COMMON, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
+    "falcon_h1": {
+        **COMMON,
+        "lm_head_multiplier": 0.5,
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+    },
     "jamba": {**COMMON, "num_experts": 2, "mamba_d_state": 8, "attn_layer_period": 3, "attn_layer_offset": 1},
     "zamba": {
         **COMMON,
