@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
+from kubetune.planning.linears import stacks
 from kubetune.planning.model_shapes import Weights, read_config, read_weights
 
 _ENCODERS = ("ForMaskedLM", "ForPreTraining")
@@ -104,9 +105,12 @@ def embeddings_of(config: Config, environ: Mapping[str, str]) -> Embeddings | No
 
 def may_lack_targets(config: Config, weights: Weights) -> bool:
     """LoRA's target modules may not be in the model, or may not be adapted; only building it tells for sure."""
-    if config.lora is None:
+    lora = config.lora
+    if lora is None:
         return False
-    targets = config.lora.target_modules
+    targets, has_experts = lora.target_modules, any(True for _ in stacks(weights))
+    if lora.target_parameters or (has_experts and (lora.dropout or lora.use_dora or targets != "all-linear")):
+        return True
     if targets == "all-linear":
         return weights.text_config.get("model_type") in _FEW_TARGETS
     modules = [name.removesuffix(".weight") for name, shape in weights.shapes.items() if len(shape) > 1]

@@ -18,6 +18,7 @@ from kubetune.errors import ConfigError
 from kubetune.kernels import experts as kernels
 from kubetune.mixtures.experts import is_described, routers_of, stacks_of, swap_experts
 from kubetune.models.lora import add_lora
+from kubetune.planning.base_model import may_lack_targets
 from kubetune.planning.linears import part_of, trained_by_part
 from kubetune.planning.model_shapes import read_weights
 from kubetune.publishing.export import export_run
@@ -190,6 +191,8 @@ def test_a_plan_foresees_what_is_trained_of_each_part(tmp_path, name, settings):
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
     assert trained_by_part(config, weights) == +trained
+    dropping = config.model_copy(update={"lora": LoraConfig(dropout=0.1)})
+    assert may_lack_targets(dropping, weights), "a plan asks the model itself, which refuses it"
     # A file may hold what is no parameter: biases of a router that no gradient moves.
     assert trained_by_part(config.model_copy(update={"lora": None}), weights).total() == pytest.approx(whole, rel=1e-4)
 
