@@ -26,6 +26,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from kubetune.errors import ENVIRONMENT, OK
 from kubetune.rundir.status import progress, read_status
 
 _CHUNK_BYTES = 1024 * 1024
+_WATCHER = "watcher"
 _FOLLOW_SECONDS = 0.2
 _USAGE_SECONDS = 0.5
 
@@ -142,11 +144,15 @@ def idle() -> None:
 
 
 def start(folder: Path, *command: str) -> None:
-    """Start a command that outlives this one; its output goes to `log` and, at its end, its exit code to `exit`."""
-    for name in ("exit", "pid"):
+    """Start a command that outlives this one; its output goes to `log` and, at its end, its exit code to `exit`.
+
+    `watcher` is the process that waits for it: while that lives, the exit code is still to come.
+    """
+    for name in ("exit", "pid", _WATCHER):
         (folder / name).unlink(missing_ok=True)
     log = (folder / "log").open("wb", buffering=0)
-    if os.fork():
+    if watcher := os.fork():
+        files.write_atomic(folder / _WATCHER, str(watcher))
         return
     # From here on in the background: of a session of its own, holding nothing of the one that asked.
     os.setsid()
@@ -178,22 +184,27 @@ def follow(folder: Path, offset: int) -> int:
 
 def stop(folder: Path) -> int:
     """Ask the command of `start` to save and end, and wait until it has; returns its exit code."""
-    if _is_running(folder):
-        os.kill(int((folder / "pid").read_text()), signal.SIGTERM)
+    is_told = False
     while _is_running(folder):
+        if not is_told and (folder / "pid").exists():
+            with suppress(ProcessLookupError):
+                os.kill(int((folder / "pid").read_text()), signal.SIGTERM)
+            is_told = True
         time.sleep(_FOLLOW_SECONDS)
     return _exit_code(folder)
 
 
 def _is_running(folder: Path) -> bool:
-    pid = folder / "pid"
-    return pid.exists() and not (folder / "exit").exists() and is_alive(int(pid.read_text()))
+    watcher = folder / _WATCHER
+    return watcher.exists() and not (folder / "exit").exists() and is_alive(int(watcher.read_text()))
 
 
 def _exit_code(folder: Path) -> int:
-    """Of the last command; 0 where there was none."""
+    """Of the last command; 0 where there was none, and that of a fault where its watcher was killed."""
     path = folder / "exit"
-    code = int(path.read_text()) if path.exists() else OK
+    if not path.exists():
+        return ENVIRONMENT if (folder / _WATCHER).exists() else OK
+    code = int(path.read_text())
     return code if code >= 0 else 128 - code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import tarfile
@@ -17,13 +18,13 @@ from kubetune.base.gpus import parse_gpus
 from kubetune.base.humanize import visible
 from kubetune.cli.remote.events import row
 from kubetune.cli.remote.status import facts, warning_lines
-from kubetune.cluster import pods
+from kubetune.cluster import in_pod, pods
 from kubetune.cluster.log_follow import Kept, Position
 from kubetune.cluster.runs import ObservedRun
 from kubetune.cluster.termination import last_step
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
-from kubetune.errors import ConfigError
+from kubetune.errors import ENVIRONMENT, ConfigError
 from kubetune.kube_api.api_errors import Question, refusal
 from kubetune.kube_api.kinds import KINDS
 from kubetune.manifests.spec import RunSpec
@@ -233,3 +234,22 @@ def test_every_event_is_a_line_and_every_warning_is_shown_or_counted(events: lis
     for event, line in zip(warnings[-5:], shown, strict=True):
         assert str(event.get("message") or event.get("reason") or "without a word") in line
     assert len(facts(observed)["warnings"]) == len(warnings)
+
+
+def test_the_exit_code_of_what_ends_in_a_pod_is_waited_for(tmp_path: Path) -> None:
+    """Between its end and the writing of its code by the one that watches it, it is no success."""
+    os.mkfifo(tmp_path / "go")
+    (tmp_path / "log").write_text("refused\n")
+    script = f"read _ < {tmp_path / 'go'}; echo 2 > {tmp_path / 'exit'}"
+    with subprocess.Popen(["true"]) as ended, subprocess.Popen(["sh", "-c", script]) as watcher:
+        ended.wait()
+        (tmp_path / "pid").write_text(str(ended.pid))
+        (tmp_path / "watcher").write_text(str(watcher.pid))
+        command = [sys.executable, "-P", "-m", "kubetune.cluster.in_pod", "follow", str(tmp_path), "0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+            assert follower.stdout is not None
+            assert follower.stdout.readline() == "refused\n"
+            (tmp_path / "go").write_text("\n")
+            assert follower.wait() == 2
+    (tmp_path / "exit").unlink()
+    assert in_pod.follow(tmp_path, 0) == ENVIRONMENT, "killed with what it watched"
