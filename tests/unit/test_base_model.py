@@ -206,5 +206,5 @@ def test_advice_on_lost_rows_fits_what_they_were_lost_to() -> None:
     assert "max_length" not in said
     said = advice(overlong=6, no_label=0, longest=90)
     assert "left out: 6 longer than data.max_length 64 (the longest has 90 tokens). data.max_lost" in said
-    assert "Raise data.max_length, set data.overlong to truncate, mend the data, or raise" in said
+    assert "set data.overlong to truncate (or, of plain texts, to split), mend the data, or raise" in said
     assert "Raise data.max_length, mend the data, or raise" in advice(overlong=0, no_label=6, longest=90)
