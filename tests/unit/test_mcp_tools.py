@@ -38,3 +38,23 @@ def test_a_folder_that_is_no_run_is_said(tmp_path: Path) -> None:
         answer = look(str(tmp_path))
         assert answer["exit_code"] == errors.USER
         assert "is no run directory" in answer["messages"]
+
+
+def test_arguments_that_can_name_nothing_are_answered(tmp_path: Path) -> None:
+    tools = mcp.Tools()
+    for tool in (tools.plan, tools.status, tools.logs, tools.report, tools.submit):
+        for name in ("a\0b", "x" * 5000):
+            answer = mcp._answering(tool)(name)
+            assert answer["exit_code"] in (errors.USER, errors.ENVIRONMENT)
+            assert answer["messages"].startswith("kubetune: ")
+
+
+def test_a_code_is_for_the_run_file_as_it_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "_call", lambda *words: {"exit_code": 0, "result": words[0], "messages": ""})
+    tools, file = mcp.Tools(), tmp_path / "run.yaml"
+    file.write_text("model: small\n")
+    code = tools.submit(str(file))["confirmation"]
+    file.write_text("model: large\n")
+    again = tools.submit(str(file), confirmation=code)
+    assert "needs_confirmation" in again
+    assert tools.submit(str(file), confirmation=again["confirmation"])["result"] == "submit"

@@ -10,7 +10,8 @@ import argparse
 import json
 import secrets
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from kubetune.rundir import metrics
 from kubetune.rundir.status import last_lines, read_status
 
 _SECONDS, _LINES = 600.0, 200
+Tool = Callable[..., dict[str, Any]]
 _INSTRUCTIONS = (
     "Fine-tuning of language models by YAML run files. Check the data and plan a run before it is submitted. A tool "
     "that costs money or ends something answers with `needs_confirmation` at first: show that to the user, and call it "
@@ -49,9 +51,9 @@ def server() -> Any:
     made = MCPServer("kubetune", instructions=_INSTRUCTIONS)
     tools = Tools()
     for tool in (tools.plan, tools.data_check, tools.runs, tools.status, tools.logs, tools.report):
-        made.add_tool(tool, annotations=ToolAnnotations(readOnlyHint=True))
+        made.add_tool(_answering(tool), annotations=ToolAnnotations(readOnlyHint=True))
     for tool in (tools.submit, tools.stop):
-        made.add_tool(tool, annotations=ToolAnnotations(readOnlyHint=False, destructiveHint=True))
+        made.add_tool(_answering(tool), annotations=ToolAnnotations(readOnlyHint=False, destructiveHint=True))
     return made
 
 
@@ -59,7 +61,7 @@ class Tools:
     """Tools for agents; all but `submit` and `stop` changes nothing but caches and pages."""
 
     def __init__(self) -> None:
-        self._codes: dict[str, tuple[str, ...]] = {}
+        self._codes: dict[str, tuple[tuple[str, ...], bytes]] = {}
 
     def plan(self, run_file: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         """Plan a run: batches, steps, memory, hours and price. `overrides`: settings as key=value."""
@@ -100,7 +102,8 @@ class Tools:
     def submit(self, run_file: str, overrides: Sequence[str] = (), confirmation: str = "") -> dict[str, Any]:
         """Start a run on the cluster, which costs money. `confirmation`: the code that the first call answers with."""
         command = ("submit", run_file, *overrides)
-        if question := self._question(command, confirmation):
+        content = Path(run_file).read_bytes() if Path(run_file).is_file() else b""
+        if question := self._question(command, confirmation, content):
             planned = _call("plan", run_file, *overrides)
             return {**planned, **question} if planned["exit_code"] == 0 else planned
         return _call(*command)
@@ -110,13 +113,28 @@ class Tools:
         command = ("stop", run)
         return self._question(command, confirmation) or _call(*command)
 
-    def _question(self, command: tuple[str, ...], confirmation: str) -> dict[str, Any] | None:
-        """Question to be confirmed, with a new code; None where the code is that of this very command, once."""
-        if confirmation and self._codes.pop(confirmation, None) == command:
+    def _question(self, command: tuple[str, ...], confirmation: str, content: bytes = b"") -> dict[str, Any] | None:
+        """Question to be confirmed, with a new code; None where the code is that of this very command, and of this
+        content of its run file, once."""
+        if confirmation and self._codes.pop(confirmation, None) == (command, content):
             return None
         code = secrets.token_hex(4)
-        self._codes[code] = command
+        self._codes[code] = (command, content)
         return {"needs_confirmation": f"kubetune {' '.join(command)}", "confirmation": code}
+
+
+def _answering(tool: Tool) -> Tool:
+    """The tool, which answers also where its arguments can name nothing, such as a path that is too long."""
+
+    @wraps(tool)
+    def answering(*arguments: Any, **more: Any) -> dict[str, Any]:
+        try:
+            return tool(*arguments, **more)
+        except (OSError, ValueError, errors.KubetuneError) as error:
+            code = error.exit_code if isinstance(error, errors.KubetuneError) else errors.USER
+            return _answer(code, "", f"kubetune: {errors.first_line(error)}")
+
+    return answering
 
 
 def _no_run(folder: str) -> dict[str, Any] | None:
