@@ -14,7 +14,7 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.planning import actuals
 from kubetune.planning.plan import Plan
-from kubetune.rundir import metrics
+from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.training.run_log import peak_memory_bytes
 from kubetune.training.start.preparation import planned_tokens
@@ -22,6 +22,7 @@ from kubetune.training.start.preparation import planned_tokens
 
 def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepared, state: State) -> str:
     """Write report.json and say where the result lies; returns what its owner should know of it, mostly nothing."""
+    heartbeat.beat("report")
     peak = max(process_group.gather(peak_memory_bytes(world.device), world))
     if not world.is_main:
         return ""

@@ -36,6 +36,7 @@ from kubetune.rundir.checkpoints import State
 from kubetune.tasks.protocol import Task
 from kubetune.training import finite, loss_scale, step_digest
 from kubetune.training.checkpointer import Checkpointer
+from kubetune.training.final_report import report
 from kubetune.training.host_copies import writes_in_background
 from kubetune.training.judgement import judge_weights, measure_base, open_judge
 from kubetune.training.run import Run
@@ -55,8 +56,8 @@ def train(
     world: World,
     stop: StopRequest,
     base: Check | None = None,
-) -> State:
-    """Build the model, go on where the run left off, train to the end; all ranks call it.
+) -> tuple[State, str]:
+    """Build the model, go on where the run left off, train to the end, report it; all ranks call it.
 
     `base`, on rank 0: the check of what the run is made from. Raises Preempted after a stop with a committed
     checkpoint, Diverged before a bad update, LostPeer when left alone.
@@ -80,8 +81,10 @@ def train(
             preflight.rehearse(run, state)
         stop.defer()
         measure_base(run, state)
-        with open_run_log(config, plan, run_dir, world, state) as run_log, run.checkpointer, run.learner.undo:
-            return loop(run, state, run_log)
+        with open_run_log(config, plan, run_dir, world, state) as run_log:
+            with run.checkpointer, run.learner.undo:
+                state = loop(run, state, run_log)
+            return state, report(config, plan, run_dir, world, data, state)  # some trackers keep it when they close
 
 
 def _build(

@@ -116,7 +116,6 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
             from kubetune.planning import actuals
             from kubetune.scoring import kept_questions
             from kubetune.tasks import task_module
-            from kubetune.training.final_report import report
             from kubetune.training.judgement import conclude
             from kubetune.training.loop import train
             from kubetune.training.start import choices
@@ -148,8 +147,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
             files.write_atomic(run_dir / metrics.PLAN, plan.to_json(), within=run_dir)
             record(run_dir, config, data)
             kept_questions.keep(run_dir, config, data.eval)
-        state = train(config, plan, run_dir, data, task, world, stop, base)
+        state, remark = train(config, plan, run_dir, data, task, world, stop, base)
         heartbeat.beat("report")
-        remark = report(config, plan, run_dir, world, data, state)
         conclude(config, run_dir, state, world)
     return state, remark

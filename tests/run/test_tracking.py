@@ -28,6 +28,7 @@ from kubetune.config.schema.tracking import WandbConfig
 from kubetune.rundir import tracker_queue, trackers, wandb_tracker
 from kubetune.rundir.mlflow_tracker import find_store
 from kubetune.rundir.trackers import Tracker, open_tracker
+from tests import toy
 
 pytestmark = [
     # Theirs: SQLAlchemy's of MLflow's models, protobuf's and numpy's of TensorBoard.
@@ -149,6 +150,23 @@ def send_and_find(run_dir: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> N
     (used,) = run.inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.digest, used.tags[0].value) == ("d.jsonl", "f" * 36, "train")
     assert client.get_model_version("bots", "1").run_id == run.info.run_id
+
+
+@pytest.mark.slow
+def test_the_report_that_mlflow_holds_is_that_of_a_run_that_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    settings = {"mlflow": {"uri": str(tmp_path / "mlruns")}}
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy.make_inputs(tmp_path / "toy"), tracking=settings))
+    assert toy.train(run_dir) == [0]
+    client = MlflowClient(tracking_uri=find_store(str(tmp_path / "mlruns"))[0])
+    (run,) = runs(client)
+    kept = {name: client.download_artifacts(run.info.run_id, name) for name in ("report.json", "report.html")}
+    assert Path(kept["report.json"]).read_text() == (run_dir / "report.json").read_text()
+    assert "unfinished" not in Path(kept["report.html"]).read_text()
 
 
 def test_mlflow_is_told_why_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
