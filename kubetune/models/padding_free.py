@@ -117,7 +117,7 @@ def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tens
 def borders(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
     """Arguments by which kernels of others know where the sequences of a packed batch begin and end."""
     cu = torch.tensor(cu_seqlens, dtype=torch.int32, device=device)
-    numbers = torch.arange(len(cu) - 1, dtype=torch.int32).repeat_interleave(torch.tensor(cu_seqlens).diff())
+    numbers = torch.from_numpy(np.repeat(np.arange(len(cu) - 1, dtype=np.int32), np.diff(cu_seqlens)))
     length = longest(cu_seqlens)
     return {
         "cu_seq_lens_q": cu,

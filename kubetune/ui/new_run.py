@@ -13,6 +13,7 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kubetune.base.files import fault_of, write_atomic
 from kubetune.config.load import as_yaml, dotted_values, load_config, read_config, resolved
 from kubetune.config.schema import Config, EvaluationConfig, ModelConfig
 from kubetune.config.schema.tracking import HooksConfig
@@ -149,15 +150,17 @@ def _started(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
             config = config.model_copy(update={"kubernetes": None}) if config.kubernetes else config
             if (place := Path(str(config.output))).exists():
                 raise ConfigError(f"{place} is there already; choose another name")
-        try:
-            with file.open("x", encoding="utf-8") as written:
-                written.write(as_yaml(config))
-        except FileExistsError:
-            if file.read_text("utf-8") != as_yaml(config):
-                raise ConfigError(f"{file} is there already, with other settings; choose another name") from None
+        if not file.exists():
+            write_atomic(file, as_yaml(config))
+        elif file.read_text("utf-8") != as_yaml(config):
+            raise ConfigError(f"{file} is there already, with other settings; choose another name")
         site.jobs.start(name, [verb, str(file)])
     except KubetuneError as error:
         return {"problems": _listed(error)}
+    except OSError as error:
+        if (refused := fault_of(error)) is None:
+            raise
+        return {"problems": [str(refused)]}
     return {"problems": [], "job": name, "command": _command(site, config, verb)}
 
 

@@ -49,7 +49,7 @@ ELSEWHERE = {
     "doctor": "unit/test_cli.py",
     "push": "run/test_push.py",
     "smoke": "run/test_smoke.py",
-    "sweep": "unit/test_sweep.py",
+    "sweep": "unit/test_sweep_command.py",
     "sync": "run/test_mirror.py",
     "train": "run/test_launch.py",
     "verify-resume": "run/test_verify_resume.py",

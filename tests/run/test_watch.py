@@ -131,13 +131,13 @@ def read_until(terminal: int, words: str | None = None) -> str:
     """What is written to a terminal, until certain words come, or to its end."""
     text = b""
     while words is None or words.encode() not in text:
-        assert select.select([terminal], [], [], 60)[0], f"{words!r} did not come; last: {text[-2000:].decode()}"
+        assert select.select([terminal], [], [], 60)[0], f"{words!r} did not come; last: {text[-2000:]!r}"
         try:
             text += os.read(terminal, 4096)
         except OSError:  # nobody writes there any more
-            assert words is None, text.decode()
+            assert words is None, text
             break
-    return text.decode()
+    return text.decode(errors="ignore")  # what was read may end within a character
 
 
 def test_a_run_that_is_not_there_yet_is_waited_for(run_dir: Path, tmp_path: Path) -> None:

@@ -256,6 +256,7 @@ REFUSED_IN = {
     "publishing": "run/test_failing_disk.py",
     "rundir": "crash/test_disk.py",
     "training": "crash/test_disk.py",
+    "ui": "unit/test_ui_new.py",
 }
 EXPLAINED_AT_THE_END = {"diagnostics", "library", "mirror", "observers", "scoring", "sweep"}
 """Rooms whose errors go up to the command, which says what the system refused (files.fault_of)."""

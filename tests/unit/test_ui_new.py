@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,19 @@ def test_a_start_writes_the_file_that_the_command_names(
     assert "is there already" in "".join(ask(client, "/new/start", values=values)["problems"])
     assert len(begun) == 1
     assert client.get("/new/job", params={"name": "../x"}).status_code == 400
+
+
+def test_a_disk_that_takes_nothing_more_is_told_and_holds_no_half_file(
+    client: TestClient, values: dict[str, str], tmp_path: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        (said,) = ask(client, "/new/start", values=values)["problems"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "allow larger files (ulimit -f)" in said
+    assert list((tmp_path / "outputs").iterdir()) == []
 
 
 def test_commands_outlive_the_server_that_began_them(tmp_path: Path) -> None:
