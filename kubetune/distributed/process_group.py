@@ -124,7 +124,7 @@ def noticing_losses() -> Iterator[None]:
         raise _lost_peer(error) from error
     except RuntimeError as error:
         # gloo reports a closed connection or a time-out as a plain RuntimeError.
-        if not any(sign in str(error) for sign in ("gloo", "Connection closed", "Connection reset", "Timed out")):
+        if not re.search("gloo|Connection (closed|reset)|Timed out|pair closure", str(error)):
             raise
         raise _lost_peer(error) from error
 
