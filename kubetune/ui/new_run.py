@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,7 +87,9 @@ def _planned(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(error: KubetuneError) -> list[str]:
-    return [line for line in str(error).splitlines() if line.strip()]
+    """Its lines, without where a terminal's words would stand: here they were typed into the form."""
+    lines = (re.sub("^(override|command line): ", "", line) for line in str(error).splitlines())
+    return [line for line in lines if line.strip()]
 
 
 def _config(site: Site, asked: Mapping[str, Any]) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jinja2 import Environment, PackageLoader
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
@@ -52,7 +54,14 @@ class Site:
 @cache
 def templates() -> Environment:
     """The templates of the site; where both have one of a name, as `base.html`, it goes before that of the reports."""
-    return environment(PackageLoader("kubetune.ui", "templates"))
+    made = environment(PackageLoader("kubetune.ui", "templates"))
+    made.filters["spans"] = spans
+    return made
+
+
+def spans(text: str) -> Markup:
+    """A text whose words between backticks are code, all of it escaped."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def site_of(request: Request) -> Site:

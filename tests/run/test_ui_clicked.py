@@ -105,6 +105,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.end()
 
 
+def test_the_form_says_why_the_server_refuses(server: Server, tab: browser.Tab) -> None:
+    server.enter(tab)
+    go(tab, server, "/new")
+    assert not tab.ask("document.querySelector('#submit').checkVisibility()"), "nothing of a cluster is typed"
+    fill(tab, {"name": "a" * (1 << 20)})
+    wait(tab, "document.querySelector('#problems').textContent === 'the request has more than 1,048,576 bytes'")
+    tab.send("Network.clearBrowserCookies")
+    fill(tab, {"name": "first"})
+    wait(tab, "document.querySelector('#problems').textContent.startsWith('Open the address that kubetune ui')")
+
+
 @pytest.fixture(scope="module")
 def two_runs(server: Server, tab: browser.Tab) -> list[str]:
     """Two runs begun from the form: the second as the first, with another rank."""

@@ -19,7 +19,7 @@ from kubetune.errors import USER
 from kubetune.ui.fields import CODE, form
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.server import application
-from kubetune.ui.site import Site
+from kubetune.ui.site import Site, spans
 
 MODEL = Path(kubetune.__file__).parent / "cli" / "local" / "embedded" / "model"
 TOKEN = "a-token-of-this-test"
@@ -55,6 +55,8 @@ def test_the_form_has_every_key_but_those_that_run_code(client: TestClient) -> N
     assert all(f'name="{key}"' in page for key in keys)
     assert {"training.optim", "compute.gpus_per_node", "kubernetes.namespace", "data.overlong"} <= keys
     assert not [key for key in keys if key.startswith(CODE)]
+    assert "Share of <code>train</code> to hold out (<code>0.05</code>, seeded)" in page
+    assert "`" not in page
     choices = {field.key: dict(field.choices) for group in groups for field in group.fields}
     assert {"cosine", "linear", "constant"} <= choices["training.lr_scheduler_type"].keys()
 
@@ -201,3 +203,14 @@ def test_chat_takes_turns_and_numbers_only(client: TestClient, tmp_path: Path) -
         assert answer.status_code in (400, 404), body
         assert said in answer.text
     assert client.get("/chat/stay?dir=a&dir=b&dir=c").status_code == 400
+
+
+def test_words_between_backticks_are_code_and_nothing_is_html() -> None:
+    assert spans("`a<b>` & `c`, or `") == "<code>a&lt;b&gt;</code> &amp; <code>c</code>, or `"
+
+
+def test_what_is_wrong_is_said_without_places_of_a_terminal(client: TestClient) -> None:
+    problems = ask(client, "/new/plan", values={"name": "First Run", "training.seed": "x"})["problems"]
+    assert any(line.startswith("data.train: missing") for line in problems)
+    assert any(line.startswith("name: found") for line in problems)
+    assert not [line for line in problems if line.startswith(("command line", "override"))]

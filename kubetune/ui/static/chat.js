@@ -1,5 +1,5 @@
 // Talking to one or two models: each side keeps turns of its own, made of its own answers.
-const byId = (id) => document.getElementById(id);
+import { byId, post } from "./ui.js";
 const talk = byId("talk");
 
 const start = () => {
@@ -48,8 +48,7 @@ const start = () => {
       messages: [...(system ? [{ role: "system", content: system }] : []), ...side.messages, said] };
     let problem = "";
     try {
-      const answer = await fetch("/chat/say", { method: "POST", signal, headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-      if (!answer.ok) throw new Error(new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("pre")?.textContent ?? `refused: ${answer.status}`);
+      const answer = await post("/chat/say", body, signal);
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {

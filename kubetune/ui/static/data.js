@@ -1,5 +1,5 @@
 // Rows with certain words are looked for a moment at a time: the page asks on until it is full.
-const byId = (id) => document.getElementById(id);
+import { byId, post } from "./ui.js";
 
 const fill = async () => {
   const rows = byId("rows");
@@ -20,8 +20,8 @@ document.querySelector("[data-prepare]")?.addEventListener("click", async (event
   const output = byId("output");
   button.disabled = true;
   output.hidden = false;
-  const post = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ dir: button.dataset.dir, file: button.dataset.file }) };
-  const begun = await (await fetch("/data/prepare", post)).json();
+  const { dir, file } = button.dataset;
+  const begun = await post("/data/prepare", { dir, file }).then((answer) => answer.json(), (error) => ({ problems: [error.message] }));
   if (begun.problems.length) { output.textContent = begun.problems.join("\n"); button.disabled = false; return; }
   for (;;) {
     const seen = await (await fetch(`/new/job?name=${encodeURIComponent(begun.job)}`)).json();

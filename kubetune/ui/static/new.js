@@ -1,16 +1,11 @@
 // The form of a new run: what is typed is planned by the server, written down, and begun.
-const byId = (id) => document.getElementById(id);
+import { byId, post } from "./ui.js";
 const form = byId("settings");
 const fields = [...form.querySelectorAll("[name]")];
 const extra = JSON.parse(form.dataset.extra || "{}");
 
 const asked = () => ({ base: form.dataset.base,
   values: { ...extra, ...Object.fromEntries(fields.filter((f) => f.value.trim()).map((f) => [f.name, f.value])) } });
-const send = async (path, body) => {
-  const answer = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-  if (!answer.ok) throw new Error(`${answer.status}: the server refuses`);
-  return answer.json();
-};
 const element = (name, text, kind = "") => {
   const made = document.createElement(name);
   made.textContent = text;
@@ -26,7 +21,7 @@ const plan = async () => {
   if (!Object.keys(body.values).length) return;
   byId("facts").classList.add("waiting");
   let found;
-  try { found = await send("/new/plan", body); } catch (error) { found = { problems: [String(error.message)], facts: [], yaml: "", command: "" }; }
+  try { found = await (await post("/new/plan", body)).json(); } catch (error) { found = { problems: [error.message], facts: [], yaml: "", command: "" }; }
   if (mine !== number) return; // typed on meanwhile
   byId("facts").classList.remove("waiting");
   complain(found.problems);
@@ -70,7 +65,7 @@ const begin = async (on) => {
   for (const id of ["start", "submit"]) byId(id).disabled = true;
   const output = byId("output");
   try {
-    const begun = await send("/new/start", { ...asked(), on });
+    const begun = await (await post("/new/start", { ...asked(), on })).json();
     if (begun.problems.length) { complain(begun.problems); plan(); return; }
     output.hidden = false;
     output.textContent = `$ ${begun.command}\n`;
@@ -85,7 +80,10 @@ const begin = async (on) => {
       }
       await pause(500);
     }
-  } catch (error) { complain([error.message]); }
+  } catch (error) {
+    complain([error.message]);
+    for (const id of ["start", "submit"]) byId(id).disabled = false;
+  }
 };
 byId("start").addEventListener("click", () => begin("here"));
 byId("submit").addEventListener("click", () => begin("cluster"));

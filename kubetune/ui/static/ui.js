@@ -1,5 +1,16 @@
 // What every page does by itself: it hears of news, fetches itself anew, and puts in place what has changed.
-const byId = (id) => document.getElementById(id);
+export const byId = (id) => document.getElementById(id);
+
+// The server's answer to a change that a page asks for. Throws its reason where it refuses, or is not there.
+export const post = async (path, body, signal = null) => {
+  const answer = await fetch(path, { method: "POST", signal, headers: { "content-type": "application/json" }, body: JSON.stringify(body) })
+    .catch((error) => { throw signal?.aborted ? error : new Error("no answer: kubetune ui has ended, or cannot be reached"); });
+  if (answer.ok) return answer;
+  const text = await answer.text();
+  const page = answer.headers.get("content-type")?.startsWith("text/html") && new DOMParser().parseFromString(text, "text/html");
+  const reason = page ? page.querySelector("main pre, main > p")?.textContent : text;
+  throw new Error(reason?.trim() || `refused: ${answer.status}`);
+};
 
 const swap = (old, fresh) => {
   if (old.innerHTML === fresh.innerHTML) return;
@@ -108,9 +119,10 @@ document.addEventListener("click", async (event) => {
   if (!button) return;
   if (!button.dataset.sure) { button.dataset.sure = "1"; button.textContent = "Save a checkpoint and stop?"; return; }
   button.disabled = true;
-  const answer = await fetch("/run/stop", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ dir: button.dataset.stop }) });
-  const found = answer.ok ? await answer.json() : { problems: [`refused: ${answer.status}`] };
-  button.textContent = found.problems[0] ?? "Stopping …";
+  try {
+    const found = await (await post("/run/stop", { dir: button.dataset.stop })).json();
+    button.textContent = found.problems[0] ?? "Stopping …";
+  } catch (error) { button.textContent = error.message; }
 });
 
 const choice = byId("choice");
