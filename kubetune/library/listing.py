@@ -92,17 +92,21 @@ def _cost(config: Config, events: Sequence[Mapping[str, Any]], *, is_over: bool)
     return {"hours": hours, "price": hours * devices * rate if rate is not None else None}
 
 
+SORTS = ("started", "path", "state", "step", "loss", "hours", "price")
+"""Facts that runs are put in order by, besides metrics."""
+
+
 def in_order(found: list[dict[str, Any]], key: str, *, reverse: bool) -> list[dict[str, Any]]:
-    """Runs by a fact, or a metric of the last evaluation, those without it last. Raises ConfigError if all lack it."""
+    """Runs by a fact, or a metric of the last evaluation, those without it last. Raises ConfigError for others."""
 
     def value(one: dict[str, Any]) -> Any:
-        return one[key] if key in one else (one["evaluation"] or {}).get(key)
+        return one[key] if key in SORTS else (one["evaluation"] or {}).get(key)
 
     have = [one for one in found if value(one) is not None]
-    if found and not have:
+    if found and not have and key not in SORTS:
         known = sorted({name for one in found for name in (one["evaluation"] or {}) if name.startswith("eval_")})
         raise ConfigError(
-            f"--sort {key}: none of {counted(len(found), 'run')} has that; expected started, path, state, step, loss"
+            f"--sort {key}: none of {counted(len(found), 'run')} has that; expected {', '.join(SORTS)}"
             f"{''.join(f', {name}' for name in known)}"
         )
     return [*sorted(have, key=value, reverse=reverse), *(one for one in found if value(one) is None)]

@@ -12,13 +12,12 @@ from starlette.responses import Response
 
 from kubetune.base.humanize import brief
 from kubetune.errors import ConfigError
-from kubetune.library.listing import in_order
+from kubetune.library.listing import SORTS, in_order
 from kubetune.reporting.page import page_of
 from kubetune.rundir.status import read_status, state_of
 from kubetune.ui.site import Site, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12
-_SORTS = ("started", "path", "state", "step", "loss", "hours", "price")
 
 
 def all_runs(request: Request) -> Response:
@@ -27,8 +26,8 @@ def all_runs(request: Request) -> Response:
     sort, descends = asked.get("sort", "started"), asked.get("order", "desc") == "desc"
     runs = site.records.listed()
     metric_names = sorted({key for run in runs for key in (run["evaluation"] or {}) if key.startswith("eval_")})
-    if sort not in (*_SORTS, *metric_names):
-        raise ConfigError(f"sort: found {sort!r}; expected {', '.join((*_SORTS, *metric_names))}")
+    if sort not in (*SORTS, *metric_names):
+        raise ConfigError(f"sort: found {sort!r}; expected {', '.join((*SORTS, *metric_names))}")
     text, state = asked.get("text", "").strip(), asked.get("state", "")
     shown = [run for run in runs if _has(run, text) and state in ("", run["state"])]
     if shown and any(_value(run, sort) is not None for run in shown):
@@ -42,7 +41,7 @@ def all_runs(request: Request) -> Response:
         "states": sorted({run["state"] for run in runs}),
         "sort": sort,
         "order": "desc" if descends else "asc",
-        "sorts": [*_SORTS, *metric_names],
+        "sorts": [*SORTS, *metric_names],
         "most": MOST_COMPARED,
     }
     return page(request, "runs.html", f"kubetune runs {site.folder} --sort {sort}{' --reverse' * descends}", facts)

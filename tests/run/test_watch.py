@@ -92,6 +92,12 @@ def test_runs_are_listed_with_what_became_of_them(
     assert "the disk is full" in capsys.readouterr().out
     assert cli.main(["runs", str(tmp_path), "--sort", "speed"]) == 2
     assert "eval_loss" in capsys.readouterr().err
+    assert cli.main(["runs", str(tmp_path), "--sort", "evaluation"]) == 2, "all of its metrics at once are no order"
+    capsys.readouterr()
+    assert cli.main(["runs", str(tmp_path), "--sort", "price"]) == 0, (
+        "a column of the table, though nobody gave a price"
+    )
+    assert "the disk is full" in capsys.readouterr().out
     (tmp_path / "none").mkdir()
     assert cli.main(["runs", str(tmp_path / "none")]) == 0
     assert "no runs below" in capsys.readouterr().out

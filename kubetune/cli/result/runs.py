@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder", type=Path, nargs="?", default=Path("outputs"), metavar="DIR", help="where to look (default outputs)"
     )
     parser.add_argument(
-        "--sort", default="started", metavar="KEY", help="started (default), path, state, step, loss, or a metric such "
-        "as eval_loss; runs without it come last",
+        "--sort", default="started", metavar="KEY", help="started (default), path, state, step, loss, hours, price, or "
+        "a metric such as eval_loss; runs without it come last",
     )  # fmt: skip
     parser.add_argument("--reverse", action="store_true", help="the largest, or the latest, first")
     parser.add_argument("--json", action="store_true", help="print as JSON")
