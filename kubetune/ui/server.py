@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Sequence
@@ -119,8 +120,11 @@ def serve(
     print(f"{folder} at http://{shown}:{listening.getsockname()[1]}/?token={quote(token)}", flush=True)
     print("Ctrl-C ends it; runs go on.", flush=True)
     threading.Thread(target=_warm, args=(site,), daemon=True).start()
+    server = uvicorn.Server(config)
+    # Open pages hold streams, which an end has to cut: that is no error to tell of.
+    logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
     with listening:
-        uvicorn.Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])
 
 
 def _warm(site: Site) -> None:

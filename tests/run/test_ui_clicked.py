@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import numpy as np
 import psutil
@@ -114,6 +117,20 @@ def test_the_form_says_why_the_server_refuses(server: Server, tab: browser.Tab) 
     tab.send("Network.clearBrowserCookies")
     fill(tab, {"name": "first"})
     wait(tab, "document.querySelector('#problems').textContent.startsWith('Open the address that kubetune ui')")
+
+
+def test_control_c_says_nothing_while_a_page_is_open(tmp_path: Path) -> None:
+    command = processes.module("kubetune", "ui", str(tmp_path), "--port", "0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"(http://\S+)/\?token=(\S+)", process.stdout.readline())
+        assert found
+        cookie = f"kubetune-{urlsplit(found[1]).port}={found[2]}"
+        with urlopen(Request(f"{found[1]}/news", headers={"cookie": cookie})) as news:
+            assert news.readline() == b"event: news\n"
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=SECONDS)
+    assert told.strip() in ("", "kubetune: interrupted")
 
 
 @pytest.fixture(scope="module")
