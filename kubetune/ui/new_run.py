@@ -169,18 +169,22 @@ def _started(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def job(request: Request) -> Response:
     """State of a command that was begun here, and the address of its run once it is there."""
-    site, name = site_of(request), request.query_params.get("name", "")
-    if "/" in name or name.startswith("."):
-        raise ConfigError(f"{name}: no name of a run")
+    site, name = site_of(request), _job_name(request.query_params.get("name", ""))
     run_dir = site.records.find(name)
     return answer({**site.jobs.look(name), "run": None if run_dir is None else site.records.name_of(run_dir)})
+
+
+def _job_name(name: str) -> str:
+    if not re.fullmatch(r"[^./\0\ud800-\udfff][^/\0\ud800-\udfff]*", name):
+        raise ConfigError(f"{name!r}: nothing of this name was begun here")
+    return name
 
 
 async def stop(request: Request) -> Response:
     """Ask a run that was begun here to save a checkpoint and end."""
     asked, site = await body_of(request), site_of(request)
     try:
-        site.jobs.stop(Path(str(asked.get("dir", ""))).name)
+        site.jobs.stop(_job_name(Path(str(asked.get("dir", ""))).name))
     except ConfigError as error:
         return answer({"problems": _listed(error)})
     return answer({"problems": []})

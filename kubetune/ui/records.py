@@ -47,10 +47,11 @@ class Records:
 
     def find(self, name: str) -> Path | None:
         """The run directory of a path relative to the folder; None where there is none inside it."""
-        if "\0" in name:
-            return None
         place = Path(os.path.normpath(self.folder / name))
-        real = place.resolve()
+        try:
+            real = place.resolve()
+        except ValueError:  # no file can have such a name
+            return None
         is_inside = real == self._real or self._real in real.parents
         return place if is_inside and (real / RESOLVED).is_file() else None
 

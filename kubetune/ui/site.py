@@ -104,7 +104,7 @@ async def body_of(request: Request) -> dict[str, Any]:
             raise ConfigError(f"the request has more than {_MOST_BYTES:,} bytes")
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ConfigError("the request is no JSON object")

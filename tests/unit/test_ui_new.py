@@ -214,3 +214,20 @@ def test_what_is_wrong_is_said_without_places_of_a_terminal(client: TestClient) 
     assert any(line.startswith("data.train: missing") for line in problems)
     assert any(line.startswith("name: found") for line in problems)
     assert not [line for line in problems if line.startswith(("command line", "override"))]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/new/plan", "[" * 100_000, 400),
+        ("/new/plan", '{"base": "\\ud800", "values": {"name": "x", "model.path": "x", "data.train": "x"}}', 200),
+        ("/run/stop", '{"dir": "\\ud800"}', 200),
+        ("/run/stop", '{"dir": "a\\u0000"}', 200),
+        ("/chat/say", '{"dir": "a\\u0000"}', 404),
+    ],
+)
+def test_what_no_page_would_send_is_no_bug(client: TestClient, path: str, body: str, status: int) -> None:
+    headers = {**OURS, "content-type": "application/json"}
+    assert client.post(path, content=body, headers=headers).status_code == status
+    assert client.get("/new/job", params={"name": "a\0"}).status_code == 400
+    assert client.get("/new/job", params={"name": "data-a file (1)"}).status_code == 200
