@@ -96,6 +96,13 @@ SORTS = ("started", "path", "state", "step", "loss", "hours", "price")
 """Facts that runs are put in order by, besides metrics."""
 
 
+def is_like(run: Mapping[str, Any], text: str, state: str = "") -> bool:
+    """A run of this state, if one is asked for, that has every word somewhere in what the table says of it."""
+    said = " ".join(str(run[key] or "") for key in ("path", "name", "model", "method", "state", "why"))
+    said = f"{said} {' '.join(run['tags'] or ())}".lower()
+    return state in ("", run["state"]) and all(word in said for word in text.lower().split())
+
+
 def in_order(found: list[dict[str, Any]], key: str, *, reverse: bool) -> list[dict[str, Any]]:
     """Runs by a fact, or a metric of the last evaluation, those without it last. Raises ConfigError for others."""
 

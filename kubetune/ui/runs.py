@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from kubetune.base.humanize import brief
 from kubetune.errors import ConfigError
-from kubetune.library.listing import SORTS, in_order
+from kubetune.library.listing import SORTS, in_order, is_like
 from kubetune.reporting.page import page_of
 from kubetune.rundir.status import read_status, state_of
 from kubetune.ui.site import Site, page, run_of, runs_of, site_of
@@ -29,7 +30,7 @@ def all_runs(request: Request) -> Response:
     if sort not in (*SORTS, *metric_names):
         raise ConfigError(f"sort: found {sort!r}; expected {', '.join((*SORTS, *metric_names))}")
     text, state = asked.get("text", "").strip(), asked.get("state", "")
-    shown = [run for run in runs if _has(run, text) and state in ("", run["state"])]
+    shown = [run for run in runs if is_like(run, text, state)]
     if shown and any(_value(run, sort) is not None for run in shown):
         shown = in_order(shown, sort, reverse=descends)
     facts = {
@@ -44,18 +45,13 @@ def all_runs(request: Request) -> Response:
         "sorts": [*SORTS, *metric_names],
         "most": MOST_COMPARED,
     }
-    return page(request, "runs.html", f"kubetune runs {site.folder} --sort {sort}{' --reverse' * descends}", facts)
+    words = ["kubetune", "runs", str(site.folder), "--sort", sort, *["--reverse"] * descends]
+    words += [*(["--state", state] if state else ()), *(["--filter", text] if text else ())]
+    return page(request, "runs.html", shlex.join(words), facts)
 
 
 def _value(run: dict[str, Any], key: str) -> Any:
     return run[key] if key in run else (run["evaluation"] or {}).get(key)
-
-
-def _has(run: dict[str, Any], text: str) -> bool:
-    """A run that has every word somewhere in what the table says of it."""
-    said = " ".join(str(run[key] or "") for key in ("path", "name", "model", "method", "state", "why"))
-    said = f"{said} {' '.join(run['tags'] or ())}".lower()
-    return all(word in said for word in text.lower().split())
 
 
 def one_run(request: Request) -> Response:

@@ -98,6 +98,9 @@ def test_runs_are_listed_with_what_became_of_them(
         "a column of the table, though nobody gave a price"
     )
     assert "the disk is full" in capsys.readouterr().out
+    for words, names in ((["--state", "failed"], ["second"]), (["--filter", "DISK full"], ["second"])):
+        assert cli.main(["runs", str(tmp_path), "--json", *words]) == 0
+        assert [Path(one["path"]).name for one in json.loads(capsys.readouterr().out)] == names
     (tmp_path / "none").mkdir()
     assert cli.main(["runs", str(tmp_path / "none")]) == 0
     assert "no runs below" in capsys.readouterr().out

@@ -153,6 +153,10 @@ def test_runs_are_filtered_and_sorted(client: TestClient) -> None:
 def test_each_page_names_the_verb_that_does_the_same(client: TestClient, folder: Path) -> None:
     for path, verb in [
         ("/", f"kubetune runs {folder} --sort started --reverse"),
+        (
+            "/?text=a%20team&state=done",
+            f"kubetune runs {folder} --sort started --reverse --state done --filter &#39;a team&#39;",
+        ),
         ("/run?dir=first", f"kubetune watch {folder / 'first'}"),
         ("/compare?dir=first&dir=second", f"kubetune report {folder / 'first'} --compare {folder / 'second'}"),
     ]:

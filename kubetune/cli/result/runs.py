@@ -10,7 +10,7 @@ from typing import Any
 from kubetune.base.humanize import visible
 from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError
-from kubetune.library.listing import facts, find_runs, in_order
+from kubetune.library.listing import facts, find_runs, in_order, is_like
 
 _HEAD = ("RUN", "STATE", "STEP", "LOSS", "EVALUATION", "MODEL", "METHOD", "STARTED", "WHY")
 
@@ -25,6 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a metric such as eval_loss; runs without it come last",
     )  # fmt: skip
     parser.add_argument("--reverse", action="store_true", help="the largest, or the latest, first")
+    parser.add_argument(
+        "--filter",
+        default="",
+        metavar="WORDS",
+        help="only runs that have all of them in path, model, method, tags or why",
+    )
+    parser.add_argument("--state", default="", help="runs of this state, such as done, running or failed")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
@@ -32,12 +39,12 @@ def run(args: argparse.Namespace) -> int:
     """Print the table. Raises ConfigError where there is no such folder, or no run has what to sort by."""
     if not args.folder.is_dir():
         raise ConfigError(f"{args.folder}: no such folder; give the one that holds the run directories")
-    found = [facts(run_dir) for run_dir in find_runs(args.folder)]
+    found = [one for one in map(facts, find_runs(args.folder)) if is_like(one, args.filter, args.state)]
     found = in_order(found, args.sort, reverse=args.reverse)
     if args.json:
         print(json.dumps(found, indent=2))
     elif not found:
-        print(f"no runs below {args.folder}")
+        print(f"no runs below {args.folder}{' that are like that' * bool(args.filter or args.state)}")
     else:
         print_table(_HEAD, [_row(one) for one in found])
     return OK
