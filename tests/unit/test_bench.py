@@ -82,6 +82,10 @@ def test_what_cannot_be_measured_is_a_row(tmp_path: Path, monkeypatch: pytest.Mo
     said = [row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 60.0)]
     assert said == ["left out: trl is not installed", "left out: bitsandbytes is not installed"]
     assert next(row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 0.0)).startswith("left out: the 0")
+    with monkeypatch.context() as short:
+        short.setattr(measure, "_measured", lambda *args: {"failed": measure._run(["sleep", "600"], 0.1)[1]})
+        (row,) = (row for _, row in measure.measure(wanted[:1], tmp_path, "cpu", 30.0))
+    assert row == {"failed": "left out: the 0.5 minutes were over"}  # and not by its own fault
     assert measure._run(["sh", "-c", "echo first; echo last; exit 3"], 60.0) == (3, "last")
     assert measure._run(["sh", "-c", "kill -9 $$"], 60.0)[1].startswith("killed, as the kernel does")
     assert measure._run(["sleep", "600"], 0.1) == (-9, "took longer than 0 s")

@@ -20,12 +20,15 @@ from kubetune.base import files
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import size
 
-MINUTES = {"cpu": 2.0, "cuda": 10.0}
+UNSAID = ("why", "compile_from")
+MINUTES = {"cpu": 2.5, "cuda": 10.0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="results; left out: bench-DATE-MACHINE.json")
-    parser.add_argument("--minutes", type=float, help="begin no case after so many; left out: 10 on a GPU, 2 on a CPU")
+    parser.add_argument(
+        "--minutes", type=float, help="begin no case after so many; left out: 10 on a GPU, 2.5 on a CPU"
+    )
     parser.add_argument("--shape", help="measure only models of this size: tiny, 42M, 0.6B, 4B or 8B")
     parser.add_argument("--work", metavar="FOLDER", help="disk for the models, which are removed")
     parser.add_argument("--keep-choices", action=argparse.BooleanOptionalAction, default=True,
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     write(choices=found, disagreements=wrong)
     for line in wrong:
         print(f"differs: {line}")
-    told = ", ".join(f"{key} {str(value).lower()}" for key, value in found.items() if key != "why")
+    told = ", ".join(f"{key} {str(value).lower()}" for key, value in found.items() if key not in UNSAID)
     print(f"here `auto` should mean: {told or 'nothing is known'}")
     # What a tiny model is fastest with says nothing of others.
     if args.keep_choices and told and not wrong and args.shape != "tiny":

@@ -30,6 +30,7 @@ TOKENS = {"cpu": 2048, "cuda": 16_384}
 """Tokens of a step, about."""
 ROWS = {"cpu": 192, "cuda": 1024}
 MOST_SECONDS = {"cpu": 60.0, "cuda": 150.0}
+TOO_LONG = "took longer than"
 Row = dict[str, Any]
 
 
@@ -38,10 +39,10 @@ def measure(cases: Iterable[Case], folder: Path, device: str, seconds: float) ->
     deadline = time.monotonic() + seconds
     for case in cases:
         left = deadline - time.monotonic()
-        if left <= 0:
-            yield case, {"failed": f"left out: the {seconds / 60:.0f} minutes were over"}
-            continue
-        yield case, _measured(case, folder, device, min(left, MOST_SECONDS[device]))
+        row = _measured(case, folder, device, min(left, MOST_SECONDS[device])) if left > 0 else {}
+        if left <= 0 or (left < MOST_SECONDS[device] and row.get("failed", "").startswith(TOO_LONG)):
+            row = {"failed": f"left out: the {seconds / 60:g} minutes were over"}
+        yield case, row
 
 
 def _measured(case: Case, folder: Path, device: str, seconds: float) -> Row:
@@ -131,7 +132,7 @@ def _run(command: list[str], seconds: float) -> tuple[int, str]:
             preexec_fn=processes.die_with_parent,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return -9, f"took longer than {seconds:.0f} s"
+        return -9, f"{TOO_LONG} {seconds:.0f} s"
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     killed = "killed, as the kernel does when memory runs out"
     return done.returncode, killed if done.returncode == -9 else (lines[-1][:300] if lines else "")
