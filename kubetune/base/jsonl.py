@@ -110,11 +110,8 @@ def _chunks(
         return
     before = 0
     with file:
-        is_last = False
-        while not is_last and (lines := file.readlines(_CHUNK_BYTES)):
+        for lines in _whole_lines(file):
             count = len(lines)
-            if is_last := not lines[-1].endswith(b"\n"):
-                lines.pop()
             values = _parse_all(lines)
             if not are_good(values) and not all(good := [value is not None and is_good(value) for value in values]):
                 wrong += [before + at + 1 for at, is_fine in enumerate(good) if not is_fine and lines[at] != b"\n"]
@@ -169,10 +166,7 @@ class Follower:
 
     def _lines(self, file: BinaryIO) -> Iterator[Line]:
         with file:
-            is_last = False
-            while not is_last and (lines := file.readlines(_CHUNK_BYTES)):
-                if is_last := not lines[-1].endswith(b"\n"):
-                    lines.pop()
+            for lines in _whole_lines(file):
                 for line, value in zip(lines, _parse_all(lines), strict=True):
                     self._place, self._before = self._place + len(line), line[-_COMPARED_BYTES:]
                     self._count += 1
@@ -181,6 +175,15 @@ class Follower:
                     elif line != b"\n":
                         self.damaged.append(self._count)
                         warn(f"{self.path}: damaged lines are left out: none that kubetune wrote")
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[list[bytes]]:
+    """The lines of a file, some hundred at once; a last one without an end is not there yet."""
+    is_last = False
+    while not is_last and (lines := file.readlines(_CHUNK_BYTES)):
+        if is_last := not lines[-1].endswith(b"\n"):
+            lines.pop()
+        yield lines
 
 
 def _parse_all(lines: list[bytes]) -> list[Line | None]:

@@ -103,17 +103,23 @@ def is_like(run: Mapping[str, Any], text: str, state: str = "") -> bool:
     return state in ("", run["state"]) and all(word in said for word in text.lower().split())
 
 
+def value_of(run: Mapping[str, Any], key: str) -> Any:
+    """A fact of a run, or a metric of its last evaluation; None where it has none."""
+    return run[key] if key in SORTS else (run["evaluation"] or {}).get(key)
+
+
+def metric_names(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Metrics that any of the runs was evaluated by."""
+    return sorted({name for run in found for name in (run["evaluation"] or {}) if name.startswith("eval_")})
+
+
 def in_order(found: list[dict[str, Any]], key: str, *, reverse: bool) -> list[dict[str, Any]]:
     """Runs by a fact, or a metric of the last evaluation, those without it last. Raises ConfigError for others."""
-
-    def value(one: dict[str, Any]) -> Any:
-        return one[key] if key in SORTS else (one["evaluation"] or {}).get(key)
-
-    have = [one for one in found if value(one) is not None]
+    have = [one for one in found if value_of(one, key) is not None]
     if found and not have and key not in SORTS:
-        known = sorted({name for one in found for name in (one["evaluation"] or {}) if name.startswith("eval_")})
         raise ConfigError(
-            f"--sort {key}: none of {counted(len(found), 'run')} has that; expected {', '.join(SORTS)}"
-            f"{''.join(f', {name}' for name in known)}"
+            f"--sort {key}: none of {counted(len(found), 'run')} has that; "
+            f"expected {', '.join((*SORTS, *metric_names(found)))}"
         )
-    return [*sorted(have, key=value, reverse=reverse), *(one for one in found if value(one) is None)]
+    lacking = [one for one in found if value_of(one, key) is None]
+    return [*sorted(have, key=lambda one: value_of(one, key), reverse=reverse), *lacking]

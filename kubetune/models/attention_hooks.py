@@ -249,7 +249,7 @@ def _varlen_fits(q: Tensor, v: Tensor) -> bool:
 def _varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    cu = _on_device(cu_seqlens, q.device)
+    cu = on_device(cu_seqlens, q.device)
     back = rule.window - 1 if rule.window else -1
     out = varlen_attn(
         q.contiguous(),
@@ -268,8 +268,8 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: 
 
 
 @lru_cache(maxsize=8)
-def _on_device(cu_seqlens: tuple[int, ...], device: torch.device) -> Tensor:
-    """Copied to the device once per packed batch, not once per layer."""
+def on_device(cu_seqlens: tuple[int, ...], device: torch.device) -> Tensor:
+    """`cu_seqlens` on a device, copied there once per packed batch, not once per layer."""
     return torch.tensor(cu_seqlens, dtype=torch.int32, device=device)
 
 

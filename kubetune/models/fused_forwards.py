@@ -24,7 +24,7 @@ from kubetune.kernels.pointwise import Kernels
 from kubetune.mixtures.experts import routers_of
 from kubetune.models import patches
 from kubetune.models.attention_hooks import CURRENT
-from kubetune.models.padding_free import language_model, unwrap
+from kubetune.models.padding_free import decoder_layers, unwrap
 
 Forward = Callable[..., Tensor]
 
@@ -204,9 +204,7 @@ def _skip_unlabelled_rows(model: nn.Module) -> int:
 
     The self-check runs without rows, so this is exact by construction: nothing after attention mixes rows.
     """
-    layers = max(
-        (m for m in language_model(unwrap(model)).modules() if isinstance(m, nn.ModuleList)), key=len, default=None
-    )
+    layers = decoder_layers(model)
     if not layers:
         return 0
     last: Any = layers[-1]

@@ -23,7 +23,7 @@ from kubetune import errors
 from kubetune.batching.batch import Batch, collate
 from kubetune.kernels.cross_entropy import LogitRule
 from kubetune.models import fsdp, recurrences
-from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree, longest, packed
+from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree, longest, on_device, packed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,7 +116,7 @@ def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tens
 @lru_cache(maxsize=2)
 def borders(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
     """Arguments by which kernels of others know where the sequences of a packed batch begin and end."""
-    cu = torch.tensor(cu_seqlens, dtype=torch.int32, device=device)
+    cu = on_device(cu_seqlens, device)
     numbers = torch.from_numpy(np.repeat(np.arange(len(cu) - 1, dtype=np.int32), np.diff(cu_seqlens)))
     length = longest(cu_seqlens)
     return {

@@ -15,8 +15,12 @@ from starlette.responses import Response
 from kubetune.base.files import read_object
 from kubetune.config.load import load_config, read_config
 from kubetune.config.schema import Config
+from kubetune.data.prepared.prepare import fingerprint
+from kubetune.data.reading.sources import require_sources
+from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.rundir import metrics
+from kubetune.rundir.starts import day_of
 from kubetune.ui.rows import ORDERS, PAGE, PROBLEMS, Query, open_rows
 from kubetune.ui.site import Missing, Site, answer, body_of, find_run, page, site_of
 
@@ -38,9 +42,9 @@ def data(request: Request) -> Response:
     }
     if not run and not file:
         return page(request, "rows.html", "kubetune data check RUN.yaml --html data.html", {**common, "found": None})
-    config, fingerprint, target = _chosen(site, run, file)
+    config, prepared, target = _chosen(site, run, file)
     query = _query(asked)
-    opened = open_rows(config, fingerprint)
+    opened = open_rows(config, prepared)
     facts = {**common, "query": query, "target": str(target), "task": config.task, "limit": config.data.max_length}
     verb = f"kubetune data check {target} --html data.html"
     if opened is None:
@@ -71,11 +75,6 @@ def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
         return config, str(known.get("fingerprint", "")), run_dir / metrics.CONFIG
     if file not in _files(site):
         raise Missing(f"{file}: no run file of this name in {site.folder}")
-    from kubetune.data.prepared.prepare import fingerprint
-    from kubetune.data.reading.sources import require_sources
-    from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
-    from kubetune.rundir.starts import day_of
-
     config = load_config(site.folder / file, environ=os.environ)
     require_sources(config)
     tokenizer = load_tokenizer(config.model, cache_folder(config.data.cache), date=day_of(config))

@@ -81,7 +81,7 @@ class Opened:
         rows = self.splits.get(query.split)
         if rows is None:
             return Found([], 0, 0, None)
-        fitting = _fitting(self.folder, rows.folder, replace(query, text="", at=0), self.config.data.max_length)
+        fitting = _fitting(rows.folder, replace(query, text="", at=0), self.config.data.max_length)
         picked, after = self._with_text(rows, fitting, query) if query.text else (
             [int(i) for i in fitting[query.at : query.at + PAGE]], query.at + PAGE,
         )  # fmt: skip
@@ -130,7 +130,7 @@ class Opened:
 
 
 @lru_cache(maxsize=2)
-def _fitting(folder: Path, split: Path, query: Query, limit: int) -> NDArray[np.int64]:
+def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.int64]:
     """Indexes of the rows that fit a query without a text, in its order."""
     rows = Rows(split, ())
     lengths = rows.lengths

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
@@ -13,7 +12,7 @@ from starlette.responses import Response
 
 from kubetune.base.humanize import brief
 from kubetune.errors import ConfigError
-from kubetune.library.listing import SORTS, in_order, is_like
+from kubetune.library.listing import SORTS, in_order, is_like, metric_names, value_of
 from kubetune.reporting.page import page_of
 from kubetune.rundir.status import read_status, state_of
 from kubetune.ui.site import Site, page, run_of, runs_of, site_of
@@ -26,12 +25,12 @@ def all_runs(request: Request) -> Response:
     site, asked = site_of(request), request.query_params
     sort, descends = asked.get("sort", "started"), asked.get("order", "desc") == "desc"
     runs = site.records.listed()
-    metric_names = sorted({key for run in runs for key in (run["evaluation"] or {}) if key.startswith("eval_")})
-    if sort not in (*SORTS, *metric_names):
-        raise ConfigError(f"sort: found {sort!r}; expected {', '.join((*SORTS, *metric_names))}")
+    sorts = [*SORTS, *metric_names(runs)]
+    if sort not in sorts:
+        raise ConfigError(f"sort: found {sort!r}; expected {', '.join(sorts)}")
     text, state = asked.get("text", "").strip(), asked.get("state", "")
     shown = [run for run in runs if is_like(run, text, state)]
-    if shown and any(_value(run, sort) is not None for run in shown):
+    if any(value_of(run, sort) is not None for run in shown):
         shown = in_order(shown, sort, reverse=descends)
     facts = {
         "title": "Runs",
@@ -42,16 +41,12 @@ def all_runs(request: Request) -> Response:
         "states": sorted({run["state"] for run in runs}),
         "sort": sort,
         "order": "desc" if descends else "asc",
-        "sorts": [*SORTS, *metric_names],
+        "sorts": sorts,
         "most": MOST_COMPARED,
     }
     words = ["kubetune", "runs", str(site.folder), "--sort", sort, *["--reverse"] * descends]
     words += [*(["--state", state] if state else ()), *(["--filter", text] if text else ())]
     return page(request, "runs.html", shlex.join(words), facts)
-
-
-def _value(run: dict[str, Any], key: str) -> Any:
-    return run[key] if key in run else (run["evaluation"] or {}).get(key)
 
 
 def one_run(request: Request) -> Response:

@@ -148,6 +148,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     from kubetune.data.prepared.pipeline import located
     from kubetune.data.reading.formats import Labelled, convert
     from kubetune.data.reading.problems import Problems
+    from kubetune.data.text.encode import split_at
     from kubetune.data.text.encode_labelled import framed_ids, within_positions
     from kubetune.data.text.tokenizer import load_tokenizer
 
@@ -177,7 +178,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     kept = [[min(length, limit) for length in row] for row in lengths if cuts or max(row) <= limit]
     per_record = 1.0
     if config.data.overlong == "split":
-        kept = [[piece] for row in lengths for piece in _pieces(row[0], limit)]
+        kept = [[piece.stop - piece.start] for row in lengths for piece in split_at(row[0], limit)]
         per_record = len(kept) / len(lengths)
     whole = [row for row, each in zip(rows, lengths, strict=True) if max(each) <= limit]
     return Lengths(
@@ -191,11 +192,6 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
         spared=spared_share(config, whole),
         rows_per_record=per_record,
     )
-
-
-def _pieces(length: int, limit: int) -> list[int]:
-    """Lengths of the rows that a text is split into, as `encode.pieces` does."""
-    return [min(limit, length - start) for start in range(0, max(1, length - 1), limit - 1)]
 
 
 def _require_embeddings(

@@ -218,13 +218,17 @@ class Encoder:
 
 
 def pieces(document: Encoded, limit: int) -> list[Encoded]:
-    """Rows of at most `limit` tokens that train each token of a document once.
+    """Rows of at most `limit` tokens that train each token of a document once."""
+    parts = split_at(len(document.ids), limit)
+    return [replace(document, ids=document.ids[p], trained=[False, *document.trained[p][1:]]) for p in parts]
+
+
+def split_at(length: int, limit: int) -> list[slice]:
+    """Places in a document of the rows that it is split into.
 
     Each begins with the token that the one before ended with, by which its first own one is predicted.
     """
-    starts = range(0, len(document.ids) - 1, limit - 1)
-    parts = [slice(start, start + limit) for start in starts]
-    return [replace(document, ids=document.ids[p], trained=[False, *document.trained[p][1:]]) for p in parts]
+    return [slice(start, min(start + limit, length)) for start in range(0, max(1, length - 1), limit - 1)]
 
 
 def learnt_messages(chat: Chat) -> list[int]:
