@@ -22,12 +22,13 @@ from kubetune.cluster.pods import State
 from kubetune.cluster.termination import left_progress, logged_progress, noted_progress
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
-from kubetune.errors import FINAL, OK, PREEMPTED, ConfigError, EnvironmentFault
+from kubetune.errors import FINAL, OK, ConfigError, EnvironmentFault
 from kubetune.kube_api.api_errors import Refused
 from kubetune.kube_api.client import Cluster, Object
 from kubetune.kube_api.kinds import WORKLOADS
 from kubetune.manifests.spec import COMPONENT, MANAGED_BY, TRAINER, RunSpec
 from kubetune.planning.plan import make_plan
+from kubetune.rundir.exit_status import ExitStatus
 
 CONFIG_KEY = "run.yaml"
 
@@ -41,7 +42,6 @@ T = TypeVar("T")
 _FAILED = re.compile(
     r"(?:for pod [^/\s]+/(?P<pod>\S+) failed|^Pod: [^.\s]+\.(?P<other>\S+) exited) with (?:exit )?code (?P<code>\d+)"
 )
-_STATES: dict[int, State] = {OK: "done", PREEMPTED: "stopped"}
 _FINAL = (OK, *FINAL)
 _STAMP = len("2026-11-20T10:15:00")
 # A node that is down answers to nothing, and the API server itself waits for it for half a minute.
@@ -219,7 +219,8 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
     progress, silence = ask_progress(cluster, spec, found)
     events = events_of(cluster, spec)
     if state == "running" and (ended := final_status(workload, progress)) and not is_left_behind(spec, ended):
-        state, reason = _STATES.get(ended["code"], "failed"), ended["reason"]
+        # without its error: a pause is "done", as a Job that pauses is
+        state, reason = ExitStatus(ended["code"], ended["reason"]).state, ended["reason"]
     if progress is None and not silence:
         progress = left_progress(found)
     if progress is None:

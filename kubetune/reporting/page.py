@@ -162,11 +162,7 @@ def status(run: RunRecord) -> tuple[str, str]:
         return "done", ""  # by a rank that no agent watched
     if run.exit_status is None:
         return "unfinished", "it still runs, or was cut off before it could say why"
-    if run.exit_status.error == "Paused":
-        return "stopped", run.exit_status.reason
-    if run.exit_status.code == 0:
-        return "done", run.exit_status.reason.removeprefix(exit_status.DONE).removeprefix(", ")
-    return ("stopped" if run.exit_status.code == 143 else "failed"), run.exit_status.reason
+    return run.exit_status.state, run.exit_status.reason.removeprefix(exit_status.DONE).removeprefix(", ")
 
 
 @dataclass(frozen=True)

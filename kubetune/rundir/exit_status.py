@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kubetune import errors
 from kubetune.base.files import read_object, write_atomic
@@ -21,6 +21,7 @@ from kubetune.base.logs import scrub
 from kubetune.rundir.metrics import now
 
 EXIT = "exit.json"
+EndState = Literal["done", "stopped", "failed"]
 DONE = "done"
 """The reason of an end that leaves nothing to say."""
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -45,6 +46,13 @@ class ExitStatus:
     reason: str
     step: int | None = None
     error: str | None = None
+
+    @property
+    def state(self) -> EndState:
+        """Word for this end, the same in lists, pages and `status`. A missed gate is a failure, as its exit code is."""
+        if self.code == errors.PREEMPTED or self.error == errors.Paused.__name__:
+            return "stopped"
+        return "done" if self.code == errors.OK else "failed"
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ def state_of(exit_facts: Mapping[str, Any] | None, ranks: Sequence[Mapping[str, 
         if silent is not None and silent < _SILENT_SECONDS:
             return "running", ""
         return "waiting", "no rank has said where it is: it starts, has just ended, or was cut off"
-    state = {0: "done", PREEMPTED: "stopped"}.get(exit_facts["code"], "failed")
-    return state, "" if exit_facts["reason"] == exit_status.DONE else exit_facts["reason"]
+    ended = exit_status.ExitStatus(**exit_facts)
+    return ended.state, "" if ended.reason == exit_status.DONE else ended.reason
 
 
 def last_lines(path: Path, count: int = _LOG_LINES) -> list[str]:

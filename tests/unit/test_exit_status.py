@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from kubetune import errors
+from kubetune.reporting.page import status
+from kubetune.reporting.reading import RunRecord
 from kubetune.rundir.exit_status import (
     Death,
     ExitStatus,
@@ -18,6 +23,7 @@ from kubetune.rundir.exit_status import (
     write_exit_status,
     write_rank_exit_status,
 )
+from kubetune.rundir.status import state_of
 from kubetune.supervisor.place import Place, find_place
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
@@ -93,6 +99,23 @@ def test_a_stop_that_was_asked_for_is_retryable(
 
 def test_a_config_error_stays_one_while_stopping() -> None:
     assert judge([0], said(r0=2), [Death(0, 2, 0)], stopping="asked").code == errors.USER
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "state"),
+    [
+        (0, None, "done"),
+        (0, "Paused", "stopped"),
+        (143, None, "stopped"),
+        (5, "GateFailed", "failed"),
+        (145, None, "failed"),
+    ],
+)
+def test_lists_and_pages_call_an_end_by_one_word(code: int, error: str | None, state: str) -> None:
+    ended = ExitStatus(code, "as it was meant to", 5, error)
+    assert ended.state == state
+    assert state_of(asdict(ended), []) == (state, "as it was meant to")
+    assert status(cast(RunRecord, SimpleNamespace(exit_status=ended))) == (state, "as it was meant to")
 
 
 def test_exit_statuses_are_read_back_and_cleared(tmp_path: Path) -> None:
