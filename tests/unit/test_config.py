@@ -333,6 +333,14 @@ def test_infinite_numbers_are_refused_in_every_section(write: Any) -> None:
     assert found == ["training.max_grad_norm", "compute.peak_tflops", "compute.price_per_gpu_hour"]
 
 
+@pytest.mark.parametrize("name", ["mlflow", "wandb", "trackio", "prometheus"])
+def test_a_tracker_is_switched_on_by_true(write: Any, name: str) -> None:
+    on, off = (load_config(write(f"{MINIMAL}tracking: {{{name}: {value}}}\n")).tracking for value in ("true", "false"))
+    empty = load_config(write(f"{MINIMAL}tracking: {{{name}: {{}}}}\n")).tracking
+    assert getattr(on, name) == getattr(empty, name) is not None
+    assert getattr(off, name) is None
+
+
 def test_storage_class_goes_by_both_of_its_names(write: Any) -> None:
     for name in ("class", "storage_class"):
         volume = f"kubernetes: {{image: a/b:1, storage: {{cache: {{size: 1Gi, {name}: fast}}}}}}\n"

@@ -49,6 +49,11 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
         from kubetune.config.load import load_config
         from kubetune.manifests.spec import run_name
 
+        if Path(name).is_dir():
+            raise ConfigError(
+                f"{name} is a folder of this machine; expected the name of a run on a cluster, or its run file. A run "
+                f"here is seen by kubetune watch {name}, and stopped by Ctrl-C where it was started"
+            )
         config = load_config(Path(name), environ={})
         name = run_name(config)
         namespace = namespace or (config.kubernetes.namespace if config.kubernetes else None)

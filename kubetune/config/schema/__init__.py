@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from kubetune.config.gate import Condition
 from kubetune.config.metric_names import metrics_of
-from kubetune.config.schema.base import Section, renamed
+from kubetune.config.schema.base import Section, renamed, switched
 from kubetune.config.schema.cluster import ComputeConfig, KubernetesConfig
 from kubetune.config.schema.data import DataConfig, SourceConfig, as_source, data_of_task
 from kubetune.config.schema.evaluation import EvaluationConfig
@@ -55,10 +55,6 @@ LEARNING_RATES = {"preference": (5e-6, 5e-7), "reward_model": (1e-4, 1e-5)}
 LLaMA-Factory's examples have too. Comparing drives a model away from what it writes well, the faster the further."""
 
 
-def _as_lora(value: Any) -> Any:
-    return ({} if value else None) if isinstance(value, bool) else value
-
-
 _RUN_NAME = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
 
 
@@ -87,8 +83,8 @@ class Config(Section):
         description="The model, or just its hub id or folder."
     )
     data: Annotated[DataConfig, BeforeValidator(data_of_task)] = Field(description="What it learns from.")
-    lora: Annotated[LoraConfig | None, BeforeValidator(_as_lora, json_schema_input_type=LoraConfig | bool | None)] = (
-        Field(None, description="`true` or a section: adapters. Left out: every parameter is trained.")
+    lora: Annotated[LoraConfig | None, switched(LoraConfig)] = Field(
+        None, description="`true` or a section: adapters. Left out: every parameter is trained."
     )
     quantization: Annotated[Literal["none", "4bit", "fp4", "8bit", "auto"], renamed(QUANTIZATION_NAMES)] = Field(
         "none",

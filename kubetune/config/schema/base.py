@@ -27,6 +27,15 @@ def renamed(names: Mapping[str, str]) -> BeforeValidator:
     return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
 
 
+def switched(section: type[Section]) -> BeforeValidator:
+    """For a section that `true` stands for with its defaults, and `false` for none."""
+
+    def as_section(value: Any) -> Any:
+        return ({} if value else None) if isinstance(value, bool) else value
+
+    return BeforeValidator(as_section, json_schema_input_type=section | bool | None)
+
+
 def section_of(key: str, *others: type) -> Callable[[Any], Any]:
     """Validator of a section that may be written as one of its keys, text or one of `others`: `x` is `{key: x}`."""
     return lambda value: {key: value} if isinstance(value, (str, *others)) else value

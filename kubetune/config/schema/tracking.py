@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from kubetune.config.schema.base import Section, section_of
+from kubetune.config.schema.base import Section, section_of, switched
 
 EXTRAS = {
     "tensorboard": "tracking", "mlflow": "tracking", "wandb": "wandb", "trackio": "trackio", "prometheus": "prometheus",
@@ -63,10 +63,6 @@ class TrackioConfig(Section):
         return self
 
 
-def _as_prometheus(value: Any) -> Any:
-    return ({} if value else None) if isinstance(value, bool) else value
-
-
 class PrometheusConfig(Section):
     """Numbers at `/metrics` of each node's agent, and what Kubernetes' operator for Prometheus makes of them."""
 
@@ -85,13 +81,18 @@ class TrackingConfig(Section):
     """Copies of a run's numbers, for trackers."""
 
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run directory.")
-    mlflow: MlflowConfig | None = Field(None, description="Log to MLflow.")
-    wandb: WandbConfig | None = Field(None, description="Log to Weights & Biases.")
-    trackio: TrackioConfig | None = Field(None, description="Log to Trackio.")
-    prometheus: Annotated[
-        PrometheusConfig | None,
-        BeforeValidator(_as_prometheus, json_schema_input_type=PrometheusConfig | bool | None),
-    ] = Field(None, description="`true` or a section: serve numbers for Prometheus.")
+    mlflow: Annotated[MlflowConfig | None, switched(MlflowConfig)] = Field(
+        None, description="`true` or a section: log to MLflow."
+    )
+    wandb: Annotated[WandbConfig | None, switched(WandbConfig)] = Field(
+        None, description="`true` or a section: log to Weights & Biases."
+    )
+    trackio: Annotated[TrackioConfig | None, switched(TrackioConfig)] = Field(
+        None, description="`true` or a section: log to Trackio."
+    )
+    prometheus: Annotated[PrometheusConfig | None, switched(PrometheusConfig)] = Field(
+        None, description="`true` or a section: serve numbers for Prometheus."
+    )
 
 
 class HooksConfig(Section):
