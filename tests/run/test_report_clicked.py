@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,10 +15,10 @@ from kubetune.rundir import metrics
 from tests import browser
 from tests.run.test_report_long import write_run
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium"),
-]
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.slow, browser.needed]
 
 SIZES = [(390, False), (390, True), (1280, False), (1280, True)]
 DRAWN = "document.querySelector('[data-chart=\"{0}\"] canvas').toDataURL()"
@@ -41,8 +42,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Tab]:
-    with browser.opened(tmp_path_factory.mktemp("downloads")) as tab:
+def errors() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def tab(errors: list[str]) -> Iterator[Page]:
+    with browser.opened(errors) as tab:
         yield tab
 
 
@@ -56,86 +62,84 @@ def compared(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
     return write_report(runs, tmp_path_factory.mktemp("page") / "both.html")
 
 
-def choose(tab: browser.Tab, selector: str, value: str) -> None:
-    """Choose an option as a keyboard does, with the event that follows."""
-    tab.ask(
-        f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.value = {json.dumps(value)}; "
-        "for (const kind of ['input', 'change']) e.dispatchEvent(new Event(kind, {bubbles: true})); })()"
-    )
-
-
-def test_axes_smoothing_and_scales_redraw(tab: browser.Tab, page: Path) -> None:
-    tab.open(page)
-    assert tab.ask("document.querySelectorAll('.chart canvas').length") == tab.ask(
+def test_axes_smoothing_and_scales_redraw(tab: Page, errors: list[str], page: Path) -> None:
+    browser.show(tab, page)
+    assert tab.evaluate("document.querySelectorAll('.chart canvas').length") == tab.evaluate(
         "document.querySelectorAll('.chart').length"
     )
-    pictures = [tab.ask(DRAWN.format(0))]
+    pictures = [tab.evaluate(DRAWN.format(0))]
     for name in ("tokens", "epoch", "hours"):
-        choose(tab, "#x-axis", name)
-        pictures.append(tab.ask(DRAWN.format(0)))
-        tab.ask("document.querySelector('.chart').focus()")
-        tab.press("ArrowRight")
-        assert tab.ask("document.querySelector('.readout').textContent").startswith(f"{name} ")
-    choose(tab, "#x-axis", "step")
+        tab.select_option("#x-axis", name)
+        pictures.append(tab.evaluate(DRAWN.format(0)))
+        tab.focus(".chart")
+        tab.keyboard.press("ArrowRight")
+        assert tab.evaluate("document.querySelector('.readout').textContent").startswith(f"{name} ")
+    tab.select_option("#x-axis", "step")
     for value in ("0", "6"):
-        choose(tab, "#smoothing", value)
-        pictures.append(tab.ask(DRAWN.format(0)))
-    assert tab.ask("document.querySelector('#smoothed').textContent") == "over 10 % of the curve"
-    for value in tab.ask("[...document.querySelector('[data-scale=\"0\"]').options].map((o) => o.value)")[1:]:
-        choose(tab, '[data-scale="0"]', value)
-        pictures.append(tab.ask(DRAWN.format(0)))
+        tab.fill("#smoothing", value)
+        pictures.append(tab.evaluate(DRAWN.format(0)))
+    assert tab.evaluate("document.querySelector('#smoothed').textContent") == "over 10 % of the curve"
+    for value in tab.evaluate("[...document.querySelector('[data-scale=\"0\"]').options].map((o) => o.value)")[1:]:
+        tab.select_option('[data-scale="0"]', value)
+        pictures.append(tab.evaluate(DRAWN.format(0)))
     assert len(set(pictures)) == len(pictures) >= 8
-    assert not tab.errors
+    assert not errors
 
 
-def test_legends_work_by_mouse_and_by_key(tab: browser.Tab, page: Path) -> None:
-    tab.open(page)
-    before = tab.ask(DRAWN.format(0))
+def test_legends_work_by_mouse_and_by_key(tab: Page, errors: list[str], page: Path) -> None:
+    browser.show(tab, page)
+    before = tab.evaluate(DRAWN.format(0))
     pressed = "document.querySelector('[data-legend=\"0\"] button').getAttribute('aria-pressed')"
     tab.click('[data-legend="0"] button')
-    hidden = tab.ask(DRAWN.format(0))
-    assert (tab.ask(pressed), hidden != before) == ("false", True)
+    hidden = tab.evaluate(DRAWN.format(0))
+    assert (tab.evaluate(pressed), hidden != before) == ("false", True)
     for key in (" ", "Enter"):
-        assert tab.ask("document.activeElement.closest('[data-legend=\"0\"]') !== null"), "the focus stays where it was"
-        tab.press(key)
-    assert (tab.ask(pressed), tab.ask(DRAWN.format(0))) == ("false", hidden)
-    assert not tab.errors
+        assert tab.evaluate("document.activeElement.closest('[data-legend=\"0\"]') !== null"), "the focus stays"
+        tab.keyboard.press(key)
+    assert (tab.evaluate(pressed), tab.evaluate(DRAWN.format(0))) == ("false", hidden)
+    assert not errors
 
 
-def test_numbers_and_pictures_are_saved(tab: browser.Tab, page: Path, runs: list[Path]) -> None:
-    tab.open(page)
-    tab.click('[data-csv="0"]')
-    rows = list(csv.DictReader(tab.saved("loss.csv").read_text().splitlines()))
+def test_numbers_and_pictures_are_saved(tab: Page, errors: list[str], page: Path, runs: list[Path]) -> None:
+    browser.show(tab, page)
+    with tab.expect_download() as saved:
+        tab.click('[data-csv="0"]')
+    assert saved.value.suggested_filename == "loss.csv"
+    rows = list(csv.DictReader(saved.value.path().read_text().splitlines()))
     losses = {str(line["step"]): line["loss"] for line in metrics.read_metrics(runs[0]) if "loss" in line}
     assert {row["step"]: float(row["training loss"]) for row in rows if row["training loss"]} == pytest.approx(
         losses, rel=1e-4
     )
-    tab.click('[data-png="0"]')
-    content = tab.saved("loss.png").read_bytes()
+    with tab.expect_download() as saved:
+        tab.click('[data-png="0"]')
+    assert saved.value.suggested_filename == "loss.png"
+    content = saved.value.path().read_bytes()
     assert content.startswith(b"\x89PNG")
     width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
     assert width > 300
     assert height > 280
-    assert not tab.errors
+    assert not errors
 
 
-def test_runs_are_sorted_by_their_headings(tab: browser.Tab, compared: Path) -> None:
-    tab.open(compared)
+def test_runs_are_sorted_by_their_headings(tab: Page, errors: list[str], compared: Path) -> None:
+    browser.show(tab, compared)
     shown = "[...document.querySelectorAll('.results tbody th')].map((cell) => cell.textContent.slice(0, 1)).join('')"
-    assert tab.ask(shown) == "AB"
+    assert tab.evaluate(shown) == "AB"
     tab.click(".results thead th:nth-child(2) button")
-    assert tab.ask(shown) == "AB"
+    assert tab.evaluate(shown) == "AB"
     tab.click(".results thead th:nth-child(2) button")
-    assert tab.ask(shown) == "BA"
-    assert tab.ask("document.querySelector('.results thead th:nth-child(2)').ariaSort") == "descending"
-    tab.press("Enter")
-    assert tab.ask(shown) == "AB"
-    assert not tab.errors
+    assert tab.evaluate(shown) == "BA"
+    assert tab.evaluate("document.querySelector('.results thead th:nth-child(2)').ariaSort") == "descending"
+    tab.keyboard.press("Enter")
+    assert tab.evaluate(shown) == "AB"
+    assert not errors
 
 
 @pytest.mark.parametrize(("width", "dark"), SIZES)
-def test_no_page_is_wider_than_the_window(tab: browser.Tab, page: Path, compared: Path, width: int, dark: bool) -> None:
+def test_no_page_is_wider_than_the_window(
+    tab: Page, errors: list[str], page: Path, compared: Path, width: int, dark: bool
+) -> None:
     for path in (page, compared):
-        tab.open(path, width, dark=dark)
-        assert tab.ask("document.documentElement.scrollWidth") <= width, path.name
-    assert not tab.errors
+        browser.show(tab, path, width, dark=dark)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, path.name
+    assert not errors

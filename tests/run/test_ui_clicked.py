@@ -8,9 +8,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -26,10 +27,10 @@ from kubetune.rundir import metrics
 from tests import browser
 from tests.run.test_report_long import write_run
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(browser.CHROMIUM is None, reason="needs Chromium"),
-]
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.slow, browser.needed]
 
 EMBEDDED = Path(kubetune.__file__).parent / "cli" / "local" / "embedded"
 MILLION = 1_000_000
@@ -52,10 +53,10 @@ class Server:
         assert found, line
         self.address, self.token = found[1], found[2]
 
-    def enter(self, tab: browser.Tab) -> None:
+    def enter(self, tab: Page) -> None:
         """Come in by the token."""
-        tab.open(f"{self.address}/{self.token}")
-        wait(tab, "location.search === '' && document.readyState === 'complete' && !!document.querySelector('main')")
+        tab.goto(f"{self.address}/{self.token}")
+        tab.wait_for_url(f"{self.address}/")
 
     def end(self) -> None:
         self.process.terminate()
@@ -64,40 +65,43 @@ class Server:
         self.process.stdout.close()
 
 
-def wait(tab: browser.Tab, expression: str) -> Any:
+def wait(tab: Page, expression: str) -> Any:
     """The value of an expression once it is one, over reloads and new pages."""
+    from playwright.sync_api import Error
+
     until = time.monotonic() + SECONDS
     while True:
-        try:
-            if found := tab.ask(expression):
+        # Not wait_for_function: it evaluates texts within the page, whose policy forbids that.
+        with suppress(Error):  # the page is just being left
+            if found := tab.evaluate(expression):
                 return found
-        except AssertionError:  # the page is just being left
-            pass
-        assert time.monotonic() < until, (expression, tab.ask("document.body.innerText"))
-        time.sleep(0.1)
+        assert time.monotonic() < until, (expression, tab.inner_text("body"))
+        tab.wait_for_timeout(100)
 
 
-def go(tab: browser.Tab, server: Server, page: str, width: int = 1280, *, dark: bool = False) -> None:
-    """Open a page of the server, and wait until it is this page that is there."""
-    tab.open(f"{server.address}{page}", width, dark=dark)
-    here = f"location.pathname + location.search === {json.dumps(page)}"
-    wait(tab, f"{here} && document.readyState === 'complete' && !!document.querySelector('main')")
+def go(tab: Page, server: Server, page: str, width: int = 1280, *, dark: bool = False) -> None:
+    """Open a page of the server."""
+    browser.show(tab, f"{server.address}{page}", width, dark=dark)
 
 
-def fill(tab: browser.Tab, values: dict[str, str]) -> None:
-    """Type into fields of the page, with the events that follow."""
+def fill(tab: Page, values: dict[str, str]) -> None:
+    """Type into fields of the page, or choose."""
     for name, value in values.items():
-        selector = f'[name="{name}"], #{name.replace(".", "-")}'
-        tab.ask(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); "
-            f"e.value = {json.dumps(value)}; "
-            "for (const kind of ['input', 'change']) e.dispatchEvent(new Event(kind, {bubbles: true})); })()"
-        )
+        field = tab.locator(f'[name="{name}"]')
+        if field.evaluate("field => field.localName") == "select":
+            field.select_option(value)
+        else:
+            field.fill(value)
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Tab]:
-    with browser.opened(tmp_path_factory.mktemp("downloads")) as tab:
+def errors() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def tab(errors: list[str]) -> Iterator[Page]:
+    with browser.opened(errors) as tab:
         yield tab
 
 
@@ -108,13 +112,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.end()
 
 
-def test_the_form_says_why_the_server_refuses(server: Server, tab: browser.Tab) -> None:
+def test_the_form_says_why_the_server_refuses(server: Server, tab: Page) -> None:
     server.enter(tab)
     go(tab, server, "/new")
-    assert not tab.ask("document.querySelector('#submit').checkVisibility()"), "nothing of a cluster is typed"
+    assert not tab.evaluate("document.querySelector('#submit').checkVisibility()"), "nothing of a cluster is typed"
     fill(tab, {"name": "a" * (1 << 20)})
     wait(tab, "document.querySelector('#problems').textContent === 'the request has more than 1,048,576 bytes'")
-    tab.send("Network.clearBrowserCookies")
+    tab.context.clear_cookies()
     fill(tab, {"name": "first"})
     wait(tab, "document.querySelector('#problems').textContent.startsWith('Open the address that kubetune ui')")
 
@@ -134,10 +138,10 @@ def test_control_c_says_nothing_while_a_page_is_open(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_runs(server: Server, tab: browser.Tab) -> list[str]:
+def two_runs(server: Server, tab: Page, errors: list[str]) -> list[str]:
     """Two runs begun from the form: the second as the first, with another rank."""
     server.enter(tab)
-    assert "No runs yet" in tab.ask("document.body.innerText")
+    assert "No runs yet" in tab.evaluate("document.body.innerText")
     go(tab, server, "/new")
     data = EMBEDDED / "data"
     fill(tab, {"name": "First Run", "model.path": str(EMBEDDED / "model"), "data.train": f"{data}/train.jsonl#64"})
@@ -148,52 +152,50 @@ def two_runs(server: Server, tab: browser.Tab) -> list[str]:
     assert wait(tab, "[...document.querySelectorAll('#facts tr')].find((r) => r.cells[0].textContent === 'steps')"
                      "?.cells[1].textContent").startswith("4 (1 epoch)")  # fmt: skip
     wait(tab, "!document.querySelector('#start').disabled && !document.querySelector('#facts.waiting')")
-    see_to_the_end(tab, "first")
+    see_to_the_end(tab, errors, "first")
     go(tab, server, "/new?dir=first")
-    assert tab.ask("document.querySelector('[name=\"lora.r\"]').value") == "4"
+    assert tab.evaluate("document.querySelector('[name=\"lora.r\"]').value") == "4"
     fill(tab, {"name": "second", "lora.r": "8"})
     wait(tab, "document.querySelector('#yaml').textContent.includes('r: 8')")
     wait(tab, "!document.querySelector('#start').disabled && !document.querySelector('#facts.waiting')")
-    see_to_the_end(tab, "second")
+    see_to_the_end(tab, errors, "second")
     assert load_config(server.folder / "second.yaml").lora.r == 8  # type: ignore[union-attr]
     return ["first", "second"]
 
 
-def see_to_the_end(tab: browser.Tab, name: str) -> None:
+def see_to_the_end(tab: Page, errors: list[str], name: str) -> None:
     """Begin the run that is typed, and look at its page until it says that it is done."""
     tab.click("#start")
     wait(tab, f"location.pathname === '/run' && location.search === '?dir={name}'")
     wait(tab, "document.querySelector('h1 .state')?.textContent === 'done'")
     wait(tab, "document.querySelectorAll('.chart canvas').length > 3")
-    assert not [error for error in tab.errors if "JavaScript" in error or "Error" in error], tab.errors
+    assert not [error for error in errors if "Failed to load resource" not in error], errors
 
 
-def test_a_run_is_begun_seen_to_its_end_and_compared(server: Server, tab: browser.Tab, two_runs: list[str]) -> None:
+def test_a_run_is_begun_seen_to_its_end_and_compared(server: Server, tab: Page, two_runs: list[str]) -> None:
     go(tab, server, "/")
-    assert tab.ask("document.querySelectorAll('.runs-table tbody tr').length") == 2
-    for place in (1, 2):
-        tab.click(f".runs-table tbody tr:nth-child({place}) input")
+    for name in two_runs:
+        tab.check(f'.runs-table input[value="{name}"]')
     tab.click("#compare")
     wait(tab, "location.pathname === '/compare' && document.querySelectorAll('.chart canvas').length > 3")
-    text = tab.ask("document.body.innerText")
+    text = tab.evaluate("document.body.innerText")
     assert "lora.r" in text
     for name in two_runs:
         assert name in text
 
 
-def test_both_models_answer_side_by_side(server: Server, tab: browser.Tab, two_runs: list[str]) -> None:
+def test_both_models_answer_side_by_side(server: Server, tab: Page, two_runs: list[str]) -> None:
     go(tab, server, "/chat?dir=first&beside=base")
     wait(tab, "!document.querySelector('#text').disabled")
-    fill(tab, {"text": "Please restart wallet in staging."})
-    tab.ask("document.querySelector('#text').focus()")
-    tab.press("Enter")
+    tab.fill("#text", "Please restart wallet in staging.")
+    tab.press("#text", "Enter")
     wait(
         tab, "!document.querySelector('#text').disabled && document.querySelectorAll('.bubble.assistant').length === 2"
     )
-    said = tab.ask("[...document.querySelectorAll('.bubble')].map((b) => b.textContent)")
+    said = tab.evaluate("[...document.querySelectorAll('.bubble')].map((b) => b.textContent)")
     assert said.count("Please restart wallet in staging.") == 2
     assert all(said), said
-    assert "problem" not in tab.ask("document.querySelector('#talk').innerHTML")
+    assert "problem" not in tab.evaluate("document.querySelector('#talk').innerHTML")
     below = [one for one in psutil.Process(server.process.pid).children() if one.status() != psutil.STATUS_ZOMBIE]
     children = [child for child in below if "chat_child" in " ".join(child.cmdline())]
     assert len(children) == 1, "one process for both sides"
@@ -232,31 +234,31 @@ def million(server: Server, two_runs: list[str]) -> str:
     return "million"
 
 
-def test_a_million_rows_are_paged_and_searched(server: Server, tab: browser.Tab, million: str) -> None:
+def test_a_million_rows_are_paged_and_searched(server: Server, tab: Page, million: str) -> None:
     go(tab, server, f"/data?dir={million}")
-    assert "1,000,000 of 1,000,000 rows" in tab.ask("document.body.innerText")
-    assert tab.ask("document.querySelectorAll('#rows .row').length") == 20
-    assert tab.ask("document.querySelectorAll('mark.trained').length") >= 20
+    assert "1,000,000 of 1,000,000 rows" in tab.evaluate("document.body.innerText")
+    assert tab.evaluate("document.querySelectorAll('#rows .row').length") == 20
+    assert tab.evaluate("document.querySelectorAll('mark.trained').length") >= 20
     go(tab, server, f"/data?dir={million}&at=999990")
-    assert "row 1,000,000" in tab.ask("document.body.innerText")
+    assert "row 1,000,000" in tab.evaluate("document.body.innerText")
     go(tab, server, f"/data?dir={million}&order=longest&text=kubectl")
     wait(tab, "document.querySelectorAll('#rows .row').length === 20")
     go(tab, server, f"/data?dir={million}&low=1&high=4&text=kubectl")
     wait(tab, "document.body.innerText.includes('No row is like that')")
 
 
-def test_the_server_of_a_hundred_runs_stays_small(tmp_path: Path, tab: browser.Tab) -> None:
+def test_the_server_of_a_hundred_runs_stays_small(tmp_path: Path, tab: Page) -> None:
     for number in range(99):
         write_run(tmp_path / f"run-{number:03d}", 100)
     write_run(tmp_path / "long", MILLION)
     server = Server(tmp_path)
     try:
         server.enter(tab)
-        assert tab.ask("document.querySelectorAll('.runs-table tbody tr').length") == 100
+        assert tab.evaluate("document.querySelectorAll('.runs-table tbody tr').length") == 100
         go(tab, server, "/run?dir=long")
-        assert "Reading its numbers" in tab.ask("document.body.innerText")
+        assert "Reading its numbers" in tab.evaluate("document.body.innerText")
         wait(tab, "!document.body.innerText.includes('Reading its numbers')")
-        assert tab.ask("document.querySelector('.cards dd').textContent").startswith("1,000,000")
+        assert tab.evaluate("document.querySelector('.cards dd').textContent").startswith("1,000,000")
         go(tab, server, "/compare?" + "&".join(f"dir=run-{number:03d}" for number in range(12)))
         held = psutil.Process(server.process.pid).memory_info().rss
         assert held < MEBIBYTES << 20, f"{held >> 20} MiB"
@@ -271,7 +273,7 @@ PAGES = ["/", "/run?dir=first", "/compare?dir=first&dir=second", "/compare", "/d
 @pytest.mark.skipif(find_spec("axe_core_python") is None, reason="needs axe-core-python")
 @pytest.mark.parametrize(("width", "dark"), SIZES)
 def test_axe_finds_nothing_and_no_page_is_wider_than_the_window(
-    server: Server, tab: browser.Tab, two_runs: list[str], width: int, dark: bool
+    server: Server, tab: Page, two_runs: list[str], width: int, dark: bool
 ) -> None:
     import axe_core_python
 
@@ -279,11 +281,11 @@ def test_axe_finds_nothing_and_no_page_is_wider_than_the_window(
     found = list[str]()
     for page in PAGES:
         go(tab, server, page, width, dark=dark)
-        tab.ask(f"{axe}; 0")  # by the debugger, whom the page's policy does not bind
-        told = tab.ask("axe.run({resultTypes: ['violations']}).then((r) => JSON.stringify(r.violations))")
+        tab.evaluate(f"{axe}; 0")
+        told = tab.evaluate("axe.run({resultTypes: ['violations']}).then((r) => JSON.stringify(r.violations))")
         for violation in json.loads(told):
             nodes = "; ".join(node["html"][:160] for node in violation["nodes"][:3])
             found.append(f"{page}: {violation['impact']} {violation['id']}: {violation['help']} {nodes}")
-        if tab.ask("document.documentElement.scrollWidth") > width:
+        if tab.evaluate("document.documentElement.scrollWidth") > width:
             found.append(f"{page} is wider than {width}")
     assert not found, "\n".join(found)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.rundir import metrics
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
+from tests import browser
 from tests.run.test_report_long import write_run
 
 TOKEN = "a-token-of-this-test"
@@ -161,6 +164,35 @@ def test_each_page_names_the_verb_that_does_the_same(client: TestClient, folder:
         ("/compare?dir=first&dir=second", f"kubetune report {folder / 'first'} --compare {folder / 'second'}"),
     ]:
         assert f">{verb}</code>" in client.get(path).text, path
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    """The address of a server of the folder, for browsers."""
+    import uvicorn
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        app = application(Site.of(folder), TOKEN)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=0))
+        serving = threading.Thread(target=server.run, args=([listening],))
+        serving.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        serving.join()
+
+
+@browser.needed
+def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
+    errors = list[str]()
+    with browser.opened(errors) as page:
+        page.goto(f"{address}/?token={TOKEN}")
+        page.wait_for_url(f"{address}/")
+        for path in ("/run?dir=first", "/compare?dir=first&dir=second", "/data", "/new", "/chat?dir=first", "/"):
+            browser.show(page, f"{address}{path}")
+        page.get_by_label("Filter").fill("team")
+        page.keyboard.press("Enter")
+        page.get_by_text("1 of 2 runs").wait_for()
+        assert not errors, "neither a script failed nor was anything refused by the policy"
 
 
 def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> None:
