@@ -4,7 +4,8 @@
 
 ACTION:POINT[:NTH[:RANK]], the first time and rank 0 where left out. Actions: `signal N`, `error N` (OSError), `hang`,
 `freeze` (hang with the interpreter's lock), `exit N` (at once, without clean-up), `fill` (take memory until the kernel
-ends it: set a limit first). Points are the calls of `reach` and of `heartbeat.beat`. Not for errors that the code could raise by itself.
+ends it: set a limit first). Points are the calls of `reach` and of `heartbeat.beat`.
+Not for errors that the code could raise by itself.
 """
 
 from __future__ import annotations

@@ -99,8 +99,19 @@ def test_a_run_leaves_its_numbers(finished: tuple[Path, subprocess.CompletedProc
     assert report["steps"] == STEPS
     assert report["tokens"] > report["trained_tokens"] > 0
     assert exit_status.read_exit_status(run_dir) == exit_status.ExitStatus(0, "done", STEPS)
-    assert {"config.yaml", "resolved.json", "plan.json"} <= {path.name for path in run_dir.iterdir()}
     assert metrics.read_events(run_dir)[0]["event"] == "launch"
+
+
+def test_every_file_that_a_run_leaves_is_on_the_page_on_design(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "design.md").read_text("utf-8")
+    table = page.partition("**Run directory**")[2].partition("**Metrics line**")[0]
+    named = [name for row in re.findall(r"^\| (`.+?`) \|", table, re.M) for name in re.findall(r"`(.+?)`", row)]
+    assert {"config.yaml", "resolved.json", "plan.json", "identity.json", "exit.json", "data.json"} <= set(named)
+    known = re.compile("|".join(re.escape(name).replace("\\-N", r"-\d+").replace("000120", r"\d+") for name in named))
+    left = [str(path.relative_to(finished[0])) for path in finished[0].rglob("*") if path.is_file()]
+    assert [name for name in left if not known.match(name)] == []
 
 
 def test_what_the_environment_decides_is_said_and_a_report_without_a_place_is_refused(
