@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from kubetune.config.schema.base import Section, section_of, switched
+from kubetune.config.schema.base import AsTuple, Section, section_of, switched
 
 EXTRAS = {
     "tensorboard": "tracking", "mlflow": "tracking", "wandb": "wandb", "trackio": "trackio", "prometheus": "prometheus",
@@ -41,7 +41,7 @@ class WandbConfig(Section):
         "online", description="`offline` only writes files into the run directory; `WANDB_MODE` wins."
     )
     group: str | None = Field(None, description="Group of runs.")
-    tags: tuple[str, ...] = Field((), description="More tags on the run.")
+    tags: Annotated[tuple[str, ...], AsTuple] = Field((), description="More tags on the run.")
     log_model: bool = Field(False, description="Upload the best checkpoint at the end as an artifact.")
 
 
