@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kubetune.base import fault_injection, lockfile, reminders
-from kubetune.errors import EnvironmentFault, causes
+from kubetune.errors import EnvironmentFault, KubetuneError, causes
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,11 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
     if error.errno in (*DISK_FULL, errno.EFBIG):
         advice = "free some space" if error.errno in DISK_FULL else _LARGER_FILES
     return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
+
+
+def known(error: BaseException) -> KubetuneError | None:
+    """An error as users are told of it: one of ours, or the system's refusal; None for what may be our own mistake."""
+    return error if isinstance(error, KubetuneError) else fault_of(error)
 
 
 _SHORT_OF_PROCESSES = ("can't start new thread", "Resource temporarily unavailable")

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kubetune import errors
 from kubetune.base import files, logs, processes
 from kubetune.base.signals import Relay
 from kubetune.config.load import load_resolved
@@ -44,10 +43,9 @@ def _launch(request: Mapping[str, Any], relay: Relay) -> dict[str, Any]:
         source = Path(request["source"]) if request["source"] is not None else None
         return {"code": launch_run(config, plan, request["run_dir"], source=source, relay=relay)}
     except Exception as error:
-        known = error if isinstance(error, errors.KubetuneError) else files.fault_of(error)
-        if known is None:
+        if (told := files.known(error)) is None:
             raise
-        return {"code": known.exit_code, "error": type(known).__name__, "reason": logs.scrub(str(known))}
+        return {"code": told.exit_code, "error": type(told).__name__, "reason": logs.scrub(str(told))}
 
 
 if __name__ == "__main__":

@@ -51,12 +51,10 @@ def _start(args: argparse.Namespace, relay: Relay) -> int:
             return _launch(args, relay)
         with hold(args.run_dir, read_place(args.run_dir).node):
             return supervise(args.run_dir, relay)
-    except errors.KubetuneError as error:
-        return _end(error)
     except Exception as error:
-        if (fault := files.fault_of(error)) is None:
+        if (told := files.known(error)) is None:
             raise
-        return _end(fault)
+        return _end(told)
 
 
 def _end(error: errors.KubetuneError) -> int:

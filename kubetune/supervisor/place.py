@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +16,8 @@ from kubetune.base import files
 from kubetune.rundir import metrics
 
 if TYPE_CHECKING:
+    import psutil
+
     from kubetune.planning.plan import Plan
 
 _DEFAULT_PORT = 29500
@@ -71,6 +75,25 @@ def read_place(run_dir: Path) -> Place:
 def hold(run_dir: Path, node: int) -> AbstractContextManager[None]:
     """The lock that keeps a second agent of the same node out; raises EnvironmentFault naming its holder."""
     return files.lock(run_dir / "logs" / f"node-{node}.lock", wait=False)
+
+
+def holders(run_dir: Path) -> list[psutil.Process]:
+    """Processes of this machine that hold a node of the run.
+
+    Their ids stand in the locks. What is said there counts only for a process that has this very file open: an id may
+    be another's by now, or one of another container.
+    """
+    import psutil
+
+    found = []
+    for path in sorted((run_dir / "logs").glob("node-*.lock")):
+        said = re.match(r"process (\d+) on (\S+)", path.read_text(errors="replace"))
+        if said is not None and said[2] == socket.gethostname():
+            with suppress(psutil.Error, OSError):
+                process = psutil.Process(int(said[1]))
+                if any(os.path.samefile(one.path, path) for one in process.open_files()):
+                    found.append(process)
+    return found
 
 
 def read_plan(run_dir: Path) -> Plan:

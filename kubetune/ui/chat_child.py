@@ -42,11 +42,10 @@ def main(argv: Sequence[str]) -> int:
 
         loaded = load_run(run_dir, checkpoint)
     except Exception as error:
-        known = error if isinstance(error, KubetuneError) else files.fault_of(error)
-        if known is None:
+        if (told := files.known(error)) is None:
             raise
-        tell(error=str(known))
-        return known.exit_code
+        tell(error=str(told))
+        return told.exit_code
     tell(ready=True, chats=loaded.is_chat, checkpoint=loaded.result.checkpoint.resolve().name)
     for line in sys.stdin:
         _answer(loaded, json.loads(line), tell)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +36,7 @@ class Jobs:
             raise ConfigError(f"{name} is being run already")
         for child in self._children.values():
             child.poll()  # those that have ended leave the table of processes
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._log(name).parent.mkdir(parents=True, exist_ok=True)
         environ = {key: value for key, value in os.environ.items() if key != TOKEN}
         with self._log(name).open("wb") as log:
             child = subprocess.Popen(
@@ -70,11 +69,9 @@ class Jobs:
             return child.poll() is None
         return self._process(name) is not None
 
-    def stop(self, name: str) -> None:
-        """Ask a command to end as Ctrl-C would: a run saves a checkpoint first. Raises ConfigError where none is."""
-        if not self.is_running(name) or (process := self._process(name)) is None:
-            raise ConfigError(f"{name} was not begun here, or has ended; stop it where it was started")
-        process.send_signal(signal.SIGTERM)
+    def process(self, name: str) -> psutil.Process | None:
+        """The process of a command that has not ended."""
+        return self._process(name) if self.is_running(name) else None
 
     def _process(self, name: str) -> psutil.Process | None:
         """The process of a record, unless its number is another's by now."""

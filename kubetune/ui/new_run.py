@@ -14,13 +14,14 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kubetune.base.files import fault_of, write_atomic
+from kubetune.base.files import known, write_atomic
+from kubetune.base.humanize import counted
 from kubetune.config.load import as_yaml, dotted_values, load_config, read_config, resolved
 from kubetune.config.schema import Config, EvaluationConfig, ModelConfig
 from kubetune.config.schema.tracking import HooksConfig
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.library.plan_forecast import foresee
-from kubetune.ui.fields import CODE, form
+from kubetune.ui.fields import CODE, LABELS, form
 from kubetune.ui.site import Site, answer, body_of, page, run_of, site_of
 
 Values = Mapping[str, str]
@@ -73,17 +74,33 @@ async def plan(request: Request) -> Response:
 
 
 def _planned(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
+    nothing = {"problems": [], "needed": [], "bad": [], "yaml": "", "facts": [], "command": ""}
     try:
         config = _config(site, asked)
     except KubetuneError as error:
-        return {"problems": _listed(error), "yaml": "", "facts": [], "command": ""}
-    shown = {"yaml": as_yaml(config), "command": _command(site, config, "train"), "on_cluster": bool(config.kubernetes)}
+        found = _listed(error)
+        # What nobody has come to yet is no mistake.
+        needed = [LABELS.get(key, key) for line in found if (key := _missing(line))]
+        return {**nothing, "problems": [line for line in found if not _missing(line)], "needed": needed}
+    command, on_cluster = _command(site, config, "train"), bool(config.kubernetes)
+    shown = {**nothing, "yaml": as_yaml(config), "command": command, "on_cluster": on_cluster}
     try:
         # Target modules in doubt need the model built, with torch: the run looks at them before it begins.
-        facts = list(foresee(config, os.environ, builds=False).describe())
+        ahead = foresee(config, os.environ, builds=False)
     except KubetuneError as error:
-        return {**shown, "problems": _listed(error), "facts": []}
-    return {**shown, "problems": [], "facts": facts}
+        return {**shown, "problems": _listed(error)}
+    facts, bad = list(ahead.describe()), list[str]()
+    if ahead.lengths is not None:
+        bad = list(ahead.lengths.bad)
+        looked = f"the first {counted(ahead.lengths.sampled, 'record')} looked at, {len(bad) or 'none'} bad"
+        facts.append(("data check", f"{looked}; `kubetune data check`, and the run itself, look at all"))
+    return {**shown, "facts": facts, "bad": bad}
+
+
+def _missing(line: str) -> str:
+    """The key that a line of problems misses, as the form has it; nothing for other problems."""
+    found = re.match("([a-z_.]+): missing;", line)
+    return "" if found is None else "model.path" if found[1] == "model" else found[1]
 
 
 def _listed(error: KubetuneError) -> list[str]:
@@ -158,33 +175,8 @@ def _started(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
         elif file.read_text("utf-8") != as_yaml(config):
             raise ConfigError(f"{file} is there already, with other settings; choose another name")
         site.jobs.start(name, [verb, str(file)])
-    except KubetuneError as error:
-        return {"problems": _listed(error)}
-    except OSError as error:
-        if (refused := fault_of(error)) is None:
+    except (KubetuneError, OSError) as error:
+        if (refused := known(error)) is None:
             raise
-        return {"problems": [str(refused)]}
+        return {"problems": _listed(refused)}
     return {"problems": [], "job": name, "command": _command(site, config, verb)}
-
-
-def job(request: Request) -> Response:
-    """State of a command that was begun here, and the address of its run once it is there."""
-    site, name = site_of(request), _job_name(request.query_params.get("name", ""))
-    run_dir = site.records.find(name)
-    return answer({**site.jobs.look(name), "run": None if run_dir is None else site.records.name_of(run_dir)})
-
-
-def _job_name(name: str) -> str:
-    if not re.fullmatch(r"[^./\0\ud800-\udfff][^/\0\ud800-\udfff]*", name):
-        raise ConfigError(f"{name!r}: nothing of this name was begun here")
-    return name
-
-
-async def stop(request: Request) -> Response:
-    """Ask a run that was begun here to save a checkpoint and end."""
-    asked, site = await body_of(request), site_of(request)
-    try:
-        site.jobs.stop(_job_name(Path(str(asked.get("dir", ""))).name))
-    except ConfigError as error:
-        return answer({"problems": _listed(error)})
-    return answer({"problems": []})

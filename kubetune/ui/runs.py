@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.base.humanize import brief
-from kubetune.errors import ConfigError
+from kubetune.errors import GATE, OK, ConfigError
 from kubetune.library.listing import SORTS, in_order, is_like, metric_names, value_of
 from kubetune.reporting.page import page_of
 from kubetune.rundir.status import read_status, state_of
+from kubetune.ui.commands import launchers
 from kubetune.ui.site import Site, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12
@@ -45,7 +47,8 @@ def all_runs(request: Request) -> Response:
         "most": MOST_COMPARED,
     }
     words = ["kubetune", "runs", str(site.folder), "--sort", sort, *["--reverse"] * descends]
-    words += [*(["--state", state] if state else ()), *(["--filter", text] if text else ())]
+    # By "=", since a text may begin with a dash.
+    words += [*([f"--state={state}"] if state else ()), *([f"--filter={text}"] if text else ())]
     return page(request, "runs.html", shlex.join(words), facts)
 
 
@@ -56,6 +59,7 @@ def one_run(request: Request) -> Response:
     template, facts = page_of([record])
     status = read_status(run_dir, _number(request.query_params.get("rank")))
     state, why = state_of(status["progress"]["exit_status"], status["ranks"])
+    can_stop = bool(launchers(site, run_dir))
     facts |= {
         "run_dir": site.records.name_of(run_dir),
         "now": status,
@@ -63,12 +67,18 @@ def one_run(request: Request) -> Response:
         "left": brief(status["progress"]["seconds_left"]),
         "state": state if state in ("running", "waiting") else facts["state"],
         "reason": why if state in ("running", "waiting") else facts["reason"],
-        "can_stop": site.jobs.is_running(site.records.name_of(run_dir)),
+        "can_stop": can_stop,
+        "can_continue": not can_stop and state != "running" and not _is_over(status["progress"]["exit_status"]),
         "is_live": state in ("running", "waiting"),
         "unread": record.numbers.unread,
     }
     verb = f"kubetune watch {run_dir}" if facts["is_live"] else f"kubetune report {run_dir}"
     return page(request, f"live_{template}", verb, facts)
+
+
+def _is_over(ended: Mapping[str, Any] | None) -> bool:
+    """An end that the same command would not move: done, or done and not good enough."""
+    return ended is not None and ended["code"] in (OK, GATE)
 
 
 def _number(text: str | None) -> int:

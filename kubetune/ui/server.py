@@ -19,10 +19,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from kubetune.base.files import fault_of
+from kubetune.base.files import known
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.page import style
-from kubetune.ui import chat, cluster, data, live, new_run, runs
+from kubetune.ui import chat, cluster, commands, data, live, new_run, runs
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem, templates
 
@@ -50,8 +50,9 @@ def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
         Route("/new", new_run.new_run),
         Route("/new/plan", new_run.plan, methods=["POST"]),
         Route("/new/start", new_run.start, methods=["POST"]),
-        Route("/new/job", new_run.job),
-        Route("/run/stop", new_run.stop, methods=["POST"]),
+        Route("/new/job", commands.job),
+        Route("/run/stop", commands.stop, methods=["POST"]),
+        Route("/run/continue", commands.go_on, methods=["POST"]),
         Route("/chat", chat.chat),
         Route("/chat/stay", chat.stay),
         Route("/chat/say", chat.say, methods=["POST"]),
@@ -96,10 +97,9 @@ def _no_page(request: Request, error: Exception) -> Response:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    known = error if isinstance(error, KubetuneError) else fault_of(error)
-    if known is None:
+    if (told := known(error)) is None:
         raise error
-    return problem(request, known, 404 if isinstance(error, Missing) else 400)
+    return problem(request, told, 404 if isinstance(error, Missing) else 400)
 
 
 def _unknown(request: Request, error: Exception) -> Response:

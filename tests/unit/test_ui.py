@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -158,7 +160,7 @@ def test_each_page_names_the_verb_that_does_the_same(client: TestClient, folder:
         ("/", f"kubetune runs {folder} --sort started --reverse"),
         (
             "/?text=a%20team&state=done",
-            f"kubetune runs {folder} --sort started --reverse --state done --filter &#39;a team&#39;",
+            f"kubetune runs {folder} --sort started --reverse --state=done &#39;--filter=a team&#39;",
         ),
         ("/run?dir=first", f"kubetune watch {folder / 'first'}"),
         ("/compare?dir=first&dir=second", f"kubetune report {folder / 'first'} --compare {folder / 'second'}"),
@@ -227,6 +229,14 @@ def test_a_long_run_is_read_bit_by_bit_to_the_same_numbers(tmp_path: Path) -> No
     assert reader.read().totals.steps == len([line for line in kept.splitlines() if '"loss"' in line])
     assert reader.damaged == {metrics.METRICS: [701], metrics.TIMINGS: []}
     assert write_report([run_dir], tmp_path / "page.html").is_file()
+
+
+def test_words_that_begin_with_a_dash_are_words_in_the_command_too(client: TestClient, folder: Path) -> None:
+    from kubetune import cli, errors
+
+    found = re.search(r'id="verb" data-live>([^<]+)<', client.get("/", params={"text": "-x"}).text)
+    assert found
+    assert cli.main(shlex.split(html.unescape(found[1]))[1:]) == errors.OK
 
 
 def test_a_namespace_is_another_source_of_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

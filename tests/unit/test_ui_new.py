@@ -6,6 +6,10 @@ import html
 import json
 import re
 import resource
+import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from starlette.testclient import TestClient
 import kubetune
 from kubetune.config.load import load_config, resolved
 from kubetune.errors import USER
+from kubetune.supervisor.local import create_run_dir
 from kubetune.ui.fields import CODE, form
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.server import application
@@ -75,6 +80,75 @@ def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) ->
     assert "lora.r: for LoRA only" in "".join(torn["problems"]), "nothing that is typed is left out in silence"
     full = ask(client, "/new/plan", values={**values, "lora": "", "lora.r": ""})
     assert dict(full["facts"])["method"].startswith("full")
+
+
+def test_bad_records_of_the_first_ones_are_named_beside_the_plan(client: TestClient, values: dict[str, str]) -> None:
+    data = Path(values["data.train"])
+    facts = dict(ask(client, "/new/plan", values=values)["facts"])
+    assert facts["data check"].startswith("the first 40 records looked at, none bad")
+    data.write_text("{torn\n" + data.read_text() + '{"messages": "none"}\n')
+    found = ask(client, "/new/plan", values=values)
+    assert found["problems"] == []
+    assert [line.partition(": ")[0] for line in found["bad"]] == [f"{data}:1", f"{data}:42"]
+    assert "2 bad" in dict(found["facts"])["data check"]
+    data.write_text("{torn\n")
+    assert f"{data}:1: " in "".join(ask(client, "/new/plan", values=values)["problems"]), "of all that there are"
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from kubetune.supervisor.place import hold
+with hold(Path(sys.argv[1]), 0):
+    print("held", flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_a_run_is_stopped_by_whoever_holds_it_and_nobody_else_is(client: TestClient, tmp_path: Path) -> None:
+    from tests.run.test_report_long import write_run
+
+    (tmp_path / "outputs").mkdir()
+    run_dir = write_run(tmp_path / "outputs" / "a", 60)
+    assert "Continue" in client.get("/run?dir=a").text
+    lock = run_dir / "logs" / "node-0.lock"
+    with subprocess.Popen([sys.executable, "-P", "-c", HOLDER, str(run_dir)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        page = client.get("/run?dir=a").text
+        assert "data-stop" in page
+        assert "data-continue" not in page
+        assert ask(client, "/run/stop", dir="a") == {"problems": []}
+        assert process.wait() == -signal.SIGTERM
+        said = lock.read_text()
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as foreign:
+            for text in (said, said.replace(f" {process.pid} ", f" {foreign.pid} "), "process 1 on\n", "\xff"):
+                lock.write_text(text)
+                assert "does not run on this machine" in "".join(ask(client, "/run/stop", dir="a")["problems"]), text
+            assert foreign.poll() is None
+            foreign.communicate(b"\n")
+    assert "no run of this name" in "".join(ask(client, "/run/stop", dir="../a")["problems"])
+
+
+def test_a_run_goes_on_by_its_file_and_what_its_start_was_told_beside_it(
+    client: TestClient, values: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(Jobs, "start", lambda self, name, words: begun.append((name, list(words))))
+    run_dir = tmp_path / "outputs" / "of a team" / "old"
+    given = {"model": str(MODEL), "data": {"train": values["data.train"]}, "lora": {"r": 8, "alpha": 32}}
+    told = ["lora.r=16", "training.learning_rate=0.001"]
+    source = tmp_path / "run.yaml"
+    source.write_text(json.dumps(given))
+    config = load_config(source, overrides=[*told, f"output={run_dir}"])
+    create_run_dir(config, run_dir, source=source)
+    found = ask(client, "/run/continue", dir="of a team/old")
+    words = ["train", f"{run_dir}/config.yaml", f"output={run_dir}", *told]
+    assert found == {"problems": [], "job": "of a team/old", "command": shlex.join(["kubetune", *words])}
+    assert begun == [("of a team/old", words)]
+    assert client.get("/new/job", params={"name": "of a team/old"}).json()["held"] is False
+    assert client.get("/new/job", params={"name": "of a team/../old"}).status_code == 400
+    assert load_config(Path(words[1]), overrides=words[2:]) == config
 
 
 @pytest.mark.parametrize("section", [None, {}, {"r": 8, "alpha": 32}])
@@ -181,8 +255,7 @@ def test_commands_outlive_the_server_that_began_them(tmp_path: Path) -> None:
     assert later.look("x")["words"][0] == "runs"
     record = tmp_path / ".kubetune-ui" / "x.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "pid": 1}))
-    with pytest.raises(Exception, match="was not begun here"):
-        later.stop("x")
+    assert later.process("x") is None, "the number is another's by now"
 
 
 def test_chat_takes_turns_and_numbers_only(client: TestClient, tmp_path: Path) -> None:
@@ -210,8 +283,10 @@ def test_words_between_backticks_are_code_and_nothing_is_html() -> None:
 
 
 def test_what_is_wrong_is_said_without_places_of_a_terminal(client: TestClient) -> None:
-    problems = ask(client, "/new/plan", values={"name": "First Run", "training.seed": "x"})["problems"]
-    assert any(line.startswith("data.train: missing") for line in problems)
+    found = ask(client, "/new/plan", values={"name": "First Run", "training.seed": "x"})
+    problems = found["problems"]
+    assert found["needed"] == ["Training data", "Model"]
+    assert not any(": missing" in line for line in problems), "that nobody has come to yet"
     assert any(line.startswith("name: found") for line in problems)
     assert not [line for line in problems if line.startswith(("command line", "override"))]
 

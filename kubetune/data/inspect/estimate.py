@@ -6,8 +6,7 @@ Images take some seconds, nearly all of them for importing the image processor o
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,6 +20,8 @@ from kubetune.errors import ConfigError, DataError
 from kubetune.planning.base_model import embeddings_of
 
 if TYPE_CHECKING:
+    from kubetune.data.reading.formats import Example
+    from kubetune.data.reading.problems import Problems
     from kubetune.data.text.encode import Encoder
     from kubetune.data.text.encode_preferences import PreferenceEncoder
     from kubetune.data.text.tokenizer import Tokenizer
@@ -49,6 +50,8 @@ class Lengths:
     spared: float = 0.0
     rows_per_record: float = 1.0
     """More than one where long texts are split."""
+    bad: tuple[str, ...] = ()
+    """The first bad ones of the sample: file, line, and what was found."""
 
     def rows(self, records: int | None) -> int | None:
         """Rows that so many records become, before any are left out."""
@@ -137,7 +140,7 @@ def _taken(config: Config, source: SourceConfig) -> int | None:
 
 
 def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | None:
-    """Token counts of the first rows, or None when the tokenizer or the data are not here, or no row can be read.
+    """Token counts of the first rows, or None when the tokenizer or the data are not here.
 
     Raises ModelError or DataError when they are, but of no use, ConfigError for tokens that the model does not know.
     """
@@ -145,8 +148,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
         return None
     from kubetune.data.inspect.sharing import spared_share
-    from kubetune.data.prepared.pipeline import located
-    from kubetune.data.reading.formats import Labelled, convert
+    from kubetune.data.reading.formats import Labelled
     from kubetune.data.reading.problems import Problems
     from kubetune.data.text.encode import split_at
     from kubetune.data.text.encode_labelled import framed_ids, within_positions
@@ -156,19 +158,20 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     tokenizer = load_tokenizer(config.model)
     labelled = config.task == "sequence_classification"
     wanted = SAMPLE_PICTURED_ROWS if config.task == "vision_language" else SAMPLE_ROWS
-    examples, sampled = [], 0
-    for source in sources:
-        for record in islice(read_source(source, Problems()), -(-wanted // len(sources))):
-            sampled += 1
-            with contextlib.suppress(ValueError):  # a bad record: counted by its absence
-                example = convert(record.value, source.format, source.columns, kind=config.record_kind)
-                examples.append(located(example, record.file, config.data.cache))
+    problems = Problems()
+    examples = list(_first_examples(config, sources, wanted, problems))
+    sampled = len(examples)
     if labelled:
-        rows = [[ids] for ids in framed_ids(tokenizer, [e for e in examples if isinstance(e, Labelled)])]
+        rows = [[ids] for ids in framed_ids(tokenizer, [e for _, e in examples if isinstance(e, Labelled)])]
     else:
-        encoded = _encoder(config, tokenizer).encode_batch(examples)
+        good = [(where, example) for where, example in examples if example is not None]
+        encoded = _encoder(config, tokenizer).encode_batch([example for _, example in good])
         rows = [[ids for ids, _ in row.sequences] for row in encoded if not isinstance(row, str)]
+        for (where, _), row in zip(good, encoded, strict=True):
+            if isinstance(row, str):
+                problems.add(where, row)
     if not rows:
+        problems.raise_if_any()
         return None
     _require_embeddings(config, environ, tokenizer, [ids for row in rows for ids in row])
     lengths = [[len(ids) for ids in row] for row in rows]
@@ -191,7 +194,28 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
         longest=max(map(max, kept), default=0),
         spared=spared_share(config, whole),
         rows_per_record=per_record,
+        bad=tuple(problems.first),
     )
+
+
+def _first_examples(
+    config: Config, sources: Sequence[SourceConfig], wanted: int, problems: Problems
+) -> Iterator[tuple[str, Example | None]]:
+    """The first records, each with its place; None for a bad one, which is noted."""
+    from kubetune.data.prepared.pipeline import located
+    from kubetune.data.reading.formats import convert
+    from kubetune.data.reading.preferences import Unusable
+
+    for source in sources:
+        for record in islice(read_source(source, problems), -(-wanted // len(sources))):
+            example = None
+            try:
+                read = convert(record.value, source.format, source.columns, kind=config.record_kind)
+                example = located(read, record.file, config.data.cache)
+            except ValueError as error:
+                if not isinstance(error, Unusable) or config.data.unusable_pairs == "error":
+                    problems.add(record.where, str(error))
+            yield record.where, example
 
 
 def _require_embeddings(

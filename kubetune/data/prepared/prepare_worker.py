@@ -33,16 +33,15 @@ def main(argv: Sequence[str]) -> int:
 
         prepare(pinned(config, run_dir))
     except Exception as error:
-        known = error if isinstance(error, errors.KubetuneError) else files.fault_of(error)
-        if known is None:
+        if (told := files.known(error)) is None:
             raise
-        reason = exit_status.reason_of(known)
+        reason = exit_status.reason_of(told)
         logs.ERROR.error("%s", reason)
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
             exit_status.write_rank_exit_status(
-                run_dir, rank, exit_status.ExitStatus(known.exit_code, reason, error=type(known).__name__)
+                run_dir, rank, exit_status.ExitStatus(told.exit_code, reason, error=type(told).__name__)
             )
-        return known.exit_code
+        return told.exit_code
     return errors.OK
 
 

@@ -1,5 +1,5 @@
 // Rows with certain words are looked for a moment at a time: the page asks on until it is full.
-import { byId, post } from "./ui.js";
+import { byId, follow, post } from "./ui.js";
 
 const fill = async () => {
   const rows = byId("rows");
@@ -23,14 +23,7 @@ document.querySelector("[data-prepare]")?.addEventListener("click", async (event
   const { dir, file } = button.dataset;
   const begun = await post("/data/prepare", { dir, file }).then((answer) => answer.json(), (error) => ({ problems: [error.message] }));
   if (begun.problems.length) { output.textContent = begun.problems.join("\n"); button.disabled = false; return; }
-  for (;;) {
-    const seen = await (await fetch(`/new/job?name=${encodeURIComponent(begun.job)}`)).json();
-    output.textContent = seen.lines.join("\n") || "preparing …";
-    if (!seen.running) {
-      if (seen.code) button.disabled = false;
-      else location.reload();
-      return;
-    }
-    await new Promise((done) => setTimeout(done, 500));
-  }
+  const seen = await follow(begun, output);
+  if (seen.code) button.disabled = false;
+  else location.reload();
 });

@@ -1,5 +1,5 @@
 // The form of a new run: what is typed is planned by the server, written down, and begun.
-import { byId, post } from "./ui.js";
+import { byId, follow, post } from "./ui.js";
 const form = byId("settings");
 const fields = [...form.querySelectorAll("[name]")];
 const extra = JSON.parse(form.dataset.extra || "{}");
@@ -21,10 +21,11 @@ const plan = async () => {
   if (!Object.keys(body.values).length) return;
   byId("facts").classList.add("waiting");
   let found;
-  try { found = await (await post("/new/plan", body)).json(); } catch (error) { found = { problems: [error.message], facts: [], yaml: "", command: "" }; }
+  try { found = await (await post("/new/plan", body)).json(); } catch (error) { found = { problems: [error.message], needed: [], bad: [], facts: [], yaml: "", command: "" }; }
   if (mine !== number) return; // typed on meanwhile
   byId("facts").classList.remove("waiting");
-  complain(found.problems);
+  complain([...found.problems, ...found.bad]);
+  byId("needed").textContent = found.needed.length ? `Still needed: ${found.needed.join(", ")}.` : "";
   byId("facts").replaceChildren(...found.facts.map(([label, text]) => {
     const row = document.createElement("tr");
     const head = element("th", label);
@@ -35,7 +36,7 @@ const plan = async () => {
   byId("yaml").textContent = found.yaml;
   byId("command").textContent = found.command;
   byId("command-line").hidden = !found.command;
-  byId("start").disabled = Boolean(found.problems.length) || !body.values.name;
+  byId("start").disabled = Boolean(found.problems.length || found.needed.length) || !body.values.name;
   byId("submit").hidden = !found.on_cluster;
   byId("submit").disabled = byId("start").disabled;
 };
@@ -60,26 +61,14 @@ byId("find").addEventListener("input", (event) => {
   }
 });
 
-const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 const begin = async (on) => {
   for (const id of ["start", "submit"]) byId(id).disabled = true;
-  const output = byId("output");
   try {
     const begun = await (await post("/new/start", { ...asked(), on })).json();
     if (begun.problems.length) { complain(begun.problems); plan(); return; }
-    output.hidden = false;
-    output.textContent = `$ ${begun.command}\n`;
-    for (;;) {
-      const seen = await (await fetch(`/new/job?name=${encodeURIComponent(begun.job)}`)).json();
-      output.textContent = [`$ ${begun.command}`, ...seen.lines].join("\n");
-      output.scrollTop = output.scrollHeight;
-      if (seen.run && on !== "cluster") { location.href = `/run?dir=${encodeURIComponent(seen.run)}`; return; }
-      if (!seen.running) {
-        if (seen.code) complain([`It ended with exit code ${seen.code}; its last lines say why.`]);
-        return;
-      }
-      await pause(500);
-    }
+    const seen = await follow(begun, byId("output"), (found) => found.run && on !== "cluster");
+    if (seen.run && on !== "cluster") location.href = `/run?dir=${encodeURIComponent(seen.run)}`;
+    else if (seen.code) complain([`It ended with exit code ${seen.code}; its last lines say why.`]);
   } catch (error) {
     complain([error.message]);
     for (const id of ["start", "submit"]) byId(id).disabled = false;

@@ -12,6 +12,19 @@ export const post = async (path, body, signal = null) => {
   throw new Error(reason?.trim() || `refused: ${answer.status}`);
 };
 
+const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+
+// What a command that was begun says, until it ends or `arrived` finds what was waited for; how it stands then.
+export const follow = async (begun, output, arrived = () => false) => {
+  const first = begun.command ? [`$ ${begun.command}`] : [];
+  for (output.hidden = false; ; await pause(500)) {
+    const seen = await (await fetch(`/new/job?name=${encodeURIComponent(begun.job)}`)).json();
+    output.textContent = [...first, ...seen.lines].join("\n");
+    output.scrollTop = output.scrollHeight;
+    if (arrived(seen) || !seen.running) return seen;
+  }
+};
+
 const swap = (old, fresh) => {
   if (old.innerHTML === fresh.innerHTML) return;
   const chosen = new Set([...old.querySelectorAll("input:checked")].map((box) => box.value));
@@ -91,7 +104,7 @@ const load = async (place) => {
         swap(place, fresh);
       } else { byId("live").textContent = "no answer; trying again"; }
     }
-    await new Promise((done) => setTimeout(done, 5000));
+    await pause(5000);
   }
 };
 document.querySelectorAll("[data-load]").forEach(load);
@@ -122,6 +135,20 @@ document.addEventListener("click", async (event) => {
   try {
     const found = await (await post("/run/stop", { dir: button.dataset.stop })).json();
     button.textContent = found.problems[0] ?? "Stopping …";
+  } catch (error) { button.textContent = error.message; }
+});
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-continue]");
+  if (!button) return;
+  button.disabled = true;
+  try {
+    const begun = await (await post("/run/continue", { dir: button.dataset.continue })).json();
+    if (begun.problems.length) { button.textContent = begun.problems.join("; "); return; }
+    button.textContent = "Starting …";
+    const seen = await follow(begun, byId("output"), (found) => found.held);
+    if (seen.held || seen.code === 0) location.reload();
+    else button.textContent = `It ended with exit code ${seen.code}; its last lines say why`;
   } catch (error) { button.textContent = error.message; }
 });
 
