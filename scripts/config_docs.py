@@ -24,8 +24,9 @@ _INTRODUCTION = """\
 
 `kubetune init` prints a starter file. Every key that can stand in one is below.
 
-- **Precedence**, later wins: the file, [environment variables](#environment-variables), flags, `key=value` words on the
-  command line, such as `training.learning_rate=1e-4`. `key=null` takes a setting back.
+- **Precedence**, later wins: [defaults of an organisation](kubernetes.md#what-all-runs-of-an-organisation-share), the
+  file, [environment variables](#environment-variables), flags, `key=value` words on the command line, such as
+  `training.learning_rate=1e-4`. `key=null` takes a setting back.
 - The file is YAML 1.2: `2e-5` is a number, `no` is a text, and a key given twice is an error, as
   are tags but YAML's own (`!!str`).
 - A key that is not known is an error. All mistakes are shown at once, each with its line.

@@ -43,7 +43,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "gpus": "show nvidia-smi of all pods of a run",
         "exec": "run a command in a run's pods",
         "cp": "copy a run's results to this machine",
-        "port-forward": "open TensorBoard or JupyterLab of a run",
+        "port-forward": "open TensorBoard, the page or JupyterLab of a run",
         "stop": "save a checkpoint and free the nodes of a run",
         "resume": "continue a stopped run",
         "delete": "delete a run",

@@ -1,4 +1,4 @@
-"""Does a stopped and resumed run end exactly where an uninterrupted one does, with this config on this machine?
+"""Proof that a stopped and resumed run ends exactly where an uninterrupted one does, with a config on this machine.
 
 Both are really trained, in a folder of their own, and everything they leave is compared bit by bit: what each step
 worked with (training/step_digest), metrics, and the tensors of the last checkpoint. Not for judging how good a run is.

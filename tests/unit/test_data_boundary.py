@@ -274,4 +274,4 @@ def test_a_switch_against_training_on_all_is_refused(tokenizer: Tokenizer, tmp_p
     source = SourceConfig(path="a.jsonl")
     worker = Worker(tokenizer, DataConfig(train=(source,), train_on="all"), {"train": (source,)})
     result = worker.encode(Batch(0, "train", [(0, Record("a.jsonl", 7, RECORDS[0]))]))
-    assert result.problems[0][1].startswith("messages[2] says that it is not to be learnt, and `data.train_on` is all")
+    assert result.problems[0][1].startswith("messages[2] says that it is not to be trained, and `data.train_on` is all")

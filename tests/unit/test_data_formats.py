@@ -280,10 +280,10 @@ def test_answers_that_are_not_to_be_learnt(switch: dict[str, Any], key: str) -> 
         (ANSWER | {"loss_weight": 2}, "loss_weight is 2; expected 0, 1"),
         (ANSWER | {"train": "no"}, 'train is "no"; expected 0, 1, false or true'),
         (ANSWER | {"loss": [True, False]}, "loss is .* expected 0, 1, false or true"),
-        (ANSWER | {"weight": 1, "train": False}, "says by `weight` and `train` both that it is learnt and not"),
-        (USER | {"train": True}, "train would have a message of the user learnt"),
+        (ANSWER | {"weight": 1, "train": False}, "says by `weight` and `train` both that it is trained and not"),
+        (USER | {"train": True}, "train would have a message of the user trained"),
         (ANSWER | {"train_detail": [{"begin_offset": 0}]}, "train_detail marks parts of a message"),
-        (ANSWER | {"content": [PART | {"text": "Pong", "train": False}]}, r"content\[0\] is not to be learnt"),
+        (ANSWER | {"content": [PART | {"text": "Pong", "train": False}]}, r"content\[0\] is not to be trained"),
     ],
 )
 def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told: str) -> None:
@@ -292,7 +292,7 @@ def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told:
 
 
 def test_a_prompt_is_never_learnt_and_ms_swifts_loss_is_for_answers_alone() -> None:
-    with pytest.raises(ValueError, match=r"prompt\[1\] says that it is learnt; a prompt never is"):
+    with pytest.raises(ValueError, match=r"prompt\[1\] says that it is trained; a prompt never is"):
         convert({"prompt": [USER, ANSWER | {"weight": 1}, USER], "completion": [ANSWER]})
     assert read({"messages": [USER | {"loss": True}, ANSWER]})[1] == ("messages[].loss",)
 
@@ -345,7 +345,7 @@ def test_every_record_of_the_page_is_read_whole(line: str) -> None:
 @pytest.mark.parametrize("switch", ["weight", "train", "training", "loss", "loss_weight", "loss_scale"])
 def test_a_part_of_an_answer_that_is_not_to_be_learnt_is_refused(switch: str) -> None:
     parts = [{"type": "text", "text": "Bad. ", switch: 0}, {"type": "text", "text": "Good."}]
-    with pytest.raises(ValueError, match=r"messages\[1\].content\[0\] is not to be learnt, as a part of a message"):
+    with pytest.raises(ValueError, match=r"messages\[1\].content\[0\] is not to be trained, as a part of a message"):
         convert({"messages": [USER, {"role": "assistant", "content": parts}]})
     whole = [part | {switch: 1} for part in parts]
     assert read({"messages": [USER, {"role": "assistant", "content": whole}]})[1] == ()

@@ -45,7 +45,9 @@ ELSEWHERE = {("plugins", "journal"), ("plugins", "Journal")}
 """The same word for something else."""
 SAID_ELSEWHERE = {"add_arguments", "run", "forward", "backward"}
 """What every verb has (cli), and every operation of autograd (its class says what it is)."""
-QUESTIONS = re.compile(r"(What|Whether|Which|How|Where|When|Whose|Who|Why|True (where|when|if|of|on))\b")
+QUESTIONS = re.compile(
+    r"(What|Whether|Which|How|Where|When|Whose|Who|Why|Does|Is|Are|Can|Has|True (where|when|if|of|on))\b"
+)
 """Openings of docstrings that ask instead of saying the thing."""
 
 

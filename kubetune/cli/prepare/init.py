@@ -82,7 +82,7 @@ task: reward_model              # a score for each answer, learnt from pairs
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there instead of printing it")
-    parser.add_argument("--task", choices=TASKS, default="causal_lm", help="what is learnt (default causal_lm)")
+    parser.add_argument("--task", choices=TASKS, default="causal_lm", help="kind of run (default causal_lm)")
     parser.add_argument("--schema", action="store_true", help="the JSON Schema of run files for editors instead")
 
 

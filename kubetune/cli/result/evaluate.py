@@ -10,7 +10,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 
 from kubetune import errors
-from kubetune.cli.result.export import add_base
+from kubetune.cli.result.export import add_result
 
 TITLE = "true \\ predicted"
 MIX_UPS = 20
@@ -24,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="data to evaluate on instead of the run's own: a path, or what a run file may have as data.train, such as "
         "'{path: glue/sst2, split: validation}'",
     )
-    parser.add_argument("--checkpoint", default="best", help="best, last or a step (default best)")
-    add_base(parser)
+    add_result(parser)
     parser.add_argument(
         "--predictions",
         type=Path,

@@ -31,15 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
     """Options that decide what an export holds."""
-    parser.add_argument("--step", default="best", metavar="best|last|N", help="which checkpoint (default best)")
+    add_result(parser)
     parser.add_argument("--merge", action="store_true", help="put the adapter into the weights of the base")
     parser.add_argument("--dtype", help="bfloat16, float16 or float32; left out: that of the base, or model.dtype")
-    add_base(parser)
     parser.add_argument("--device", help="cpu or cuda; left out: a GPU where there is one")
 
 
-def add_base(parser: argparse.ArgumentParser) -> None:
-    """The option that says where a run's base lies, for a run from another place."""
+def add_result(parser: argparse.ArgumentParser) -> None:
+    """Options that say which result of a run is meant, and where its base lies, for a run from another place."""
+    parser.add_argument(
+        "--checkpoint", "--step", default="best", metavar="best|last|N", help="which checkpoint (default best)"
+    )
     parser.add_argument(
         "--model",
         metavar="PATH|ID",
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         from kubetune.publishing.export import export_run
 
         export = export_run(
-            args.run_dir, args.step, merged=args.merge, dtype=args.dtype, out=args.output, device=args.device,
+            args.run_dir, args.checkpoint, merged=args.merge, dtype=args.dtype, out=args.output, device=args.device,
             max_shard_size=args.max_shard_size, model=args.model, tell=(lambda _: None) if args.json else tell,
         )  # fmt: skip
     if args.json:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.base.files import write_atomic, written_whole
 from kubetune.base.humanize import counted, shown_on, visible
-from kubetune.cli.result.export import add_base, stoppable
+from kubetune.cli.result.export import add_result, stoppable
 
 if TYPE_CHECKING:
     from kubetune.inference.generate import EncodedPrompt, LoadedModel, Prompt, Sampling
@@ -46,11 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Options of every verb that lets a model speak."""
     add = parser.add_argument
-    add(
-        "--step", "--checkpoint", dest="checkpoint", default="best", metavar="best|last|N",
-        help="which checkpoint (default best)",
-    )  # fmt: skip
-    add_base(parser)
+    add_result(parser)
     add("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (default 256)")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 (the default) takes the likeliest token")
     add("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this share")

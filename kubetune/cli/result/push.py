@@ -92,11 +92,11 @@ def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[
     """The export to send, made now unless it is there; with its kind and step."""
     from kubetune.publishing.export import export_run, find_export
 
-    found = find_export(args.run_dir, args.step, merged=wanted.merge, dtype=args.dtype, model=args.model)
+    found = find_export(args.run_dir, args.checkpoint, merged=wanted.merge, dtype=args.dtype, model=args.model)
     if found is None:
         found = export_run(
             args.run_dir,
-            args.step,
+            args.checkpoint,
             merged=wanted.merge,
             dtype=args.dtype,
             device=args.device,

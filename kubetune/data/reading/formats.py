@@ -322,7 +322,7 @@ def _chat(record: Fields, turns: list[Turn], context: int = 0) -> Chat:
     if system := _system(record, turns):
         turns, context = [system, *turns], context + bool(context)
     if learnt := next((turn.where for turn in turns[:context] if turn.learnt), None):
-        raise ValueError(f"{learnt} says that it is learnt; a prompt never is")
+        raise ValueError(f"{learnt} says that it is trained; a prompt never is")
     unlearnt = frozenset(i for i, turn in enumerate(turns) if turn.learnt is False)
     messages = [turn.message for turn in turns]
     images, tools = _images(record), read_tools(record)

@@ -126,24 +126,24 @@ def _switch(clean: dict[str, Any], role: str, where: str, record: Fields) -> boo
     """
     for key in _DETAILS:
         if clean.pop(key, None):
-            raise ValueError(f"{where}.{key} marks parts of a message; kubetune learns a message whole or not at all")
+            raise ValueError(f"{where}.{key} marks parts of a message; one is trained whole or not at all")
     said: dict[str, bool] = {}
     for key in _SWITCHES:
         if (found := clean.pop(key, None)) is None:
             continue
         if not isinstance(found, (bool, int, float)) or found not in (0, 1):
             raise ValueError(
-                f"{where}.{key} is {show(found)}; expected 0, 1, false or true: kubetune learns a message or does not"
+                f"{where}.{key} is {show(found)}; expected 0, 1, false or true: a message is trained or is not"
             )
         if role != "assistant" and key in _OF_ANSWERS_ONLY:
             record.note_unused(f"messages[].{key}")
             continue
         said[key] = bool(found)
     if len(set(said.values())) > 1:
-        raise ValueError(f"{where} says by {' and '.join(f'`{key}`' for key in said)} both that it is learnt and not")
+        raise ValueError(f"{where} says by {' and '.join(f'`{key}`' for key in said)} both that it is trained and not")
     if role != "assistant" and any(said.values()):
         key = next(iter(said))
-        raise ValueError(f"{where}.{key} would have a message of the {role} learnt; only the assistant's answers are")
+        raise ValueError(f"{where}.{key} would have a message of the {role} trained; only the assistant's answers are")
     return next(iter(said.values()), None)
 
 
@@ -157,7 +157,7 @@ def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, An
         part = {key: item for key, item in given.items() if item is not None} if isinstance(given, dict) else {}
         kind = part.pop("type", None)
         if any(part.get(key) not in (None, True, 1) for key in _SWITCHES):
-            raise ValueError(f"{place} is not to be learnt, as a part of a message; kubetune learns one whole or not")
+            raise ValueError(f"{place} is not to be trained, as a part of a message; one is trained whole or not")
         if kind in ("image", "image_url"):
             _take_image(part, place, record)
             texts.append(IMAGE_TAG)

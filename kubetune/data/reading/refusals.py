@@ -37,7 +37,7 @@ def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) 
     if found := [key for key in _PREFERENCES if isinstance(value.get(key), (str, list, dict)) and value[key]]:
         chosen = next((key for key in found if key.startswith(("chosen", "positive"))), None)
         prompt = next((key for key in _PROMPTS if value.get(key)), None)
-        advice = f", or to learn the good ones alone, give `columns: {{{_columns(prompt, chosen)}}}`" if chosen else ""
+        advice = f", or to train the good ones alone, give `columns: {{{_columns(prompt, chosen)}}}`" if chosen else ""
         raise ValueError(
             f"is preference data, by {' and '.join(f'`{key}`' for key in found)}, and "
             f"`task: causal_lm` would train the bad answers like the good ones; set `task: preference`{advice}"

@@ -116,7 +116,7 @@ class Encoder:
             raise ValueError("has images, which a language model cannot see; set `task: vision_language`")
         if self._all and chat.unlearnt:
             raise ValueError(
-                f"messages[{min(chat.unlearnt)}] says that it is not to be learnt, and `data.train_on` is all; "
+                f"messages[{min(chat.unlearnt)}] says that it is not to be trained, and `data.train_on` is all; "
                 "set that to assistant, or leave the other out of the message"
             )
 

@@ -132,7 +132,7 @@ def _text(path: Path, draft: Draft) -> str:
         del settings[("task",)]
     heading = [
         f"Made by `kubetune import {path.name}` from a config of {draft.peer}.",
-        "`kubetune plan` shows what it comes to, `kubetune data check` what would be learnt.",
+        "`kubetune plan` shows what it comes to, `kubetune data check` what would be trained.",
     ]
     parts = [comment(heading), run_file(_plain(settings), draft.comments)]
     for kind, title in (("dropped", "Not carried over:"), ("approximated", "Only near to the original:")):

@@ -15,7 +15,7 @@ _FALLBACK = "tokenizer_default_fallback_"
 _FILES = (".jinja", ".jinja2", ".j2")
 _TO_DO = (
     "prompts are written by the tokenizer's own chat template. If that is another one, write this one into a Jinja "
-    "file and name it in model.chat_template (`chatml` is built in); `kubetune data check` shows what is learnt"
+    "file and name it in model.chat_template (`chatml` is built in); `kubetune data check` shows what is trained"
 )
 
 

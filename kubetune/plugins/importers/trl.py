@@ -140,12 +140,12 @@ def _loss(draft: Draft) -> None:
         draft.carry("completion_only_loss", "data.train_on", "all")
     else:
         draft.assume(
-            "data.train_on", "assistant", "TRL learns whole conversations unless assistant_only_loss is set; "
-            "`all` does as TRL does. Of prompts with completions both learn the completion"
+            "data.train_on", "assistant", "TRL trains on whole conversations unless assistant_only_loss is set; "
+            "`all` does as TRL does. Of prompts with completions both train the completion"
         )  # fmt: skip
     for key in ("assistant_only_loss", "completion_only_loss"):
         if key in draft.given and not any(note.key == key for note in draft.notes):
-            draft.unneeded(key, "off; data.train_on says what is learnt")
+            draft.unneeded(key, "off; data.train_on says what is trained")
 
 
 def _packing_strategy(draft: Draft, key: str, value: Any) -> None:

@@ -73,7 +73,7 @@ def log_padding(tokenizer: Tokenizer, world: World) -> None:
     if world.is_main and not tokenizer.names_padding:
         logs.MODEL.info(
             "no pad token is named, so EOS stands in for one where batches are filled up: in generation, and in what "
-            "is saved or exported; training fills up nothing, so EOS is learnt like any other token"
+            "is saved or exported; training fills up nothing, so EOS is trained like any other token"
         )
 
 
