@@ -69,6 +69,12 @@ class Jobs:
             return child.poll() is None
         return self._process(name) is not None
 
+    def has_failed_with(self, name: str, file: Path) -> bool:
+        """A command of this name was begun with a file, which nobody has written to since, and ended in a failure."""
+        seen = self.look(name)
+        known = [str(file)] == seen["words"][1:] and bool(seen["code"])
+        return known and file.stat().st_mtime <= self._record(name).stat().st_mtime
+
     def process(self, name: str) -> psutil.Process | None:
         """The process of a command that has not ended."""
         return self._process(name) if self.is_running(name) else None

@@ -170,7 +170,7 @@ def _started(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
             config = config.model_copy(update={"kubernetes": None}) if config.kubernetes else config
             if (place := Path(str(config.output))).exists():
                 raise ConfigError(f"{place} is there already; choose another name")
-        if not file.exists():
+        if not file.exists() or site.jobs.has_failed_with(name, file):
             write_atomic(file, as_yaml(config))
         elif file.read_text("utf-8") != as_yaml(config):
             raise ConfigError(f"{file} is there already, with other settings; choose another name")

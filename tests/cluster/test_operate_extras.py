@@ -19,10 +19,12 @@ from starlette.testclient import TestClient
 
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
+from tests import browser
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow
 from tests.cluster.test_operate_training import furnish, model  # noqa: F401 - a fixture
 from tests.ranks import wait_until
+from tests.run.test_ui_clicked import Server, fill, go, wait
 
 pytestmark = pytest.mark.slow
 
@@ -107,6 +109,43 @@ def test_jupyter_opens_with_its_token_only_and_never_prints_it(desk: Desk) -> No
     assert token not in desk.cluster.log("fit-jupyter") + desk.quick("render", "run.yaml").stdout
     desk.quick("delete", "fit", "--yes")
     assert desk.cluster.find("Secret") == []
+
+
+@browser.needed
+def test_a_run_is_submitted_from_the_form_and_seen_in_the_namespace(
+    cluster: Cluster,
+    tmp_path: Path,
+    model: Path,  # noqa: F811
+) -> None:
+    desk, errors = furnish(cluster, tmp_path, model), list[str]()
+    server = Server(tmp_path / "outputs", "--namespace", cluster.namespace, environ=desk.environment())
+    try:
+        with browser.opened(errors) as tab:
+            server.enter(tab)
+            go(tab, server, "/new")
+            fill(tab, {
+                "name": "far", "model.path": str(model), "data.train": str(tmp_path / "train.jsonl"), "lora": "true",
+                "lora.r": "4", "training.max_steps": "4", "compute.nodes": "2", "compute.gpus_per_node": "0",
+                "compute.cpu": "1", "compute.memory": "1Gi", "kubernetes.namespace": cluster.namespace,
+                "kubernetes.image": "registry.example/kubetune:1.0", "kubernetes.storage.cache.size": "1Gi",
+                "kubernetes.storage.outputs.size": "1Gi",
+            })  # fmt: skip
+            tab.click("#submit")
+            wait(tab, "document.querySelector('#problems').textContent.includes('ended with exit code 2')")
+            assert f"{model} is not in the pods" in tab.inner_text("#output")
+            fill(tab, {"kubernetes.mounts": json.dumps([{"path": str(model.parent), "claim": "models"}])})
+            wait(tab, "document.querySelector('#yaml').textContent.includes('claim: models')")
+            tab.click("#submit")
+            wait(tab, "document.querySelector('#output').textContent.includes('far in namespace')")
+            assert "was submitted" in tab.inner_text("#output")
+            go(tab, server, "/cluster")
+            tab.click("text=far")
+            tab.get_by_text("4 of 4 steps").wait_for()
+            tab.locator(".state.done").wait_for()
+        assert not errors
+    finally:
+        server.end()
+    desk.quick("delete", "far", "--yes", "-n", cluster.namespace)
 
 
 @pytest.mark.usefixtures("kubectl")

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,8 +23,10 @@ import kubetune
 from kubetune.base import processes, whole_folder
 from kubetune.config.load import load_config
 from kubetune.data.prepared.prepare import MANIFEST, prepare
+from kubetune.errors import OK, PREEMPTED
 from kubetune.rundir import metrics
 from tests import browser
+from tests.ranks import wait_until
 from tests.run.test_report_long import write_run
 
 if TYPE_CHECKING:
@@ -42,11 +44,10 @@ MEBIBYTES = 150
 class Server:
     """A real `kubetune ui` of a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *words: str, environ: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.process = subprocess.Popen(
-            processes.module("kubetune", "ui", str(folder), "--port", "0"), stdout=subprocess.PIPE, text=True
-        )
+        command = processes.module("kubetune", "ui", str(folder), "--port", "0", *words)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         found = re.search(r"(http://\S+)/(\?token=\S+)", line)
@@ -85,9 +86,11 @@ def go(tab: Page, server: Server, page: str, width: int = 1280, *, dark: bool = 
 
 
 def fill(tab: Page, values: dict[str, str]) -> None:
-    """Type into fields of the page, or choose."""
+    """Type into fields of the page, or choose; those that are folded away are looked for by their name."""
     for name, value in values.items():
         field = tab.locator(f'[name="{name}"]')
+        if not field.is_visible():
+            tab.fill("#find", name)
         if field.evaluate("field => field.localName") == "select":
             field.select_option(value)
         else:
@@ -182,6 +185,31 @@ def test_a_run_is_begun_seen_to_its_end_and_compared(server: Server, tab: Page, 
     assert "lora.r" in text
     for name in two_runs:
         assert name in text
+
+
+def test_a_run_of_a_terminal_is_stopped_and_continued_to_the_same_numbers(
+    server: Server, tab: Page, errors: list[str], two_runs: list[str]
+) -> None:
+    run_dir = server.folder / "typed"
+    words = ["train", str(server.folder / "first.yaml"), f"output={run_dir}", "training.num_train_epochs=12"]
+    whole = subprocess.run(
+        processes.module("kubetune", *words[:2], f"output={run_dir}-whole", *words[3:]), capture_output=True, text=True
+    )
+    assert whole.returncode == OK, whole.stderr
+    with subprocess.Popen(processes.module("kubetune", *words), stdout=subprocess.PIPE, text=True) as terminal:
+        wait_until(lambda: (run_dir / metrics.METRICS).exists() and (run_dir / metrics.METRICS).stat().st_size > 0)
+        go(tab, server, "/run?dir=typed")
+        tab.get_by_role("button", name="Stop").click()
+        tab.get_by_role("button", name="Save a checkpoint and stop?").click()
+        terminal.communicate()
+    assert terminal.returncode == PREEMPTED
+    wait(tab, "document.querySelector('h1 .state')?.textContent === 'stopped'")
+    tab.get_by_role("button", name="Continue").click()
+    wait(tab, "document.querySelector('h1 .state')?.textContent === 'done'")
+    numbers = [(place / metrics.METRICS).read_bytes() for place in (run_dir, Path(f"{run_dir}-whole"))]
+    assert numbers[0] == numbers[1]
+    assert len(numbers[0].splitlines()) > 48
+    assert not [error for error in errors if "Failed to load resource" not in error], errors
 
 
 def test_both_models_answer_side_by_side(server: Server, tab: Page, two_runs: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import resource
 import shlex
@@ -256,6 +257,21 @@ def test_commands_outlive_the_server_that_began_them(tmp_path: Path) -> None:
     record = tmp_path / ".kubetune-ui" / "x.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "pid": 1}))
     assert later.process("x") is None, "the number is another's by now"
+
+
+def test_a_start_that_failed_leaves_its_name_free(
+    client: TestClient, values: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: Jobs = client.app._app.state.site.jobs  # type: ignore[attr-defined]
+    file = tmp_path / "outputs" / "first.yaml"
+    jobs.start("first", ["train", str(file)])
+    jobs._children["first"].wait()
+    file.write_text("by: hand\n")
+    assert "with other settings" in "".join(ask(client, "/new/start", values=values)["problems"])
+    os.utime(file, (0, 0))
+    monkeypatch.setattr(Jobs, "start", lambda self, name, words: None)
+    assert ask(client, "/new/start", values={**values, "lora.r": "8"})["problems"] == []
+    assert "r: 8" in file.read_text()
 
 
 def test_chat_takes_turns_and_numbers_only(client: TestClient, tmp_path: Path) -> None:

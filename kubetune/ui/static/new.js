@@ -65,10 +65,10 @@ const begin = async (on) => {
   for (const id of ["start", "submit"]) byId(id).disabled = true;
   try {
     const begun = await (await post("/new/start", { ...asked(), on })).json();
-    if (begun.problems.length) { complain(begun.problems); plan(); return; }
+    if (begun.problems.length) throw new Error(begun.problems.join("\n"));
     const seen = await follow(begun, byId("output"), (found) => found.run && on !== "cluster");
     if (seen.run && on !== "cluster") location.href = `/run?dir=${encodeURIComponent(seen.run)}`;
-    else if (seen.code) complain([`It ended with exit code ${seen.code}; its last lines say why.`]);
+    else if (seen.code) throw new Error(`It ended with exit code ${seen.code}; its last lines say why.`);
   } catch (error) {
     complain([error.message]);
     for (const id of ["start", "submit"]) byId(id).disabled = false;

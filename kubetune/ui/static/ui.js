@@ -26,7 +26,9 @@ export const follow = async (begun, output, arrived = () => false) => {
 };
 
 const swap = (old, fresh) => {
-  if (old.innerHTML === fresh.innerHTML) return;
+  // A button that asks back, or says what comes of it, stays while there is no other in its place.
+  if (old.innerHTML === fresh.innerHTML || (fresh.dataset.kind && fresh.dataset.kind === old.dataset.kind)) return;
+  if (fresh.dataset.kind !== undefined) old.dataset.kind = fresh.dataset.kind;
   const chosen = new Set([...old.querySelectorAll("input:checked")].map((box) => box.value));
   const open = [...old.querySelectorAll("details")].map((part) => part.open);
   const atEnd = old.scrollTop + old.clientHeight >= old.scrollHeight - 4;
