@@ -82,10 +82,10 @@ def step(way: str, rows: int) -> dict[str, float]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from kubetune.adapters.lora import add_lora
     from kubetune.batching.batch import collate
     from kubetune.config.schema import LoraConfig
     from kubetune.models.learner import Learner
-    from kubetune.models.lora import add_lora
     from kubetune.models.padding_free import choose_attention
     from kubetune.tasks import causal_lm
 

@@ -37,11 +37,11 @@ def measure(name: str, way: str) -> dict[str, float]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from kubetune.adapters.lora import add_lora
     from kubetune.batching.batch import collate
     from kubetune.config.schema import LoraConfig
     from kubetune.data.prepared.order import pack
     from kubetune.models.learner import Learner
-    from kubetune.models.lora import add_lora
     from kubetune.models.padding_free import choose_attention
     from kubetune.tasks.causal_lm import backward
 

@@ -51,6 +51,7 @@ ROOMS = (
     ("kernels", "operations on tensors with their backward written out; they know no model"),
     ("batching", "prepared rows to packed batches"),
     ("mixtures", "mixtures of experts: what LoRA adapts of them, how they run, how routers balance them"),
+    ("adapters", "LoRA by PEFT, put into a model and computed in few products"),
     ("models", "Hugging Face models made ready to train: loaded, adapted, sharded, padding-free"),
     ("optimizer", "AdamW on flat buffers, and its state in files"),
     ("tasks", "what can be learnt, a file each"),

@@ -10,7 +10,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.autograd import Function
 
 from kubetune.base import logs
-from kubetune.kernels.dropout import draw
 from kubetune.planning import memory
 
 
@@ -249,83 +248,6 @@ class _Rotary(Function):
         return None, *ctx.kernels["rotary_backward"](d_q, d_k, *ctx.saved_tensors), None, None
 
 
-class Adapter(NamedTuple):
-    """A LoRA adapter besides its weights. `transposed`: the frozen weight is stored `[in, out]` (Conv1D);
-    `dropout`: the probability, of its input."""
-
-    scaling: float
-    transposed: bool = False
-    dropout: float = 0.0
-
-
-def lora_forward(
-    ctx: Any,
-    product: Callable[..., Tensor],
-    x: Tensor,
-    bias: Tensor | None,
-    a: Tensor,
-    b: Tensor,
-    adapter: Adapter,
-    *frozen: Tensor,
-) -> Tensor:
-    """`product(x, bias, *frozen) + s (x Aᵀ) Bᵀ`, the forward of every linear layer with a LoRA adapter.
-
-    Adapters are kept in fp32, the arithmetic is in x's dtype. Kept for the backward: x, x Aᵀ and what dropout has kept
-    of the x before Aᵀ, in a byte each.
-    """
-    rows = x.reshape(-1, x.shape[-1])
-    a, b = a.to(x.dtype), b.to(x.dtype)
-    y = product(rows, bias, *frozen)
-    kept, scale = None, adapter.scaling
-    if adapter.dropout:
-        kept, growth = draw(rows, adapter.dropout)
-        scale *= growth
-    low = (rows if kept is None else rows * kept) @ a.t()
-    y.addmm_(low, b.t(), alpha=scale)
-    ctx.save_for_backward(rows, low, a, b, kept, *frozen)
-    ctx.scale, ctx.shape = scale, x.shape
-    return y.view(*x.shape[:-1], y.shape[-1])
-
-
-def lora_backward(ctx: Any, product: Callable[..., Tensor], grad: Tensor) -> tuple[Any, ...]:
-    """Gradients of what `lora_forward` was given from x on. `product(d_y, *frozen)`: that of x without the adapter.
-
-    With s the scale and D what dropout kept, y = x Wᵀ + s (x∘D) Aᵀ Bᵀ, so that
-        dx = dy W + (s dy B) A ∘ D        dA = (s dy B)ᵀ (x∘D)        dB = s dyᵀ ((x∘D) Aᵀ)
-    `s dy B` is `[tokens, r]`: made once, it serves both dx and dA. `x∘D` is made anew, which costs less than keeping
-    it. W is frozen and has no gradient; dx is left out where nothing below is trained, as in a first layer.
-    The sums over tokens in dA and dB are fp32 only after the product: that is what the matrix unit adds up in anyway.
-    """
-    rows, low, a, b, kept, *frozen = ctx.saved_tensors
-    d_y = grad.reshape(-1, grad.shape[-1])
-    d_low = (d_y @ b).mul_(ctx.scale)
-    d_x = None
-    if ctx.needs_input_grad[0]:
-        d_x = product(d_y, *frozen)
-        d_x = (d_x.addmm_(d_low, a) if kept is None else d_x.add_((d_low @ a).mul_(kept))).view(ctx.shape)
-    d_a = (d_low.t() @ (rows if kept is None else rows * kept)).float()
-    d_b = (d_y.t() @ low).float().mul_(ctx.scale)
-    return d_x, None, d_a, d_b, None, *(None for _ in frozen)
-
-
-def _times(rows: Tensor, bias: Tensor | None, w: Tensor) -> Tensor:
-    return rows @ w if bias is None else torch.addmm(bias, rows, w)
-
-
-def _times_transposed(d_y: Tensor, w: Tensor) -> Tensor:
-    return torch.mm(d_y, w.t())
-
-
-class _LoraLinear(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, adapter: Adapter, w: Tensor) -> Tensor:
-        return lora_forward(ctx, _times, x, bias, a, b, adapter, w)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return lora_backward(ctx, _times_transposed, grad)
-
-
 def rms_norm(kernels: Kernels, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
     """RMSNorm (arXiv 1910.07467) that keeps only its input."""
     return cast(Tensor, _RmsNorm.apply(kernels, x, weight, eps, offset, late_cast))  # type: ignore[no-untyped-call]
@@ -339,9 +261,3 @@ def swiglu(kernels: Kernels, gate: Tensor, up: Tensor) -> Tensor:
 def rotary(kernels: Kernels, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotary embedding that keeps nothing of q and k."""
     return cast(tuple[Tensor, Tensor], _Rotary.apply(kernels, q, k, cos, sin))  # type: ignore[no-untyped-call]
-
-
-def lora_linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, adapter: Adapter) -> Tensor:
-    """A frozen linear layer with its adapter, of weights `a` `[r, in]` and `b` `[out, r]`."""
-    w = weight if adapter.transposed else weight.t()
-    return cast(Tensor, _LoraLinear.apply(x, bias, a, b, adapter, w))  # type: ignore[no-untyped-call]

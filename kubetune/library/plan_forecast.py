@@ -106,8 +106,8 @@ def _require_targets(config: Config) -> None:
         return
     import transformers
 
+    from kubetune.adapters.lora import add_lora
     from kubetune.models.loading import skeleton
-    from kubetune.models.lora import add_lora
     from kubetune.tasks import task_module
 
     auto_class = getattr(transformers, task_module(config).AUTO_CLASS)

@@ -20,11 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
+from transformers.masking_utils import AttentionMaskInterface, find_packed_sequence_indices
 
 from kubetune.kernels.attention.blockwise import Rule, block_attention, paths
 from kubetune.kernels.attention.joined import joined_attention
 from kubetune.kernels.attention.padded import padded_attention
+from kubetune.models import patches
 
 LONG = 1024  # beyond this many tokens the quadratic memory of BlockAttention costs more than SDPA's slower kernel
 LONG_SHARED = 2 * LONG  # of rows with shared beginnings, whose own parts alone meet all of their keys
@@ -56,9 +57,15 @@ def packed(
     """Say what is being run. Must enclose the backward too; without it "padding_free" attention refuses to run."""
     CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal, CURRENT.parents = cu_seqlens, rows, causal, parents
     try:
-        yield
+        with patches.packing_by(_packing_in_positions):
+            yield
     finally:
         CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal, CURRENT.parents = None, None, True, ()
+
+
+def _packing_in_positions(position_ids: Tensor) -> Tensor | None:
+    """Sequences that restarting positions tell apart: on a GPU none, which would be waited for to look at them."""
+    return find_packed_sequence_indices(position_ids) if position_ids.device.type == "cpu" else None
 
 
 def longest(cu_seqlens: tuple[int, ...]) -> int:
@@ -91,14 +98,18 @@ def probe_mask(
 ) -> MaskRule:
     """Rule of the model's mask, found by asking it about three rows of the longest sequence.
 
-    The positions restart in each sequence, so `mask_function` already holds transformers' own packing rule;
-    `cu_seqlens` that disagree with the positions are caught here too.
+    On a CPU the positions, which restart in each sequence, are in `mask_function` as transformers' own packing rule,
+    and `cu_seqlens` that disagree with them are caught here too. On a GPU they are not, and where the rule is of places
+    alone it is asked here: nothing waits for the GPU.
     """
     cu_seqlens, device = CURRENT.cu_seqlens, settings.get("device", "cpu")
     if attention_mask is not None or cu_seqlens is None or q_length != cu_seqlens[-1]:
         raise CannotRunPaddingFree("padding, or no packed batch declared")
     start, stop = longest_path(cu_seqlens, CURRENT.parents)
-    length, zero = stop - start, torch.zeros((), dtype=torch.long, device=device)
+    length = stop - start
+    if torch.device(device).type != "cpu" and not _holds_tensors(mask_function):
+        start, stop, device = 0, length, "cpu"
+    zero = torch.zeros((), dtype=torch.long, device=device)
     keys = torch.arange(start, stop, device=device)
 
     def row(query: int) -> Tensor:
@@ -125,6 +136,13 @@ def probe_mask(
     if not (ends_with_itself and slides):
         raise CannotRunPaddingFree("the model wants neither a causal nor a sliding-window mask")
     return MaskRule(0 if seen == length else seen)
+
+
+def _holds_tensors(function: Callable[..., Any]) -> bool:
+    """A function made of others goes by numbers of some tensor, and not only by places."""
+    held = (cell.cell_contents for cell in function.__closure__ or ())
+    parts = [each for content in held for each in (content if isinstance(content, tuple) else (content,))]
+    return any(isinstance(part, Tensor) or (callable(part) and _holds_tensors(part)) for part in parts)
 
 
 UNSUPPORTED = ("position_bias", "alibi", "head_mask", "indexer_mask")

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from kubetune import errors
+from kubetune.adapters import shared_input
+from kubetune.adapters.shared_input import is_plain_lora, is_transposed
 from kubetune.base import logs
-from kubetune.kernels import pointwise
+from kubetune.kernels import lora, pointwise
 from kubetune.kernels.pointwise import Kernels
-from kubetune.models.fused_forwards import is_plain_lora, is_transposed
 
 GRANULE: Final = 16
 """The product wants both widths of a layer to be multiples of this."""
@@ -76,13 +77,13 @@ def _round(layer: Any, kernels: Kernels) -> None:
 
 
 def _forward(layer: Any, kernels: Kernels, x: Tensor) -> Tensor:
-    base, name = layer.base_layer, layer.active_adapters[0]
+    base = layer.base_layer
     if layer.disable_adapters or layer.merged:
         raise RuntimeError("a base in 8-bit floats works only with its adapter")
     rounded = (base.weight, base.row_scales, base.columns, base.column_scales)
-    weights, adapter = (layer.lora_A[name].weight, layer.lora_B[name].weight), pointwise.Adapter(layer.scaling[name])
-    out = _Fp8LoraLinear.apply(x, base.bias, *weights, adapter, kernels, *rounded)  # type: ignore[no-untyped-call]
-    return cast(Tensor, out)
+    given, settings = shared_input.arguments([layer], [rounded], None)
+    out = _Fp8LoraLinear.apply(x, settings, kernels, *lora.flattened(given))  # type: ignore[no-untyped-call]
+    return cast(Tensor, out[0])
 
 
 def _product(kernels: Kernels, x: Tensor, columns: Tensor, scales: Tensor) -> Tensor:
@@ -100,28 +101,29 @@ def _times(
 
 
 def _times_transposed(
-    kernels: Kernels, d_y: Tensor, weight: Tensor, row_scales: Tensor, columns: Tensor, column_scales: Tensor
+    kernels: Kernels,
+    total: Tensor | None,
+    d_y: Tensor,
+    weight: Tensor,
+    row_scales: Tensor,
+    columns: Tensor,
+    column_scales: Tensor,
 ) -> Tensor:
-    return _product(kernels, d_y, columns, column_scales)
+    found = _product(kernels, d_y, columns, column_scales)
+    return found if total is None else total.add_(found)
 
 
 class _Fp8LoraLinear(Function):
-    """The twin of the layer in pointwise.py, with its frozen weight rounded in both orders."""
+    """The twin of the layer in kernels/lora.py, with its frozen weight rounded in both orders."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        bias: Tensor | None,
-        a: Tensor,
-        b: Tensor,
-        adapter: pointwise.Adapter,
-        kernels: Kernels,
-        *frozen: Tensor,
-    ) -> Tensor:
+        ctx: Any, x: Tensor, settings: lora.Adapters, kernels: Kernels, *flat: Tensor | None
+    ) -> tuple[Tensor, ...]:
         ctx.kernels = kernels
-        return pointwise.lora_forward(ctx, partial(_times, kernels), x, bias, a, b, adapter, *frozen)
+        return lora.lora_forward(ctx, partial(_times, kernels), x, settings, *flat)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return *pointwise.lora_backward(ctx, partial(_times_transposed, ctx.kernels), grad), None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        d_x, d_settings, *others = lora.lora_backward(ctx, partial(_times_transposed, ctx.kernels), grads)
+        return d_x, d_settings, None, *others

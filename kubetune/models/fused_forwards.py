@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from kubetune.adapters import shared_input
 from kubetune.kernels import pointwise
 from kubetune.kernels.dropout import dropout
 from kubetune.kernels.pointwise import Kernels
@@ -36,6 +37,7 @@ def swap_forwards(model: nn.Module, kernels: Kernels | None, undo: ExitStack) ->
     """
     done: Counter[str] = Counter()
     norms: dict[type, Forward | None] = {}
+    done["lora"] += shared_input.swap(model)
     for module in model.modules():
         for kind, forward in _candidates(module, norms, kernels):
             module.forward = MethodType(forward, module)
@@ -50,9 +52,7 @@ def swap_forwards(model: nn.Module, kernels: Kernels | None, undo: ExitStack) ->
 def _candidates(
     module: Any, norms: dict[type, Forward | None], kernels: Kernels | None
 ) -> Iterator[tuple[str, Forward]]:
-    if is_plain_lora(module):
-        yield "lora", _lora_forward
-    elif type(module) is nn.Dropout and not module.inplace:
+    if type(module) is nn.Dropout and not module.inplace:
         yield "dropout", _dropout_forward
     elif kernels is None:
         return
@@ -69,45 +69,6 @@ def _candidates(
 
         if _is_same(module, forward, module.gate_proj.in_features):
             yield "swiglu", forward
-
-
-def is_plain_lora(module: Any) -> bool:
-    """Test for PEFT's LoRA around one frozen linear layer, or its weight, without variants, biases or second adapters.
-
-    Classes made from `nn.Linear` may round their factors first, as those of quantised models do: these are not it.
-    """
-    from transformers.pytorch_utils import Conv1D
-
-    # Not imported for this: where nobody has, there are no adapters, and it takes seconds, bitsandbytes and more along.
-    peft_layers = sys.modules.get("peft.tuners.lora.layer")
-    kinds = () if peft_layers is None else (peft_layers.Linear, peft_layers.ParamWrapper)
-    if type(module) not in kinds or len(module.active_adapters) != 1:
-        return False
-    if type(module.base_layer).forward not in (nn.Linear.forward, Conv1D.forward):
-        return False
-    name = module.active_adapters[0]
-    weight = cast(Tensor, module.base_layer.weight)
-    frozen = not weight.requires_grad and weight.is_floating_point()
-    plain = not module.lora_variant and module.lora_A[name].bias is None and module.lora_B[name].bias is None
-    return frozen and plain
-
-
-def is_transposed(lora: Any) -> bool:
-    """Storage of the weight under an adapter as `[in, out]`."""
-    return lora.fan_in_fan_out or getattr(lora, "is_target_conv_1d_layer", False)  # a wrapped weight lacks the latter
-
-
-def _lora_forward(module: Any, x: Tensor) -> Tensor:
-    name, base = module.active_adapters[0], module.base_layer
-    if module.disable_adapters or module.merged:
-        return type(module).forward(module, x)  # type: ignore[no-any-return]
-    adapter = pointwise.Adapter(
-        module.scaling[name],
-        is_transposed(module),
-        getattr(module.lora_dropout[name], "p", 0.0) if module.training else 0.0,
-    )
-    weights = (module.lora_A[name].weight, module.lora_B[name].weight)
-    return pointwise.lora_linear(x, base.weight, base.bias, *weights, adapter)
 
 
 def _dropout_forward(module: Any, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ Documented hooks (attention functions registered by name) and forwards set on mo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -39,7 +39,10 @@ ROTARY = Patch("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb
 LOAD_REPORT = Patch("transformers.modeling_utils", "logger", "transformers>=5.0,<5.24")
 """The table of weights that a checkpoint lacks, which `loading` says in one line."""
 
-PATCHES = (CUTTING, ROTARY, LOAD_REPORT)
+PACKING = Patch("transformers.masking_utils", "find_packed_sequence_indices", "transformers>=5.0,<5.24")
+"""Borders of sequences, read off their positions by asking a GPU in every forward; `cu_seqlens` say them anyway."""
+
+PATCHES = (CUTTING, ROTARY, LOAD_REPORT, PACKING)
 
 
 class Replaced(AbstractContextManager[None]):
@@ -64,6 +67,11 @@ def cutting_by(cut: Any) -> Replaced:
 def rotary_by(source: Any, apply: Any) -> Replaced:
     """The models of transformers' file `source` turn queries and keys by `apply`."""
     return Replaced(source, ROTARY.name, apply)
+
+
+def packing_by(find: Callable[[Any], Any]) -> Replaced:
+    """transformers finds the sequences of a packed batch by `find(position_ids)`."""
+    return Replaced(PACKING.owner(), PACKING.name, find)
 
 
 @contextmanager

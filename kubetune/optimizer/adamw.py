@@ -86,11 +86,10 @@ class FlatAdamW:
         self.settings = settings
         self.layout = {name: tuple(p.shape) for name, p in named}
         held = [process_group.local(p) for _, p in named]
-        size = sum(part.numel() for part in held)
-        device = held[0].device
+        size, device = sum(part.numel() for part in held), held[0].device
         self.master, self.gradient, self.exp_avg, self.exp_avg_sq = (torch.zeros(size, device=device) for _ in range(4))
         self.step_count = torch.zeros((), device=device)
-        self._mirrors: list[tuple[nn.Parameter, Tensor]] = []
+        self._mirrors: list[tuple[Tensor, Tensor]] = []
         self.collected: dict[nn.Parameter, Collected] = {}  # kernels/cross_entropy.py adds to the head's directly
         self._decayed = sum(part.numel() for (name, p), part in zip(named, held, strict=True) if decays(name, p))
         start = 0
@@ -171,20 +170,18 @@ class FlatAdamW:
         for collected in self.collected.values():
             collected.is_zero = True
 
+    def mirror(self, copies: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
+        """Keep copies of trained parameters, of whatever dtype, equal to them from now on."""
+        self._mirrors += [(copy, process_group.local(parameter)) for parameter, copy in copies]
+        self._refresh()
+
     def _refresh(self) -> None:
         if self._mirrors:
-            torch._foreach_copy_(
-                [process_group.local(p) for p, _ in self._mirrors], [value for _, value in self._mirrors]
-            )
+            torch._foreach_copy_([process_group.local(p) for p, _ in self._mirrors], [v for _, v in self._mirrors])
 
     def state(self) -> dict[str, Tensor]:
         """Tensors that a checkpoint needs to go on bit by bit."""
-        return {
-            "master": self.master,
-            "exp_avg": self.exp_avg,
-            "exp_avg_sq": self.exp_avg_sq,
-            "step_count": self.step_count,
-        }
+        return {name: getattr(self, name) for name in ("master", "exp_avg", "exp_avg_sq", "step_count")}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over a checkpoint's state; parameters follow. Raises ValueError when sizes differ."""

@@ -14,12 +14,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from kubetune import errors
+from kubetune.adapters import lora
 from kubetune.batching.batch import Batch
 from kubetune.config.metric_names import ProblemType
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World, gather
-from kubetune.models import fsdp, loading, lora, quantization
+from kubetune.models import fsdp, loading, quantization
 from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.classifier_pooling import (
     flow,

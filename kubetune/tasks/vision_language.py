@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from kubetune import errors
+from kubetune.adapters import lora
 from kubetune.batching.batch import Batch
 from kubetune.batching.image_batches import collate_pictured, image_inputs
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.image_processor import ImageProcessor, Picture, Upright, load_image_processor
 from kubetune.distributed.process_group import World
-from kubetune.models import fsdp, loading, lora, quantization
+from kubetune.models import fsdp, loading, quantization
 from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.attention_hooks import CannotRunPaddingFree, packed
 from kubetune.models.learner import Learner

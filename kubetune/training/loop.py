@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from kubetune import errors
+from kubetune.adapters import shared_input
 from kubetune.base import logs
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
@@ -108,6 +109,7 @@ def _build(
     reference.attach(config, plan, learner, data, world, run_dir, base, shares=feed.shares)
     optimizer = make_optimizer(learner.model, config.training)
     learner = replace(learner, gradient_sums=optimizer.collected)
+    optimizer.mirror(shared_input.copies(learner.model, optimizer.collected))
     log_model(learner, optimizer)
     log_padding(data.tokenizer, world)
     checkpointer = Checkpointer(

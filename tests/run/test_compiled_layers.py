@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kubetune import errors
+from kubetune.adapters.lora import add_lora
 from kubetune.batching.batch import collate
 from kubetune.config.schema import LoraConfig
 from kubetune.kernels.pointwise import Kernels
@@ -23,7 +24,6 @@ from kubetune.models import acceleration, compiled_layers, fp8
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
-from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route, choose_attention
 from kubetune.tasks.causal_lm import backward
 from tests import toy

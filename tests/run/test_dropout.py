@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
+from kubetune.adapters.lora import add_lora
+from kubetune.adapters.shared_input import is_plain_lora
 from kubetune.config.schema import LoraConfig
-from kubetune.kernels import pointwise
+from kubetune.kernels import lora
 from kubetune.kernels.dropout import draw, dropout
-from kubetune.models.fused_forwards import is_plain_lora, swap_forwards
-from kubetune.models.lora import add_lora
+from kubetune.models.fused_forwards import swap_forwards
 from tests.architectures import PROMISED, build_model
 
 
@@ -77,7 +78,8 @@ def test_an_adapters_input_is_dropped_and_its_gradient_follows(bias: bool) -> No
         return F.linear(x, weight, offset) + scaling * F.linear(F.linear(x * kept.view(x.shape) * growth, a), b)
 
     def fused(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return pointwise.lora_linear(x, weight, offset, a, b, pointwise.Adapter(scaling, dropout=p))
+        layer = lora.Layer(a, b, offset, (weight.t(),))
+        return lora.lora_linears(x, [layer], lora.Adapters(scaling, p))[0]
 
     found = []
     for forward in (plain, fused):
@@ -94,7 +96,8 @@ def test_a_cheaper_adapter_drops_what_pefts_own_does(training: bool) -> None:
     base = build_model("llama", PROMISED["llama"], lora=False)
     model = add_lora(base, LoraConfig(r=4, dropout=0.25), task_type="CAUSAL_LM", seed=0).train(training)
     assert swap_forwards(model, None, ExitStack())["lora"]
-    layer = next(module for module in model.modules() if is_plain_lora(module))
+    layer = base.model.layers[0].self_attn.o_proj
+    assert is_plain_lora(layer)
     nn.init.normal_(layer.lora_B["default"].weight)
     x = torch.randn(1, 90, layer.in_features)
     torch.manual_seed(1)

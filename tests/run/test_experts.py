@@ -13,11 +13,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from kubetune.adapters.lora import add_lora
 from kubetune.config.schema import Config, LoraConfig
 from kubetune.errors import ConfigError
 from kubetune.kernels import experts as kernels
 from kubetune.mixtures.experts import is_described, routers_of, stacks_of, swap_experts
-from kubetune.models.lora import add_lora
 from kubetune.planning.base_model import may_lack_targets
 from kubetune.planning.linears import part_of, trained_by_part
 from kubetune.planning.model_shapes import read_weights

@@ -10,7 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
+from kubetune.adapters.lora import add_lora
 from kubetune.batching.batch import Batch, collate
 from kubetune.config.schema import LoraConfig
 from kubetune.data.prepared.order import pack
@@ -21,10 +24,10 @@ from kubetune.models.acceleration import recompute_activations
 from kubetune.models.attention_hooks import CannotRunPaddingFree, MaskRule, attend, packed
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
-from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route, choose_attention, self_check
 from kubetune.tasks.causal_lm import backward
 from tests.architectures import (
+    COMMON,
     ONE_BY_ONE,
     PADDING_FREE,
     PROMISED,
@@ -148,6 +151,32 @@ def test_mask_probe_refuses_borders_that_disagree_with_positions():
     wrong = Batch(batch.input_ids, batch.position_ids, (0, batch.num_tokens), batch.rows, batch.labels, ())
     with pytest.raises(CannotRunPaddingFree, match="neither a causal nor"):
         backward(Learner(model, Route(True)), wrong, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "rules"),
+    [
+        ("llama", {}, [0]),
+        ("mistral", {"sliding_window": 9}, [9]),
+        ("mistral", {"sliding_window": 9000}, [0]),
+        ("gemma3_text", {"sliding_window": 9}, [9, 0]),
+    ],
+)
+def test_the_rule_of_a_mask_is_found_without_a_look_at_the_device(model_type, settings, rules):
+    """On a device that has no numbers to look at the rule is that which a CPU is asked for."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(model_type, **{**COMMON, "num_hidden_layers": 1, **settings})
+        )
+    make = [create_sliding_window_causal_mask] * ("sliding_window" in settings) + [create_causal_mask]
+    make = make[: len(rules)]
+    model.set_attn_implementation("padding_free")
+    batch = collate(random_rows())
+    for device in ("cpu", "meta"):
+        embedded, positions = torch.empty(1, batch.num_tokens, 64, device=device), batch.position_ids[None].to(device)
+        with packed(batch.cu_seqlens):
+            asked = [each(model.config, embedded, None, past_key_values=None, position_ids=positions) for each in make]
+            assert [rule.window for rule in asked] == rules
 
 
 def test_attention_outside_a_packed_batch_is_refused():

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from kubetune import errors
+from kubetune.adapters.lora import add_lora
 from kubetune.batching.feed import Feed, rows_per_epoch, tokens_per_epoch
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
@@ -26,7 +27,6 @@ from kubetune.data.prepared.rows import Rows
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
-from kubetune.models.lora import add_lora
 from kubetune.optimizer.adamw import AdamSettings, FlatAdamW, decays
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints, metrics

@@ -16,6 +16,7 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from kubetune import errors
+from kubetune.adapters.lora import add_lora
 from kubetune.batching import image_batches
 from kubetune.batching.image_batches import collate_pictured, grid_positions
 from kubetune.cli import main
@@ -28,7 +29,6 @@ from kubetune.inference.generate import LoadedModel, Sampling, answer, load_run
 from kubetune.models import padding_free
 from kubetune.models.attention_hooks import CannotRunPaddingFree
 from kubetune.models.learner import Learner
-from kubetune.models.lora import add_lora
 from kubetune.publishing.export import export_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring.judge import answer as ask

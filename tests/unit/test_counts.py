@@ -2,7 +2,8 @@
 
 Rank 0 of a fake world runs a forward and backward of our own code on tensors without numbers: its products, what it
 gathers and reduces, and the bytes it holds are real. A value that is asked for within the step ends it with an error,
-since there is none: so nothing is copied from a device to its host there, but where attention's mask is asked about.
+since there is none: so nothing is copied from a device to its host there. Attention's mask, which on a CPU is asked
+about numbers, is held to the same in tests/run/test_padding_free.py.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.masking_utils import AttentionMaskInterface
 
+from kubetune.adapters import shared_input
+from kubetune.adapters.lora import add_lora
 from kubetune.batching.batch import Batch, collate
 from kubetune.config.load import load_config
 from kubetune.config.schema import LoraConfig
@@ -37,8 +40,8 @@ from kubetune.models import fsdp
 from kubetune.models.attention_hooks import MaskRule
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
-from kubetune.models.lora import add_lora
 from kubetune.models.padding_free import Route, set_attention, unwrap
+from kubetune.optimizer.adamw import AdamSettings, FlatAdamW
 from kubetune.planning.flops import planned_cost
 from kubetune.planning.forecast import forecast
 from kubetune.planning.linears import linears
@@ -112,6 +115,7 @@ def counted(_: Any, name: str, layers: int, ranks: int, lora: bool) -> dict[str,
         model.to_empty(device="cpu")
         swap_forwards(model, None, ExitStack())
         learner = Learner(model, Route(True), kernels=Kernels())
+        flop_registry[torch.ops.aten.addmm_] = flop_registry[torch.ops.aten.addmm]  # which torch does not count
         with FlopCounterMode(display=False) as flops, operations:
             causal_lm.backward(learner, _faked(batch, fake), 1.0)
     found = {str(op).split(".")[-1]: count for op, count in flops.get_flop_counts()["Global"].items()}
@@ -136,7 +140,7 @@ def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: b
     tokens, labels = sum(LENGTHS), sum(length - 1 for length in LENGTHS)
     cost = planned_cost(config, weights, has_vocabulary=True)
     assert cost is not None
-    products = sum(found["flops"][name] for name in ("mm", "addmm") if name in found["flops"])
+    products = sum(found["flops"][name] for name in ("mm", "addmm", "addmm_") if name in found["flops"])
     assert products == pytest.approx(cost.of(tokens, 0, labels), rel=0.05)
     element = 2
     sizes = [a * b for _, a, b in linears(weights)]
@@ -172,6 +176,38 @@ def test_a_sharded_step_computes_gathers_and_holds_what_is_planned(
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_whole_model_does_too(tmp_path: Path, name: str, ranks: int, lora: bool) -> None:
     require_as_planned(tmp_path, name, SHAPES[name].num_hidden_layers, ranks, lora)
+
+
+def test_a_layer_with_lora_launches_little() -> None:
+    """Operations of one layer's forward and backward: the third's, counted as what it adds to two.
+
+    The frozen products are 7 forward and 7 backward. Around them, with the seven adapters sharing what inputs they
+    share: 4 + 7 products forward, 7 + 4 to the gradients of inputs, 4 + 7 to their own, each added to the optimizer's
+    sums at once. Nothing of the adapters is cast: that is left to norms.
+    """
+    deep, shallow = (_launched(layers) for layers in (3, 2))
+    layer = {name: deep[name] - shallow[name] for name in deep if deep[name] != shallow[name]}
+    assert {name: layer[name] for name in ("mm", "addmm_", "add_", "_to_copy")} == {
+        "mm": 33, "addmm_": 14, "add_": 18, "_to_copy": 18
+    }  # fmt: skip
+    assert sum(layer.values()) < 260
+
+
+def _launched(layers: int) -> Counter[str]:
+    config = Qwen3Config(
+        vocab_size=64, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, intermediate_size=48,
+    )  # fmt: skip
+    model = add_lora(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), LoraConfig(r=4),
+                     task_type="CAUSAL_LM", seed=0)  # fmt: skip
+    set_attention(unwrap(model), "padding_free")
+    swap_forwards(model, None, ExitStack())
+    optimizer = FlatAdamW(model.named_parameters(), AdamSettings())
+    optimizer.mirror(shared_input.copies(model, optimizer.collected))
+    batch = collate([(np.arange(length, dtype=np.uint32) + 3, np.ones(length, bool)) for length in (5, 8)])
+    with Operations() as operations:
+        causal_lm.backward(Learner(model, Route(True), gradient_sums=optimizer.collected), batch, 1.0)
+    return operations.calls
 
 
 def test_a_gpu_scores_as_many_rows_at_once_as_keep_it_busy() -> None:
