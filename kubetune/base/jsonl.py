@@ -198,16 +198,21 @@ def _parse_all(lines: list[bytes]) -> list[Line | None]:
     return values if is_whole else [parse(line) for line in lines]
 
 
-def tail(path: Path, is_good: IsGood = lambda _: True) -> list[Line]:
-    """The last whole, undamaged lines of a file, as many as a screen may want."""
+def last_lines(path: Path, most_bytes: int) -> list[bytes]:
+    """The last lines of a file, so many bytes at most, none of which lacks its beginning; none of a missing file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
+            file.seek(max(0, size - most_bytes))
             lines = file.read().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    whole = [line for line in (lines[1:] if size > _TAIL_BYTES else lines) if line.endswith(b"\n")]
+    return lines[1:] if size > most_bytes else lines
+
+
+def tail(path: Path, is_good: IsGood = lambda _: True) -> list[Line]:
+    """The last whole, undamaged lines of a file, as many as a screen may want."""
+    whole = [line for line in last_lines(path, _TAIL_BYTES) if line.endswith(b"\n")]
     return [value for line in whole if (value := parse(line)) is not None and is_good(value)]
 
 

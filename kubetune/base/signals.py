@@ -11,16 +11,35 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from kubetune.base import processes
+from kubetune.errors import PREEMPTED
 
 STAY = "KUBETUNE_STAY"
 """Environment variable of pods that Kubernetes starts again however they end (StatefulSet)."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that it can clean up; the exit code is 143 then."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(PREEMPTED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python lets only the main thread have signal handlers
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Relay:

@@ -26,8 +26,7 @@ from kubetune.errors import FINAL, OK, ConfigError, EnvironmentFault
 from kubetune.kube_api.api_errors import Refused
 from kubetune.kube_api.client import Cluster, Object
 from kubetune.kube_api.kinds import WORKLOADS
-from kubetune.manifests.spec import COMPONENT, MANAGED_BY, TRAINER, RunSpec
-from kubetune.planning.plan import make_plan
+from kubetune.manifests.spec import COMPONENT, MANAGED_BY, TRAINER, RunSpec, plan_there
 from kubetune.rundir.exit_status import ExitStatus
 
 CONFIG_KEY = "run.yaml"
@@ -114,8 +113,7 @@ def read_run(cluster: Cluster, name: str) -> RunSpec | None:
         raise ConfigError(f"ConfigMap {name} in namespace {cluster.namespace} is none of kubetune's; use another name")
     config = _config_of(text, f"ConfigMap {name} in namespace {cluster.namespace}, {CONFIG_KEY}")
     carried = cluster.get("ConfigMap", f"{name}-data")
-    plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
-    spec = RunSpec.of(config, plan, (carried or {}).get("data") or {}).in_namespace(cluster.namespace)
+    spec = RunSpec.of(config, plan_there(config), (carried or {}).get("data") or {}).in_namespace(cluster.namespace)
     # An overlay of kustomize may have moved it, or put something before its name.
     return spec if spec.name == name else spec.renamed(name)
 

@@ -28,8 +28,7 @@ from kubetune.manifests import render
 from kubetune.manifests.configmap import pod_config
 from kubetune.manifests.extras import token_secret, token_servers
 from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
-from kubetune.manifests.spec import MANAGED_BY, MARGIN_SECONDS, TRAINER, Manifest, RunSpec
-from kubetune.planning.plan import make_plan
+from kubetune.manifests.spec import MANAGED_BY, MARGIN_SECONDS, TRAINER, Manifest, RunSpec, plan_there
 from kubetune.rundir.starts import dated, moved_numbers
 
 Outcome = Literal["submitted", "unchanged", "replaced", "checked"]
@@ -52,7 +51,7 @@ class JobRef:
 
 def spec_of(config: Config, files: Mapping[str, str] | None = None) -> RunSpec:
     """Everything that the manifests of a config are made from. `files`: those that travel along, by their path here."""
-    return RunSpec.of(config, make_plan(config, gpus=config.compute.gpus_per_node or 0), files)
+    return RunSpec.of(config, plan_there(config), files)
 
 
 def submit(
@@ -76,7 +75,7 @@ def submit(
     old = read_run(cluster, spec.name)
     config = dated(config, resolved(old.config) if old else None)
     spec = spec_of(config, files)
-    objects = change(render(config, make_plan(config, gpus=spec.gpus), files))
+    objects = change(render(config, plan_there(config), files))
     kind = workload_kind(spec)
     _check_owner(cluster, spec, old)
     was = workload_kind(old) if old else kind
@@ -269,7 +268,7 @@ def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool
 def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]:
     """The objects of a run that exist, workload first; its volumes only where asked for, since results lie there."""
     files = {f"/{name}": text for name, text in spec.files.items()}
-    objects = render(spec.config, make_plan(spec.config, gpus=spec.gpus), files)
+    objects = render(spec.config, plan_there(spec.config), files)
     for server in token_servers(spec):
         objects.append(spec.manifest("v1", "Secret", token_secret(spec, server)[0], server))
     wanted = [obj for obj in reversed(objects) if volumes or obj["kind"] != _VOLUMES]

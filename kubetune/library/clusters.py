@@ -14,8 +14,7 @@ from kubetune.library.connection import open_cluster
 from kubetune.lint.config import lint
 from kubetune.manifests import local_files
 from kubetune.manifests import render as make_manifests
-from kubetune.manifests.spec import Manifest
-from kubetune.planning.plan import make_plan
+from kubetune.manifests.spec import Manifest, plan_there
 
 if TYPE_CHECKING:
     from kubetune.cluster.submit import JobRef
@@ -35,7 +34,7 @@ def render(config: ConfigLike) -> list[Manifest]:
 
 
 def _rendered(config: Config, files: Mapping[str, str]) -> list[Manifest]:
-    plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
+    plan = plan_there(config)
     objects = make_manifests(config, plan, files)
     findings = lint(config, plan, objects, files)
     if fatal := [f"{found.key}: {found.text}" for found in findings if found.fatal]:

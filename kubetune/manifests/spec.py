@@ -8,14 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ConfigError
-
-if TYPE_CHECKING:
-    from kubetune.planning.plan import Plan
+from kubetune.planning.plan import Plan, make_plan
 
 Manifest = dict[str, Any]
 
@@ -73,6 +71,11 @@ def source_paths(config: Config) -> Iterator[tuple[str, str]]:
     for key, sources in zip(keys, config.sources.values(), strict=True):
         for index, source in enumerate(sources):
             yield f"{key}.{index}.path", source.path.partition("#")[0]
+
+
+def plan_there(config: Config) -> Plan:
+    """The plan of a run on a cluster, whose nodes have the GPUs that it asks for; nothing is known of its data."""
+    return make_plan(config, gpus=config.compute.gpus_per_node or 0)
 
 
 def on_volume(kubernetes: KubernetesConfig, path: str) -> bool:

@@ -78,9 +78,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _write_adapter(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:
-    job.tell(f"loading {base_name(job.config.model.path)} with its adapter")
-    model = job.load(job.result.checkpoint)
-    trained, effect = _ask_with_effect(job, model, sample)
+    model, trained, effect = _load_and_ask(job, sample)
     weights, settings = (folder / name for name in ADAPTER)
     tensors = load_file(job.result.checkpoint / ADAPTER[0])
     stored = next(iter(tensors.values())).dtype
@@ -102,9 +100,7 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> tuple[list[Compari
 
 
 def _write_merged(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:
-    job.tell(f"loading {base_name(job.config.model.path)} with its adapter")
-    model = job.load(job.result.checkpoint)
-    trained, effect = _ask_with_effect(job, model, sample)
+    model, trained, effect = _load_and_ask(job, sample)
     allowed = TOLERANCE[job.dtype]
     if merge.is_quantised(model):
         job.tell(
@@ -144,17 +140,19 @@ def _write_full(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison
     return [equivalence.compare("trained model and its reloaded export", trained, reloaded, allowed)], {}
 
 
-def _ask_with_effect(job: Job, model: Any, sample: Sample) -> tuple[list[Tensor], float | None]:
-    """Logits with the adapter, and how far it moves them: what a merge must not lose.
+def _load_and_ask(job: Job, sample: Sample) -> tuple[Any, list[Tensor], float | None]:
+    """The base with its adapter, its logits, and how far the adapter moves them: what a merge must not lose.
 
     None for a classifier: without its adapter its head is a random one.
     """
+    job.tell(f"loading {base_name(job.config.model.path)} with its adapter")
+    model = job.load(job.result.checkpoint)
     trained = job.ask(model, sample)
     if job.config.classifies:
-        return trained, None
+        return model, trained, None
     with model.disable_adapter():
         base = job.ask(model, sample)
-    return trained, equivalence.compare("", trained, base, 0.0).difference
+    return model, trained, equivalence.compare("", trained, base, 0.0).difference
 
 
 def _ask_reloaded(job: Job, folder: Path, sample: Sample) -> list[Tensor]:

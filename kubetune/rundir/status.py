@@ -5,7 +5,6 @@ The same on a laptop and, by cluster/in_pod, in a pod; asks no API server.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kubetune.base import files
+from kubetune.base import files, jsonl
 from kubetune.base.gpus import gpu_use
 from kubetune.config.metric_names import EXPERT_MEASURES, PREFERENCE_MEASURES
 from kubetune.errors import LOST_PEER, PREEMPTED, EnvironmentFault
@@ -92,15 +91,8 @@ def state_of(exit_facts: Mapping[str, Any] | None, ranks: Sequence[Mapping[str, 
 
 
 def last_lines(path: Path, count: int = _LOG_LINES) -> list[str]:
-    """The last whole lines of a text file; none when it is not there."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LOG_BYTES))
-            text = file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    return text.splitlines()[1 if size > _LOG_BYTES else 0 :][-count:]
+    """The last lines of a text file; none when it is not there."""
+    return [line.decode(errors="replace").rstrip("\r\n") for line in jsonl.last_lines(path, _LOG_BYTES)[-count:]]
 
 
 _STEPS_FOR_SPEED = 20

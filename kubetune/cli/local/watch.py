@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import queue
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from kubetune.base.humanize import visible
+from kubetune.base.signals import stoppable
 from kubetune.cli.remote.run_on_cluster import add_namespace
 from kubetune.config.naming import RESOLVED
 from kubetune.errors import OK, ConfigError, EnvironmentFault, KubetuneError
@@ -150,7 +150,7 @@ def _follow(look: Look, seconds: float, console: Any) -> RunView:
         wish = _Wish()
         # In the background: a cluster that has gone quiet is asked for minutes, and the reader should know meanwhile.
         threading.Thread(target=_keep_looking, args=(look, seconds, news, wish), daemon=True).start()
-        with _ended_tidily(), keys(news.put) as has_keys:
+        with stoppable(), keys(news.put) as has_keys:
             run_view, view = _show(run_view, news, wish, seconds + _QUIET_SECONDS, console, has_keys=has_keys)
     console.print(draw(run_view, *console.size, view=view))
     return run_view
@@ -194,24 +194,6 @@ def _show(
             if not view.is_paused:
                 run_view, view = latest, view.following(run_view.log, latest.log)
     return run_view, view
-
-
-@contextmanager
-def _ended_tidily() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP end the view as any error does: the terminal gets back what it showed before."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _keep_looking(look: Look, seconds: float, news: queue.SimpleQueue[News], wish: _Wish) -> None:

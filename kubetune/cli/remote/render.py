@@ -15,6 +15,7 @@ from pathlib import Path
 from kubetune.base.files import write_atomic
 from kubetune.base.provenance import Tree, dotted
 from kubetune.config.load import read_tree
+from kubetune.config.schema import Config
 from kubetune.errors import OK, ConfigError
 from kubetune.lint.config import lint
 from kubetune.lint.finding import Finding
@@ -22,8 +23,7 @@ from kubetune.manifests import KINDS, dump, local_files, render, secret_template
 from kubetune.manifests.kustomize import CONFIGURATION, configuration
 from kubetune.manifests.patches import titles
 from kubetune.manifests.smoke import smoke_config, testing
-from kubetune.manifests.spec import Manifest
-from kubetune.planning.plan import make_plan
+from kubetune.manifests.spec import Manifest, plan_there
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
 SMOKE_HELP = "the run's smoke test instead, as RUN-smoke: pods like the run's that test ranks, links and volumes"
@@ -47,17 +47,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--strict", action="store_true", help="treat advice as errors")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Render, lint, and write only what has no errors. Raises ConfigError with all of them."""
+def rendered(args: argparse.Namespace, *, strict: bool) -> tuple[Config, dict[str, str], list[Manifest]]:
+    """Config, files that travel along, and objects of the run on a command line. Raises ConfigError with all errors."""
     # Variables of this machine are left out: the same file gives the same manifests everywhere.
     config = config_from_args(args, environ={})
     config = smoke_config(config) if args.smoke else config
-    plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
-    files = local_files(config)
+    files, plan = local_files(config), plan_there(config)
     objects = render(config, plan, files)
     objects = testing(objects, plan) if args.smoke else objects
-    secrets = secret_templates(config, plan)
-    report(lint(config, plan, objects, files), run_file(args), strict=args.strict)
+    report(lint(config, plan, objects, files), run_file(args), strict=strict)
+    return config, files, objects
+
+
+def run(args: argparse.Namespace) -> int:
+    """Render, lint, and write only what has no errors. Raises ConfigError with all of them."""
+    config, files, objects = rendered(args, strict=args.strict)
+    secrets = secret_templates(config, plan_there(config))
     if args.to == "-":
         sys.stdout.write(HEADER + dump(objects))
     else:

@@ -8,15 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kubetune import errors
-from kubetune.cli.remote.render import SMOKE_HELP, report
+from kubetune.cli.remote.render import SMOKE_HELP, rendered
 from kubetune.cli.remote.run_on_cluster import asker, local_folder, told_on_interrupt
 from kubetune.library.clusters import check_data
 from kubetune.library.connection import open_cluster
-from kubetune.lint.config import lint
-from kubetune.manifests import KINDS, dump, local_files, render
-from kubetune.manifests.smoke import smoke_config, testing
-from kubetune.planning.plan import make_plan
-from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
+from kubetune.manifests import KINDS, dump
+from kubetune.manifests.smoke import testing
+from kubetune.manifests.spec import plan_there
+from kubetune.supervisor.command_line import add_run_arguments
 
 if TYPE_CHECKING:
     from kubetune.cluster.runs import ObservedRun
@@ -49,14 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit; returns 0, or with --wait the exit code of the run. Raises ConfigError, EnvironmentFault."""
-    # As in render, variables of this machine are left out: the same file is the same run everywhere.
-    config = config_from_args(args, environ={})
-    config = smoke_config(config) if args.smoke else config
-    files = local_files(config)
-    plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
-    objects = render(config, plan, files)
-    objects = testing(objects, plan) if args.smoke else objects
-    report(lint(config, plan, objects, files), run_file(args), strict=False)
+    config, files, objects = rendered(args, strict=False)
     if args.dry_run == "client":
         print(dump(objects), end="")
         return errors.OK
@@ -71,14 +63,13 @@ def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args:
     """Apply, say what came of it, and wait where that was asked for."""
     from kubetune.cluster.submit import spec_of, submit
 
-    plan = make_plan(config, gpus=config.compute.gpus_per_node or 0)
     job = submit(
         cluster,
         config,
         files,
         confirm=asker(args),
         dry_run=args.dry_run == "server",
-        change=partial(testing, plan=plan) if args.smoke else lambda objects: objects,
+        change=partial(testing, plan=plan_there(config)) if args.smoke else lambda objects: objects,
         wait=_preparation(cluster, show_logs=args.follow),
     )
     where = f"{job.kind} {job.name} in namespace {job.namespace}"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
 from kubetune.base import allocator
+from kubetune.base.signals import stoppable
 
 if TYPE_CHECKING:
     from kubetune.publishing.export import Export
@@ -100,18 +98,3 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
     yield "wrote", str(export.path)
     served = " and serve it: vLLM, GGUF, Ollama" if "Modelfile" in export.files else " it"
     yield "next", f"{export.path / 'README.md'} says how to load{served}"
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that it can clean up; the exit code is 143 then."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(errors.PREEMPTED)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.base.files import write_atomic, written_whole
 from kubetune.base.humanize import counted, shown_on, visible
-from kubetune.cli.result.export import add_result, stoppable
+from kubetune.base.signals import stoppable
+from kubetune.cli.result.export import add_result
 
 if TYPE_CHECKING:
     from kubetune.inference.generate import EncodedPrompt, LoadedModel, Prompt, Sampling

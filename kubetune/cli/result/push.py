@@ -13,7 +13,8 @@ from kubetune import errors
 from kubetune.base import allocator
 from kubetune.base.logs import scrub
 from kubetune.base.processes import output_on_stderr
-from kubetune.cli.result.export import add_export_options, describe, stoppable, tell
+from kubetune.base.signals import stoppable
+from kubetune.cli.result.export import add_export_options, describe, tell
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import PushConfig
