@@ -168,6 +168,23 @@ _CHATML_TEMPLATE = (
     "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
     "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+_MISTRAL_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST]' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% elif part['type'] in ['image', 'image_url'] %}{{ '[IMG]' }}{% endif %}{% endfor %}{% endif %}{{ '[/INST]' }}"
+    "{% elif message['content'] is string %}{{ message['content'] + eos_token }}"
+    "{% else %}{{ message['content'][0]['text'] + eos_token }}{% endif %}{% endfor %}"
+)
+_GEMMA4_TEMPLATE = (
+    "{% for message in messages %}{{ '<|turn>' + message['role'].replace('assistant', 'model') + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ '<|image|>' }}"
+    "{% elif part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<turn|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|turn>model\\n' }}{% endif %}"
+)
+_GEMMA4_TOKENS = ["<|image>", "<|image|>", "<image|>", "<|turn>", "<turn|>", "<|audio>", "<|audio|>", "<audio|>",
+                  "<|video|>"]  # fmt: skip
 _CLIP = {"image_size": 28, "patch_size": 14, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 2, "projection_dim": 32}  # fmt: skip
 _SIGLIP = {**_CLIP, "image_size": 56}
@@ -177,6 +194,9 @@ _IDEFICS_TOKENS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>",
 _CLIP_IMAGES = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
 _IDEFICS_IMAGES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}, "do_image_splitting": True}
 _LLAVA_PROCESSOR = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+_PIXTRAL = {**_CLIP, "model_type": "pixtral", "image_size": 56}
+_PIXTRAL_IMAGES = {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}}
+_PIXTRAL_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]"]
 _PINPOINTS = [[28, 56], [56, 28], [56, 56]]
 
 
@@ -195,6 +215,7 @@ class Family:
     processor: str
     settings: dict[str, Any]
     tokenizer: dict[str, Any] = field(default_factory=dict)
+    model_type: str = ""
 
 
 FAMILIES: dict[str, Family] = {
@@ -246,6 +267,35 @@ FAMILIES: dict[str, Family] = {
         "GotOcr2ImageProcessor", {"size": {"height": 56, "width": 56}, "max_patches": 3}, "AyaVisionProcessor",
         {"patch_size": 14, "img_size": 56, "downsample_factor": 2},
     ),
+    "pixtral": Family(
+        _PIXTRAL_TOKENS, "[IMG]", _MISTRAL_TEMPLATE, {"model_type": "mistral", "sliding_window": None}, _PIXTRAL,
+        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}, "PixtralImageProcessor",
+        _PIXTRAL_IMAGES, "PixtralProcessor", {"patch_size": 14}, model_type="llava",
+    ),
+    "mistral3": Family(
+        _PIXTRAL_TOKENS, "[IMG]", _MISTRAL_TEMPLATE, {"model_type": "mistral", "sliding_window": None}, _PIXTRAL,
+        {"spatial_merge_size": 2}, "PixtralImageProcessorFast", _PIXTRAL_IMAGES, "PixtralProcessor",
+        {"patch_size": 14, "spatial_merge_size": 2},
+    ),
+    "gemma4": Family(
+        _GEMMA4_TOKENS, "<|image|>", _GEMMA4_TEMPLATE,
+        {"head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 512,
+         "num_hidden_layers": 4, "num_kv_shared_layers": 2, "final_logit_softcapping": 30.0, "sliding_window": 8,
+         "initializer_range": 0.1, "use_bidirectional_attention": "vision",
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]},
+        {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2,
+         "position_embedding_size": 64, "use_clipped_linears": True},
+        {"audio_config": None}, "Gemma4ImageProcessor",
+        {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70}, "Gemma4Processor", {"image_seq_length": 70},
+        {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>", "audio_token": "<|audio|>",
+         "boa_token": "<|audio>", "eoa_token": "<audio|>"},
+    ),
+    "paligemma": Family(
+        ["<bos>", "<image>"], "<image>", "", {"model_type": "gemma"}, {**_SIGLIP, "model_type": "siglip_vision_model"},
+        {"projection_dim": 64}, "SiglipImageProcessor", {"size": {"height": 56, "width": 56}, "image_seq_length": 16},
+        "PaliGemmaProcessor", {}, {"bos_token": "<bos>"},
+    ),
 }  # fmt: skip
 
 
@@ -257,8 +307,10 @@ def save_family_model(folder: Path, name: str, *, weights: bool = True) -> Path:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.tokens])
     tokenizer.save(str(folder / "tokenizer.json"))
     facts = json.loads((folder / "tokenizer_config.json").read_text())
-    facts |= {"chat_template": family.template, **family.tokenizer, "extra_special_tokens": family.tokenizer}
-    ends = {"gemma3": "<end_of_turn>", "idefics3": "<end_of_utterance>", "smolvlm": "<end_of_utterance>"}
+    more = {key: token for key, token in family.tokenizer.items() if key != "bos_token"}
+    facts |= {"chat_template": family.template, **family.tokenizer, "extra_special_tokens": more}
+    ends = {"gemma3": "<end_of_turn>", "gemma4": "<turn|>"}
+    ends |= dict.fromkeys(("idefics3", "smolvlm"), "<end_of_utterance>")
     facts["eos_token"] = ends.get(name, "<|im_end|>")
     (folder / "tokenizer_config.json").write_text(json.dumps(facts))
     images = {"image_processor_type": family.image_processor, **family.images}
@@ -269,8 +321,15 @@ def save_family_model(folder: Path, name: str, *, weights: bool = True) -> Path:
     if name == "gemma3":
         names = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
         more = {f"{key}_token_index": tokenizer.token_to_id(token) for key, token in names.items()}
+    if name == "gemma4":
+        names = {"boi": "<|image>", "eoi": "<image|>", "video": "<|video|>", "boa": "<|audio>", "audio": "<|audio|>"}
+        more |= {f"{key}_token_id": tokenizer.token_to_id(token) for key, token in names.items()}
     config = AutoConfig.for_model(
-        name, text_config={**_PLAIN_TEXT, **size, **family.text}, vision_config=family.vision, **family.config, **more
+        family.model_type or name,
+        text_config={**_PLAIN_TEXT, **size, **family.text},
+        vision_config=family.vision,
+        **family.config,
+        **more,
     )
     if not weights:
         config.save_pretrained(folder)

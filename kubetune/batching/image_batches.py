@@ -104,7 +104,8 @@ def _lone(batch: Batch, images: Sequence[Any], processor: ImageProcessor) -> Bat
     """One sequence with its images as the model's own processor makes them."""
     assert len(batch.cu_seqlens) == 2, "such models take one sequence at a time"
     is_image = batch.input_ids == processor.placeholder.token
-    inputs = processor.whole.look([picture.image for picture in images], is_image)
+    answer = int(batch.rows[0]) + 1 if len(batch.rows) else batch.num_tokens
+    inputs = processor.whole.look([picture.image for picture in images], is_image, answer)
     positions = batch.position_ids.expand(3, -1)
     return replace(batch, pictures=Pictures(positions=positions, is_image=is_image, inputs=inputs))
 

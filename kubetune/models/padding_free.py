@@ -75,31 +75,6 @@ def logit_rule(lm: Any) -> LogitRule:
     return LogitRule(scale / divisor, stated("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"))
 
 
-def require_head(model: nn.Module) -> None:
-    """Raise ModelError where hidden states, head and rule do not give the logits of the model's own code."""
-    lm = unwrap(model)
-    ids = examples(lm.config.get_text_config().vocab_size)[1]
-    batch = collate([(ids, np.ones(len(ids), bool))]).to(next(lm.parameters()).device)
-
-    def logits() -> Tensor:
-        return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch)))
-
-    was_training = lm.training
-    lm.eval()
-    try:
-        with torch.no_grad():
-            ours = logit_rule(lm).apply(fsdp.inside(lm, logits).float())
-            theirs = lm(input_ids=batch.input_ids[None], use_cache=False).logits[0]
-    finally:
-        fsdp.close(lm)
-        lm.train(was_training)
-    if ours.shape != theirs.shape or not (ours - theirs.float()).norm() <= TOLERANCE[theirs.dtype] * theirs.norm():
-        raise errors.ModelError(
-            f"model {lm.name_or_path}: {type(lm).__name__} makes its logits of its hidden states by a rule that is not "
-            "known here, so its loss would be another one. Nothing was trained; choose another model"
-        )
-
-
 def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tensor:
     """Final hidden states `[tokens, hidden]` of one packed batch. Call inside `attention.packed(...)`.
 
@@ -140,13 +115,50 @@ def self_check(model: nn.Module) -> float:
     def raw_logits(lm: Any, batch: Batch) -> Tensor:
         return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch)))
 
-    def run_lone(lm: Any, batch: Batch) -> Tensor:
-        return cast(Tensor, lm(input_ids=batch.input_ids[None], use_cache=False).logits[0])
+    return check_padding_free(model, lay, run_packed, plain_logits)
 
-    def lay(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
-        return collate([(ids, np.ones(len(ids), bool)) for ids in sequences])
 
-    return check_padding_free(model, lay, run_packed, run_lone)
+def plain_logits(lm: Any, batch: Batch) -> Tensor:
+    """Logits `[tokens, vocabulary]` of a single sequence, by the model's own code."""
+    return cast(Tensor, lm(input_ids=batch.input_ids[None], use_cache=False).logits[0])
+
+
+def lay(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
+    """A packed batch of sequences of ids."""
+    return collate([(ids, np.ones(len(ids), bool)) for ids in sequences])
+
+
+def require_head(
+    model: nn.Module,
+    batch: Batch | None = None,
+    hidden: Callable[[Any, Batch], Tensor] = hidden_states,
+    plain: Callable[[Any, Batch], Tensor] = plain_logits,
+) -> None:
+    """Raise ModelError where hidden states, head and rule do not give the logits of the model's own code.
+
+    `batch`: one sequence, of which `hidden` and `plain` give both; left out, one of random ids.
+    """
+    lm = unwrap(model)
+    batch = batch or lay(examples(lm.config.get_text_config().vocab_size)[1:2])
+    batch = batch.to(next(lm.parameters()).device)
+
+    def logits() -> Tensor:
+        return cast(Tensor, lm.get_output_embeddings()(hidden(lm, batch)))
+
+    was_training = lm.training
+    lm.eval()
+    try:
+        with torch.no_grad():
+            ours = logit_rule(lm).apply(fsdp.inside(lm, logits).float())
+            theirs = plain(lm, batch)
+    finally:
+        fsdp.close(lm)
+        lm.train(was_training)
+    if ours.shape != theirs.shape or not (ours - theirs.float()).norm() <= TOLERANCE[theirs.dtype] * theirs.norm():
+        raise errors.ModelError(
+            f"model {lm.name_or_path}: {type(lm).__name__} makes its logits of its hidden states by a rule that is not "
+            "known here, so its loss would be another one. Nothing was trained; choose another model"
+        )
 
 
 @torch.no_grad()

@@ -49,7 +49,9 @@ class Cost:
         return Cost(self.token * (1 - share), self.pair * (1 - share**2), self.label)
 
 
-def cost(modules: Iterable[Linear], head: Linear | None, *, attention: int, layers: int, visited: float = 1.0) -> Cost:
+def cost(
+    modules: Iterable[Linear], head: Linear | None, *, attention: float, layers: int, visited: float = 1.0
+) -> Cost:
     """Cost of a model of these linear modules, and of a head that is computed where there is a label.
 
     `attention`: heads × their size. `visited`: share of the experts that a token passes through.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kubetune.config.schema import Config
 from kubetune.planning.memory import Shape
-from kubetune.planning.model_shapes import Weights
+from kubetune.planning.model_shapes import HEARING, PROJECTORS, TOWERS, Weights
 
 HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
 EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
@@ -28,7 +28,7 @@ PARTS = (
     ("feed-forward", re.compile(r"mlp|ffn|feed_forward|fc\d|shared_expert|moe|dense")),
 )
 """Parts of a model besides its experts, by what the names of their parameters hold."""
-NOT_TEXT = re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector)\.")
+NOT_TEXT = re.compile(rf"(^|\.)({'|'.join((*TOWERS, *PROJECTORS, *HEARING))})\.")
 
 
 def shape_of(weights: Weights) -> Shape | None:

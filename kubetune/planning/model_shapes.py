@@ -23,6 +23,10 @@ MOST_LAYERS = 10_000
 
 TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
 """Names that models give their vision tower."""
+PROJECTORS = ("merger", "deepstack_merger_list", "multi_modal_projector", "connector", "aligner", "embed_vision")
+"""Names that models give the part that turns images into tokens."""
+HEARING = ("audio_tower", "embed_audio")
+"""Names of what only sound goes through, which nothing here has."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from kubetune.models.acceleration import Workload, tune
 from kubetune.models.attention_hooks import packed
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention, logit_rule, require_head
+from kubetune.models.padding_free import plain_logits as plain_logits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,11 +64,6 @@ def ready(model: nn.Module, config: Config) -> Learner:
 def load_settings(config: Config, folder: Path) -> dict[str, Any]:
     """Settings that `from_pretrained` needs besides, to load the model of a checkpoint folder."""
     return {}
-
-
-def plain_logits(model: Any, batch: Batch) -> Tensor:
-    """Logits `[tokens, vocabulary]` of a single sequence, by the model's own code."""
-    return cast(Tensor, model(input_ids=batch.input_ids[None], use_cache=False).logits[0])
 
 
 def head_of(learner: Learner) -> Head:

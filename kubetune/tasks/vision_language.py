@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -29,15 +30,17 @@ from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.attention_hooks import CannotRunPaddingFree, packed
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import (
+    FOREIGN_ERRORS,
     Route,
     backbone,
     borders,
     check_padding_free,
     choose_attention,
     logit_rule,
+    require_head,
     unwrap,
 )
-from kubetune.planning.model_shapes import TOWERS
+from kubetune.planning.model_shapes import HEARING, PROJECTORS, TOWERS
 from kubetune.tasks.causal_lm import (
     STEP_METRICS,
     backward,
@@ -75,9 +78,6 @@ __all__ = [
 
 AUTO_CLASS = "AutoModelForImageTextToText"
 
-PROJECTORS: Final = ("merger", "deepstack_merger_list", "multi_modal_projector", "connector", "aligner")
-"""Names that models give the part that turns images into tokens."""
-
 
 def build(config: Config, world: World, workload: Workload) -> Learner:
     """Load the model, freeze what is not to learn, add adapters, and choose and prove the attention."""
@@ -110,9 +110,10 @@ def ready(model: nn.Module, config: Config) -> Learner:
     """Choose how sequences go through a loaded model."""
     processor = load_image_processor(config, load_tokenizer(config.model))
     assert processor is not None, "this task has one"
-    if not processor.is_grid:
+    route = choose_attention(model, config.model.attention, lambda m: self_check(m, processor))
+    if not route.padding_free:  # else its check has looked at images and the head too
         require_sight(model, processor)
-    return seeing(model, choose_attention(model, config.model.attention, lambda m: self_check(m, processor)))
+    return seeing(model, route)
 
 
 def seeing(model: nn.Module, route: Route) -> Learner:
@@ -133,12 +134,14 @@ def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:
             f"the vision tower of {type(model).__name__} was not found under {', '.join(TOWERS)}; set "
             "vision.freeze_vision_tower to false and name what should learn in lora.target_modules"
         )
-    tower, projector = (rf"(.*\.)?({'|'.join(parts)})(\..*)?" for parts in (TOWERS, PROJECTORS))
-    if vision.freeze_vision_tower:
-        return (
-            tower + (f"|{projector}" if projectors else "") if vision.freeze_projector else f"(?!{projector}$){tower}"
-        )
-    return projector if vision.freeze_projector and projectors else None
+    tower, projector, hearing = (rf"(.*\.)?({'|'.join(parts)})(\..*)?" for parts in (TOWERS, PROJECTORS, HEARING))
+    tower = tower if vision.freeze_projector else f"(?!{projector}$){tower}"
+    frozen = {
+        tower: vision.freeze_vision_tower,
+        projector: vision.freeze_projector and projectors,
+        hearing: not names.isdisjoint(HEARING),
+    }
+    return "|".join(part for part, is_frozen in frozen.items() if is_frozen) or None
 
 
 def hidden_states(lm: Any, batch: Batch, *, padding_free: bool) -> Tensor:
@@ -159,25 +162,22 @@ def plain_logits(model: Any, batch: Batch) -> Tensor:
     return cast(Tensor, model(input_ids=batch.input_ids[None], use_cache=False, **image_inputs(batch)).logits[0])
 
 
-@torch.no_grad()
 def require_sight(model: nn.Module, processor: ImageProcessor) -> None:
-    """Raise ModelError where the tower makes more or fewer features of an image than there are tokens for it."""
-    from PIL import Image
-
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 120, 3), np.uint8))
-    [(_, runs)] = processor.whole.see([image])
-    token = processor.placeholder.token
-    ids = np.array([0 if token else 1, *[token] * sum(runs), 0 if token else 1], np.uint32)
-    batch = collate_pictured([(ids, np.zeros(len(ids), bool))], [[Upright(image)]], processor)
-    was_training = model.training
+    """Raise ModelError where the tower makes more or fewer features of an image than there are tokens for it, or its
+    hidden states, head and rule do not give the logits of the model's own code."""
+    number, picture = next(iter(_examples(processor).items()))
+    row = _with_image(np.arange(1, number + 1, dtype=np.uint32), picture, processor)
     try:
-        plain_logits(unwrap(model).eval(), batch.to(next(model.parameters()).device))
-    except (ValueError, RuntimeError, IndexError, TypeError) as error:
+        require_head(
+            model,
+            collate_pictured([row], [[picture]], processor),
+            partial(hidden_states, padding_free=False),
+            plain_logits,
+        )
+    except FOREIGN_ERRORS as error:
         raise errors.ModelError(
             f"{processor.name} cannot look at an image as its processor prepares it: {' '.join(str(error).split())}"
         ) from error
-    finally:
-        model.train(was_training)
 
 
 def self_check(model: nn.Module, processor: ImageProcessor) -> float:
@@ -211,7 +211,7 @@ def self_check(model: nn.Module, processor: ImageProcessor) -> float:
     return check_padding_free(model, lay, run_packed, plain_logits)
 
 
-def _examples(processor: ImageProcessor) -> dict[int, Picture]:
+def _examples(processor: ImageProcessor) -> dict[int, Picture | Upright]:
     """Images for the first two of the sequences that the check runs, by their lengths."""
     from io import BytesIO
 
@@ -222,16 +222,15 @@ def _examples(processor: ImageProcessor) -> dict[int, Picture]:
         noise = np.random.default_rng(length).integers(0, 256, (size[1], size[0], 3), np.uint8)
         buffer = BytesIO()
         Image.fromarray(noise).save(buffer, "PNG")
-        found[length] = cast(Picture, processor.process(buffer.getvalue()))
+        found[length] = processor.process(buffer.getvalue())
     return found
 
 
 def _with_image(
-    ids: NDArray[np.uint32], picture: Picture | None, processor: ImageProcessor
+    ids: NDArray[np.uint32], picture: Picture | Upright | None, processor: ImageProcessor
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     place, token = 3, processor.placeholder.token
     ids = np.where(ids == token, token - 1, ids).astype(np.uint32)
     if picture is not None:
-        features = len(picture.pixel_values) // processor.merge_size**2
-        ids = np.insert(ids, place, [token] * features).astype(np.uint32)
+        ids = np.insert(ids, place, [token] * processor.features(picture)).astype(np.uint32)
     return ids, np.ones(len(ids), bool)

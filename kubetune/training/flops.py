@@ -32,18 +32,24 @@ def cost_of(model: nn.Module, *, has_vocabulary: bool) -> Cost:
     lm: Any = unwrap(model)
     config = lm.config.get_text_config()
     layer = lm.get_output_embeddings() if has_vocabulary else None
-    heads = getattr(config, "num_attention_heads", 0)
-    size = getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)
     head = None
     if layer is not None:
         head = Linear("head", _weights_of(layer), any(p.requires_grad for p in layer.parameters()))
     return cost(
         _linears(lm, skip=layer),
         head,
-        attention=heads * size,
+        attention=_attention_width(config),
         layers=config.num_hidden_layers,
         visited=visited_share(config.to_dict()),
     )
+
+
+def _attention_width(config: Any) -> float:
+    """Heads times their size, of a mean layer: those of Gemma 4 differ."""
+    if getattr(config, "is_heterogeneous", False):
+        return math.fsum(map(_attention_width, config.per_layer_config)) / len(config.per_layer_config)
+    heads = getattr(config, "num_attention_heads", 0)
+    return float(heads * (getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)))
 
 
 def flops_per_token(each: Cost, rows: Rows, *, is_causal: bool, spared: float = 0.0) -> float:

@@ -7,6 +7,7 @@ ids before an answer equal those of `Tokenizer.encode_prompt`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Literal
@@ -75,6 +76,17 @@ class Encoder:
         self._prefix = tokenizer.prefix if add_special_tokens else []
         self._anchor = self._find_anchor()
         self._words = None if self._anchor[1] else Words.of(tokenizer.backend)
+
+    @property
+    def trains_all(self) -> bool:
+        """Every token is a label, whoever speaks."""
+        return self._all
+
+    def without_prefix(self) -> Encoder:
+        """The same for texts that hold all of their special tokens themselves."""
+        bare = copy(self)
+        bare._prefix = []
+        return bare
 
     def encode(self, example: Example) -> Encoded:
         """One row. Raises ValueError when the chat template refuses the conversation or hides where answers are."""

@@ -5,24 +5,29 @@ What is a label is decided as for any conversation (encode.py); a token of an im
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example
+from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Pair
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.marks import IMAGE_MARK
 from kubetune.data.text.templates import IMAGE_TEXTS
 from kubetune.data.vision.image_processor import ImageProcessor, ImageRef, Seen
+
+_BESIDE = re.compile(rf"\n?{re.escape(IMAGE_TAG)}\n?")
+"""An image with the line breaks between it and its question."""
 
 
 class VisionEncoder:
     """Conversations to rows, with the same interface as `encode.Encoder`. Paths of images must be absolute."""
 
     def __init__(self, encoder: Encoder, processor: ImageProcessor) -> None:
-        self._encoder = encoder
         self._processor = processor
+        self._reads_prefixes = not processor.is_grid and processor.whole.reads_prefixes
+        self._encoder = encoder.without_prefix() if self._reads_prefixes else encoder
         self._placeholder = processor.placeholder
         self._see_paths = lru_cache(maxsize=4096)(processor.see)  # neighbouring records often share an image
 
@@ -47,9 +52,13 @@ class VisionEncoder:
 
         Raises ValueError when the chat template refuses the conversation, or an image cannot be used.
         """
-        text = self._as_text(chat)
-        assert isinstance(text, Chat)
-        ids = self._encoder.tokenizer.encode_prompt(text.messages, text.tools)
+        tokenizer = self._encoder.tokenizer
+        if self._reads_prefixes:
+            ids = tokenizer.encode_text(self._as_question(chat), special=False)
+        else:
+            text = self._as_text(chat)
+            assert isinstance(text, Chat)
+            ids = tokenizer.encode_prompt(text.messages, text.tools)
         return self._expand(chat, Encoded(ids, [False] * len(ids)))
 
     def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
@@ -74,6 +83,8 @@ class VisionEncoder:
 
     def _as_text(self, example: Example) -> Example:
         """The conversation with what stands for each image in its texts. Raises ValueError for one that is no good."""
+        if self._reads_prefixes:
+            return self._as_pair(example)
         if not isinstance(example, Chat) or not example.images:
             return example
         if self._processor.is_grid:
@@ -90,6 +101,33 @@ class VisionEncoder:
             for m in example.messages
         ]
         return replace(example, messages=tuple(messages), images=())
+
+    def _as_pair(self, example: Example) -> Pair:
+        """A question and its answer, for a model that reads questions in both directions."""
+        if not isinstance(example, Chat) or [m["role"] for m in example.messages] != ["user", "assistant"]:
+            raise ValueError(
+                "is not one question with its answer: this model reads all before the answer in both directions, so "
+                "that it can learn no more than one; make a record of each answer"
+            )
+        if self._encoder.trains_all:
+            raise ValueError(
+                "`data.train_on` is all, but this model sees its whole question when it reads its first word"
+            )
+        return Pair(self._as_question(example, 1), str(example.messages[1]["content"]))
+
+    def _as_question(self, chat: Chat, answers: int = 0) -> str:
+        """A question with its images as the model's processor lays it out."""
+        if [m["role"] for m in chat.messages[: len(chat.messages) - answers]] != ["user"]:
+            raise ValueError("is a conversation, and this model answers one question")
+        if not chat.images:
+            raise ValueError("has no image, and this model's processor wants one in each question")
+        written = self._processor.whole.written
+        question = _BESIDE.sub(IMAGE_TAG, chat.messages[0]["content"]).replace(IMAGE_TAG, written)
+        pieces = self._processor.whole.lay_out(question, len(chat.images)).split(written)
+        seen = self._see(chat.images)
+        if len(pieces) != len(seen) + 1:
+            raise ValueError(f"has {len(seen)} images and {len(pieces) - 1} of {written!r}: its text holds that itself")
+        return pieces[0] + "".join(f"{image.text}{piece}" for image, piece in zip(seen, pieces[1:], strict=True))
 
     def _expand(self, example: Example, row: Encoded) -> Encoded:
         """The row with the token of each image repeated. Raises ValueError where an image cannot be used."""

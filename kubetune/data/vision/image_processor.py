@@ -185,6 +185,13 @@ class ImageProcessor:
             raise DataError(f"image {image.path} has changed since the data were prepared; prepare them again")
         return content
 
+    def features(self, picture: Picture | Upright) -> int:
+        """Tokens of an image that has been made ready."""
+        if isinstance(picture, Upright):
+            [(_, runs)] = self.whole.see([picture.image])
+            return sum(runs)
+        return len(picture.pixel_values) // self.merge_size**2
+
     def process(self, content: bytes) -> Picture | Upright:
         """The image in these bytes: the patches of its grid, or as it is."""
         upright = _upright(content)

@@ -6,9 +6,14 @@ InternVL and what is like them. Which of them need more than Pillow is theirs to
 
 from __future__ import annotations
 
+import builtins
 import re
+import sys
+import warnings
 from collections.abc import Sequence
 from functools import cached_property
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,10 +24,10 @@ from kubetune.errors import ModelError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_OF_THE_TEXT: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_OF_THE_TEXT: Final = ("input_ids", "labels", "attention_mask", "token_type_ids", "mm_token_type_ids")
 _KINDS: Final = ("token_type_ids", "mm_token_type_ids")
 """Keys that tell tokens of images from those of text, where a model wants to be told."""
-_SEES_PREFIXES: Final = ("PaliGemmaProcessor", "ColPaliProcessor")
+_SEEING: Final = ("image_processor", "tokenizer")
 
 
 class WholeProcessor:
@@ -43,7 +48,7 @@ class WholeProcessor:
         except Exception as error:  # other libraries missing, damaged files, unknown classes: each its own kind
             reason = " ".join(str(error).split())
             raise ModelError(f"{self._name} has no processor that can be used with Pillow alone: {reason}") from error
-        if not getattr(processor, "image_token", None) or type(processor).__name__ in _SEES_PREFIXES:
+        if not getattr(processor, "image_token", None):
             raise ModelError(
                 f"the images of {self._name} are prepared by {type(processor).__name__}, which `task: vision_language` "
                 "does not know; see docs/vision.md for those it does"
@@ -51,7 +56,10 @@ class WholeProcessor:
         return processor
 
     def _without_video(self) -> Any:
-        """The processor's class without the part that cuts videos, which needs torchvision; None where it has none."""
+        """The processor's class without the parts that hear or cut videos, which need other libraries.
+
+        None where it has no such parts.
+        """
         import transformers
 
         files = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
@@ -60,18 +68,29 @@ class WholeProcessor:
         # SmolVLM's own asks for what writes numbers in words, for videos; that of Idefics3 makes the same of images.
         kind: Any = getattr(transformers, {"SmolVLMProcessor": "Idefics3Processor"}.get(name, name), None)
         try:
-            parts = kind.get_attributes() if kind is not None else []
-        except ImportError:  # it needs a library that is not here, and says so itself when it is loaded
-            return None
-        if "video_processor" not in parts:
+            parts = kind.get_attributes() if kind is not None else _SEEING
+        except ImportError:  # it needs a library that is not here
+            kind = _beside_pillow(name)
+            return kind and _only_seeing(kind)
+        if set(parts) <= set(_SEEING):
             return kind if name == "SmolVLMProcessor" else None
-        parts = [part for part in parts if part != "video_processor"]
-        return type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: parts)})
+        return _only_seeing(kind)
 
     @property
     def written(self) -> str:
         """The text that chat templates of this model write for an image."""
         return str(self.theirs.image_token)
+
+    @cached_property
+    def reads_prefixes(self) -> bool:
+        """A question is read in both directions, laid out by the processor, and followed by one answer: PaliGemma."""
+        return "suffix" in signature(type(self.theirs).__call__).parameters
+
+    def lay_out(self, question: str, images: int) -> str:
+        """A question that holds as many of `written` as it has images, as the processor lays it out."""
+        blank = pillow().new("RGB", (1, 1))
+        _, [text], *_ = self.theirs.prepare_inputs_layout(images=[blank] * images, text=[question])
+        return str(text)
 
     def see(self, images: Sequence[Any]) -> list[tuple[str, tuple[int, ...]]]:
         """Tokens of each image of a text, each run of its feature token as one, and how long the runs are."""
@@ -88,14 +107,20 @@ class WholeProcessor:
             seen.append((runs.sub(lambda _: self._feature, text), lengths))
         return seen
 
-    def look(self, images: Sequence[Any], is_image: Tensor) -> dict[str, Tensor]:
-        """The images of one sequence as the model's code takes them. `is_image`: bool `[tokens]`."""
+    def look(self, images: Sequence[Any], is_image: Tensor, answer: int) -> dict[str, Tensor]:
+        """The images of one sequence as the model's code takes them.
+
+        `is_image`: bool `[tokens]`; `answer`: the token with which what is learnt begins.
+        """
         import torch
 
-        kinds = {name: is_image.int()[None] for name in _KINDS if name in self.theirs.model_input_names}
+        kind = torch.arange(len(is_image)) >= answer if self.reads_prefixes else is_image
+        kinds = {name: kind.int()[None] for name in _KINDS if name in self.theirs.model_input_names}
         if not images:
             return kinds
-        made = self.theirs(images=list(images), text=[self.written * len(images)], return_tensors="pt")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # PaliGemma's makes arrays of tensors in an old way
+            made = self.theirs(images=list(images), text=[self.written * len(images)], return_tensors="pt")
         seen = {name: value for name, value in made.items() if name not in _OF_THE_TEXT}
         strange = [name for name, value in seen.items() if not isinstance(value, torch.Tensor)]
         if strange:
@@ -103,3 +128,45 @@ class WholeProcessor:
                 f"the processor of {self._name} makes {', '.join(strange)} in a form that is not known here"
             )
         return seen | kinds
+
+
+def _only_seeing(kind: Any) -> Any:
+    """The class of a processor that is loaded with its image processor and tokenizer alone, None for other parts."""
+    seeing: Any = type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: list(_SEEING))})
+
+    def load(cls: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        parts = dict(zip(_SEEING, seeing._get_arguments_from_pretrained(*args, **kwargs), strict=True))
+        return [parts.get(name) for name in kind.get_attributes()]
+
+    def check(self: Any, name: str, part: Any) -> Any:
+        return part and kind.check_argument_for_proper_class(self, name, part)
+
+    members = {"_get_arguments_from_pretrained": classmethod(load), "check_argument_for_proper_class": check}
+    return type(kind.__name__, (kind,), members)
+
+
+def _beside_pillow(name: str) -> Any:
+    """The class of a processor whose module asks for an image processor of torchvision, with that of Pillow instead.
+
+    transformers has both for a model, under names alike. None where that does not help. The module is loaded anew,
+    under a name of its own, so that nothing of transformers changes.
+    """
+    import transformers
+
+    def import_twin(name: str, *args: Any, **kwargs: Any) -> Any:
+        return __import__(name.replace("image_processing_", "image_processing_pil_"), *args, **kwargs)
+
+    place = getattr(transformers, "_class_to_module", {}).get(name)
+    theirs = find_spec(f"transformers.{place}") if place else None
+    if theirs is None or theirs.origin is None:
+        return None
+    spec = spec_from_file_location(f"{theirs.name}_beside_pillow", theirs.origin)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)  # where transformers looks for the file of a class
+    vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_twin}
+    try:
+        spec.loader.exec_module(module)
+    except ImportError:
+        return None
+    return getattr(module, name)
