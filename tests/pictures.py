@@ -292,7 +292,8 @@ FAMILIES: dict[str, Family] = {
          "boa_token": "<|audio>", "eoa_token": "<audio|>"},
     ),
     "paligemma": Family(
-        ["<bos>", "<image>"], "<image>", "", {"model_type": "gemma"}, {**_SIGLIP, "model_type": "siglip_vision_model"},
+        ["<bos>", "<image>"], "<image>", "", {"model_type": "gemma", "initializer_range": 0.1},
+        {**_SIGLIP, "model_type": "siglip_vision_model"},
         {"projection_dim": 64}, "SiglipImageProcessor", {"size": {"height": 56, "width": 56}, "image_seq_length": 16},
         "PaliGemmaProcessor", {}, {"bos_token": "<bos>"},
     ),
@@ -339,7 +340,7 @@ def save_family_model(folder: Path, name: str, *, weights: bool = True) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                # Gemma's projector begins at zero: it would see nothing.
-                parameter.copy_(parameter * 2 if parameter.any() else torch.randn_like(parameter) / 8)
+                # Gemma 3's projector begins at zero, the positions of Gemma 4's tower at one: they would see nothing.
+                parameter.copy_(parameter * 2 if parameter.std() else torch.randn_like(parameter) / 8)
     model.save_pretrained(folder)
     return folder

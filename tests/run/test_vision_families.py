@@ -224,12 +224,10 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
     save_family_model(tmp_path / "model", name)
     write_questions(tmp_path, "train", 96, 1, text_rows=8 if FAMILIES[name].template else 0)
     write_questions(tmp_path, "eval", 16, 2)
-    sees = name == "gemma4"  # its random tower makes too little of colours
-    training = {"global_batch_size": 8, "per_device_train_batch_size": 8, "num_train_epochs": 4 if sees else 2,
-                "eval_steps": 13, "save_steps": 13}  # fmt: skip
+    training = {"global_batch_size": 8, "per_device_train_batch_size": 8, "num_train_epochs": 2, "eval_steps": 13,
+                "save_steps": 13}  # fmt: skip
     data = {"max_length": 256, "train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")}
-    vision = {"freeze_vision_tower": not sees, "freeze_projector": not sees}
-    config = toy.make_config(tmp_path, training, task="vision_language", data=data, lora={"r": 16}, vision=vision)
+    config = toy.make_config(tmp_path, training, task="vision_language", data=data, lora={"r": 16})
     run_dir = toy.finished(tmp_path / "run", config)
     assert toy.losses(run_dir)[-1] < toy.losses(run_dir)[0] - 1
     log = (run_dir / "logs" / "rank-0.log").read_text()
