@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from kubetune import errors
+from kubetune.adapters.lora import add_lora
 from kubetune.batching.image_batches import PictureReader, collate_pictured
 from kubetune.config.schema import Config, LoraConfig, VisionConfig
 from kubetune.data.reading.formats import IMAGE_TAG, Chat, convert
@@ -32,7 +33,6 @@ from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.data.vision.whole_processor import WholeProcessor
 from kubetune.inference.generate import Sampling, answer, load_run
-from kubetune.models.lora import add_lora
 from kubetune.planning.model_shapes import TOWERS
 from kubetune.publishing.export import export_run
 from kubetune.tasks import vision_language
@@ -224,8 +224,9 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
     save_family_model(tmp_path / "model", name)
     write_questions(tmp_path, "train", 96, 1, text_rows=8 if FAMILIES[name].template else 0)
     write_questions(tmp_path, "eval", 16, 2)
-    training = {"global_batch_size": 8, "per_device_train_batch_size": 8, "num_train_epochs": 3 if name == "gemma4" else 2,
-                "eval_steps": 13, "save_steps": 13}  # fmt: skip
+    epochs = 3 if name == "gemma4" else 2
+    training = {"global_batch_size": 8, "per_device_train_batch_size": 8, "num_train_epochs": epochs, "eval_steps": 13,
+                "save_steps": 13}  # fmt: skip
     data = {"max_length": 256, "train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")}
     config = toy.make_config(tmp_path, training, task="vision_language", data=data, lora={"r": 16})
     run_dir = toy.finished(tmp_path / "run", config)
