@@ -59,7 +59,7 @@ ROOMS = (
     ("training", "one rank of a run: the loop, checkpoints, evaluation"),
     ("inference", "the result of a run, opened and asked"),
     ("publishing", "the result of a run, exported, proved the same, uploaded"),
-    ("diagnostics", "runs that test: machines (smoke), and exact resume"),
+    ("diagnostics", "runs that test machines (smoke), their speed (bench) and exact resume"),
     ("plugins", "clusters on Nebius, other tools' configs, data sets' recipes, serving, dev pods"),
     ("library", "what `import kubetune` gives: the verbs as functions, which cli shares"),
     ("sweep", "many runs of one run file, to find the settings that serve best"),

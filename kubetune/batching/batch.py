@@ -56,7 +56,7 @@ class Batch:
 
     @property
     def num_labels(self) -> int:
-        """Tokens that are learnt."""
+        """Tokens that are trained."""
         return len(self.labels)
 
     def to(self, device: torch.device) -> Batch:

@@ -192,8 +192,7 @@ def linear_cross_entropy(hidden: Tensor, labels: Tensor, head: Head, scale: floa
 
 @torch.no_grad()
 def score(hidden: Tensor, labels: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor]:
-    """Evaluation: summed cross-entropy, an fp64 scalar; the labels that the model would have said, bool `[labels]`; and
-    the cross-entropy of each, fp32 `[labels]`."""
+    """Summed cross-entropy, fp64 scalar; `[labels]`: bool, the likeliest ones, and fp32, the cross-entropy of each."""
     loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
     each = torch.empty(len(hidden), device=hidden.device)
     right = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)

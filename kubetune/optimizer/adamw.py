@@ -99,6 +99,7 @@ class FlatAdamW:
             start = span.stop
 
     def _adopt(self, parameter: nn.Parameter, value: Tensor, gradient: Tensor) -> None:
+        """Put a parameter and its gradient into the buffers: those in fp32 live there, others are copied there."""
         value.copy_(parameter.data)
         collected = Collected(gradient)
         self.collected[parameter] = collected

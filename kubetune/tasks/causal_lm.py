@@ -98,8 +98,7 @@ def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
 
 
 class Sums(NamedTuple):
-    """Sums of an evaluation over one micro-batch; all of it adds up over batches and ranks. `samples` `[sequences]`:
-    ids of the rows, with the summed loss and the number of labels of each."""
+    """Sums of an evaluation over a micro-batch. `samples` `[sequences]`: row ids, with loss and labels of each."""
 
     loss: float
     right: float

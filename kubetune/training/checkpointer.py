@@ -139,6 +139,7 @@ class Checkpointer:
         self._settle(failure)
 
     def _require_all(self, failure: errors.KubetuneError | None) -> None:
+        """Raise on every rank what failed on any."""
         if isinstance(failure, errors.LostPeer):
             raise failure  # asking the same ranks again would only take as long once more
         # Every rank hears how it went: one that went on alone would wait in the next collective for a dead rank 0.
@@ -153,6 +154,7 @@ class Checkpointer:
             metrics.record_event(self.run_dir, "save", step=self._state.step, seconds=self._stall_seconds)
 
     def _attempt(self, state: State, held: Held) -> errors.KubetuneError | None:
+        """Write, commit and tidy up; returns what failed instead of raising it, for `_require_all`."""
         try:
             if self.base is not None:
                 self.base.record()

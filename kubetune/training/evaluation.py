@@ -32,8 +32,7 @@ def evaluate(
 
 
 def measured(task: Task, learner: Learner, rows: Rows, parts: list[Any], world: World) -> dict[str, float]:
-    """The task's metrics from what `collect` found on all ranks, and `eval_loss/SOURCE` of each source, where the
-    evaluated rows are of several."""
+    """The task's metrics from what `collect` found on all ranks, and `eval_loss/SOURCE` where sources are several."""
     metrics = task.metrics(learner, parts, world)
     if len(rows.names) < 2:
         return metrics
