@@ -52,7 +52,7 @@ def data(request: Request) -> Response:
     found = opened.look(query)
     kept = {key: value for key, value in asked.items() if key != "at" and value}
     return page(request, "rows.html", verb, {
-        **facts, "found": found, "splits": {split: len(rows) for split, rows in opened.splits.items()},
+        **facts, "found": found, "splits": opened.counts,
         "sources": opened.sources.get(query.split, []), "stats": _stats(opened.folder, query.split),
         "after": urlencode({**kept, "at": found.next}) if found.next is not None else "",
         "before": urlencode({**kept, "at": max(0, query.at - PAGE)}) if query.at and not query.text else "",

@@ -7,6 +7,7 @@ are looked for in so many rows as a moment allows; the next page goes on where t
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ PROBLEMS = {
     "little": "less than 5 % trained",
     "repeated": "in the data more than once",
 }
-_SECONDS, _BATCH, _CHUNK = 0.12, 256, 1 << 12
+_SECONDS, _BATCH, _CHUNK, _PART = 0.12, 256, 1 << 12, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -67,20 +68,20 @@ class Found:
 
 @dataclass(frozen=True)
 class Opened:
-    """The prepared rows of a config, opened."""
+    """The prepared rows of a config. They are mapped for each look anew: pages that stay so count as memory."""
 
     folder: Path
     config: Config
     tokenizer: Tokenizer
     sources: dict[str, list[str]]
-    splits: dict[str, Rows]
+    counts: dict[str, int]
     labels: Labels | None
 
     def look(self, query: Query) -> Found:
         """The rows of a page. An unknown split has none."""
-        rows = self.splits.get(query.split)
-        if rows is None:
+        if query.split not in self.counts:
             return Found([], 0, 0, None)
+        rows = Rows(self.folder / query.split, ())
         fitting = _fitting(rows.folder, replace(query, text="", at=0), self.config.data.max_length)
         picked, after = self._with_text(rows, fitting, query) if query.text else (
             [int(i) for i in fitting[query.at : query.at + PAGE]], query.at + PAGE,
@@ -92,19 +93,21 @@ class Opened:
             after if after < len(fitting) else None,
         )
 
-    def _with_text(self, rows: Rows, fitting: NDArray[np.int64], query: Query) -> tuple[list[int], int]:
+    def _with_text(self, rows: Rows, fitting: NDArray[np.uint32], query: Query) -> tuple[list[int], int]:
         words, until, picked, at = query.text.lower().split(), time.monotonic() + _SECONDS, list[int](), query.at
-        while at < len(fitting) and time.monotonic() < until:
-            batch = [int(i) for i in fitting[at : at + _BATCH]]
-            texts = self.tokenizer.backend.decode_batch(
-                [rows.row(i)[0].tolist() for i in batch], skip_special_tokens=False
-            )
-            for place, text in enumerate(texts):
-                if all(word in text.lower() for word in words):
-                    picked.append(batch[place])
-                    if len(picked) == PAGE:
-                        return picked, at + place + 1
-            at += len(batch)
+        with (rows.folder / FILES["tokens"]).open("rb") as file:  # of a map, rows far apart take whole pages each
+            while at < len(fitting) and time.monotonic() < until:
+                batch = [int(i) for i in fitting[at : at + _BATCH]]
+                spans = [(4 * int(rows.offsets[i]), 4 * int(rows.offsets[i + 1])) for i in batch]
+                found = [os.pread(file.fileno(), end - begin, begin) for begin, end in spans]
+                ids = [np.frombuffer(content, "u4").tolist() for content in found]
+                texts = self.tokenizer.backend.decode_batch(ids, skip_special_tokens=False)
+                for place, text in enumerate(texts):
+                    if all(word in text.lower() for word in words):
+                        picked.append(batch[place])
+                        if len(picked) == PAGE:
+                            return picked, at + place + 1
+                at += len(batch)
         return picked, at
 
     def _show(self, rows: Rows, split: str, index: int) -> dict[str, Any]:
@@ -130,34 +133,43 @@ class Opened:
 
 
 @lru_cache(maxsize=2)
-def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.int64]:
+def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.uint32]:
     """Indexes of the rows that fit a query without a text, in its order."""
     rows = Rows(split, ())
-    lengths = rows.lengths
+    parts = [_fitting_part(rows, slice(at, at + _PART), query, limit) for at in range(0, len(rows), _PART)]
+    found = np.concatenate(parts) if parts else np.empty(0, np.uint32)
+    if query.problem == "repeated":
+        hashes = _hashes(split)[found]
+        order = np.argsort(hashes, kind="stable").astype(np.uint32)
+        hashes = hashes[order]
+        same = hashes[1:] == hashes[:-1]
+        return found[order][np.concatenate([[False], same]) | np.concatenate([same, [False]])]
+    if query.order == "file":
+        return found
+    lengths = np.diff(rows.offsets).astype(np.uint32)[found]
+    if query.order == "least":
+        return found[np.argsort((rows.trained_counts[found] / lengths).astype(np.float32), kind="stable")]
+    if query.order == "longest":
+        np.subtract(np.uint32(0xFFFFFFFF), lengths, out=lengths)
+    return found[np.argsort(lengths, kind="stable")]
+
+
+def _fitting_part(rows: Rows, part: slice, query: Query, limit: int) -> NDArray[np.uint32]:
+    """The indexes in a part of the rows, in the order of the files: what this takes is as small as the part."""
+    lengths = np.diff(rows.offsets[part.start : part.stop + 1])
     fits = lengths >= query.low
     if query.high is not None:
         fits &= lengths <= query.high
     if query.source is not None:
-        fits &= rows.source == query.source
+        fits &= rows.source[part] == query.source
     if query.problem == "limit":
         fits &= lengths >= limit
     elif query.problem == "little":
-        fits &= rows.trained_counts * 20 < lengths
-    found = np.flatnonzero(fits)
-    if query.problem == "repeated":
-        hashes = _hashes(split)[found]
-        order = np.argsort(hashes, kind="stable")
-        same = np.diff(hashes[order]) == 0
-        found = found[order][np.concatenate([[False], same]) | np.concatenate([same, [False]])]
-    elif query.order in ("longest", "shortest"):
-        by = lengths[found]
-        found = found[np.argsort(-by if query.order == "longest" else by, kind="stable")]
-    elif query.order == "least":
-        found = found[np.argsort(rows.trained_counts[found] / lengths[found], kind="stable")]
-    return found
+        fits &= rows.trained_counts[part] * 20 < lengths
+    return (np.flatnonzero(fits) + part.start).astype(np.uint32)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)
 def _hashes(split: Path) -> NDArray[np.uint64]:
     """A number for each row that equal rows share: a sum of its tokens, each times an odd number of its place."""
     offsets = Rows(split, ()).offsets
@@ -195,6 +207,6 @@ def _opened(folder: Path, settings: str, cache: Path) -> Opened:
         config,
         tokenizer,
         {split: [source.path for source in given] for split, given in sources.items()},
-        {split: Rows(folder / split, [source.weight for source in given]) for split, given in sources.items()},
+        {split: len(Rows(folder / split, ())) for split in sources},
         Labels.read(folder / LABELS) if (folder / LABELS).is_file() else None,
     )

@@ -19,6 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from kubetune.base import allocator
 from kubetune.base.files import known
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.page import style
@@ -112,6 +113,7 @@ def serve(
     """Serve until a signal, and print the address. Raises EnvironmentFault where the port is taken."""
     import uvicorn
 
+    allocator.give_back()
     listening = _listening(host, port)
     site = Site.of(folder, namespace)
     app = application(site, token, [*names, host])

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-import numpy as np
 import psutil
 import pytest
 
-import kubetune
-from kubetune.base import processes, whole_folder
+from benchmarks.pages import EMBEDDED, FILTERS, MILLION, mebibytes, write_rows
+from kubetune.base import processes
 from kubetune.config.load import load_config
-from kubetune.data.prepared.prepare import MANIFEST, prepare
 from kubetune.errors import OK, PREEMPTED
 from kubetune.rundir import metrics
 from tests import browser
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, browser.needed]
 
-EMBEDDED = Path(kubetune.__file__).parent / "cli" / "local" / "embedded"
-MILLION = 1_000_000
 SIZES = [(390, False), (390, True), (1280, False), (1280, True)]
 SECONDS = 900.0
 MEBIBYTES = 150
@@ -233,36 +229,13 @@ def test_both_models_answer_side_by_side(server: Server, tab: Page, two_runs: li
 
 
 @pytest.fixture(scope="module")
-def million(server: Server, two_runs: list[str]) -> str:
-    """A run whose prepared rows are a million: those of the first, over and over."""
-    config = load_config(server.folder / "first.yaml")
-    prepared = prepare(config)
-    rows, fingerprint = prepared.train, "e" * 64
-    folder = prepared.path.parent / fingerprint[:32]
-    if not whole_folder.is_whole(folder, MANIFEST):
-        for split in ("train", "eval"):
-            (folder / split).mkdir(parents=True, exist_ok=True)
-            for path in (prepared.path / split).iterdir():
-                (folder / split / path.name).write_bytes(path.read_bytes())
-        times, train = -(-MILLION // len(rows)), folder / "train"
-        lengths = np.resize(rows.lengths, MILLION)
-        np.concatenate([[0], np.cumsum(lengths)]).astype("i8").tofile(train / "offsets.i64")
-        for name in ("tokens.u32", "trained.u8"):
-            (train / name).write_bytes((prepared.path / "train" / name).read_bytes() * times)
-        np.resize(rows.trained_counts, MILLION).astype("u4").tofile(train / "labels.u32")
-        np.zeros(MILLION, "u2").tofile(train / "source.u16")
-        np.arange(MILLION, dtype="u4").tofile(train / "row.u32")
-        facts = {"fingerprint": fingerprint, "files": whole_folder.checksums(folder)}
-        (folder / MANIFEST).write_text(json.dumps(facts))
-    run_dir = server.folder / "million"
-    run_dir.mkdir()
-    for name in ("resolved.json", "config.yaml"):
-        (run_dir / name).write_bytes((server.folder / "first" / name).read_bytes())
-    (run_dir / metrics.DATA).write_text(json.dumps({"fingerprint": fingerprint}))
-    return "million"
+def million(server: Server) -> str:
+    """A run whose prepared rows are a million."""
+    return write_rows(server.folder).name
 
 
 def test_a_million_rows_are_paged_and_searched(server: Server, tab: Page, million: str) -> None:
+    server.enter(tab)
     go(tab, server, f"/data?dir={million}")
     assert "1,000,000 of 1,000,000 rows" in tab.evaluate("document.body.innerText")
     assert tab.evaluate("document.querySelectorAll('#rows .row').length") == 20
@@ -279,17 +252,20 @@ def test_the_server_of_a_hundred_runs_stays_small(tmp_path: Path, tab: Page) -> 
     for number in range(99):
         write_run(tmp_path / f"run-{number:03d}", 100)
     write_run(tmp_path / "long", MILLION)
+    write_rows(tmp_path)
     server = Server(tmp_path)
     try:
         server.enter(tab)
-        assert tab.evaluate("document.querySelectorAll('.runs-table tbody tr').length") == 100
+        assert tab.evaluate("document.querySelectorAll('.runs-table tbody tr').length") == 101
         go(tab, server, "/run?dir=long")
         assert "Reading its numbers" in tab.evaluate("document.body.innerText")
         wait(tab, "!document.body.innerText.includes('Reading its numbers')")
         assert tab.evaluate("document.querySelector('.cards dd').textContent").startswith("1,000,000")
         go(tab, server, "/compare?" + "&".join(f"dir=run-{number:03d}" for number in range(12)))
-        held = psutil.Process(server.process.pid).memory_info().rss
-        assert held < MEBIBYTES << 20, f"{held >> 20} MiB"
+        for query in FILTERS:
+            go(tab, server, f"/data?dir=million&{query}")
+            assert "of 1,000,000 rows" in tab.inner_text("main"), query
+            assert mebibytes(server.process.pid)[1] < MEBIBYTES, query
     finally:
         server.end()
 
