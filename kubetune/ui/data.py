@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -24,6 +27,8 @@ from kubetune.rundir.starts import day_of
 from kubetune.ui.rows import ORDERS, PAGE, PROBLEMS, Query, open_rows
 from kubetune.ui.site import Missing, Site, answer, body_of, find_run, page, site_of
 
+MOST_BAD = 50
+"""Bad records of a page."""
 _MOST_FILES = 200
 
 
@@ -68,17 +73,24 @@ def _files(site: Site) -> list[str]:
 
 def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
     """The config that is chosen, the fingerprint of its rows, and the file that the command line takes."""
+    target = _target(site, run, file)
     if run:
-        run_dir = find_run(site, run)
-        config, path = read_config(run_dir), run_dir / metrics.DATA
+        config, path = read_config(target.parent), target.parent / metrics.DATA
         known = read_object(path) if path.is_file() else {}
-        return config, str(known.get("fingerprint", "")), run_dir / metrics.CONFIG
-    if file not in _files(site):
-        raise Missing(f"{file}: no run file of this name in {site.folder}")
-    config = load_config(site.folder / file, environ=os.environ)
+        return config, str(known.get("fingerprint", "")), target
+    config = load_config(target, environ=os.environ)
     require_sources(config)
     tokenizer = load_tokenizer(config.model, cache_folder(config.data.cache), date=day_of(config))
     return config, fingerprint(config, tokenizer), site.folder / file
+
+
+def _target(site: Site, run: str, file: str) -> Path:
+    """The run file of a run, or one beside the runs. Raises Missing."""
+    if run:
+        return find_run(site, run) / metrics.CONFIG
+    if file not in _files(site):
+        raise Missing(f"{file}: no run file of this name in {site.folder}")
+    return site.folder / file
 
 
 def _stats(folder: Path, split: str) -> Mapping[str, Any]:
@@ -104,17 +116,64 @@ def _query(asked: Mapping[str, str]) -> Query:
     )  # fmt: skip
 
 
+def bad(request: Request) -> Response:
+    """Bad records, a page at a time, as the last check of all found them."""
+    site, asked = site_of(request), request.query_params
+    run, file = asked.get("dir", ""), asked.get("file", "")
+    target, at = _target(site, run, file), _query(asked).at
+    name = _job_of("check", target, run)
+    seen, path = site.jobs.look(name), site.jobs.result(name)
+    total, found = bad_records(path, at, MOST_BAD) if path.is_file() and not seen["running"] else (None, [])
+    kept = urlencode({"dir": run} if run else {"file": file})
+    facts = {
+        "title": "Bad records", "run": run, "file": file, "target": str(target), "kept": kept, "seen": seen, "at": at,
+        "total": total, "found": found, "checked": path.stat().st_mtime if total is not None else None,
+        "after": at + MOST_BAD if total is not None and at + MOST_BAD < total else None,
+        "before": max(0, at - MOST_BAD) if at else None,
+    }  # fmt: skip
+    return page(request, "bad.html", f"kubetune data check {target} --json", facts)
+
+
+def bad_records(path: Path, at: int, most: int) -> tuple[int | None, list[tuple[str, str, str]]]:
+    """How many `kubetune data check --json` found, and some of them: file, line, and what was found there.
+
+    Each stands on a line of its own, so that none but these are held. No number where the check came to no end.
+    """
+    with path.open(encoding="utf-8") as lines:
+        if not any(line == '  "problems": {\n' for line in lines):
+            return None, []
+        total = int(next(lines).partition(": ")[2].rstrip(",\n"))
+        next(lines)  # the head of the list
+        kept = [json.loads(line.strip().rstrip(",")) for line in islice(lines, at, min(at + most, total))]
+    parts = (re.fullmatch(r"(.*?):(\d+): (.*)", text, re.DOTALL) for text in kept)
+    return total, [found.groups() if found else ("", "", text) for found, text in zip(parts, kept, strict=True)]  # type: ignore[misc]
+
+
 async def prepare(request: Request) -> Response:
     """Begin `kubetune data prepare` for a run or a run file whose rows are not here."""
+    return await _begin(request, "data", ["data", "prepare"])
+
+
+async def check(request: Request) -> Response:
+    """Begin `kubetune data check` of all records of a run or a run file."""
+    return await _begin(request, "check", ["data", "check", "--json"])
+
+
+async def _begin(request: Request, kind: str, words: list[str]) -> Response:
     site, asked = site_of(request), await body_of(request)
+    run, file = str(asked.get("dir") or ""), str(asked.get("file") or "")
 
     def begin() -> Response:
         try:
-            *_, target = _chosen(site, str(asked.get("dir") or ""), str(asked.get("file") or ""))
-            name = f"data-{target.parent.name if asked.get('dir') else target.stem}"
-            site.jobs.start(name, ["data", "prepare", str(target)])
+            target = _target(site, run, file)
+            name = _job_of(kind, target, run)
+            site.jobs.start(name, [*words, str(target)])
         except KubetuneError as error:
             return answer({"problems": [str(error)]})
         return answer({"problems": [], "job": name})
 
     return await to_thread.run_sync(begin)
+
+
+def _job_of(kind: str, target: Path, run: str) -> str:
+    return f"{kind}-{target.parent.name if run else target.stem}"

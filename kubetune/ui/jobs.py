@@ -38,12 +38,12 @@ class Jobs:
             child.poll()  # those that have ended leave the table of processes
         self._log(name).parent.mkdir(parents=True, exist_ok=True)
         environ = {key: value for key, value in os.environ.items() if key != TOKEN}
-        with self._log(name).open("wb") as log:
+        with self._log(name).open("wb") as log, self.result(name).open("wb") as result:
             child = subprocess.Popen(
                 processes.module("kubetune", *words),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                stdout=result if "--json" in words else log,
+                stderr=log,
                 env=environ,
                 start_new_session=True,  # Ctrl-C of the server is none of its business
             )
@@ -94,6 +94,10 @@ class Jobs:
             return read_object(self._record(name))
         except (FileNotFoundError, EnvironmentFault):
             return {}
+
+    def result(self, name: str) -> Path:
+        """What a command printed that answers in JSON."""
+        return self._folder / f"{name}.out"
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"

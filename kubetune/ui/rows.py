@@ -137,13 +137,14 @@ def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.uint32]:
     """Indexes of the rows that fit a query without a text, in its order."""
     rows = Rows(split, ())
     parts = [_fitting_part(rows, slice(at, at + _PART), query, limit) for at in range(0, len(rows), _PART)]
-    found = np.concatenate(parts) if parts else np.empty(0, np.uint32)
+    found: NDArray[np.uint32] = np.concatenate(parts) if parts else np.empty(0, np.uint32)
     if query.problem == "repeated":
         hashes = _hashes(split)[found]
         order = np.argsort(hashes, kind="stable").astype(np.uint32)
         hashes = hashes[order]
         same = hashes[1:] == hashes[:-1]
-        return found[order][np.concatenate([[False], same]) | np.concatenate([same, [False]])]
+        found = found[order]
+        return found[np.concatenate([[False], same]) | np.concatenate([same, [False]])]
     if query.order == "file":
         return found
     lengths = np.diff(rows.offsets).astype(np.uint32)[found]
@@ -166,7 +167,8 @@ def _fitting_part(rows: Rows, part: slice, query: Query, limit: int) -> NDArray[
         fits &= lengths >= limit
     elif query.problem == "little":
         fits &= rows.trained_counts[part] * 20 < lengths
-    return (np.flatnonzero(fits) + part.start).astype(np.uint32)
+    found: NDArray[np.uint32] = (np.flatnonzero(fits) + part.start).astype(np.uint32)
+    return found
 
 
 @lru_cache(maxsize=1)

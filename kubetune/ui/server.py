@@ -58,6 +58,8 @@ def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
         Route("/chat/stay", chat.stay),
         Route("/chat/say", chat.say, methods=["POST"]),
         Route("/data", data.data),
+        Route("/data/bad", data.bad),
+        Route("/data/check", data.check, methods=["POST"]),
         Route("/data/prepare", data.prepare, methods=["POST"]),
         Route("/cluster", cluster.cluster),
         Route("/cluster/part", cluster.part),

@@ -16,6 +16,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.ui.rows import PAGE, Query, open_rows
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
+from tests.ranks import wait_until
 
 MODEL = Path(kubetune.__file__).parent / "cli" / "local" / "embedded" / "model"
 TOKEN = "a-token-of-this-test"
@@ -70,6 +71,29 @@ def test_rows_are_paged_and_nothing_in_them_is_html(client: TestClient) -> None:
     assert len(rows_of(first)) == PAGE
     assert "&lt;script&gt;" in first
     assert re.search(r'<mark class="piece trained">replicas 1</mark>', first)
+
+
+def test_bad_records_are_listed_a_page_at_a_time(
+    client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubetune.ui.data.MOST_BAD", 2)
+    data = folder.parent / "bad.jsonl"
+    good = json.dumps({"prompt": "a", "completion": "b"})
+    data.write_text("\n".join([good, "{torn", json.dumps({"prompt": HOSTILE}), good, '{"messages": 5}']) + "\n")
+    (folder / "bad.yaml").write_text(f"model: {MODEL}\ndata: {{train: {data}, num_proc: 1}}\n")
+    assert "Not checked yet" in client.get("/data/bad?file=bad.yaml").text
+    begun = client.post("/data/check", json={"file": "bad.yaml"}, headers={"origin": "http://localhost"}).json()
+    assert begun["problems"] == []
+    wait_until(lambda: not client.get("/new/job", params={"name": begun["job"]}).json()["running"])
+    seen, address = list[tuple[str, str]](), "/data/bad?file=bad.yaml"
+    while address:
+        page = client.get(address).text
+        assert "3 bad records" in page
+        assert HOSTILE not in page
+        seen += re.findall(r'<tr><td class="text">([^<]+)</td><td>(\d+)</td><td class="text">[^<]', page)
+        after = re.search(r'id="next" href="([^"]+)"', page)
+        address = after[1].replace("&amp;", "&") if after else ""
+    assert seen == [(str(data), "2"), (str(data), "3"), (str(data), "5")]
 
 
 def test_filters_leave_what_fits(client: TestClient, folder: Path) -> None:

@@ -15,15 +15,15 @@ const fill = async () => {
 };
 if (byId("rows")) fill();
 
-document.querySelector("[data-prepare]")?.addEventListener("click", async (event) => {
+document.querySelector("[data-begin]")?.addEventListener("click", async (event) => {
   const button = event.target;
   const output = byId("output");
   button.disabled = true;
   output.hidden = false;
-  const { dir, file } = button.dataset;
-  const begun = await post("/data/prepare", { dir, file }).then((answer) => answer.json(), (error) => ({ problems: [error.message] }));
+  const { begin, dir, file } = button.dataset;
+  const begun = await post(begin, { dir, file }).then((answer) => answer.json(), (error) => ({ problems: [error.message] }));
   if (begun.problems.length) { output.textContent = begun.problems.join("\n"); button.disabled = false; return; }
   const seen = await follow(begun, output);
-  if (seen.code) button.disabled = false;
+  if (seen.code && begin !== "/data/check") button.disabled = false;
   else location.reload();
 });
