@@ -135,9 +135,9 @@ def bad(request: Request) -> Response:
 
 
 def bad_records(path: Path, at: int, most: int) -> tuple[int | None, list[tuple[str, str, str]]]:
-    """How many `kubetune data check --json` found, and some of them: file, line, and what was found there.
+    """Number of records that `kubetune data check --json` refused, and some of them: file, line, what was found there.
 
-    Each stands on a line of its own, so that none but these are held. No number where the check came to no end.
+    Each stands on a line of its own, so that none but these are held. None where the check came to no end.
     """
     with path.open(encoding="utf-8") as lines:
         if not any(line == '  "problems": {\n' for line in lines):

@@ -96,7 +96,7 @@ class Jobs:
             return {}
 
     def result(self, name: str) -> Path:
-        """What a command printed that answers in JSON."""
+        """The file that a command prints to which answers in JSON."""
         return self._folder / f"{name}.out"
 
     def _log(self, name: str) -> Path:

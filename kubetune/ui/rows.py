@@ -144,7 +144,8 @@ def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.uint32]:
         hashes = hashes[order]
         same = hashes[1:] == hashes[:-1]
         found = found[order]
-        return found[np.concatenate([[False], same]) | np.concatenate([same, [False]])]
+        repeats: NDArray[np.bool_] = np.concatenate([[False], same]) | np.concatenate([same, [False]])
+        return found.compress(repeats)
     if query.order == "file":
         return found
     lengths = np.diff(rows.offsets).astype(np.uint32)[found]

@@ -39,6 +39,8 @@ class Talker:
                 self._process = await asyncio.create_subprocess_exec(
                     *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE_BYTES
                 )
+                self.facts = {}
+            if not self.facts:  # also where a page that waited for them was closed
                 self.facts = await self._next()
             return self.facts
 

@@ -209,7 +209,8 @@ def test_a_run_of_a_terminal_is_stopped_and_continued_to_the_same_numbers(
 
 
 def test_both_models_answer_side_by_side(server: Server, tab: Page, two_runs: list[str]) -> None:
-    go(tab, server, "/chat?dir=first&beside=base")
+    for _ in range(2):  # opened again while the model is loaded
+        go(tab, server, "/chat?dir=first&beside=base")
     wait(tab, "!document.querySelector('#text').disabled")
     tab.fill("#text", "Please restart wallet in staging.")
     tab.press("#text", "Enter")
@@ -220,6 +221,7 @@ def test_both_models_answer_side_by_side(server: Server, tab: Page, two_runs: li
     assert said.count("Please restart wallet in staging.") == 2
     assert all(said), said
     assert "problem" not in tab.evaluate("document.querySelector('#talk').innerHTML")
+    assert "undefined" not in tab.inner_text("#talk")
     below = [one for one in psutil.Process(server.process.pid).children() if one.status() != psutil.STATUS_ZOMBIE]
     children = [child for child in below if "chat_child" in " ".join(child.cmdline())]
     assert len(children) == 1, "one process for both sides"
@@ -271,7 +273,8 @@ def test_the_server_of_a_hundred_runs_stays_small(tmp_path: Path, tab: Page) -> 
 
 
 PAGES = ["/", "/run?dir=first", "/compare?dir=first&dir=second", "/compare", "/data", "/data?dir=first", "/new",
-         "/new?dir=first", "/chat", "/chat?dir=first&beside=second", "/run?dir=nothing"]  # fmt: skip
+         "/new?dir=first", "/chat", "/chat?dir=first&beside=second", "/run?dir=nothing",
+         "/data/bad?dir=first"]  # fmt: skip
 
 
 @pytest.mark.skipif(find_spec("axe_core_python") is None, reason="needs axe-core-python")
