@@ -1,9 +1,10 @@
 """DPO beside TRL's DPOTrainer: speed and memory on the same pairs, and how soon training starts.
 
     python -m benchmarks.preference [--quick] [--cases NAME …] [--trainers NAME …] [--repeats N]
+    python -m benchmarks.preference --starts [--trainers NAME …] [--repeats N]
 
-Starts are measured twice, by the wall, from the command to the end of the first step: the first time what the reference
-says of every answer is to be found, the second time whoever keeps that has it.
+Starts are measured twice, from the command to the end of the first step: the first time what the reference says of
+every answer is to be found, the second time whoever keeps that has it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from benchmarks.cases import CASES, TRAINERS, Job
 from benchmarks.corpus import Corpus
 from benchmarks.harness import WORK, execute, order_of, provide, run_jobs
 from benchmarks.results import Results, open_results
-from benchmarks.startup import CORES, TIMEOUT_SECONDS, start_command
+from benchmarks.startup import TIMEOUT_SECONDS, first_step, start_command
 
 SUITE, STARTS = "preference", "preference-start"
 MEASURED = ("q32k-pairs", "q32k-pairs-long")
-START = replace(CASES["q32k-pairs"], name="start-pairs", corpus=Corpus(rows=128))
+START = replace(CASES["q32k-pairs"], name="start-pairs", corpus=Corpus(rows=32))
 STARTERS = ("kubetune", "dpo-best")
 
 
@@ -35,23 +36,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help=f"{', '.join(MEASURED)}, tiny-pairs")
     parser.add_argument("--trainers", nargs="+", metavar="NAME", help="only these")
+    parser.add_argument("--starts", action="store_true", help="only how soon training starts, on one thread")
     parser.add_argument("--repeats", type=int, help="left out: 3, or 1 when quick")
     args = parser.parse_args(argv)
     results = open_results(quick=args.quick, fresh=args.fresh, subject="preference")
-    cases = [CASES[name] for name in args.cases or MEASURED[: 1 if args.quick else None]]
+    cases = [CASES[name] for name in args.cases or MEASURED[: 1 if args.quick else None] if not args.starts]
     for case in cases:
         ceiling.measure_once(case.model, results)
     repeats = args.repeats or (1 if args.quick else 3)
     run_jobs(SUITE, sft.plan_jobs(cases, args.trainers, repeats, [1]), results)
-    if not (args.quick or args.cases):
+    if args.starts or not (args.quick or args.cases):
         for repeat in range(repeats):
-            measure_starts(repeat, results)
+            measure_starts(repeat, results, [name for name in STARTERS if name in (args.trainers or STARTERS)])
 
 
-def measure_starts(repeat: int, results: Results) -> None:
+def measure_starts(repeat: int, results: Results, trainers: Sequence[str]) -> None:
     """Start each trainer with nothing kept, and again with what it kept of that, unless the results have it."""
     model, data = provide(START)
-    for trainer in STARTERS:
+    for trainer in trainers:
         keys = [
             {"trainer": trainer, "kept": kept, "rows": START.corpus.rows, "repeat": repeat} for kept in (False, True)
         ]
@@ -69,14 +71,14 @@ def measure_starts(repeat: int, results: Results) -> None:
 def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
     """`kubetune train` until its first step is done; it is stopped then."""
     special = {"task": "preference", "lora.r": 16, **TRAINERS["kubetune"].settings}
-    return start_command(model, data, special | {"training.global_batch_size": START.sequences_per_step})
+    return start_command(model, data, special | {"training.global_batch_size": START.sequences_per_step}, threads=1)
 
 
 def start_peer(trainer: str) -> dict[str, Any]:
     """One step by a peer."""
     order = replace(order_of(Job(START, trainer)), epochs=1, max_steps=1)
-    found = execute(TRAINERS[trainer].driver, TRAINERS[trainer].home, order, threads=CORES, timeout=TIMEOUT_SECONDS)
-    return {key: found[key] for key in ("first_step_seconds", "versions", "missing", "failed") if key in found}
+    found = execute(TRAINERS[trainer].driver, TRAINERS[trainer].home, order, threads=1, timeout=TIMEOUT_SECONDS)
+    return first_step(found)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ class Recorder:
         self._started = started
         self._marks: list[tuple[float, float]] = []
         self._first_step: float | None = None
+        self._first_step_cpu: float | None = None
         self._rss_before = 0
         self.losses: list[float] = []
 
@@ -37,7 +38,7 @@ class Recorder:
         """An optimizer step is done."""
         if self._first_step is None:
             synchronise()
-            self._first_step = time.monotonic() - self._started
+            self._first_step, self._first_step_cpu = time.monotonic() - self._started, cpu_seconds(os.getpid())
 
     def epoch(self) -> None:
         """An epoch is done."""
@@ -56,6 +57,7 @@ class Recorder:
             "epoch_seconds": _differences(wall for wall, _ in self._marks),
             "epoch_cpu_seconds": _differences(cpu for _, cpu in self._marks),
             "first_step_seconds": self._first_step,
+            "first_step_cpu_seconds": self._first_step_cpu,
             "losses": self.losses,
             "peak_bytes": peak,
             "peak_above_start_bytes": peak - self._rss_before,
@@ -78,6 +80,17 @@ def resident_bytes() -> int:
     """Memory of this process now (Linux)."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and all below it until now, those that have ended too (Linux)."""
+    with open(f"/proc/{pid}/stat") as file:
+        ticks = sum(map(int, file.read().rpartition(")")[2].split()[11:15]))
+    below: set[int] = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as file:
+            below.update(map(int, file.read().split()))
+    return ticks / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, below))
 
 
 def versions() -> dict[str, str]:

@@ -23,6 +23,7 @@ from benchmarks.corpus import Corpus, write_text
 from benchmarks.flops import LORA_RANK
 from benchmarks.harness import WORK, end_on_sigterm, environment, execute, python_of
 from benchmarks.peers.job import ATTENTION, Order
+from benchmarks.recorder import cpu_seconds
 from benchmarks.results import ROOT, Results, open_results
 
 SUITE = "startup"
@@ -84,7 +85,7 @@ def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
     return start_command(model, data, {"training.global_batch_size": 16, "training.per_device_train_batch_size": 4})
 
 
-def start_command(model: Path, data: Path, special: dict[str, Any]) -> dict[str, Any]:
+def start_command(model: Path, data: Path, special: dict[str, Any], *, threads: int = CORES) -> dict[str, Any]:
     """The same with these settings, and what the cache holds."""
     cache, run_dir = WORK / "startup-cache", WORK / "startup-run"
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -103,7 +104,7 @@ def start_command(model: Path, data: Path, special: dict[str, Any]) -> dict[str,
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment(CORES), stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(threads), stdout=output, stderr=subprocess.STDOUT)
         try:
             return wait_for_line(run_dir / "timings.jsonl", process, began)
         finally:
@@ -115,7 +116,10 @@ def wait_for_line(file: Path, process: subprocess.Popen[bytes], began: float) ->
     """Seconds from `began` until `file` has a line; looked at every 5 ms."""
     while time.monotonic() - began < TIMEOUT_SECONDS:
         if file.exists() and b"\n" in file.read_bytes():
-            return {"first_step_seconds": time.monotonic() - began}
+            return {
+                "first_step_seconds": time.monotonic() - began,
+                "first_step_cpu_seconds": cpu_seconds(process.pid),
+            }
         if process.poll() is not None:
             return {"failed": f"kubetune ended with exit code {process.returncode} before its first step"}
         time.sleep(0.005)
@@ -150,7 +154,13 @@ def start_trl(model: Path, data: Path) -> dict[str, Any]:
         max_steps=1,
     )
     found = execute("trl", "peers", order, threads=CORES, timeout=TIMEOUT_SECONDS)
-    return {key: found[key] for key in ("first_step_seconds", "versions", "missing", "failed") if key in found}
+    return first_step(found)
+
+
+def first_step(found: dict[str, Any]) -> dict[str, Any]:
+    """What a driver reports of its first step alone."""
+    keys = ("first_step_seconds", "first_step_cpu_seconds", "versions", "missing", "failed")
+    return {key: found[key] for key in keys if key in found}
 
 
 if __name__ == "__main__":

@@ -194,17 +194,19 @@ def startup_table(results: Results) -> str:
 
 
 def pairs_startup_table(results: Results) -> str:
-    """Seconds to the end of the first step of DPO, with what the reference says to be found, and with that kept."""
+    """Seconds to the end of the first step of DPO, with what the reference says to be found, and with that kept, by
+    the wall and in CPU time."""
     found = _suite(results, "preference-start")
     rows = []
     for count, trainer in _distinct(found, "preference-start", ("rows", "trainer")):
         cells = []
         for kept in (False, True):
             runs = [m for m in found if (m["rows"], m["trainer"], m["kept"]) == (count, trainer, kept)]
-            seconds = Spread.of(m["first_step_seconds"] for m in runs if summary.is_measured(m))
-            cells.append(_spread(seconds, 1) if seconds else _reason(runs[0]) if runs else "")
+            for name in ("first_step_seconds", "first_step_cpu_seconds"):
+                seconds = Spread.of(m[name] for m in runs if summary.is_measured(m) and m.get(name) is not None)
+                cells.append(_spread(seconds, 1) if seconds else _reason(runs[0]) if runs else "")
         rows.append([f"{count:,}", "`kubetune train`" if trainer == "kubetune" else TRAINERS[trainer].label, *cells])
-    head = ["pairs", "trainer", "seconds, first start", "second start"]
+    head = ["pairs", "trainer", "seconds, first start", "CPU-seconds", "seconds, second start", "CPU-seconds"]
     return f"### Time to the first step of DPO\n\n{markdown(head, rows)}" if rows else ""
 
 
