@@ -136,6 +136,21 @@ def write_questions(folder: Path, name: str, rows: int, seed: int = 0, *, text_r
     return file
 
 
+def write_colour_pairs(folder: Path, name: str, rows: int, seed: int = 0, *, text_rows: int = 0) -> Path:
+    """`rows` pairs of a right and a wrong colour of an image of their own, and `text_rows` without any, as JSONL."""
+    draw = random.Random(seed)
+    file = write_questions(folder, name, rows, seed, text_rows=text_rows)
+    lines = []
+    for number, line in enumerate(file.read_text().splitlines()):
+        row = json.loads(line)
+        question, answer = row["messages"]
+        wrong = draw.choice([colour for colour in sorted(COLOURS) if colour != answer["content"]])
+        question["content"] += f" {number}" * draw.randint(1, 3)  # no two prompts are alike
+        lines.append({**row, "messages": [question], "chosen": answer, "rejected": {**answer, "content": wrong}})
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
 def _row(question: str, answer: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 

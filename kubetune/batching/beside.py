@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,22 +22,42 @@ class Pictures:
 
     `positions`: int64 `[3, tokens]`, in time, down and across; `is_image`: bool `[tokens]`. `pixel_values`: fp32
     `[patches, values]`, of all images end to end; `grids`: int64 `[images, 3]`, patches in time, down and across.
-    Both are None where no sequence has an image. `inputs`, of a model whose images are no grids: what its own processor
-    made of those of a lone sequence.
+    Both are None where no sequence has an image. `counts`: images of each sequence; `inputs`, of a model whose images
+    are no grids: what its own processor made of those of each.
     """
 
     positions: Tensor
     is_image: Tensor
     pixel_values: Tensor | None = None
     grids: Tensor | None = None
-    inputs: dict[str, Tensor] | None = None
+    counts: tuple[int, ...] = ()
+    inputs: tuple[dict[str, Tensor], ...] = ()
+
+    def of(self, sequences: Sequence[int], cu_seqlens: Sequence[int]) -> Pictures:
+        """Those of some sequences of a batch alone, which begin and end at `cu_seqlens`."""
+        spans = [slice(cu_seqlens[number], cu_seqlens[number + 1]) for number in sequences]
+        kept = replace(
+            self,
+            positions=torch.cat([self.positions[:, span] for span in spans], 1),
+            is_image=torch.cat([self.is_image[span] for span in spans]),
+            counts=tuple(self.counts[number] for number in sequences),
+            inputs=tuple(self.inputs[number] for number in sequences) if self.inputs else (),
+        )
+        if self.grids is None or self.pixel_values is None:
+            return kept
+        ends = list(accumulate(self.counts, initial=0))
+        images = [image for number in sequences for image in range(ends[number], ends[number + 1])]
+        if not images:
+            return replace(kept, pixel_values=None, grids=None)
+        patches = self.pixel_values.split(self.grids.prod(1).tolist())
+        return replace(kept, pixel_values=torch.cat([patches[image] for image in images]), grids=self.grids[images])
 
     def to(self, device: torch.device) -> Pictures:
         """The same on a device."""
-        names = [field.name for field in fields(self) if field.name != "inputs"]
+        names = ("positions", "is_image", "pixel_values", "grids")
         moved: dict[str, Any] = {name: moved_tensor(getattr(self, name), device) for name in names}
-        inputs = self.inputs and {name: tensor.to(device) for name, tensor in self.inputs.items()}
-        return Pictures(**moved, inputs=inputs)
+        inputs = tuple({name: tensor.to(device) for name, tensor in own.items()} for own in self.inputs)
+        return replace(self, **moved, inputs=inputs)
 
 
 @dataclass(frozen=True)

@@ -191,13 +191,13 @@ def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None, *, shares: bool
         nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))] * rows.sequences_per_row
         return collate(nothing) if reader is None else collate_pictured(nothing, [[]], reader.processor)
     samples = [int(i) for i in ids]
-    if reader is not None:
-        pictures = [reader.read(rows.images(i)) for i in samples]
-        return collate_pictured([rows.row(i) for i in samples], pictures, reader.processor, samples)
     if rows.is_labelled and rows.targets is not None:
         segments = [rows.segments(i) for i in samples]
         return collate_labelled([rows.row(i)[0] for i in samples], segments, rows.targets[ids], samples)
     sequences = [sequence for i in samples for sequence in rows.sequences(i)]
-    batch = (collate_shared if shares else collate)(sequences, samples)
+    if reader is None:
+        batch = (collate_shared if shares else collate)(sequences, samples)
+    else:
+        batch = collate_pictured(sequences, [reader.read(rows.images(i)) for i in samples], reader.processor, samples)
     targets, reference = (None if t is None else torch.from_numpy(t[ids]) for t in (rows.targets, rows.reference))
     return replace(batch, targets=targets, reference=reference)

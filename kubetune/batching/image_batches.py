@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -73,19 +74,20 @@ def collate_pictured(
 ) -> Batch:
     """Lay sequences and the images of each end to end, some of which may have none.
 
-    Of a model whose images are no grids there may be one sequence only. Raises DataError when a row has more or fewer
-    tokens for images than the vision tower will make features.
+    With half as many `pictures` as sequences, as of pairs, two sequences in turn have the same. Raises DataError when a
+    row has more or fewer tokens for images than the vision tower will make features.
     """
     batch = collate(rows, samples)
+    pictures = [own for own in pictures for _ in range(len(rows) // len(pictures))]
     if not processor.is_grid:
-        return _lone(batch, [picture for own in pictures for picture in own], processor)
+        return _whole(batch, pictures, processor)
     merge, positions = processor.merge_size, []
     grids = [[cast(Picture, picture) for picture in own] for own in pictures]
     for number, ((ids, _), own) in enumerate(zip(rows, grids, strict=True)):
         is_image = ids == processor.placeholder.token
         features = sum(down * across // merge**2 for _, (_, down, across) in own)
         if int(is_image.sum()) != features:
-            name = f"row {samples[number]}" if samples else "a row"
+            name = f"row {samples[number * len(samples) // len(rows)]}" if samples else "a row"
             raise DataError(f"{name} has {int(is_image.sum()):,} tokens for images of {features:,} features")
         positions.append(grid_positions(is_image, [(down // merge, across // merge) for _, (_, down, across) in own]))
     everything = [picture for own in grids for picture in own]
@@ -96,18 +98,27 @@ def collate_pictured(
             is_image=batch.input_ids == processor.placeholder.token,
             pixel_values=torch.from_numpy(np.concatenate([p.pixel_values for p in everything])) if everything else None,
             grids=torch.tensor([p.grid for p in everything]) if everything else None,
+            counts=tuple(map(len, pictures)),
         ),
     )
 
 
-def _lone(batch: Batch, images: Sequence[Any], processor: ImageProcessor) -> Batch:
-    """One sequence with its images as the model's own processor makes them."""
-    assert len(batch.cu_seqlens) == 2, "such models take one sequence at a time"
+def _whole(batch: Batch, pictures: Sequence[Sequence[Any]], processor: ImageProcessor) -> Batch:
+    """Sequences with the images of each as the model's own processor makes them."""
     is_image = batch.input_ids == processor.placeholder.token
-    answer = int(batch.rows[0]) + 1 if len(batch.rows) else batch.num_tokens
-    inputs = processor.whole.look([picture.image for picture in images], is_image, answer)
-    positions = batch.position_ids.expand(3, -1)
-    return replace(batch, pictures=Pictures(positions=positions, is_image=is_image, inputs=inputs))
+    firsts = accumulate(batch.label_counts, initial=0)
+    inputs = tuple(
+        processor.whole.look(
+            [picture.image for picture in own],
+            is_image[start:stop],
+            int(batch.rows[first]) + 1 - start if labels else stop - start,
+        )
+        for own, (start, stop), first, labels in zip(
+            pictures, pairwise(batch.cu_seqlens), firsts, batch.label_counts, strict=False
+        )
+    )
+    positions, counts = batch.position_ids.expand(3, -1), tuple(map(len, pictures))
+    return replace(batch, pictures=Pictures(positions=positions, is_image=is_image, counts=counts, inputs=inputs))
 
 
 def grid_positions(is_image: NDArray[np.bool_], grids: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
@@ -132,10 +143,14 @@ def grid_positions(is_image: NDArray[np.bool_], grids: Sequence[tuple[int, int]]
 
 
 def image_inputs(batch: Batch) -> dict[str, Tensor]:
-    """The images of a batch as transformers' models take them; nothing where it has none."""
+    """The images of a batch as transformers' models take them; nothing where it has none.
+
+    Of a model whose images are no grids it is of one sequence.
+    """
     pictures = batch.pictures
-    if pictures is not None and pictures.inputs is not None:
-        return pictures.inputs
+    if pictures is not None and pictures.inputs:
+        (inputs,) = pictures.inputs
+        return inputs
     if pictures is None or pictures.pixel_values is None or pictures.grids is None:
         return {}
     return {

@@ -36,9 +36,10 @@ def _hidden(learner: Learner, batch: Batch) -> Tensor:
 
 def lone_sequences(batch: Batch) -> Iterator[Batch]:
     """The sequences of a batch each alone, for a model that takes one at a time; without their labels."""
-    for start, stop in pairwise(batch.cu_seqlens):
+    for number, (start, stop) in enumerate(pairwise(batch.cu_seqlens)):
         ids, positions = batch.input_ids[start:stop], batch.position_ids[start:stop]
-        yield replace(batch, input_ids=ids, position_ids=positions, cu_seqlens=(0, stop - start))
+        pictures = batch.pictures and batch.pictures.of([number], batch.cu_seqlens)
+        yield replace(batch, input_ids=ids, position_ids=positions, cu_seqlens=(0, stop - start), pictures=pictures)
 
 
 @dataclass(frozen=True)

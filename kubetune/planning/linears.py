@@ -108,7 +108,7 @@ def trained_by_part(config: Config, weights: Weights) -> Counter[str]:
     """Parameters that a run trains of each part of the model; with LoRA those of the adapters on it."""
     found: Counter[str] = Counter()
     lora = config.lora
-    sees = config.task == "vision_language" and config.vision.freeze_vision_tower
+    sees = config.sees and config.vision.freeze_vision_tower
     for name, shape in weights.shapes.items():
         is_whole = lora is None and not (sees and NOT_TEXT.search(name))
         if is_whole or (lora and any(f".{module}." in f".{name}" for module in lora.modules_to_save)):

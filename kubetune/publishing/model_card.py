@@ -74,7 +74,7 @@ def _front_matter(config: Config, kind: str, base: str) -> str:
         f"base_model: {json.dumps(base)}",
         f"base_model_relation: {'adapter' if kind == 'adapter' else 'finetune'}",
         f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
-        f"pipeline_tag: {PIPELINES[config.task]}",
+        f"pipeline_tag: {PIPELINES['vision_language' if config.sees else config.task]}",
         f"tags: [{', '.join(['kubetune', *_TAGS[kind]])}]",
         "# license: to be filled in",
     ]
@@ -102,7 +102,7 @@ def _summary(config: Config, kind: str, base: str, facts: Mapping[str, Any]) -> 
 
 def _snippet(config: Config, kind: str, base: str) -> str:
     auto = task_module(config).AUTO_CLASS
-    reader = "AutoProcessor" if config.task == "vision_language" else "AutoTokenizer"
+    reader = "AutoProcessor" if config.sees else "AutoTokenizer"
     here = '"THIS_REPOSITORY_OR_FOLDER"'
     revision = f", revision={json.dumps(config.model.revision)}" if config.model.revision else ""
     if kind != "adapter":
@@ -166,7 +166,7 @@ def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
             lora.target_modules
         )  # fmt: skip
         found |= {name: "yes" for name, is_set in (("DoRA", lora.use_dora), ("rsLoRA", lora.use_rslora)) if is_set}
-    if config.task == "vision_language":
+    if config.sees:
         found["image tokens"] = f"at most {config.vision.image_max_tokens:,}, as the image processor here makes them"
     found |= {name: value for name in _SETTINGS if (value := getattr(training, name)) is not None}
     if training.max_steps is not None:

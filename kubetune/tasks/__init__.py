@@ -19,6 +19,7 @@ TASKS = {
     "reward_model": "kubetune.tasks.reward_model",
     "sequence_classification": "kubetune.tasks.sequence_classification",
     "vision_language": "kubetune.tasks.vision_language",
+    "vision_preference": "kubetune.tasks.vision_preference",
 }
 
 
@@ -28,12 +29,19 @@ def metric_names(config: Config, labels: Labels | None) -> tuple[str, ...]:
 
 
 def task_module(config: Config) -> Task:
-    """The module of the config's task."""
-    return cast(Task, import_module(TASKS[config.task]))
+    """The module of the config's task, which is another where pairs of answers are about images."""
+    return cast(Task, import_module(TASKS["vision_preference" if config.preference.images else config.task]))
 
 
 if TYPE_CHECKING:
-    from kubetune.tasks import causal_lm, preference, reward_model, sequence_classification, vision_language
+    from kubetune.tasks import (
+        causal_lm,
+        preference,
+        reward_model,
+        sequence_classification,
+        vision_language,
+        vision_preference,
+    )
 
     # mypy compares each module with the protocol.
     _causal_lm: Task = causal_lm
@@ -41,3 +49,4 @@ if TYPE_CHECKING:
     _reward_model: Task = reward_model
     _sequence_classification: Task = sequence_classification
     _vision_language: Task = vision_language
+    _vision_preference: Task = vision_preference

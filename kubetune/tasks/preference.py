@@ -111,10 +111,13 @@ def _every_second(batch: Batch, first: int) -> Batch:
         return batch
     ids, trained = batch.input_ids.cpu().numpy(), np.zeros(batch.num_tokens, bool)
     trained[batch.rows.cpu().numpy() + 1] = True
-    spans = list(pairwise(batch.cu_seqlens))[first::2]
-    kept = collate([(ids[start:stop].astype(np.uint32), trained[start:stop]) for start, stop in spans], batch.samples)
+    spans = list(pairwise(batch.cu_seqlens))
+    chosen = range(len(spans))[first::2]
+    sequences = [(ids[slice(*spans[i])].astype(np.uint32), trained[slice(*spans[i])]) for i in chosen]
+    kept = collate(sequences, batch.samples).to(batch.input_ids.device)
     reference = None if batch.reference is None else batch.reference[:, first : first + 1]
-    return replace(kept, targets=batch.targets, reference=reference).to(batch.input_ids.device)
+    pictures = batch.pictures and batch.pictures.of(chosen, batch.cu_seqlens)
+    return replace(kept, targets=batch.targets, reference=reference, pictures=pictures)
 
 
 def _gain_of_others(learner: Learner, batch: Batch) -> float:

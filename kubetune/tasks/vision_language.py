@@ -28,7 +28,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models import fsdp, loading, quantization
 from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.attention_hooks import CannotRunPaddingFree, packed
-from kubetune.models.learner import Learner
+from kubetune.models.learner import Learner, lone_sequences
 from kubetune.models.padding_free import (
     FOREIGN_ERRORS,
     Route,
@@ -122,7 +122,9 @@ def seeing(model: nn.Module, route: Route) -> Learner:
 
 
 def _hidden(learner: Learner, batch: Batch) -> Tensor:
-    return hidden_states(learner.lm, batch, padding_free=learner.route.padding_free)
+    if learner.route.padding_free:
+        return hidden_states(learner.lm, batch, padding_free=True)
+    return torch.cat([hidden_states(learner.lm, one, padding_free=False) for one in lone_sequences(batch)])
 
 
 def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:

@@ -112,7 +112,7 @@ class Opened:
 
     def _show(self, rows: Rows, split: str, index: int) -> dict[str, Any]:
         ids, trained = rows.row(index)
-        images = [image.path for image in rows.images(index)] if self.config.task == "vision_language" else []
+        images = [image.path for image in rows.images(index)] if self.config.sees else []
         second = int(rows.splits[index]) if rows.splits is not None else 0
         row = Picked(
             split, int(rows.source[index]), int(rows.record[index]), ids.tolist(), bytes(trained.view(np.uint8)),

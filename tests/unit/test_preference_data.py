@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "half a conversation": ({"prompt": "a", "chosen": [ASKED, GOOD], "rejected": "d"}, "whole conversations"),
     "no prompt": ({"chosen": "yes", "rejected": "no"}, "share no beginning"),
     "other images": ({**CHATS["ms_swift"], "rejected_images": ["a.png"]}, "`rejected_images` other than"),
-    "images": ({**CHATS["trl"], "images": ["a.png"]}, "preferences are learnt of texts alone"),
+    "images": ({**CHATS["trl"], "images": ["a.png"]}, "set `preference.images: true`"),
     "video": ({**CHATS["trl"], "videos": ["a.mp4"]}, "has `videos`"),
     "answer of the user": ({"prompt": [ASKED], "chosen": [GOOD], "rejected": [ASKED]}, "one answer with its prompt"),
 }
@@ -400,6 +400,6 @@ def test_the_estimate_of_a_plan_is_that_of_the_rows(tmp_path: Path, tokenizer_fo
 
 def test_the_page_shows_records_that_are_read() -> None:
     text = (Path(__file__).parents[2] / "docs" / "preference.md").read_text("utf-8")
-    pairs, judged = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
-    assert {type(convert(json.loads(line), kind="pair")) for line in pairs.splitlines()} == {Preference}
+    pairs, judged, pictured = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    assert {type(convert(json.loads(line), kind="pair")) for line in (pairs + pictured).splitlines()} == {Preference}
     assert {type(convert(json.loads(line), kind="judged")) for line in judged.splitlines()} == {Judged}

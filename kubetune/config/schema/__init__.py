@@ -95,7 +95,8 @@ class Config(Section):
         default_factory=ClassificationConfig, description="What `task: sequence_classification` tells apart."
     )
     vision: VisionConfig = Field(
-        default_factory=VisionConfig, description="How `task: vision_language` sees images, and what of that learns."
+        default_factory=VisionConfig,
+        description="How `task: vision_language`, and `preference.images`, sees images, and what of that learns.",
     )
     preference: PreferenceConfig = Field(
         default_factory=PreferenceConfig,
@@ -140,6 +141,11 @@ class Config(Section):
     def classifies(self) -> bool:
         """A head that judges texts by one token of each, instead of a vocabulary."""
         return self.task in ("sequence_classification", "reward_model")
+
+    @property
+    def sees(self) -> bool:
+        """A model with a vision tower, whose data may have images."""
+        return self.task == "vision_language" or self.preference.images
 
     @property
     def record_kind(self) -> RecordKind:
@@ -204,7 +210,7 @@ class Config(Section):
             problems.append("evaluation: needs data.eval; set that to a share such as 0.05 or a file")
         if wanted.generate is not None and self.classifies:
             problems.append(f"evaluation.generate: found it with `task: {self.task}`, which writes no answers")
-        if wanted.benchmarks is not None and self.task not in ("causal_lm", "preference"):
+        if wanted.benchmarks is not None and (self.classifies or self.sees):
             problems.append(f"evaluation.benchmarks: found it with `task: {self.task}`; they are for models of text")
         for name, text in gate.items():
             if name not in known:
@@ -221,7 +227,8 @@ class Config(Section):
         lora = self.lora or LoraConfig()
         refused = {
             "task: sequence_classification": self.task == "sequence_classification",
-            "task: vision_language without lora": self.task == "vision_language" and self.lora is None,
+            f"{'preference.images' if self.preference.images else 'task: vision_language'} without lora": self.sees
+            and self.lora is None,
             f"quantization: {self.quantization}": self.quantization not in ("none", "auto"),
             "lora.use_dora": lora.use_dora,
             "lora.modules_to_save": bool(lora.modules_to_save),

@@ -50,6 +50,7 @@ class PreferenceConfig(Section):
     desirable_weight: float = Field(1.0, gt=0, description="Weight of good answers in `kto`.")
     undesirable_weight: float = Field(1.0, gt=0, description="Weight of bad answers in `kto`.")
     reference_free: bool = Field(False, description="Compare with a reference to which all answers are equally likely.")
+    images: bool = Field(False, description="Prompts have images, which the model sees as `vision` says.")
     center_coefficient: float | None = Field(
         None, gt=0, description="Of a reward model: pull of the rewards of a pair towards a mean of zero."
     )

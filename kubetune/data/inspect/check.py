@@ -21,7 +21,7 @@ from kubetune.data.inspect.sharing import spared_share
 from kubetune.data.prepared.pipeline import Split, Tally, Worker, encode_batches
 from kubetune.data.prepared.profile import LIMITS, Profile
 from kubetune.data.prepared.row_writer import Chunk
-from kubetune.data.reading.formats import Chat, read
+from kubetune.data.reading.formats import images_of, read
 from kubetune.data.reading.images import ADDRESS, image_of_row
 from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
@@ -209,8 +209,8 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> tuple[Pro
             continue
         unused.update(key for key in keys if key not in OF_TEMPLATES)
         kind = type(example).__name__
-        if isinstance(example, Chat) and example.images:
-            found = all(path.startswith(ADDRESS) or there(image_of_row(record.file, path)) for path in example.images)
+        if images := images_of(example):
+            found = all(path.startswith(ADDRESS) or there(image_of_row(record.file, path)) for path in images)
             kind += " with images" if found else " with images that are not there"
         kinds[kind] += 1
     return problems, kinds, unused

@@ -157,7 +157,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     config = config.model_copy(update={"model": config.model.model_copy(update={"local_files_only": True})})
     tokenizer = load_tokenizer(config.model)
     labelled = config.task == "sequence_classification"
-    wanted = SAMPLE_PICTURED_ROWS if config.task == "vision_language" else SAMPLE_ROWS
+    wanted = SAMPLE_PICTURED_ROWS if config.sees else SAMPLE_ROWS
     problems = Problems()
     examples = list(_first_examples(config, sources, wanted, problems))
     sampled = len(examples)
@@ -236,10 +236,9 @@ def _encoder(config: Config, tokenizer: Tokenizer) -> Encoder | PreferenceEncode
     from kubetune.data.vision.image_processor import load_image_processor
 
     encoder = Encoder(tokenizer, train_on=config.data.train_on, add_special_tokens=config.data.add_special_tokens)
-    if config.record_kind != "text":
-        return PreferenceEncoder(encoder)
     processor = load_image_processor(config, tokenizer)
-    return encoder if processor is None else VisionEncoder(encoder, processor)
+    seeing = encoder if processor is None else VisionEncoder(encoder, processor)
+    return seeing if config.record_kind == "text" else PreferenceEncoder(seeing)
 
 
 def _on_disk(path: str, environ: Mapping[str, str]) -> bool:

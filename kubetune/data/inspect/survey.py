@@ -6,7 +6,7 @@ For the data's page. Reads every record once; languages and images are looked at
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,18 @@ from typing import Any
 
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.prepared.histogram import bars
-from kubetune.data.reading.formats import Chat, Example, Judged, Label, Labelled, Pair, Preference, Text, convert
+from kubetune.data.reading.formats import (
+    Chat,
+    Example,
+    Judged,
+    Label,
+    Labelled,
+    Pair,
+    Preference,
+    Text,
+    convert,
+    images_of,
+)
 from kubetune.data.reading.images import UnusableImage, image_file, verifier
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import class_names
@@ -114,7 +125,7 @@ def _survey(source: SourceConfig, config: Config, name_language: Callable[[str],
         if isinstance(example, Chat):
             found.turns[sum(message["role"] == "assistant" for message in example.messages)] += 1
             found.systems.update(m["content"] for m in example.messages if m["role"] == "system")
-            _look_at_images(found, example, partial(image_file, record.file, cache=cache), verify)
+        _look_at_images(found, images_of(example), partial(image_file, record.file, cache=cache), verify)
     found.unreadable = problems.total
     found.records += problems.total
     return found
@@ -171,8 +182,10 @@ def _note_empty(found: Survey, where: str) -> None:
         found.empty.append(where)
 
 
-def _look_at_images(found: Survey, example: Chat, find: Callable[[str], Path], verify: Callable[[Any], Any]) -> None:
-    for path in example.images:
+def _look_at_images(
+    found: Survey, images: Sequence[str], find: Callable[[str], Path], verify: Callable[[Any], Any]
+) -> None:
+    for path in images:
         found.images += 1
         if len(found.image_sizes) + found.unusable.total() >= _IMAGES:
             continue

@@ -10,7 +10,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from typing import Any, Final, Literal
 
@@ -18,7 +18,7 @@ from kubetune.config.schema import DataConfig, RecordKind, SourceConfig
 from kubetune.data.prepared.profile import Profile
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.prepared.workers import map_in_processes
-from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Judged, Pair, Preference, Text, read
+from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Judged, Pair, Preference, Text, read, with_images
 from kubetune.data.reading.images import image_file
 from kubetune.data.reading.preferences import Unusable
 from kubetune.data.reading.problems import Problems
@@ -138,9 +138,9 @@ class Worker:
             self._encoder = LabelledEncoder(tokenizer, labels)
         else:
             encoder = Encoder(tokenizer, train_on=data.train_on, add_special_tokens=data.add_special_tokens)
-            self._encoder = encoder if processor is None else VisionEncoder(encoder, processor)
-            if kind not in ("text", "labelled"):
-                self._encoder = PreferenceEncoder(encoder, margins=kind == "graded")
+            seeing = encoder if processor is None else VisionEncoder(encoder, processor)
+            compares = kind not in ("text", "labelled")
+            self._encoder = PreferenceEncoder(seeing, margins=kind == "graded") if compares else seeing
         self._kind: RecordKind = "labelled" if labels is not None else kind
         self._find_special = None if labels is not None else tokenizer.find_special
         self._data = data
@@ -306,11 +306,7 @@ def located(example: Example, data_file: str, cache: str | None) -> Example:
 
     `cache`: where those are kept that the record itself holds. Raises UnusableImage as `image_file` does.
     """
-    if not isinstance(example, Chat) or not example.images:
-        return example
-    folder = cache_folder(cache)
-    paths = (os.path.abspath(image_file(data_file, image, folder)) for image in example.images)
-    return replace(example, images=tuple(paths))
+    return with_images(example, lambda image: os.path.abspath(image_file(data_file, image, cache_folder(cache))))
 
 
 def encode_batches(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -163,6 +164,11 @@ class Rows:
             ImageRef(os.fsdecode(paths[offsets[i] : offsets[i + 1]].tobytes()), int(crcs[i]))
             for i in range(first[index], first[index + 1])
         )
+
+    @property
+    def image_digest(self) -> int:
+        """A number that is another where the bytes of an image are others."""
+        return zlib.crc32(self._images[1].tobytes())
 
     def row(self, index: int) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         """Ids of a row, and for each of them whether it is a label."""

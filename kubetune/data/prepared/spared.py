@@ -22,7 +22,7 @@ def may_share(config: Config) -> bool:
     """
     data, task = config.data, config.task
     is_text = task == "causal_lm" or (task == "preference" and config.preference.loss != "kto")
-    return is_text and data.packing and data.share_prefixes is not False
+    return is_text and not config.sees and data.packing and data.share_prefixes is not False
 
 
 def sparable(rows: Sequence[Sequence[Sequence[int]]]) -> int:

@@ -6,13 +6,23 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from kubetune.base.files import written_whole
 from kubetune.config.schema import RecordKind, SourceConfig
-from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Judged, Labelled, Pair, Preference, Text, convert
+from kubetune.data.reading.formats import (
+    IMAGE_TAG,
+    Chat,
+    Example,
+    Judged,
+    Labelled,
+    Pair,
+    Preference,
+    Text,
+    convert,
+    with_images,
+)
 from kubetune.data.reading.images import ADDRESS, image_of_row
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
@@ -58,13 +68,11 @@ def _converted(
 
 def _placed(example: Example, data_file: str, output: Path) -> Example:
     """The example with paths of images that hold from where it is written to; images that it holds stay in it."""
-    if not isinstance(example, Chat) or Path(data_file).absolute().parent == output.absolute().parent:
+    if Path(data_file).absolute().parent == output.absolute().parent:
         return example
-    images = (
-        image if image.startswith(ADDRESS) else str(image_of_row(data_file, image).absolute())
-        for image in example.images
+    return with_images(
+        example, lambda image: image if image.startswith(ADDRESS) else str(image_of_row(data_file, image).absolute())
     )
-    return replace(example, images=tuple(images))
 
 
 def _to_messages(example: Example) -> dict[str, Any] | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 from kubetune.config.schema import RecordKind
 from kubetune.data.reading.fields import Fields, keys, listed, parsed, required, show, text_of
@@ -86,6 +86,28 @@ class Judged:
 
 
 Example = Chat | Pair | Text | Labelled | Preference | Judged
+_E = TypeVar("_E", bound=Example)
+
+
+def images_of(example: Example) -> tuple[str, ...]:
+    """The images of a record; those of a pair once, which both answers go on from."""
+    match example:
+        case Preference(answer) | Judged(answer):
+            return images_of(answer)
+    return example.images if isinstance(example, Chat) else ()
+
+
+def with_images(example: _E, place: Callable[[str], str]) -> _E:
+    """The record with another place of each image."""
+    match example:
+        case Preference():
+            chosen, rejected = (with_images(answer, place) for answer in (example.chosen, example.rejected))
+            return replace(example, chosen=chosen, rejected=rejected)
+        case Judged():
+            return replace(example, answer=with_images(example.answer, place))
+        case Chat() if example.images:
+            return replace(example, images=tuple(map(place, example.images)))
+    return example
 
 
 def convert(

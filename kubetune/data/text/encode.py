@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from tokenizers import Encoding
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from kubetune.data.vision.image_processor import ImageRef
 
 TrainOn = Literal["assistant", "all"]
+
+SEEING: Final = "set `task: vision_language`"
+"""Advice for records with images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class Encoder:
     def _require_usable(self, chat: Chat) -> None:
         """Raise ValueError for a conversation with what this run cannot do."""
         if chat.images:
-            raise ValueError("has images, which a language model cannot see; set `task: vision_language`")
+            raise ValueError(f"has images, which a language model cannot see; {SEEING}")
         if self._all and chat.unlearnt:
             raise ValueError(
                 f"messages[{min(chat.unlearnt)}] says that it is not to be trained, and `data.train_on` is all; "

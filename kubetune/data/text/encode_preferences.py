@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from kubetune.data.reading.formats import Chat, Example, Judged, Pair, Preference
-from kubetune.data.text.encode import Encoded, Encoder
+from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Judged, Pair, Preference
+from kubetune.data.text.encode import SEEING, Encoded, Encoder
+
+if TYPE_CHECKING:
+    from kubetune.data.vision.encode import VisionEncoder
 
 
 class PreferenceEncoder:
@@ -18,7 +22,7 @@ class PreferenceEncoder:
     `margins`: rows tell by how much the chosen answer is better.
     """
 
-    def __init__(self, encoder: Encoder, *, margins: bool = False) -> None:
+    def __init__(self, encoder: Encoder | VisionEncoder, *, margins: bool = False) -> None:
         self._encoder, self._margins = encoder, margins
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
@@ -29,7 +33,11 @@ class PreferenceEncoder:
             found = [next(encoded) for _ in _answers(example)]
             refused = next((row for row in found if isinstance(row, str)), None)
             if refused is not None:
-                rows.append(refused.replace("set `task: vision_language`", "preferences are learnt of texts alone"))
+                seeing = "a reward model scores texts alone" if self._margins else "set `preference.images: true`"
+                rows.append(refused.replace(SEEING, seeing))
+                continue
+            if any(_shows_in_answer(answer) for answer in _answers(example)):
+                rows.append("has an image in an answer; expected all of them in the prompt, the same for both")
                 continue
             answers = [row for row in found if isinstance(row, Encoded)]
             if isinstance(example, Preference):
@@ -51,15 +59,20 @@ class PreferenceEncoder:
             [*chosen.trained, *rejected.trained],
             ((margin or 0.0),) if self._margins else (),
             drops_reasoning=chosen.drops_reasoning or rejected.drops_reasoning,
+            images=chosen.images,
+            image_notes=chosen.image_notes,
             split=len(chosen.ids),
         )
 
-    def cut(self, _: Example, encoded: Encoded, limit: int) -> Encoded:
-        """The first `limit` tokens of each sequence."""
-        parts = [(ids[:limit], trained[:limit]) for ids, trained in encoded.sequences]
-        ids = [id for part, _ in parts for id in part]
-        trained = [is_label for _, part in parts for is_label in part]
-        return replace(encoded, ids=ids, trained=trained, split=len(parts[0][0]) if encoded.split else 0)
+    def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
+        """The first `limit` tokens of each sequence. Images stand in the prompt, which is the same in both."""
+        parts = [
+            self._encoder.cut(answer, replace(encoded, ids=ids, trained=trained, split=0), limit)
+            for answer, (ids, trained) in zip(_answers(example), encoded.sequences, strict=True)
+        ]
+        ids = [id for part in parts for id in part.ids]
+        trained = [is_label for part in parts for is_label in part.trained]
+        return replace(parts[0], ids=ids, trained=trained, split=len(parts[0].ids) if encoded.split else 0)
 
 
 def _answers(example: Example) -> tuple[Chat | Pair, ...]:
@@ -69,6 +82,12 @@ def _answers(example: Example) -> tuple[Chat | Pair, ...]:
         case Judged():
             return (example.answer,)
     return ()
+
+
+def _shows_in_answer(answer: Chat | Pair) -> bool:
+    if not isinstance(answer, Chat) or not answer.images:
+        return False
+    return any(IMAGE_TAG in message["content"] for message in answer.messages[answer.context :])
 
 
 def _prompt(row: Encoded) -> list[int]:

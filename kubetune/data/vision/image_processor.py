@@ -251,17 +251,17 @@ def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor
 
     Raises ModelError when the model has no vision tower, or one that is not known here.
     """
-    if config.task != "vision_language":
+    if not config.sees:
         return None
     model = config.model
     files = hub.find_files(model, model.path, ("config.json", *CONFIGS))
     facts = read_json(files.pop("config.json", None))
     token = facts.get("image_token_id", facts.get("image_token_index"))
     if "vision_config" not in facts or token is None:
+        advice = "leave out preference.images" if config.preference.images else "set `task: causal_lm`"
         raise ModelError(
             f"model {model.path} ({facts.get('model_type', 'of no known type')}) takes no images in a way "
-            "that is known: its config.json has no vision_config and image_token_id; set `task: causal_lm`, or another "
-            "model"
+            f"that is known: its config.json has no vision_config and image_token_id; {advice}, or take another model"
         )
     if not files:
         raise ModelError(f"model {model.path} has no image processor; expected {CONFIGS[0]} beside its weights")

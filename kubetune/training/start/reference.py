@@ -16,14 +16,15 @@ import uuid
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from transformers import AutoModelForCausalLM
+import transformers
 
 from kubetune import errors
 from kubetune.base import files, logs, whole_folder
 from kubetune.batching.feed import batch_of, groups
+from kubetune.batching.image_batches import picture_reader
 from kubetune.data.prepared import identity
 from kubetune.data.prepared.order import Ids
 from kubetune.distributed import process_group
@@ -31,7 +32,7 @@ from kubetune.models import fsdp
 from kubetune.models.loading import choose_dtype, load_pretrained
 from kubetune.models.padding_free import implementation
 from kubetune.rundir import heartbeat, metrics
-from kubetune.tasks import causal_lm, preference
+from kubetune.tasks import causal_lm, preference, vision_language
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -101,8 +102,9 @@ def ask_base(config: Config, learner: Learner, rows: Rows, plan: Plan, world: Wo
     """
     if config.task == "preference" and config.preference.needs_reference:
         if config.lora is None:
-            model = load_pretrained(AutoModelForCausalLM, config, world.device)
-            learner = causal_lm.ready(model, config)
+            task = vision_language if config.sees else causal_lm
+            model = load_pretrained(getattr(transformers, task.AUTO_CLASS), config, world.device)
+            learner = task.ready(model, config)
         rows.reference = scores(learner, {"eval": rows}, plan, world)["eval"]
 
 
@@ -119,7 +121,7 @@ def _fingerprint(
     if not world.is_main:
         return None
     weights = (base or identity.Check(config, run_dir)).now()["model"].files
-    facts = {
+    facts: dict[str, Any] = {
         "format": FORMAT,
         "data": data.fingerprint,
         "weights": {name: content.sha256 for name, content in sorted(weights.items())},
@@ -127,6 +129,8 @@ def _fingerprint(
         "attention": [implementation(learner.lm), learner.route.padding_free, shares],
         "quantization": str(getattr(learner.lm.config, "quantization_config", None)),
     }
+    if config.sees:
+        facts["images"] = [rows.image_digest for rows in (data.train, data.eval) if rows is not None]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -180,10 +184,10 @@ def _do_part(
     mine = units[world.rank :: world.size]
     if fsdp.is_sharded(learner.model):  # all ranks take part in each forward
         mine += [(next(iter(splits)), np.empty(0, np.int64))] * (-(-len(units) // world.size) - len(mine))
-    found = []
+    found, readers = [], {name: picture_reader(rows) for name, rows in splits.items()}
     for name, ids in mine:
         heartbeat.beat("reference")
-        batch = batch_of(splits[name], ids, None, shares=shares).to(world.device)
+        batch = batch_of(splits[name], ids, readers[name], shares=shares).to(world.device)
         said = preference.log_probabilities(learner, batch)
         found.append((name, ids, said))
     everybodys = [one for share in process_group.gather(found, world) for one in share]
