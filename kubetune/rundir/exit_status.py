@@ -25,7 +25,7 @@ EndState = Literal["done", "stopped", "failed"]
 DONE = "done"
 """The reason of an end that leaves nothing to say."""
 TERMINATION_LOG = Path("/dev/termination-log")
-"""File of a container's last word: Kubernetes keeps it in the pod's status when the container is gone."""
+"""File for a container's exit status: Kubernetes keeps it in the pod's status when the container is gone."""
 
 # Kubernetes keeps 4,096 bytes, in which the reason is what may be long.
 _MESSAGE_CHARACTERS = 1000
@@ -81,7 +81,7 @@ def reason_of(error: errors.KubetuneError) -> str:
 
 
 def write_rank_exit_status(run_dir: Path, rank: int, status: ExitStatus) -> None:
-    """Leave the last word of one rank for the agent, as `logs/rank-N.exit.json`."""
+    """Leave the exit status of one rank for the agent, as `logs/rank-N.exit.json`."""
     _write(run_dir, _rank_path(run_dir, rank), status)
 
 

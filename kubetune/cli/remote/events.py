@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import brief, visible
-from kubetune.cli.remote.run_on_cluster import add_run, find
-from kubetune.cli.tables import print_table
-from kubetune.errors import OK
+from kubetune.cli.remote.run_on_cluster import add_run, find, show
 
 if TYPE_CHECKING:
     from kubetune.kube_api.client import Object
@@ -26,12 +23,8 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.cluster.runs import events_of
 
     events = events_of(*find(args))
-    if args.json:
-        print(json.dumps(events, indent=2))
-        return OK
     head = ("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
-    print_table(head, [row(event) for event in events])
-    return OK
+    return show(events, head, [row(event) for event in events], as_json=args.json)
 
 
 def row(event: Object) -> list[str]:

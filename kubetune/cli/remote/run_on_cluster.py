@@ -81,7 +81,7 @@ def find_running(args: argparse.Namespace) -> tuple[Cluster, list[Target]]:
 
 
 def show(facts: Sequence[Any], head: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool) -> int:
-    """Print what was found about pods, as a table of `rows` or the facts themselves as JSON; returns the exit code."""
+    """Print what was found of a run, as a table of `rows` or the facts themselves as JSON; returns the exit code."""
     if as_json:
         print(json.dumps(facts, indent=2))
     else:

@@ -66,7 +66,7 @@ class Conversation:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     parser.add_argument("--system", help="the system message of the conversation")
     parser.add_argument(
         "--compare", action="store_true", help="let the model before fine-tuning answer too, side by side"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     add_export_options(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="default RUN_DIR/exports/STEP-KIND")
     parser.add_argument("--out", type=Path, dest="output", help=argparse.SUPPRESS)  # what it was called before

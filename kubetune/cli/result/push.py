@@ -24,7 +24,7 @@ REPOSITORY = "RESULT_MODEL_ID"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     parser.add_argument(
         "repo", nargs="?", metavar="ORG/NAME", help=f"left out: ${REPOSITORY}, or `push` of the run's config"
     )

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         metavar="RUN_DIR",
-        help="or the folder of a sweep; left out where --compare has several",
+        help="run directory, or the folder of a sweep; left out where --compare names them",
     )
     parser.add_argument(
         "--compare", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="runs to lay over it, or over each other"
