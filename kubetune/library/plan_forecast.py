@@ -24,7 +24,7 @@ from kubetune.scoring.own_functions import require_file
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class PlanForecast:
     """A plan with what is known beforehand. `config`: with what this machine's measurements choose; `chosen`: that in
     words."""
 
@@ -47,7 +47,7 @@ class Foreseen:
         return self.plan.model_dump(mode="json") | facts | as_json(self.config, self.plan, self.ahead)
 
 
-def foresee(config: Config, environ: Mapping[str, str], *, builds: bool = True) -> Foreseen:
+def forecast_run(config: Config, environ: Mapping[str, str], *, builds: bool = True) -> PlanForecast:
     """Plan a run, reading data but no weights. `builds`: a model whose target modules are in doubt is built without
     weights, which imports torch.
 
@@ -70,7 +70,7 @@ def foresee(config: Config, environ: Mapping[str, str], *, builds: bool = True) 
     plan = make_plan(config, rows, eval_rows, visible_gpus(environ), tokens=tokens, spared_share=spared)
     config, chosen = _as_measured(config, plan, tokens)
     longest = lengths.longest_of(rows) if lengths is not None else None
-    return Foreseen(config, plan, lengths, chosen, look_ahead(config, plan, tokens, environ, longest))
+    return PlanForecast(config, plan, lengths, chosen, look_ahead(config, plan, tokens, environ, longest))
 
 
 def _as_measured(config: Config, plan: Plan, tokens: int | None) -> tuple[Config, list[str]]:
@@ -79,7 +79,11 @@ def _as_measured(config: Config, plan: Plan, tokens: int | None) -> tuple[Config
     shape = shape_of(weights) if weights is not None else None
     if plan.device == "cpu" and config.model.dtype == "auto" and config.kubernetes is None:
         found = measured.cpu_dtype(shape.hidden if shape is not None else None)
-        said.append("model.dtype: auto -> {}, because {}".format(*(found or ("what is faster", "runs measure it"))))
+        said.append(
+            "model.dtype: auto -> {}, because {}".format(
+                *(found or ("float32 or bfloat16", "a run measures which is faster"))
+            )
+        )
         if found is not None:
             config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": found[0]})})
     gpu = gpu_here() if plan.device == "cuda" else None

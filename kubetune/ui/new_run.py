@@ -20,7 +20,7 @@ from kubetune.config.load import as_yaml, dotted_values, load_config, read_confi
 from kubetune.config.schema import Config, EvaluationConfig, ModelConfig
 from kubetune.config.schema.tracking import HooksConfig
 from kubetune.errors import ConfigError, KubetuneError
-from kubetune.library.plan_forecast import foresee
+from kubetune.library.plan_forecast import forecast_run
 from kubetune.ui.fields import CODE, LABELS, form
 from kubetune.ui.site import Site, answer, body_of, page, run_of, site_of
 
@@ -86,7 +86,7 @@ def _planned(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
     shown = {**nothing, "yaml": as_yaml(config), "command": command, "on_cluster": on_cluster}
     try:
         # Target modules in doubt need the model built, with torch: the run looks at them before it begins.
-        ahead = foresee(config, os.environ, builds=False)
+        ahead = forecast_run(config, os.environ, builds=False)
     except KubetuneError as error:
         return {**shown, "problems": _listed(error)}
     facts, bad = list(ahead.describe()), list[str]()
@@ -164,7 +164,7 @@ def _started(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
         if (name := config.name) is None:
             raise ConfigError("name: left out; a run that is begun here needs one, such as support-bot")
         verb, file = "submit" if asked.get("on") == "cluster" else "train", _file(site, config)
-        foresee(config, os.environ, builds=False)
+        forecast_run(config, os.environ, builds=False)
         site.folder.mkdir(parents=True, exist_ok=True)
         if verb == "train":
             config = config.model_copy(update={"kubernetes": None}) if config.kubernetes else config

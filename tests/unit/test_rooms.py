@@ -38,7 +38,7 @@ RETIRED = {
     "meeting": "rendezvous", "hindsight": "actuals", "foreseen": "forecast", "probe": "preflight",
     "health": "stop or finite", "train_worker": "worker", "optim": "adamw", "trace": "step_digest",
     "sharded": "fsdp", "flat": "padding_free", "parallel": "process_group", "samples": "before_after",
-    "lean": "fused_forwards", "Snapshot": "ObservedRun",
+    "lean": "fused_forwards", "Snapshot": "ObservedRun", "Foreseen": "PlanForecast",
 }  # fmt: skip
 """Words that were names of classes and modules once, with what stands in for each: one word for one idea."""
 ELSEWHERE = {("plugins", "journal"), ("plugins", "Journal")}

@@ -11,7 +11,7 @@ import sys
 from kubetune.cli.tables import print_fact, print_table
 from kubetune.config.load import dotted_values, read_tree, resolved
 from kubetune.config.schema import Config
-from kubetune.library.plan_forecast import foresee
+from kubetune.library.plan_forecast import forecast_run
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, sources_of
 
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     config = config_from_args(args, os.environ)
     if args.origins:
         return _show_origins(args, config)
-    found = foresee(config, os.environ)
+    found = forecast_run(config, os.environ)
     if args.json:
         print(json.dumps(found.to_json(), indent=2))
         return 0
