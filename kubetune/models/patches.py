@@ -7,10 +7,13 @@ Documented hooks (attention functions registered by name) and forwards set on mo
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -42,7 +45,10 @@ LOAD_REPORT = Patch("transformers.modeling_utils", "logger", "transformers>=5.0,
 PACKING = Patch("transformers.masking_utils", "find_packed_sequence_indices", "transformers>=5.0,<5.24")
 """Borders of sequences, read off their positions by asking a GPU in every forward; `cu_seqlens` say them anyway."""
 
-PATCHES = (CUTTING, ROTARY, LOAD_REPORT, PACKING)
+SCAN = Patch("transformers.utils.import_utils", "define_import_structure", "transformers>=5.23,<5.24")
+"""List of the files of all models, for which transformers reads every one of them twice while it is imported."""
+
+PATCHES = (CUTTING, ROTARY, LOAD_REPORT, PACKING, SCAN)
 
 
 class Replaced(AbstractContextManager[None]):
@@ -72,6 +78,26 @@ def rotary_by(source: Any, apply: Any) -> Replaced:
 def packing_by(find: Callable[[Any], Any]) -> Replaced:
     """transformers finds the sequences of a packed batch by `find(position_ids)`."""
     return Replaced(PACKING.owner(), PACKING.name, find)
+
+
+def import_transformers() -> None:
+    """Import transformers and what every model needs of it, its list of models' files being made once."""
+    import transformers
+
+    if "transformers.models" not in sys.modules:
+        with Replaced(SCAN.owner(), SCAN.name, partial(_listed, SCAN.owner().define_import_structure)):
+            import transformers.models
+    import transformers.generation.utils
+    import transformers.modeling_utils  # noqa: F401
+
+
+def _listed(scan: Callable[..., Any], path: str) -> dict[frozenset[str], dict[str, set[str]]]:
+    """`scan(path)` of the folder of models, made of what transformers has kept of its own first scan."""
+    found = scan(Path(path).parent, prefix="models")
+    return {
+        needs: {name.removeprefix("models."): objects for name, objects in files.items() if name.startswith("models.")}
+        for needs, files in found.items()
+    }
 
 
 @contextmanager

@@ -107,9 +107,9 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
     logs.STEP.info("preparing data" if alone else "opening the prepared data")
     with preparing(config, run_dir) as prepared:
         with fast_import.sparingly():
-            import transformers.generation.utils
-            import transformers.modeling_utils  # noqa: F401
+            from kubetune.models import patches
 
+            patches.import_transformers()
             from kubetune.data.prepared.identity import Check
             from kubetune.data.prepared.statistics import record
             from kubetune.distributed import process_group

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import suppress
 from importlib.metadata import version
 
@@ -36,3 +38,20 @@ def test_a_patch_is_undone_after_an_error_too() -> None:
             assert getattr(patch.owner(), patch.name) is print
             raise ZeroDivisionError
         assert vars(patch.owner())[patch.name] is theirs
+
+
+def test_the_list_of_models_files_is_that_which_transformers_makes() -> None:
+    """In a process of its own, where nothing has imported them; transformers' own list is made afterwards."""
+    script = """
+from kubetune.models import patches
+patches.import_transformers()
+import os, transformers.models
+from transformers.utils.import_utils import define_import_structure as scan
+path = os.path.join(os.path.dirname(transformers.__file__), "models", "__init__.py")
+misses = scan.cache_info().misses
+theirs = scan(path)
+assert scan.cache_info().misses == misses + 1, "it was made a second time"
+assert patches._listed(scan, path) == theirs
+assert transformers.models.LlamaForCausalLM is transformers.LlamaForCausalLM
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
