@@ -7,7 +7,7 @@ Checkpoints hold adapters only, so nothing rounded is ever saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from kubetune import errors
-from kubetune.adapters import shared_input
-from kubetune.adapters.shared_input import is_plain_lora, is_transposed
+from kubetune.adapters.shared_input import SharedInput, arguments, is_plain_lora, is_transposed
 from kubetune.base import logs
 from kubetune.kernels import lora, pointwise
 from kubetune.kernels.pointwise import Kernels
@@ -55,9 +54,16 @@ def adopt(model: nn.Module, kernels: Kernels, device: torch.device, loss_ahead: 
 
 def round_layers(model: nn.Module, kernels: Kernels) -> int:
     """Round the frozen weights under plain adapters; returns of how many layers."""
-    layers = [module for module in model.modules() if is_plain_lora(module) and _fits(module)]
+    layers: list[Any] = [module for module in model.modules() if is_plain_lora(module) and _fits(module)]
     for layer in layers:
-        _round(layer, kernels)
+        _round(layer)
+        layer.forward = partial(_forward, layer, kernels)
+    shared = {id(layer.shared_input): layer.shared_input for layer in layers if hasattr(layer, "shared_input")}
+    together = [one for one in shared.values() if all(hasattr(layer.base_layer, "row_scales") for layer in one.layers)]
+    for layer in layers:
+        if getattr(layer, "shared_input", None) not in together:
+            layer.shared_input = SharedInput((layer,))
+        layer.shared_input.compute = partial(_compute, kernels)
     return len(layers)
 
 
@@ -66,37 +72,50 @@ def _fits(layer: Any) -> bool:
     return not is_transposed(layer) and weight.dim() == 2 and all(size % GRANULE == 0 for size in weight.shape)
 
 
-def _round(layer: Any, kernels: Kernels) -> None:
+def _round(layer: Any) -> None:
     base = layer.base_layer
     weight = base.weight.data
     forward, backward = pointwise.round_rows(weight), pointwise.round_rows(weight.t().contiguous())
     base.weight = nn.Parameter(forward[0], requires_grad=False)
     for name, value in (("row_scales", forward[1]), ("columns", backward[0]), ("column_scales", backward[1])):
         base.register_buffer(name, value, persistent=False)
-    layer.forward = partial(_forward, layer, kernels)
 
 
 def _forward(layer: Any, kernels: Kernels, x: Tensor) -> Tensor:
-    base = layer.base_layer
     if layer.disable_adapters or layer.merged:
         raise RuntimeError("a base in 8-bit floats works only with its adapter")
-    rounded = (base.weight, base.row_scales, base.columns, base.column_scales)
-    given, settings = shared_input.arguments([layer], [rounded], None)
-    out = _Fp8LoraLinear.apply(x, settings, kernels, *lora.flattened(given))  # type: ignore[no-untyped-call]
-    return cast(Tensor, out[0])
+    if torch.compiler.is_compiling():
+        return _compute(kernels, [layer], x, None)[0]
+    return cast(SharedInput, layer.shared_input).forward(layer, x)
 
 
-def _product(kernels: Kernels, x: Tensor, columns: Tensor, scales: Tensor) -> Tensor:
-    """`x @ columnsᵀ` of `x` `[rows, inner]` and rounded `columns` `[outer, inner]` with `scales` `[outer, 1]`."""
-    rounded, row_scales = kernels["round_rows"](x)
+def _compute(kernels: Kernels, layers: Sequence[Any], x: Tensor, copies: lora.Rounded | None) -> tuple[Tensor, ...]:
+    bases = [layer.base_layer for layer in layers]
+    frozen = [(base.weight, base.row_scales, base.columns, base.column_scales) for base in bases]
+    given, settings = arguments(layers, frozen, copies)
+    out = _Fp8LoraLinears.apply(x, settings, kernels, *lora.flattened(given))  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, ...], out)
+
+
+def _product(rounded: Tensor, row_scales: Tensor, columns: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x @ columnsᵀ` of rounded `x` `[rows, inner]` and `columns` `[outer, inner]`, with scales of their rows."""
     product = torch._scaled_mm(rounded, columns.t(), row_scales, scales.t(), out_dtype=torch.bfloat16)
-    return product.to(x.dtype)
+    return product.to(dtype)
 
 
 def _times(
-    kernels: Kernels, rows: Tensor, bias: Tensor | None, weight: Tensor, row_scales: Tensor, *columns: Tensor
+    kernels: Kernels,
+    found: list[tuple[Tensor, Tensor]],
+    rows: Tensor,
+    bias: Tensor | None,
+    weight: Tensor,
+    row_scales: Tensor,
+    *columns: Tensor,
 ) -> Tensor:
-    y = _product(kernels, rows, weight, row_scales)
+    """Product of one of several layers with the same `rows`, which the first of them rounds into `found`."""
+    if not found:
+        found.append(kernels["round_rows"](rows))
+    y = _product(*found[0], weight, row_scales, rows.dtype)
     return y if bias is None else y.add_(bias)
 
 
@@ -109,19 +128,20 @@ def _times_transposed(
     columns: Tensor,
     column_scales: Tensor,
 ) -> Tensor:
-    found = _product(kernels, d_y, columns, column_scales)
+    rounded, scales = kernels["round_rows"](d_y)
+    found = _product(rounded, scales, columns, column_scales, d_y.dtype)
     return found if total is None else total.add_(found)
 
 
-class _Fp8LoraLinear(Function):
-    """The twin of the layer in kernels/lora.py, with its frozen weight rounded in both orders."""
+class _Fp8LoraLinears(Function):
+    """The twin of that in kernels/lora.py, with frozen weights rounded in both orders."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, settings: lora.Adapters, kernels: Kernels, *flat: Tensor | None
     ) -> tuple[Tensor, ...]:
         ctx.kernels = kernels
-        return lora.lora_forward(ctx, partial(_times, kernels), x, settings, *flat)
+        return lora.lora_forward(ctx, partial(_times, kernels, []), x, settings, *flat)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:

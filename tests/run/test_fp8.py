@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from kubetune import errors
+from kubetune.adapters import shared_input
 from kubetune.config.schema import Config
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import fp8
@@ -95,3 +96,33 @@ def test_what_it_cannot_be_combined_with_is_said_at_once(inputs: Path) -> None:
     assert "training.fp8 does not work with quantization: 8bit" in str(caught.value)
     with pytest.raises(ValueError, match="full fine-tuning"):
         toy.make_config(inputs, {"fp8": True}, lora=None)
+
+
+def test_layers_of_one_input_round_it_once_and_give_what_each_alone_gives() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = nn.Linear(64, 64), nn.Linear(64, 32), nn.Linear(64, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+
+    found, rounded = [], []
+    for together in (True, False):
+        torch.manual_seed(0)
+        settings = LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj"], init_lora_weights=False)
+        model = get_peft_model(Attention().bfloat16(), settings)
+        if together:
+            assert shared_input.swap(model) == 3
+        kernels = Kernels()
+        assert fp8.round_layers(model, kernels) == 3
+        calls: list[int] = []
+        plain = kernels.forms["round_rows"]
+        kernels.forms["round_rows"] = lambda x, calls=calls, plain=plain: (calls.append(1), plain(x))[1]
+        x = torch.randn(40, 64, dtype=torch.bfloat16, requires_grad=True)
+        y = model(x)
+        rounded.append(len(calls))
+        y.backward(torch.ones_like(y))
+        found.append([y, x.grad, *(p.grad for p in model.parameters() if p.requires_grad)])
+    assert rounded == [1, 3]
+    assert all(difference(ours, theirs) < 5e-3 for ours, theirs in zip(*found, strict=True))
