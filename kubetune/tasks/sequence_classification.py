@@ -65,7 +65,8 @@ def build(config: Config, world: World, workload: Workload) -> Learner:
     model = fsdp.load(AutoModelForSequenceClassification, config, world, **settings)
     if fsdp.is_wanted(config, world) and not pools_last(model):
         raise errors.ConfigError(
-            f"training.parallelism: fsdp is for decoders, and {config.model.path} is none; encoders are small, use ddp"
+            f"training.parallelism: fsdp is for decoders, of which layers and the one row of the head are sharded, and "
+            f"{config.model.path} is none; encoders are small: use ddp, which leaves each rank a whole copy"
         )
     name_padding(model, load_tokenizer(config.model).pad_id)
     if config.lora is not None:

@@ -23,7 +23,7 @@ from tests.pictures import save_seeing_model, write_questions
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 # Two ranks are in several-processes too, and models that see in test_vision.py.
-SLOW = ("sst2-distilbert-full", "fire-qwen3vl-32b", "volcano-qwen2.5vl-7b")
+SLOW = ("sst2-distilbert-full", "fire-qwen3vl-32b", "volcano-qwen2.5vl-7b", "preference-images")
 SENTENCES = ROOT / "examples" / "data" / "sst2.tsv"
 
 
@@ -46,6 +46,8 @@ def offline(example, models, folder):
 def substitutes(example, models):
     """What takes the place of what an example has from the hub, and of GPUs and nodes."""
     config = load_config(example)
+    if config.preference.images:
+        return [f"model={models['qwen2_5_vl']}"]
     if config.task in ("causal_lm", "preference", "reward_model"):
         return [f"model={models['causal_lm']}"]
     if config.task == "vision_language":

@@ -18,7 +18,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.rundir import metrics
 from kubetune.tasks import reward_model
-from tests import toy
+from tests import reviews, toy
 from tests.preferences import Row, batch_of, draw, write_pairs
 
 ROWS = 8
@@ -95,6 +95,18 @@ def test_a_sharded_model_learns_and_is_exported_as_one_of_one_rank(
     assert "vllm serve . --runner pooling" in (tmp_path / "export" / "README.md").read_text()
     exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export")
     assert (exported.config.num_labels, exported.score.weight.shape[0]) == (1, 1)
+
+
+@pytest.mark.slow
+def test_an_encoder_is_not_sharded_and_says_why(folder: Path, tmp_path: Path) -> None:
+    settings = {"max_steps": 1, "parallelism": "fsdp"}
+    data, model = write_pairs(folder), reviews.save_model(tmp_path / "bert")
+    facts = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(facts | {"eos_token": "[SEP]"}))
+    config = toy.make_config(folder, settings, task="reward_model", data=data, model=str(model), lora=None)
+    run_dir = toy.make_run(tmp_path / "run", config, 2)
+    assert toy.train(run_dir, 2) == [2, 2]
+    assert "fsdp is for decoders" in (run_dir / "logs" / "rank-0.log").read_text()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,26 @@ def test_columns_of_answers_are_found(tmp_path: Path) -> None:
     assert [note.key for note in found.of("dropped")] == ["datasets[0].type"]
 
 
+SEEING = {
+    "axolotl": ("a.yml", f"{AXOLOTL}rl: dpo\nprocessor_type: AutoProcessor\ndatasets: [{{path: org/pairs}}]\n"),
+    "factory, by its images": ("a.yaml", f"{FACTORY}stage: kto\nimage_max_pixels: 262144\nvideo_max_pixels: 16384\n"),
+    "factory, by its data": ("a.yaml", f"{FACTORY.replace('org/pairs', 'rlhf_v')}stage: dpo\n"),
+    "swift": ("a.sh", f"{SWIFT.replace('swift', 'MAX_PIXELS=602112 swift')}--rlhf_type orpo --freeze_vit true\n"),
+}
+
+
+@pytest.mark.parametrize("case", SEEING)
+def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
+    columns = {"messages": "conversations", "chosen": "chosen", "rejected": "rejected", "images": "images"}
+    entry = {"hf_hub_url": "org/rlhf-v", "ranking": True, "formatting": "sharegpt", "columns": columns}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"rlhf_v": entry}))
+    found, config = imported(tmp_path, *SEEING[case])
+    assert config.task == "preference"
+    assert config.preference.images
+    assert {note.key for note in found.of("dropped")} <= {"video_max_pixels", "dataset: org/pairs"}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -150,7 +171,7 @@ def test_columns_of_answers_are_found(tmp_path: Path) -> None:
         ("a.yaml", f"{FACTORY}stage: dpo\npref_loss: kto_pair\n", "is a loss that kubetune does not have"),
         ("a.yaml", f"{TRL}beta: 0.1\nloss_type: [sigmoid, bco_pair]\n", "is a loss that kubetune does not have"),
         ("a.sh", f"{SWIFT}--rlhf_type gkd\n", "rlhf_type is gkd"),
-        ("a.sh", f"{SWIFT}--rlhf_type dpo --freeze_vit true\n", "compares answers of texts alone"),
+        ("a.sh", f"{SWIFT}--rlhf_type rm --freeze_vit true\n", "a reward model scores texts alone"),
         ("a.yaml", f"{TRL}beta: 0.1\nnum_generations: 8\n", "num_generations is 8"),
     ],
 )

@@ -16,6 +16,7 @@ from kubetune.plugins.importers.common import (
     packing,
     pin_fsdp,
     plain,
+    say_it_sees,
     schedule,
     share,
     warmup_steps,
@@ -306,6 +307,11 @@ def _plugins(draft: Draft, key: str, value: Any) -> None:
         draft.unneeded(key, "what they switch on has keys of its own, each listed here")
 
 
+def _processor(draft: Draft, key: str, _: Any) -> None:
+    say_it_sees(draft, key)
+    draft.unneeded(key, "images go through the model's own processor")
+
+
 def _model_type(draft: Draft, key: str, value: Any) -> None:
     if str(value).endswith(("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText")):
         draft.unneeded(key, "read from the model's own files")
@@ -389,7 +395,7 @@ RULES: dict[str, Rule] = {
     "lora_target_parameters": names("lora.target_parameters"),
     "plugins": _plugins,
     "model_type": _model_type,
-    "processor_type": lambda draft, key, value: draft.carry(key, "task", "vision_language"),
+    "processor_type": _processor,
     "skip_prepare_dataset": unneeded("images are read while training, tokens are prepared"),
     "image_size": dropped("images keep their shape; vision.image_max_tokens limits their size"),
     **each(

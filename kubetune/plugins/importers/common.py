@@ -140,17 +140,21 @@ def sees(path: str) -> Rule:
 
     def rule(draft: Draft, key: str, value: Any) -> None:
         draft.carry(key, path, as_flag(value))
-        _say_it_sees(draft, key)
+        say_it_sees(draft, key)
 
     return rule
 
 
-def _say_it_sees(draft: Draft, key: str) -> None:
-    if draft.settings.get(("task",)) in ("preference", "reward_model"):
-        draft.refuse(key, "is a setting of models that see, and kubetune compares answers of texts alone")
-    if draft.settings.get(("task",)) != "vision_language":
+def say_it_sees(draft: Draft, key: str) -> None:
+    """Take from a key that the model sees: images in pairs of answers, or a task of their own."""
+    task, why = draft.settings.get(("task",)), "is a setting of models that see"
+    if task == "reward_model":
+        draft.refuse(key, f"{why}, and a reward model scores texts alone")
+    if task == "preference":
+        draft.assume("preference.images", True, f"{key} {why}")
+    elif task != "vision_language":
         draft.settings.pop(("task",), None)
-        draft.assume("task", "vision_language", f"{key} is a setting of models that see")
+        draft.assume("task", "vision_language", f"{key} {why}")
 
 
 def pixels(path: str) -> Rule:
@@ -160,7 +164,7 @@ def pixels(path: str) -> Rule:
         if isinstance(value, int) and value > 0:
             tokens = max(1, min(16_384, value // (28 * 28)))
             draft.approximate(key, path, tokens, "tokens of 28 × 28 pixels; other models differ")
-            _say_it_sees(draft, key)
+            say_it_sees(draft, key)
         else:
             draft.drop(key, f"no number of pixels; see {path}")
 
@@ -442,8 +446,8 @@ def _settle_sharding(draft: Draft) -> None:
     full = ("lora",) not in draft.settings
     refused = {
         "a quantised base, which is small,": draft.settings.get(("quantization",), "none") not in ("none", "auto"),
-        f"task: {task}": task in ("sequence_classification", "reward_model"),
-        f"task: {task} without lora": task == "vision_language" and full,
+        f"task: {task}": task == "sequence_classification",
+        f"task: {task} without lora": full and (task == "vision_language" or draft.has("preference.images")),
         "DoRA": bool(draft.settings.get(("lora", "use_dora"))),
         "a model with lora.modules_to_save": draft.has("lora.modules_to_save"),
     }

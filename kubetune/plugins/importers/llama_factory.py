@@ -16,6 +16,7 @@ from kubetune.plugins.importers.common import (
     pin_fsdp,
     pixels,
     plain,
+    say_it_sees,
     sees,
     share,
 )
@@ -155,6 +156,8 @@ def _source(draft: Draft, key: str, name: str, registry: tuple[Path, dict[str, A
         columns = ({wanted: listed} if listed != wanted else {}) | columns
     elif form in _FORMATS:
         source["format"] = _FORMATS[form]
+    if columns.get("images"):
+        say_it_sees(draft, f"{key}: {name}")
     columns = {ours: theirs for ours, theirs in columns.items() if ours != theirs}
     if columns:
         source["columns"] = columns

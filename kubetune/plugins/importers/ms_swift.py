@@ -43,14 +43,9 @@ MARKS = ("tuner_type", "train_type", "split_dataset_ratio", "attn_impl", "freeze
          "load_from_cache_file", "tuner_backend")  # fmt: skip
 
 _DEFAULTS: dict[str, Any] = {
-    "data.packing": False,
-    "training.num_train_epochs": 3.0,
-    "training.weight_decay": 0.1,
-    "training.adam_beta2": 0.95,
-    "training.logging_steps": 5,
-    "training.save_steps": 500,
-    "training.gradient_checkpointing": True,
-}
+    "data.packing": False, "training.num_train_epochs": 3.0, "training.weight_decay": 0.1, "training.adam_beta2": 0.95,
+    "training.logging_steps": 5, "training.save_steps": 500, "training.gradient_checkpointing": True,
+}  # fmt: skip
 _LORA = {"lora.r": 8, "lora.alpha": 32, "lora.dropout": 0.05, "lora.target_modules": "all-linear"}
 _DATASET = re.compile(r"^(?:(?P<hub>hf|ms)::)?(?P<path>[^:#]+)(?::(?P<subsets>[^#]+))?(?:#(?P<number>\d+))?$")
 

@@ -35,8 +35,6 @@ _WEIGHTS: Final = {
 _SIMPO: Final = {"LLaMA-Factory": (0.1, 0.5, 0.0), "ms-swift": (2.0, 1.0, 1.0)}
 _SIMPO_OF_TRL: Final = (0.1, 0.5, 1.0)
 """Defaults of beta, gamma and sft_weight: those of TRL's CPO trainer are axolotl's too."""
-_RATES: Final = {"reward": 1e-4}
-_RATE: Final = 1e-6
 _METRICS: Final = {
     "loss": "loss", "rewards/accuracies": "accuracy", "rewards/margins": "margin", "rewards/chosen": "reward_chosen",
     "rewards/rejected": "reward_rejected", "logps/chosen": "logp_chosen", "logps/rejected": "logp_rejected",
@@ -57,12 +55,8 @@ def method_of(peer: str, settings: Mapping[str, Any], command: str | None) -> tu
         return "swift rlhf", "dpo"
     if command in METHODS:
         return f"trl {command}", str(command)
-    marks = {
-        "desirable_weight": "kto",
-        "center_rewards_coefficient": "reward",
-        "simpo_gamma": "cpo",
-        "cpo_alpha": "cpo",
-    }
+    marks = {"desirable_weight": "kto", "center_rewards_coefficient": "reward"}
+    marks |= dict.fromkeys(("simpo_gamma", "cpo_alpha"), "cpo")
     marks |= dict.fromkeys(("rpo_alpha", "precompute_ref_log_probs", "max_prompt_length", "beta"), "dpo")
     if peer != "TRL" or command:
         return None
@@ -91,7 +85,7 @@ def learn(draft: Draft, command: str | None) -> None:
         for name, value in zip(("beta", "gamma", "sft_weight"), _SIMPO.get(draft.peer, _SIMPO_OF_TRL), strict=True):
             draft.assume(f"preference.{name}", value)
     if draft.peer == "TRL" and is_empty(draft.given.get("learning_rate")):
-        draft.assume("training.learning_rate", _RATES.get(method, _RATE))
+        draft.assume("training.learning_rate", 1e-4 if method == "reward" else 1e-6)
     for name, rule in _RULES.items():
         if not is_empty(draft.given.get(name)) and name not in draft.seen:
             rule(draft, name, draft.given[name])
