@@ -16,7 +16,7 @@ import resource
 import shutil
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -123,6 +123,11 @@ def _shortage_of(error: BaseException) -> EnvironmentFault | None:
             f"container or the service may have a limit of its own (pids.max){hidden}"
         )
     return None
+
+
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """Folder of this user's caches."""
+    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
 
 
 def free_bytes(path: StrPath) -> int:

@@ -79,11 +79,8 @@ def _as_measured(config: Config, plan: Plan, tokens: int | None) -> tuple[Config
     shape = shape_of(weights) if weights is not None else None
     if plan.device == "cpu" and config.model.dtype == "auto" and config.kubernetes is None:
         found = measured.cpu_dtype(shape.hidden if shape is not None else None)
-        said.append(
-            "model.dtype: auto -> {}, because {}".format(
-                *(found or ("float32 or bfloat16", "a run measures which is faster"))
-            )
-        )
+        dtype, why = found or ("float32 or bfloat16", "a run measures which is faster")
+        said.append(f"model.dtype: auto -> {dtype}, because {why}")
         if found is not None:
             config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": found[0]})})
     gpu = gpu_here() if plan.device == "cuda" else None

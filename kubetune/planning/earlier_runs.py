@@ -141,7 +141,7 @@ def _cpu() -> str:
 
 def place() -> Path:
     """The file, in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kubetune" / FILE
+    return files.user_cache(os.environ) / "kubetune" / FILE
 
 
 def read(before: str | None = None) -> list[Speed]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kubetune.base.files import user_cache
 from kubetune.errors import ModelError
 
 MAX_HEADER_BYTES = 100 << 20
@@ -53,10 +54,20 @@ def find_folder(path: str, environ: Mapping[str, str]) -> Path | None:
     """The folder of a model on this machine: itself, or its newest snapshot in the hub's cache."""
     if Path(path).is_dir():
         return Path(path)
-    home = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    cache = Path(environ.get("HF_HUB_CACHE") or home / "hub").expanduser() / f"models--{path.replace('/', '--')}"
-    found = sorted((cache / "snapshots").glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+    snapshots = (hub_folder(path, environ) / "snapshots").glob("*/config.json")
+    found = sorted(snapshots, key=lambda file: file.stat().st_mtime)
     return found[-1].parent if found else None
+
+
+def hub_home(environ: Mapping[str, str]) -> Path:
+    """Folder of Hugging Face's caches; found here, since the hub's library starts slowly."""
+    return Path(environ.get("HF_HOME") or user_cache(environ) / "huggingface").expanduser()
+
+
+def hub_folder(path: str, environ: Mapping[str, str]) -> Path:
+    """Folder of a model in the hub's cache, which is there or not."""
+    cache = Path(environ.get("HF_HUB_CACHE") or hub_home(environ) / "hub").expanduser()
+    return cache / f"models--{path.replace('/', '--')}"
 
 
 def read_config(path: str, environ: Mapping[str, str]) -> dict[str, Any] | None:

@@ -24,12 +24,14 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from kubetune import errors
+from kubetune.base.files import user_cache
 from kubetune.base.gpus import GPU_QUERY, gpu_use
 from kubetune.base.humanize import size, visible
 from kubetune.base.logs import scrub
 from kubetune.cli.remote.run_on_cluster import add_namespace
 from kubetune.cli.tables import print_table
 from kubetune.library.connection import open_cluster
+from kubetune.planning.model_shapes import hub_home
 
 Level = Literal["ok", "note", "wrong"]
 
@@ -156,11 +158,10 @@ def _devices(_: argparse.Namespace) -> Iterator[Finding]:
 
 def _disk(_: argparse.Namespace) -> Iterator[Finding]:
     """Free space where runs and caches go, and how large the caches are."""
-    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "kubetune"
-    places = {"run directories": Path("outputs"), "models and data sets": home, "prepared data": own}
+    own = user_cache(os.environ) / "kubetune"
+    places = {"run directories": Path("outputs"), "models and data sets": hub_home(os.environ), "prepared data": own}
     for what, place in places.items():
-        place = place.expanduser().absolute()
+        place = place.absolute()
         existing = next(parent for parent in (place, *place.parents) if parent.exists())
         free = shutil.disk_usage(existing).free
         used = f", {size(_used(place))} used" if place.is_dir() else ""

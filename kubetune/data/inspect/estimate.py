@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import counted
@@ -18,6 +17,7 @@ from kubetune.data.reading.hub import is_local
 from kubetune.data.reading.sources import Located, count_rows, evaluated_rows, locate, read_source
 from kubetune.errors import ConfigError, DataError
 from kubetune.planning.base_model import embeddings_of
+from kubetune.planning.model_shapes import hub_folder
 
 if TYPE_CHECKING:
     from kubetune.data.reading.formats import Example
@@ -242,9 +242,5 @@ def _encoder(config: Config, tokenizer: Tokenizer) -> Encoder | PreferenceEncode
 
 
 def _on_disk(path: str, environ: Mapping[str, str]) -> bool:
-    """The model is a local folder or in the hub's cache; asked here, since the hub's library starts slowly."""
-    if is_local(path):
-        return True
-    home = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    cache = Path(environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-    return (cache / f"models--{path.replace('/', '--')}").is_dir()
+    """The model is a local folder or in the hub's cache."""
+    return is_local(path) or hub_folder(path, environ).is_dir()

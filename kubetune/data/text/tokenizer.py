@@ -18,6 +18,7 @@ from typing import Any
 
 import tokenizers
 
+from kubetune.base.files import user_cache
 from kubetune.config.schema import ModelConfig
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.data.reading import hub
@@ -38,9 +39,7 @@ from kubetune.errors import ModelError
 
 def cache_folder(given: str | None = None) -> Path:
     """Folder of prepared data and of what was found out about tokenizers; `given` is `data.cache`, if it is set."""
-    if given:
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kubetune"
+    return Path(given).expanduser() if given else user_cache(os.environ) / "kubetune"
 
 
 PROBES = ("a", "0", "the")
