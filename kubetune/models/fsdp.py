@@ -7,7 +7,8 @@ How slices are saved and put together is in optimizer/shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
@@ -27,6 +28,8 @@ from kubetune.planning.model_shapes import TOWERS
 Result = TypeVar("Result")
 SCORE = "score"
 """Name of a decoder's head that classifies. An adapter trains a copy of it, which no slices are borrowed for."""
+ADAPTED = rf"{SCORE}\..*|(.*\.)?({'|'.join(TOWERS)})\..*"
+"""Names of what stays whole on every rank beside adapters: a rank that has no image in its share never runs a tower."""
 
 
 def is_wanted(config: Config, world: World) -> bool:
@@ -39,38 +42,48 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def load(auto_class: Any, config: Config, world: World, **labels: Any) -> nn.Module:
+def load(
+    auto_class: Any, config: Config, world: World, frozen: Callable[[Any], str | None] = lambda _: None, **labels: Any
+) -> nn.Module:
     """`models.load_pretrained`, sharded where the config asks for it; then no rank ever holds the whole model.
 
+    `frozen`: an expression for the names of what does not learn of a model trained in full, which every rank has whole.
     `labels`: settings of a classifier.
     """
     if not is_wanted(config, world):
         return loading.load_pretrained(auto_class, config, world.device, **labels)
     arithmetic = loading.choose_dtype(config.model.dtype, world.device)
-    with cutting(arithmetic, world.size, trained=config.lora is None) as settings:
+    with cutting(arithmetic, world.size, frozen, trained=config.lora is None) as settings:
         model: Any = loading.load_pretrained(
             auto_class, config, world.device, **labels, **settings, draw=partial(_draw, config.training.seed)
         )
+    for parameter in model.parameters() if config.lora is None else ():
+        if not isinstance(parameter, DTensor):  # what does not learn, and was read as what does
+            parameter.data = parameter.data.to(arithmetic)
     # What is saved says what is computed with, and nothing of how many ranks there were.
     model.config.dtype, model.config.distributed_config = arithmetic, None
     return cast(nn.Module, model)
 
 
 @contextmanager
-def cutting(compute_dtype: torch.dtype, world_size: int, *, trained: bool) -> Iterator[dict[str, Any]]:
+def cutting(
+    compute_dtype: torch.dtype, world_size: int, frozen: Callable[[Any], str | None], *, trained: bool
+) -> Iterator[dict[str, Any]]:
     """Within, `from_pretrained` with the settings yielded gives a sharded model and reads only this rank's slices.
 
     transformers builds the model on the meta device, cuts it, and reads what is left. Where it cuts is replaced: its
     own plans know some architectures only, and give the output head, which our loss uses, a group of its own.
     `trained`: slices are fp32 masters, cast to `compute_dtype` when they are borrowed; else they have that dtype.
     """
-    policy, whole = MixedPrecisionPolicy(cast_forward_inputs=False), () if trained else (SCORE,)
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if trained and compute_dtype != torch.float32:
         policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     try:
         from transformers.distributed.configuration_utils import DistributedConfig
 
-        cutting_by = patches.cutting_by(lambda model, *_: cut(model, policy, whole))
+        cutting_by = patches.cutting_by(
+            lambda model, *_: cut(model, policy, frozen(model) or "$^" if trained else ADAPTED)
+        )
     except ImportError:
         raise errors.EnvironmentFault("training.parallelism: fsdp needs transformers 5.23 or newer") from None
     with cutting_by:
@@ -80,21 +93,23 @@ def cutting(compute_dtype: torch.dtype, world_size: int, *, trained: bool) -> It
         }
 
 
-def cut(lm: Any, policy: MixedPrecisionPolicy, whole: Sequence[str] = ()) -> Any:
+def cut(lm: Any, policy: MixedPrecisionPolicy, whole: str = ADAPTED) -> Any:
     """Shard every decoder layer, and the rest of the model (embeddings, last norm, head) as one group around them.
 
-    The vision tower stays whole on every rank: a rank that has no image in its share never runs it, and would leave the
-    others waiting for its slices. So do the modules of `whole`.
+    Parameters whose names match `whole` stay so on every rank: what adapters may lie in, as these are whole, and what
+    does not learn of a vision tower. The rest of a tower belongs to the group around the layers, which all ranks borrow
+    whether they have an image or not.
     """
     lm.tie_weights()
     if hasattr(lm, SCORE):
         lm.score._is_hf_initialized = True  # for transformers to leave alone, where it is new: `_draw` does that
-    towers = [m for name, m in lm.named_modules() if name in whole or name.rpartition(".")[2] in TOWERS]
+    towers = [m for name, m in lm.named_modules() if name.rpartition(".")[2] in TOWERS]
     in_towers = {id(module) for tower in towers for module in tower.modules()}
     lists = (m for m in lm.modules() if isinstance(m, nn.ModuleList) and id(m) not in in_towers)
     for layer in max(lists, key=len, default=()):
         fully_shard(layer, mp_policy=policy)
-    fully_shard(lm, mp_policy=policy, ignored_params={p for tower in towers for p in tower.parameters()})
+    is_whole = re.compile(whole).fullmatch
+    fully_shard(lm, mp_policy=policy, ignored_params={p for name, p in lm.named_parameters() if is_whole(name)})
     for module in lm.modules():
         if isinstance(module, FSDPModule):
             # The loss is divided once for the whole global batch, so gradients are summed, not averaged.
@@ -128,9 +143,36 @@ def _call(_: nn.Module, function: Callable[..., Result], *args: Any) -> Result:
     return function(*args)
 
 
-def saved_buffers(lm: nn.Module) -> dict[str, Tensor]:
-    """The buffers that belong to a saved model, which every rank holds whole."""
-    return {
+class _Reaching(torch.autograd.Function):
+    """A tensor as it is, of which parameters that it was not computed from have gradients of zero."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.forms = [(p.shape, p.dtype, p.device) for p in parameters]
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return gradient, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.forms)
+
+
+def reaching(lm: Any, tensor: Tensor) -> Tensor:
+    """`tensor`, with gradients for all that learns outside of the text of a sharded model, if only zeros.
+
+    FSDP sums the gradients that a rank has: one without an image in its share would sum other ones than the others.
+    """
+    if not isinstance(lm, FSDPModule) or not torch.is_grad_enabled():
+        return tensor
+    model = cast(Any, lm)
+    text = {id(p) for part in (model.get_decoder(), model.get_output_embeddings()) for p in part.parameters()}
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in text and not isinstance(p, DTensor)]
+    return _Reaching.apply(tensor, *others)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def saved_beside(lm: nn.Module) -> dict[str, Tensor]:
+    """What belongs to a saved model besides what is trained: buffers and frozen parameters, whole on every rank."""
+    frozen = {name: parameter for name, parameter in lm.named_parameters() if not parameter.requires_grad}
+    return frozen | {
         f"{path}.{name}".removeprefix("."): buffer
         for path, module in lm.named_modules()
         for name, buffer in module.named_buffers(recurse=False)

@@ -92,13 +92,14 @@ def forecast(
     element = element_bytes(config, plan)
     sharded = plan.world_size if config.training.parallelism == "fsdp" else 1
     frozen = _weight_bytes(config, plan, weights, element)
-    trained = adapter_parameters(config, weights) if config.lora else weights.parameters
+    trained = adapter_parameters(config, weights)
     if config.lora:  # adapters stay whole on every rank
         whole = _tower_bytes(config, plan, weights, element)
         held = whole + (frozen - whole) // sharded
         parts = {"weights": held, **_state_parts(config, "adapters, in fp32", trained)}
     else:  # fp32 weights that are trained, and all sharded ones, are the optimizer's own copy
-        held = 0 if element == 4 or sharded > 1 else frozen
+        still = (weights.parameters - trained) * element  # a vision tower that does not learn, whole on every rank
+        held = still if element == 4 or sharded > 1 else frozen
         parts = {"weights": held, **_state_parts(config, "trained weights, in fp32", trained // sharded)}
     if sharded > 1:
         parts |= _sharing_parts(config, plan, weights, shape, element, device_bytes)

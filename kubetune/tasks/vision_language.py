@@ -84,7 +84,7 @@ def build(config: Config, world: World, workload: Workload) -> Learner:
     from transformers import AutoModelForImageTextToText
 
     config = quantization.decide(config, world)
-    model = fsdp.load(AutoModelForImageTextToText, config, world)
+    model = fsdp.load(AutoModelForImageTextToText, config, world, lambda lm: frozen_modules(lm, config.vision))
     frozen = frozen_modules(model, config.vision)
     if config.lora is not None:
         seed = config.training.seed
@@ -123,8 +123,10 @@ def seeing(model: nn.Module, route: Route) -> Learner:
 
 def _hidden(learner: Learner, batch: Batch) -> Tensor:
     if learner.route.padding_free:
-        return hidden_states(learner.lm, batch, padding_free=True)
-    return torch.cat([hidden_states(learner.lm, one, padding_free=False) for one in lone_sequences(batch)])
+        found = hidden_states(learner.lm, batch, padding_free=True)
+    else:
+        found = torch.cat([hidden_states(learner.lm, one, padding_free=False) for one in lone_sequences(batch)])
+    return fsdp.reaching(learner.lm, found)
 
 
 def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:

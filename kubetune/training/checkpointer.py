@@ -261,8 +261,8 @@ class Checkpointer:
 
     def _write_model(self, folder: Path) -> None:
         config = self.model.config
-        others = fsdp.saved_buffers(self.model)
-        shards.write_weights(folder, self.optimizer.layout, config.dtype, others)
+        beside = fsdp.saved_beside(self.model)
+        shards.write_weights(folder, self.optimizer.layout, config.dtype, beside)
         config.save_pretrained(folder)
         if self.model.can_generate():
             self.model.generation_config.save_pretrained(folder)

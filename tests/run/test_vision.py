@@ -145,6 +145,7 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, tmp_
     assert len(set(alone.values())) > 4, "a model that always says the same proves nothing"
 
 
+SEES_ANEW = {"freeze_vision_tower": False, "freeze_projector": False}
 SHORT = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "learning_rate": 1e-3}
 
 
@@ -207,8 +208,8 @@ def test_rows_of_another_tool_with_an_image_in_each_turn_are_trained_on(inputs: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sections",
-    [{}, {"vision": {"freeze_vision_tower": False, "freeze_projector": False}}, {"model": {"attention": "sdpa"}}],
-    ids=["frozen", "sees anew", "one sequence at a time"],
+    [{}, {"vision": SEES_ANEW}, {"model": {"attention": "sdpa"}}, {"lora": None}, {"lora": None, "vision": SEES_ANEW}],
+    ids=["frozen", "sees anew", "one sequence at a time", "all of the text", "all"],
 )
 def test_a_model_cut_over_ranks_trains_as_copies_do(sections: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
     write_questions(tmp_path, "train", 3, 1, text_rows=21)
@@ -225,8 +226,39 @@ def test_a_model_cut_over_ranks_trains_as_copies_do(sections: dict[str, Any], in
     )
     for one, other in zip(metrics.read_metrics(ours), metrics.read_metrics(theirs), strict=True):
         assert one == pytest.approx(other, abs=1e-5, rel=1e-5)
-    with pytest.raises(ValueError, match="fsdp does not work with task: vision_language without lora"):
-        make_config(inputs, {"parallelism": "fsdp"}, lora=None)
+    if "lora" in sections:
+        mine, other = (load_weights(run_dir) for run_dir in (ours, theirs))
+        assert mine.keys() == other.keys()
+        for name, tensor in mine.items():
+            torch.testing.assert_close(tensor, other[name], atol=2e-5, rtol=1e-4)
+
+
+def load_weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    """What plain transformers makes of the last checkpoint."""
+    folder = run_dir / "checkpoints" / "last"
+    model, found = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True)
+    assert not any(found.values()), found
+    return dict(model.state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_model_trained_whole_goes_on_at_another_number_of_ranks(
+    inputs: Path, tmp_path: Path, before: int, after: int
+) -> None:
+    write_questions(tmp_path, "train", 3, 1, text_rows=21)
+    write_questions(tmp_path, "eval", 5, 2)
+    data = {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl"), "max_length": 128}
+    small = {**SHORT, "max_steps": 4, "global_batch_size": 8, "per_device_train_batch_size": 1, "parallelism": "fsdp"}
+    config = make_config(inputs, small, lora=None, vision=SEES_ANEW, data=data)
+    run_dir = toy.make_run(tmp_path / "run", config, before)
+    environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:2:{before - 1}"}
+    assert toy.train(run_dir, before, environ) == [errors.PREEMPTED] * before
+    toy.make_run(run_dir, config, after)
+    assert toy.train(run_dir, after) == [0] * after
+    assert toy.losses(run_dir) == pytest.approx(toy.losses(toy.finished(tmp_path / "whole", config)), abs=1e-5)
+    found = export_run(run_dir, out=tmp_path / "out", tell=lambda _: None)
+    assert max(one["difference"] for one in found.facts["proof"]["comparisons"]) < 1e-5
 
 
 @pytest.mark.slow

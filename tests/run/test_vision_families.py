@@ -248,12 +248,19 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
     AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
 
 
+ALL = {"lora": None, "vision": {"freeze_vision_tower": False, "freeze_projector": False}}
+
+
 @pytest.mark.slow
-def test_two_ranks_train_as_one(tmp_path: Path) -> None:
-    save_family_model(tmp_path / "model", "idefics3")
+@pytest.mark.parametrize(
+    ("name", "parallelism", "sections"), [("idefics3", "ddp", {}), ("llava_next", "fsdp", ALL), ("gemma4", "fsdp", ALL)]
+)
+def test_two_ranks_train_as_one(name: str, parallelism: str, sections: dict[str, Any], tmp_path: Path) -> None:
+    save_family_model(tmp_path / "model", name)
     write_questions(tmp_path, "train", 8, 1, text_rows=8)
     training = {"global_batch_size": 8, "max_steps": 2, "eval_steps": 2, "save_steps": 2, "learning_rate": 1e-3}
     data = {"max_length": 256, "train": str(tmp_path / "train.jsonl"), "eval": 0.2}
-    config = toy.make_config(tmp_path, training, task="vision_language", data=data)
+    training |= {"parallelism": parallelism}
+    config = toy.make_config(tmp_path, training, task="vision_language", data=data, **sections)
     one, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
     assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)

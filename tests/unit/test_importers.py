@@ -273,17 +273,16 @@ def test_variables_of_a_job_are_settings_where_they_have_a_meaning(tmp_path: Pat
 def test_models_that_see_and_results_that_are_uploaded(tmp_path: Path) -> None:
     sees = "freeze_vision_tower: false\nimage_max_pixels: 262144\nimage_min_pixels: 1024\n"
     more = f"{sees}push_to_hub: true\nhub_model_id: team/bot\nfsdp: full_shard\n"
-    found, config = imported(tmp_path, FACTORY + more)
+    _, config = imported(tmp_path, FACTORY + more)
     assert config.task == "vision_language"
     assert not config.vision.freeze_vision_tower
     assert (config.vision.image_max_tokens, config.vision.image_min_tokens) == (334, 1)
     assert config.push is not None
     assert config.push.repo == "team/bot"
     assert config.training.parallelism == "fsdp"
-    full = FACTORY.replace("finetuning_type: lora", "finetuning_type: full") + more
-    found, config = imported(tmp_path, full)
-    assert config.training.parallelism == "ddp"
-    assert notes(found, "dropped")["fsdp"] == "task: vision_language without lora is not sharded; each GPU holds a copy"
+    _, config = imported(tmp_path, FACTORY.replace("finetuning_type: lora", "finetuning_type: full") + more)
+    assert config.lora is None
+    assert config.training.parallelism == "fsdp"
 
 
 PACKED = {

@@ -227,8 +227,7 @@ class Config(Section):
         lora = self.lora or LoraConfig()
         refused = {
             "task: sequence_classification": self.task == "sequence_classification",
-            f"{'preference.images' if self.preference.images else 'task: vision_language'} without lora": self.sees
-            and self.lora is None,
+            "preference.images without lora": self.preference.images and self.lora is None,
             f"quantization: {self.quantization}": self.quantization not in ("none", "auto"),
             "lora.use_dora": lora.use_dora,
             "lora.modules_to_save": bool(lora.modules_to_save),

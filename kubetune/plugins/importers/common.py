@@ -447,7 +447,7 @@ def _settle_sharding(draft: Draft) -> None:
     refused = {
         "a quantised base, which is small,": draft.settings.get(("quantization",), "none") not in ("none", "auto"),
         f"task: {task}": task == "sequence_classification",
-        f"task: {task} without lora": full and (task == "vision_language" or draft.has("preference.images")),
+        "preference.images without lora": full and draft.has("preference.images"),
         "DoRA": bool(draft.settings.get(("lora", "use_dora"))),
         "a model with lora.modules_to_save": draft.has("lora.modules_to_save"),
     }
