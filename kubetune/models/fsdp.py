@@ -170,7 +170,7 @@ def reaching(lm: Any, tensor: Tensor) -> Tensor:
 
 
 def saved_beside(lm: nn.Module) -> dict[str, Tensor]:
-    """What belongs to a saved model besides what is trained: buffers and frozen parameters, whole on every rank."""
+    """Buffers and frozen parameters, which a saved model has besides what is trained, whole on every rank."""
     frozen = {name: parameter for name, parameter in lm.named_parameters() if not parameter.requires_grad}
     return frozen | {
         f"{path}.{name}".removeprefix("."): buffer
