@@ -244,7 +244,9 @@ class LogFollower:
     def _is_over(self, there: Sequence[Object]) -> bool:
         found = [pod for pod in there if self._wanted(pod)]
         workload = self._cluster.get(*self._workload)
-        state, _ = pods.state_of(workload, found)
+        state, reason = pods.state_of(workload, found)
+        if state == "waiting" and reason:  # no pod will ever come here
+            raise EnvironmentFault(f"{self._spec.name}: {reason}")
         going = [pod for pod in found if not pods.has_ended(pod)]
         if state == "absent" and self._workload[1] == self._spec.name:
             state, _ = preparation.standing(self._cluster, self._spec, state, found)

@@ -31,6 +31,7 @@ STOPPED = "kubetune/stopped"
 
 _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
 _ROLE, _ROLE_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
+MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 _ENDED_WELL = ("Complete", "Completed", "Succeeded")
 
 _ADVICE = {
@@ -286,6 +287,21 @@ def state_of(workload: Object | None, pods: Sequence[Object]) -> tuple[State, st
             return "done", str(found.get("message") or "")
     if found := condition(workload, "Failed"):
         return "failed", f"{found.get('reason', '')}: {found.get('message', '')}".strip(": ")
-    if is_suspended(workload):
-        return ("waiting" if is_held_back(workload) else "stopped"), ""
+    if is_suspended(workload) and not is_held_back(workload):
+        return "stopped", ""
+    where = _elsewhere(workload)
+    if where or is_suspended(workload):
+        return "waiting", where
     return ("running" if any(is_running(pod) for pod in pods) else "waiting"), ""
+
+
+def _elsewhere(workload: Object) -> str:
+    """Advice about a workload whose pods another cluster has; nothing where controllers of this one make them."""
+    spec = workload["spec"]
+    if (spec.get("runPolicy") or spec).get("managedBy") != MULTIKUEUE:
+        return ""
+    return (
+        "MultiKueue gives it to another cluster (kubectl get workloads -o yaml: status.clusterName) and takes nothing "
+        "else along: its ConfigMap, Secrets, claims and Service have to be there (kubetune render), as are its pods, "
+        "logs and results: name that cluster by KUBECONFIG, or take a queue of this one"
+    )

@@ -38,7 +38,8 @@ _LARGEST_BACKOFF_EXPONENT = 5
 def reconcile(context: Context) -> None:
     jobs = {uid_of(job): job for job in context.store.list("Job") if not terminating(job)}
     for job in jobs.values():
-        _reconcile_job(context, job)
+        if job["spec"].get("managedBy") in (None, "kubernetes.io/job-controller"):
+            _reconcile_job(context, job)
     for pod in context.store.list("Pod"):
         if not jobs.keys() & set(owner_uids(pod)):  # its Job is gone: nobody else drops the finalizer
             _untrack(context, pod)

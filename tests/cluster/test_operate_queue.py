@@ -44,6 +44,17 @@ def test_a_queued_run_is_stopped_stays_so_and_goes_on(desk: Desk) -> None:
     assert "is not stopped" in desk.quick("resume", "fit", code=2).stderr
 
 
+def test_a_run_that_another_cluster_has_says_where_to_look(desk: Desk) -> None:
+    """MultiKueue marks it so when it is made, and no controller of this cluster makes pods of it."""
+    patch = {"target": {"kind": "Job", "name": "fit"}, "patch": {"spec": {"managedBy": "kueue.x-k8s.io/multikueue"}}}
+    desk.submit_script(SCRIPT, kubernetes__queue="gpu", compute__nodes=1, kubernetes__patches=[patch])
+    told = json.loads(desk.quick("status", "fit", "--json").stdout)
+    assert (told["state"], told["pods"]) == ("waiting", [])
+    assert told["why"].startswith("MultiKueue gives it to another cluster")
+    assert not desk.cluster.find("Pod", TRAINERS)
+    assert told["why"] in desk.quick("logs", "-f", "fit", code=3).stderr
+
+
 def test_without_a_workload_nothing_is_said_to_be_stopped(desk: Desk) -> None:
     """Kueue is there, but has made none for this run: it could start it at any moment."""
     desk.submit_script(SCRIPT, kubernetes__queue="gpu", compute__nodes=1)

@@ -94,6 +94,16 @@ def test_operators_make_the_group_themselves(scheduling: str) -> None:
     assert not [obj for obj in objects if obj["kind"] == "PodGroup"]
 
 
+@pytest.mark.parametrize(("kind", "owner"), [("trainjob", "TrainingRuntime"), ("pytorchjob", "PyTorchJob")])
+def test_operators_know_nothing_of_kubernetes_own_groups_and_pass_them_on(kind: str, owner: str) -> None:
+    objects = made(kind, NATIVE, "kubernetes.queue=null")
+    assert the(objects, "PodGroup")["spec"]["schedulingPolicy"] == {"gang": {"minCount": 4}}
+    assert objects.index(the(objects, "PodGroup")) < objects.index(the(objects, owner))
+    named = [pod["schedulingGroup"] for pod in trainer_pods(objects) if "schedulingGroup" in pod]
+    assert named == [{"podGroupName": "support-bot"}] * (2 if kind == "pytorchjob" else 1)
+    assert list(check_objects(objects)) == []
+
+
 def test_what_is_left_out_is_decided_by_queue_and_scheduler() -> None:
     def groups(*overrides: str) -> list[str]:
         return [o["apiVersion"] for o in made("job", *overrides, file=MINIMAL) if o["kind"] == "PodGroup"]

@@ -3,7 +3,7 @@ comes.
 
 Three schedulers know groups of pods by an object called PodGroup, each by one of its own. For a Job, a JobSet and a
 StatefulSet that object is made here; the operators of TrainJobs and PyTorchJobs make it themselves when they are told
-so. Kueue needs none: it lets a workload go only when there is room for all of it.
+so; Kubernetes' own is always made here. Kueue needs none: it lets a workload go only when there is room for all of it.
 """
 
 from __future__ import annotations

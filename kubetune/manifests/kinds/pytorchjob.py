@@ -6,7 +6,7 @@ of 128 and above again, which is why ours are what they are.
 
 from __future__ import annotations
 
-from kubetune.manifests.kinds.gang import operator_policy
+from kubetune.manifests.kinds.gang import operator_policy, pod_group
 from kubetune.manifests.spec import TRAINER, Manifest, RunSpec
 from kubetune.manifests.trainer import pod_template
 
@@ -15,7 +15,10 @@ CONTAINER = "pytorch"
 
 
 def workload(spec: RunSpec) -> list[Manifest]:
-    """The PyTorchJob. Node 0 is its master, the others are workers: pods `NAME-master-0`, `NAME-worker-INDEX`."""
+    """PodGroup where there is one, and PyTorchJob.
+
+    Node 0 is its master, the others are workers: pods `NAME-master-0`, `NAME-worker-INDEX`.
+    """
     k = spec.kubernetes
     template = pod_template(spec, name=CONTAINER, restart_policy=None)
     policy: Manifest = {
@@ -39,4 +42,5 @@ def workload(spec: RunSpec) -> list[Manifest]:
         },
     }
     labels = spec.queue_labels()
-    return [spec.manifest("kubeflow.org/v1", "PyTorchJob", spec.name, TRAINER, more_labels=labels, spec=body)]
+    job = spec.manifest("kubeflow.org/v1", "PyTorchJob", spec.name, TRAINER, more_labels=labels, spec=body)
+    return [*pod_group(spec, template), job]

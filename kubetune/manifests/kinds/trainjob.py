@@ -8,7 +8,7 @@ before training are its initializers. A TrainJob cannot remove what has ended, b
 from __future__ import annotations
 
 from kubetune.manifests.initialisers import preparing_job, steps
-from kubetune.manifests.kinds.gang import runtime_annotations, runtime_policy
+from kubetune.manifests.kinds.gang import pod_group, runtime_annotations, runtime_policy
 from kubetune.manifests.kinds.jobset import jobset_spec, one_job
 from kubetune.manifests.spec import CACHE, TRAINER, Manifest, RunSpec, given, on_hub, source_paths
 from kubetune.manifests.trainer import pod_template
@@ -46,7 +46,7 @@ def sources(spec: RunSpec) -> Manifest:
 
 
 def workload(spec: RunSpec) -> list[Manifest]:
-    """TrainingRuntime and TrainJob. Pod names resolve as `NAME-node-0-INDEX.NAME`."""
+    """PodGroup where there is one, TrainingRuntime and TrainJob. Pod names resolve as `NAME-node-0-INDEX.NAME`."""
     template = pod_template(spec, name=CONTAINER)
     runtime = {
         "mlPolicy": {"numNodes": spec.nodes, "torch": {}},
@@ -66,6 +66,7 @@ def workload(spec: RunSpec) -> list[Manifest]:
         job["activeDeadlineSeconds"] = spec.kubernetes.max_runtime_seconds
     framework = {"trainer.kubeflow.org/framework": "torch"}
     return [
+        *pod_group(spec, template),
         spec.manifest(API, "TrainingRuntime", spec.name, TRAINER, more_labels=framework, spec=runtime),
         spec.manifest(API, "TrainJob", spec.name, TRAINER, more_labels=spec.queue_labels(), spec=job),
     ]
