@@ -169,13 +169,18 @@ def resolved(config: Config) -> dict[str, Any]:
     return config.model_dump(mode="json", by_alias=True)
 
 
-def dotted_values(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value in `resolved` data with its dotted path; lists count as values."""
+def values_by_path(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value in `resolved` data with its path, in whose keys there may be dots; lists count as values."""
     if isinstance(data, dict) and data:
         for key, inner in data.items():
-            yield from dotted_values(inner, f"{path}.{key}" if path else key)
+            yield from values_by_path(inner, (*path, key))
     else:
         yield path, data
+
+
+def dotted_values(data: Any) -> Iterator[tuple[str, Any]]:
+    """Every value in `resolved` data with its dotted path; lists count as values."""
+    return ((dotted(path), value) for path, value in values_by_path(data))
 
 
 def load_resolved(source: Mapping[str, Any] | Path, where: str = "resolved config") -> Config:

@@ -101,6 +101,7 @@ def test_a_plan_shows_where_everything_comes_from(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("EPOCHS", "2")
+    (folder / "run.yaml").write_text(RUN + "kubernetes: {annotations: {example.com/team: ml}}\n")
     words = [str(folder / "run.yaml"), "training.weight_decay=0.5", "--lr", "3e-4"]
     assert main(["plan", *words, "--origins", "--json"]) == 0
     said = capsys.readouterr()
@@ -108,6 +109,7 @@ def test_a_plan_shows_where_everything_comes_from(
     assert found["training.seed"] == f"{folder / 'run.yaml'}:3"
     assert found["model.path"] == f"{folder / 'run.yaml'}:1"
     assert found["tracking.mlflow.uri"] == f"{folder / 'defaults.yaml'}:6"
+    assert found["kubernetes.annotations.example.com/team"] == f"{folder / 'run.yaml'}:4"
     assert found["training.num_train_epochs"] == "environment variable EPOCHS"
     assert found["training.weight_decay"] == "override"
     assert found["training.learning_rate"] == "command line"

@@ -8,8 +8,9 @@ import logging
 import os
 import sys
 
+from kubetune.base.provenance import dotted
 from kubetune.cli.tables import print_fact, print_table
-from kubetune.config.load import dotted_values, read_tree, resolved
+from kubetune.config.load import read_tree, resolved, values_by_path
 from kubetune.config.schema import Config
 from kubetune.library.plan_forecast import forecast_run
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, sources_of
@@ -41,11 +42,10 @@ def _show_origins(args: argparse.Namespace, config: Config) -> int:
     file, sources = sources_of(args, os.environ)
     tree, _ = read_tree(file, **sources)
     rows = []
-    for key, value in dotted_values(resolved(config)):
-        path = tuple(key.split("."))
+    for path, value in values_by_path(resolved(config)):
         # `model: ID` is short for model.path
         origin = tree.origin_of(path) or (tree.origin_of(path[:-1]) if tree.find(path[:-1]) == value else None)
-        rows.append({"key": key, "value": value, "origin": str(origin) if origin else "kubetune's default"})
+        rows.append({"key": dotted(path), "value": value, "origin": str(origin) if origin else "kubetune's default"})
     if args.json:
         print(json.dumps(rows, indent=2))
     else:
