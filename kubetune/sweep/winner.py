@@ -87,7 +87,8 @@ def write_best(folder: Path, config: Config, base: Config, record: Record, searc
 
 def _leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted values, those of entries of lists among them: `data.train[0].weight`."""
-    for key, value in dotted_values(data, path):
+    for inner, value in dotted_values(data):
+        key = f"{path}.{inner}".removeprefix(".")
         if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
             for i, each in enumerate(value):
                 yield from _leaves(each, f"{key}[{i}]")

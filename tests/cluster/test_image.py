@@ -205,11 +205,17 @@ class Gang:
         os.chown(place, self.pod["securityContext"]["fsGroup"], self.pod["securityContext"]["fsGroup"])
         return f"--volume={place}:{path}"
 
-    def _variable(self, entry: dict[str, Any], node: int) -> str:
-        if "value" in entry:
-            return f"--env={entry['name']}={entry['value']}"
-        is_index = "completion-index" in entry["valueFrom"]["fieldRef"]["fieldPath"]
-        return f"--env={entry['name']}={node if is_index else f'{self.name}-{node}'}"
+    def _variables(self, node: int) -> Iterator[str]:
+        """Options that set the container's variables, with `$(NAME)` replaced by those before, as kubelet does."""
+        fields = {"spec.nodeName": "here", "completion-index": str(node), "metadata.name": f"{self.name}-{node}", "instance": self.name}
+        known: dict[str, str] = {}
+        for entry in self.container["env"]:
+            value = entry.get("value")
+            if value is None:
+                path = entry["valueFrom"]["fieldRef"]["fieldPath"]
+                (value,) = (text for part, text in fields.items() if part in path)
+            known[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda found: known.get(found[1], found[0]), value)
+            yield f"--env={entry['name']}={known[entry['name']]}"
 
     def start(self, node: int) -> subprocess.Popen[str]:
         """Start one pod's container; its output, stderr too, is in the process's `stdout`."""
@@ -224,7 +230,7 @@ class Gang:
         command += [f"--network=container:{self.network}"]
         command += [f"--volume={self.folder / 'hosts'}:/etc/hosts:ro"]
         command += [self._mount(mount, node) for mount in self.container["volumeMounts"]]
-        command += [self._variable(entry, node) for entry in self.container["env"]]
+        command += self._variables(node)
         command += [f"--entrypoint={entry}", self.image, *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
