@@ -169,15 +169,17 @@ def is_plain_lora(module: Any) -> bool:
     # Not imported for this: where nobody has, there are no adapters, and it takes seconds, bitsandbytes and more along.
     peft_layers = sys.modules.get("peft.tuners.lora.layer")
     kinds = () if peft_layers is None else (peft_layers.Linear, peft_layers.ParamWrapper)
-    if type(module) not in kinds or len(module.active_adapters) != 1:
+    if type(module) not in kinds or type(module.base_layer).forward not in (nn.Linear.forward, Conv1D.forward):
         return False
-    if type(module.base_layer).forward not in (nn.Linear.forward, Conv1D.forward):
+    return is_simple(module) and cast(Tensor, module.base_layer.weight).is_floating_point()
+
+
+def is_simple(lora: Any) -> bool:
+    """A frozen layer with one adapter, which has neither a variant nor biases."""
+    if len(lora.active_adapters) != 1 or lora.base_layer.weight.requires_grad:
         return False
-    name = module.active_adapters[0]
-    weight = cast(Tensor, module.base_layer.weight)
-    frozen = not weight.requires_grad and weight.is_floating_point()
-    plain = not module.lora_variant and module.lora_A[name].bias is None and module.lora_B[name].bias is None
-    return frozen and plain
+    name = lora.active_adapters[0]
+    return not lora.lora_variant and lora.lora_A[name].bias is None and lora.lora_B[name].bias is None
 
 
 def is_transposed(lora: Any) -> bool:

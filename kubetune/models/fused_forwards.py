@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from kubetune.adapters import shared_input
-from kubetune.kernels import pointwise
+from kubetune.kernels import four_bit, pointwise
 from kubetune.kernels.dropout import dropout
 from kubetune.kernels.pointwise import Kernels
 from kubetune.mixtures.experts import routers_of
@@ -52,7 +52,9 @@ def swap_forwards(model: nn.Module, kernels: Kernels | None, undo: ExitStack) ->
 def _candidates(
     module: Any, norms: dict[type, Forward | None], kernels: Kernels | None
 ) -> Iterator[tuple[str, Forward]]:
-    if type(module) is nn.Dropout and not module.inplace:
+    if _is_four_bit_lora(module):
+        yield "lora", _four_bit_forward
+    elif type(module) is nn.Dropout and not module.inplace:
         yield "dropout", _dropout_forward
     elif kernels is None:
         return
@@ -69,6 +71,29 @@ def _candidates(
 
         if _is_same(module, forward, module.gate_proj.in_features):
             yield "swiglu", forward
+
+
+def _is_four_bit_lora(module: Any) -> bool:
+    """Test for PEFT's LoRA around a layer in 4 bits of bitsandbytes, laid out for gradients to pass through."""
+    kind = getattr(sys.modules.get("peft.tuners.lora.bnb"), "Linear4bit", None)
+    if kind is None or type(module) is not kind or not shared_input.is_simple(module):
+        return False
+    base = module.base_layer
+    state = getattr(base.weight, "quant_state", None)
+    may_be_packed = getattr(state, "packing_format_for_cpu", False) or getattr(
+        base, "support_avx512bf16_for_cpu", False
+    )
+    return type(base).__name__ == "Linear4bit" and state is not None and not may_be_packed
+
+
+def _four_bit_forward(module: Any, x: Tensor) -> Tensor:
+    base = module.base_layer
+    codes = base.weight
+    is_other = not hasattr(codes, "quant_state") or base.compute_dtype not in (None, x.dtype)
+    if is_other or module.disable_adapters or module.merged:
+        return type(module).forward(module, x)  # type: ignore[no-any-return]
+    (layer,), adapters = shared_input.arguments([module], [(codes,)], None)
+    return four_bit.lora_linear(x, layer, adapters, codes.quant_state)
 
 
 def _dropout_forward(module: Any, x: Tensor) -> Tensor:

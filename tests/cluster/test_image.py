@@ -207,7 +207,8 @@ class Gang:
 
     def _variables(self, node: int) -> Iterator[str]:
         """Options that set the container's variables, with `$(NAME)` replaced by those before, as kubelet does."""
-        fields = {"spec.nodeName": "here", "completion-index": str(node), "metadata.name": f"{self.name}-{node}", "instance": self.name}
+        pod = f"{self.name}-{node}"
+        fields = {"nodeName": "here", "completion-index": str(node), "metadata.name": pod, "instance": self.name}
         known: dict[str, str] = {}
         for entry in self.container["env"]:
             value = entry.get("value")
