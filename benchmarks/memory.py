@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -65,7 +66,8 @@ FAMILY = {
 class Case:
     """A model, rows of `length` tokens, `batch` of them at once, and settings.
 
-    Rows are texts, whose first `shared` tokens half of the others have too, `pairs` of answers, or texts with `labels`.
+    Rows are texts, whose first `shared` tokens half of the others have too, `pairs` of answers, texts with `labels`, or
+    questions about `images` of `SIDE` × `SIDE` pixels.
     """
 
     model: str
@@ -73,7 +75,7 @@ class Case:
     batch: int
     settings: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
-    rows: Literal["texts", "pairs", "labels"] = "texts"
+    rows: Literal["texts", "pairs", "labels", "images"] = "texts"
     shared: int = 0
 
 
@@ -134,28 +136,59 @@ CASES = {
     "qwen3-lora-8bit-4x192": Case("qwen3", 192, 4, SIX | FP32 | {"quantization": "8bit"}),
     "granite-lora-bf16-3x256": Case("granite", 256, 3, SIX | {"model.dtype": "bfloat16"}),
 }
-FRESH = list(CASES)[-3:]
-"""Chosen before any of them was run; no constant of the forecast was set with their numbers at hand."""
+SIDE = 336
+"""Of an image, in pixels; a token stands for 28 × 28 of them."""
+SEES = {"task": "vision_language"}
+DRAWN: dict[str, tuple[dict[str, Any], Any]] = {
+    "full": (FULL | FP32, "texts"),
+    "full-bf16": (FULL | {"model.dtype": "bfloat16"}, "texts"),
+    "full-recomputed": (FULL | FP32 | {"training.gradient_checkpointing": "true"}, "texts"),
+    "lora": (SIX | FP32, "texts"),
+    "lora-bf16": (SIX | {"model.dtype": "bfloat16"}, "texts"),
+    "lora-4bit": (SIX | FP32 | {"quantization": "4bit"}, "texts"),
+    "lora-8bit": (SIX | FP32 | {"quantization": "8bit"}, "texts"),
+    "classifies-full": (FULL | FP32 | CLASSIFIES, "labels"),
+    "dpo": (SIX | FP32 | {"task": "preference"}, "pairs"),
+    "sees": (SIX | FP32 | SEES, "images"),
+}
+"""Kinds of runs that `--draw` takes one case each of: their settings and rows."""
+
+
+def drawn(seed: int) -> dict[str, Case]:
+    """A case of each kind, its model, length and batch by lot."""
+    lot, found = random.Random(seed), {}
+    for kind, (settings, rows) in DRAWN.items():
+        names = sorted(
+            FAMILIES.keys() & {"bert", "roberta"} if rows == "labels" else FAMILIES.keys() - {"bert", "roberta"}
+        )
+        length = lot.randrange(96, 513 if rows == "labels" else 1025, 32)
+        batch, name = lot.randint(1, max(1, 2048 // length)), lot.choice(names)
+        model = "qwen2_5_vl" if rows == "images" else name
+        length = max(length, 256) if rows == "images" else length
+        found[f"{model}-{kind}-{batch}x{length}"] = Case(model, length, batch, settings, rows=rows)
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what the file of today does not hold yet, with a line for each."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{SUITE}", description=__doc__.splitlines()[0])
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES), help="left out: all")
+    parser.add_argument("--case", nargs="+", choices=CASES, help="left out: all")
+    parser.add_argument("--draw", type=int, metavar="SEED", help="ten cases drawn by lot instead")
     parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
     parser.add_argument("--foresee", action="store_true", help="keep what was measured, and foresee it anew")
     args = parser.parse_args(argv)
     models.SHAPES.update(WIDE)
     end_on_sigterm()
     results = open_memory_results(fresh=args.fresh)
-    for name in args.case:
+    cases = {name: CASES[name] for name in args.case or CASES} if args.draw is None else drawn(args.draw)
+    for name, case in cases.items():
         found = results.find(SUITE, {"case": name})
         if found is None:
-            found = measure(name, CASES[name])
+            found = measure(name, case)
             results.add(SUITE, {"case": name}, found)
         elif args.foresee and "failed" not in found:
             results.measurements.remove(found)
-            again = foresee(settings_of(CASES[name]), found["measured_bytes"])
+            again = foresee(settings_of(case), found["measured_bytes"])
             found = {**found, **again}
             results.measurements.append(found)
             write_atomic(results.path, json.dumps(results.data, indent=1) + "\n")
@@ -177,6 +210,8 @@ def settings_of(case: Case) -> dict[str, Any]:
     folder = WORK / SUITE
     kind = f"{case.rows}-{case.shared}" if case.shared or case.rows != "texts" else ""
     model, data = folder / "models" / case.model, folder / f"{case.model}-{case.length}{kind}.jsonl"
+    if case.rows == "images":
+        return _shared(case, folder) | write_seeing(folder / "seeing", case.length) | case.settings
     if sizes := FAMILIES.get(case.model):
         sizes = FAMILY | sizes
         models.make_family(case.model, sizes, model)
@@ -190,6 +225,13 @@ def settings_of(case: Case) -> dict[str, Any]:
         "model": model,
         **({"model.tokenizer": model / models.WORDS} if sizes else {}),
         "data.train": data,
+        **_shared(case, folder),
+        **case.settings,
+    }
+
+
+def _shared(case: Case, folder: Path) -> dict[str, Any]:
+    return {
         "data.max_length": case.length,
         "data.cache": folder / "cache",
         "training.max_steps": STEPS,
@@ -198,8 +240,31 @@ def settings_of(case: Case) -> dict[str, Any]:
         "training.compile": "false",
         "compute.processes": case.processes,
         "compute.memory": "16Gi",
-        **case.settings,
     }
+
+
+def write_seeing(folder: Path, length: int) -> dict[str, Any]:
+    """Settings of a model that sees, and of questions about an image each that are as long as `length` allows."""
+    from PIL import Image
+
+    from tests.pictures import save_seeing_model
+
+    data = folder / f"questions-{length}.jsonl"
+    if not data.exists():
+        sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "head_dim": 64}
+        sizes |= {"intermediate_size": 1152, "max_position_embeddings": 2048, "vocab_size": 24_000}
+        tower = {"depth": 6, "hidden_size": 256, "num_heads": 4, "intermediate_size": 704, "out_hidden_size": 384}
+        (folder / "images").mkdir(parents=True, exist_ok=True)
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 8, 8]}
+        save_seeing_model(folder, sizes=sizes | {"rope_parameters": rope}, of_tower=tower)
+        with data.open("w") as file:
+            for number in range(ROWS):
+                image = folder / "images" / f"{number}.png"
+                Image.new("RGB", (SIDE, SIDE), (number * 3, 80, 120)).save(image)
+                words = " ".join(["what colour is it"] * length)
+                turns = [{"role": "user", "content": f"<image>{number}"}, {"role": "assistant", "content": words}]
+                file.write(json.dumps({"messages": turns, "images": [f"images/{number}.png"]}) + "\n")
+    return {"model": folder, "data.train": data, "data.overlong": "truncate"}
 
 
 def write_rows(path: Path, case: Case, corpus: Corpus, vocab_size: int) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -67,7 +69,14 @@ ARCHITECTURES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 """Size of a patch, and what a text and a vision config hold besides."""
 
 
-def save_seeing_model(folder: Path, name: str = "qwen2_5_vl", *, sharpen: float = 2.0) -> Path:
+def save_seeing_model(
+    folder: Path,
+    name: str = "qwen2_5_vl",
+    *,
+    sharpen: float = 2.0,
+    sizes: Mapping[str, Any] = MappingProxyType({}),
+    of_tower: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
     """A random model of an architecture with its tokenizer and image processor, as on the hub."""
     train_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -76,14 +85,22 @@ def save_seeing_model(folder: Path, name: str = "qwen2_5_vl", *, sharpen: float 
     patch, text, vision = ARCHITECTURES[name]
     size = tokenizer.get_vocab_size()
     ids = [tokenizer.token_to_id(token) for token in IMAGE_TOKENS]
-    tower = {**_TOWER, "patch_size": patch, **vision}
+    tower = {**_TOWER, "patch_size": patch, **vision, **of_tower}
     if name == "qwen2_vl":
         tower = {"depth": 3, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64, "patch_size": patch}
     ends = "image" if name == "glm4v" else "vision"
     tokens = (f"{ends}_start_token_id", "image_token_id", f"{ends}_end_token_id", "video_token_id")
     config = AutoConfig.for_model(
         name,
-        text_config={**_TEXT, **text, "vocab_size": size, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        text_config={
+            **_TEXT,
+            **text,
+            "vocab_size": size,
+            **sizes,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
         vision_config=tower,
         tie_word_embeddings=False,
         **dict(zip(tokens, ids, strict=True)),
