@@ -16,7 +16,7 @@ from kubetune.kernels.lora import Adapters, Layer, flattened, lora_backward, lor
 
 
 def _times(state: Any, rows: Tensor, bias: Tensor | None, codes: Tensor) -> Tensor:
-    from bitsandbytes import matmul_4bit
+    from bitsandbytes.autograd._functions import matmul_4bit
 
     return cast(Tensor, matmul_4bit(rows, codes, quant_state=state, bias=None if bias is None else bias.to(rows.dtype)))
 
