@@ -29,8 +29,9 @@ BITSANDBYTES_BYTES = 44 * MIB
 """Memory that importing bitsandbytes adds to a process on a CPU, as measured; only runs that need it do so."""
 LOST_SHARE = {"cpu": 0.15, "cuda": 0.06}
 """Of everything but the process: blocks that the allocator cannot use again. On CPUs as measured, else an allowance."""
-LOST_SHARE_OF_QUANTIZED = 0.45
-"""The same on CPUs where each product makes its weight anew from few bits, between blocks that stay; as measured."""
+LOST_SHARE_OF_QUANTIZED = {"8bit": 0.45, "4bit": 0.32, "fp4": 0.32}
+"""The same on CPUs where each product makes its weight anew from few bits, between blocks that stay; as measured. Of
+8-bit layers PEFT's own forward makes copies as well."""
 KEPT_PRODUCT_BYTES = 1280 * 2**10
 """Code that oneDNN makes for a product of matrices in 16 bits, and the holes it leaves in the heap, as measured; it
 keeps allocator.KEPT_PRODUCTS of them."""
@@ -120,13 +121,13 @@ def forecast(
         # Embeddings' comes last, when nothing else is left of the batch; in 16 bits it has only the words that occur.
         parts["gradient of the largest weight"] = max(0, largest - sum(kept.values()))
     # On a CPU logits stay where they are and leave no holes, so that they are no part of what is lost.
-    is_quantized = quantization_of(config, plan) != "none"
-    lost = LOST_SHARE_OF_QUANTIZED if is_quantized and plan.device == "cpu" else LOST_SHARE[plan.device]
+    quantization = quantization_of(config, plan) if plan.device == "cpu" else "none"
+    lost = LOST_SHARE_OF_QUANTIZED.get(quantization, LOST_SHARE[plan.device])
     lossy = sum(parts.values()) + sum(kept.values()) + (chunk if plan.device == "cuda" else 0)
     parts |= {**kept, "logits, a chunk at a time": chunk, "allocator": int(lost * lossy)}
     if plan.device == "cpu":
         parts["code of matrix products"] = KEPT_PRODUCTS * KEPT_PRODUCT_BYTES if element == 2 else 0
-        is_needed = is_quantized or config.training.optim == "adamw_8bit"
+        is_needed = quantization != "none" or config.training.optim == "adamw_8bit"
         parts["bitsandbytes"] = BITSANDBYTES_BYTES if is_needed else 0
         parts["trackers"] = sum(size for name, size in TRACKER_BYTES.items() if getattr(config.tracking, name))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
+import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, quote_plus
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
@@ -78,9 +80,10 @@ def test_no_verb_tells_a_secret(toy_inputs: Path, tmp_path: Path) -> None:
         "status": [["canary"], [run]],
     }
     leaks: list[str] = []
-    for verb in VERBS:
+    for verb in VERBS.keys() - {"ui"}:
         for arguments in always.get(verb, [["canary"], [run]]):
             leaks += told_by(verb, arguments, tmp_path)
+    leaks += told_by_pages(tmp_path)
     own = {file, tmp_path / "env", tmp_path / "bad.jsonl"}
     for path in sorted(tmp_path.rglob("*")):
         if path.is_file() and path not in own:
@@ -91,14 +94,37 @@ def test_no_verb_tells_a_secret(toy_inputs: Path, tmp_path: Path) -> None:
 
 def told_by(verb: str, arguments: list[str], folder: Path) -> list[str]:
     """What one verb prints, as leaks; without a cluster many of them fail, which they must do without a traceback."""
-    keep: Callable[[str], bool] = lambda name: not name.startswith(("KUBE", "MLFLOW"))  # noqa: E731
-    environ = {name: value for name, value in os.environ.items() if keep(name)}
     done = subprocess.run(
         [sys.executable, "-m", "kubetune", verb, *arguments],
-        cwd=folder, env={**environ, **ENVIRON, "HOME": str(folder), "HF_HUB_OFFLINE": "1"},
-        stdin=subprocess.DEVNULL, capture_output=True, timeout=120,
+        cwd=folder, env=environment(folder), stdin=subprocess.DEVNULL, capture_output=True, timeout=120,
     )  # fmt: skip
     said = done.stdout + done.stderr
     where = f"{verb} {' '.join(arguments)} (exit code {done.returncode})"
     trace = [f"{where}: {done.stderr.decode()[-2000:]}"] if b"Traceback" in said else []
     return trace + found(where, said)
+
+
+def told_by_pages(folder: Path) -> list[str]:
+    """What the pages of `kubetune ui` hold, and what it prints, as leaks."""
+    command = [sys.executable, "-m", "kubetune", "ui", str(folder), "--port", "0"]
+    with subprocess.Popen(command, cwd=folder, env=environment(folder), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            line = server.stdout.readline()
+            address = line.split(" at ")[1].strip()
+            browser = build_opener(HTTPCookieProcessor())
+            pages = [browser.open(address).read()]
+            root = address.partition("?")[0]
+            links = {link for link in re.findall(rb'href="(/[^"#]*)"', pages[0]) if b"static" not in link}
+            pages += [browser.open(root.rstrip("/") + link.decode().replace("&amp;", "&")).read() for link in links]
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert len(pages) > 3
+        assert any(b"canary" in page or b"run" in page for page in pages)
+        return [leak for page in (*pages, (line + server.stdout.read()).encode()) for leak in found("ui", page)]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """This environment without a cluster, with the secrets."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "MLFLOW"))}
+    return {**own, **ENVIRON, "HOME": str(folder), "HF_HUB_OFFLINE": "1"}
