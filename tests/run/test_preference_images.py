@@ -193,7 +193,7 @@ def test_a_run_keeps_what_the_base_says_and_learns(name: str, tmp_path: Path) ->
         images=[[str(tmp_path / image) for image in row["images"]] for row in questions],
     )
     right = sum(text.strip() == row["chosen"]["content"] for text, row in zip(said, questions, strict=True))
-    assert right >= len(questions) // 2
+    assert right >= len(questions) // (2 if name == "qwen2_5_vl" else 4)
 
 
 @pytest.mark.slow
@@ -224,6 +224,16 @@ def test_a_kill_in_the_reference_or_in_training_changes_no_bit(tmp_path: Path) -
     whole = toy.finished(tmp_path / "whole", config.model_copy(update={"data": apart}))
     run_dir = toy.make_run(tmp_path / "killed", config)
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:reference:4"}) == [-9]
-    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:micro-batch:6"}) == [-9]
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:micro-batch:3"}) == [-9]
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == toy.digests(whole)
+
+
+@pytest.mark.slow
+def test_a_sharded_model_learns_as_copies_do(tmp_path: Path) -> None:
+    training = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "learning_rate": 1e-3}
+    runs = [
+        toy.finished(tmp_path / kind, run_config(tmp_path, "qwen3_vl", training={**training, "parallelism": kind}), 2)
+        for kind in ("ddp", "fsdp")
+    ]
+    assert toy.losses(runs[1]) == pytest.approx(toy.losses(runs[0]), abs=1e-5)
