@@ -4,29 +4,53 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from transformers import AutoModelForImageTextToText
+
+from kubetune.config.schema import Config
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention
 from kubetune.models.prefix_sharing import why_not
+from kubetune.tasks import vision_language
 from tests.architectures import ONE_BY_ONE, PADDING_FREE, PROMISED, build_model
 from tests.hybrids import BIASED, HYBRIDS
+from tests.pictures import ARCHITECTURES, save_family_model, save_seeing_model
+from tests.pictures import FAMILIES as SEEING_FAMILIES
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 FAMILIES = PROMISED | PADDING_FREE | HYBRIDS | ONE_BY_ONE | BIASED
-_BEGINS, _ENDS = "<!-- families -->\n", "<!-- end -->\n"
+SEEING = (*ARCHITECTURES, *SEEING_FAMILIES)
+TEXT, IMAGES = (("<!-- families -->\n", "<!-- end -->\n"), ("<!-- families that see -->\n", "<!-- end of them -->\n"))
 
 
 def line(name: str) -> str:
     """The row of a family: how it runs, what is shared, and why not."""
     model = build_model(name, FAMILIES[name], lora=False)
     learner = Learner(model, choose_attention(model))
+    if not learner.route.padding_free:
+        return f"| `{name}` | {_way(learner)} | |\n"
+    shared = why_not(learner)
+    return f"| `{name}` | {_way(learner)} | {f'no: {_plain(shared)}' if shared else 'yes'} |\n"
+
+
+def seeing_line(name: str) -> str:
+    """The row of a family that sees images."""
+    with TemporaryDirectory() as folder:
+        save = save_seeing_model if name in ARCHITECTURES else save_family_model
+        path = str(save(Path(folder), name))
+        config = Config.model_validate({"model": path, "task": "vision_language", "data": {"train": "none"}})
+        learner = vision_language.ready(AutoModelForImageTextToText.from_pretrained(path), config)
+        return f"| `{name}` | {_way(learner)} |\n"
+
+
+def _way(learner: Learner) -> str:
     route = learner.route
     if not route.padding_free:
-        return f"| `{name}` | one sequence at a time: {_plain(route.why_not)} | |\n"
-    shared = why_not(learner)
-    rows = f", by rows: {', '.join(route.by_rows)}" if route.by_rows else ""
-    return f"| `{name}` | packed{rows} | {f'no: {_plain(shared)}' if shared else 'yes'} |\n"
+        return f"one sequence at a time: {_plain(route.why_not)}"
+    return f"packed, by rows: {', '.join(route.by_rows)}" if route.by_rows else "packed"
 
 
 def _plain(said: str) -> str:
@@ -34,19 +58,26 @@ def _plain(said: str) -> str:
     return re.sub(r" \([^)]*\de-\d+\)", "", said).replace("|", "/")
 
 
-def table() -> dict[str, str]:
-    """The rows of the page as it is, by family."""
-    rows = PAGE.read_text().partition(_BEGINS)[2].partition(_ENDS)[0].splitlines(keepends=True)
+def table(marks: tuple[str, str] = TEXT) -> dict[str, str]:
+    """The rows of a table of the page as it is, by family."""
+    rows = PAGE.read_text().partition(marks[0])[2].partition(marks[1])[0].splitlines(keepends=True)
     return {row.split("`")[1]: row for row in rows[2:]}
 
 
 def main() -> None:
     """Write the rows of the families named, or of all; the others stay as they are."""
-    found = table() | {name: line(name) for name in sys.argv[1:] or FAMILIES}
-    before, _, rest = PAGE.read_text().partition(_BEGINS)
-    head = "| `model_type` | micro-batches | beginnings shared |\n|---|---|---|\n"
-    rows = "".join(found[name] for name in sorted(found) if name in FAMILIES)
-    PAGE.write_text(before + _BEGINS + head + rows + _ENDS + rest.partition(_ENDS)[2])
+    names = sys.argv[1:] or [*FAMILIES, *SEEING]
+    _write(TEXT, "| `model_type` | micro-batches | beginnings shared |\n|---|---|---|\n", FAMILIES, names, line)
+    _write(IMAGES, "| `model_type` | micro-batches |\n|---|---|\n", SEEING, names, seeing_line)
+
+
+def _write(
+    marks: tuple[str, str], head: str, known: Collection[str], names: Sequence[str], line: Callable[[str], str]
+) -> None:
+    found = table(marks) | {name: line(name) for name in names if name in known}
+    before, _, rest = PAGE.read_text().partition(marks[0])
+    rows = "".join(found[name] for name in sorted(found) if name in known)
+    PAGE.write_text(before + marks[0] + head + rows + marks[1] + rest.partition(marks[1])[2])
 
 
 if __name__ == "__main__":

@@ -64,6 +64,22 @@ ARCHITECTURES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         },
         {"num_position_embeddings": 64},
     ),
+    "qwen3_5_moe": (
+        16,
+        {
+            "rope_parameters": {**_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0},
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        {"num_position_embeddings": 64},
+    ),
     "glm4v": (14, {"rope_parameters": {**_ROPE, "partial_rotary_factor": 1.0}}, {"image_size": 112}),
 }
 """Size of a patch, and what a text and a vision config hold besides."""

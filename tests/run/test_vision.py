@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, Qwen3VLProcessor
 
 from kubetune import errors
 from kubetune.adapters.lora import add_lora
 from kubetune.batching import image_batches
-from kubetune.batching.image_batches import collate_pictured, grid_positions
+from kubetune.batching.image_batches import PictureReader, collate_pictured, grid_positions
 from kubetune.cli import main
 from kubetune.config.schema import Config, LoraConfig, VisionConfig
 from kubetune.data.prepared.prepare import prepare
+from kubetune.data.reading.formats import convert
+from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
+from kubetune.data.vision.whole_processor import only_seeing
 from kubetune.distributed.process_group import World
 from kubetune.inference.generate import LoadedModel, Sampling, answer, load_run
 from kubetune.models import padding_free
@@ -35,8 +40,8 @@ from kubetune.scoring.judge import answer as ask
 from kubetune.scoring.judge import judge_of
 from kubetune.tasks import vision_language
 from tests import toy
-from tests.architectures import randomize_lora, take_gradients
-from tests.pictures import ARCHITECTURES, QUESTION, save_seeing_model, write_questions
+from tests.architectures import randomize_lora, relative_error, take_gradients
+from tests.pictures import ARCHITECTURES, QUESTION, paint, save_seeing_model, write_questions
 
 LLAMA_FACTORY_DATA = Path(
     os.environ.get("LLAMA_FACTORY_DATA", Path(__file__).parents[3] / "shared" / "data" / "llamafactory")
@@ -297,6 +302,9 @@ def test_a_merged_model_is_one_that_transformers_loads_and_that_sees(
     assert right / len(rows) >= 0.9
 
 
+NAMES = [pytest.param(n, marks=pytest.mark.slow if n == "qwen3_5_moe" else ()) for n in ARCHITECTURES]
+
+
 def build(folder: Path, name: str, vision: VisionConfig | None = None) -> tuple[Learner, ImageProcessor]:
     """A model with random adapters everywhere that may learn, and its image processor."""
     save_seeing_model(folder, name, sharpen=3.0)
@@ -309,7 +317,7 @@ def build(folder: Path, name: str, vision: VisionConfig | None = None) -> tuple[
     model = add_lora(model, LoraConfig(r=4), task_type="CAUSAL_LM", seed=0, frozen=frozen)
     randomize_lora(model)
     route = padding_free.choose_attention(model, check=lambda m: vision_language.self_check(m, processor))
-    assert bool(route.by_rows) == (name == "qwen3_5")
+    assert bool(route.by_rows) == name.startswith("qwen3_5")
     return vision_language.seeing(model, route), processor
 
 
@@ -333,7 +341,7 @@ def some_rows(processor: ImageProcessor) -> tuple[list[Any], list[Any]]:
     return rows, seen
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_packed_batch_has_the_gradient_of_plain_transformers(name: str, tmp_path: Path) -> None:
     vision = VisionConfig(freeze_vision_tower=False, freeze_projector=False)
     task, processor = build(tmp_path / "model", name, vision)
@@ -360,7 +368,7 @@ def test_a_packed_batch_has_the_gradient_of_plain_transformers(name: str, tmp_pa
     assert float((together - apart).norm() / apart.norm()) < 1e-5
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_wrong_positions_are_noticed_before_training(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,7 +378,7 @@ def test_wrong_positions_are_noticed_before_training(
         vision_language.self_check(task.model, processor)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_positions_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     task, processor = build(tmp_path / "model", name)
     rows, seen = some_rows(processor)
@@ -384,6 +392,59 @@ def test_positions_are_those_of_the_model(name: str, tmp_path: Path) -> None:
         )
         assert torch.equal(theirs[:, 0], batch.pictures.positions)
     assert grid_positions(np.zeros(3, bool), []).tolist() == [[0, 1, 2]] * 3
+
+
+HYBRID_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}{% if message.content is string %}"
+    "{{ message.content }}{% else %}{% for item in message.content %}{% if item.type == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ item.text }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow)])
+def test_packed_rows_of_a_hybrid_are_those_of_its_own_processor_one_by_one(name: str, tmp_path: Path) -> None:
+    task, processor = build(tmp_path, name, VisionConfig(**SEES_ANEW))
+    facts = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"chat_template": HYBRID_TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(facts))
+    theirs = only_seeing(Qwen3VLProcessor).from_pretrained(tmp_path, backend="pil", chat_template=HYBRID_TEMPLATE)
+    images = [paint(tmp_path / f"{n}.png", colour, n) for n, colour in enumerate(("red", "blue", "green"))]
+    records = [("<image>\nand <image>?", images[:2]), ("no image at all", []), ("<image>what", images[2:])]
+    config = Config.model_validate({"model": str(tmp_path), "task": "vision_language", "data": {"train": "none"}})
+    encoder = VisionEncoder(Encoder(load_tokenizer(config.model)), processor)
+    chats = [
+        convert({"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "two three"}],
+                 **({"images": list(map(str, own))} if own else {})})
+        for text, own in records
+    ]  # fmt: skip
+    rows = [row for row in encoder.encode_batch(chats) if isinstance(row, Encoded)]
+    labels, total = sum(row.labels for row in rows), 0.0
+    padding_free.set_attention(task.lm, "eager")
+    for (text, own), row in zip(records, rows, strict=True):
+        pieces = [{"type": "text", "text": piece} for piece in text.split("<image>")]
+        content = [part for n, piece in enumerate(pieces) for part in ([{"type": "image"}] if n else []) + [piece]]
+        turns = [{"role": "user", "content": content}, {"role": "assistant", "content": "two three"}]
+        said = theirs.apply_chat_template(turns, tokenize=False)
+        opened = [Image.open(image) for image in own] or None
+        made = theirs(images=opened, text=[said], return_tensors="pt", return_mm_token_type_ids=True)
+        assert made["input_ids"][0].tolist() == row.ids
+        logits = task.lm(**made, use_cache=False).logits[0, :-1]
+        wanted = torch.where(torch.tensor(row.trained), made["input_ids"][0], -100)[1:]
+        loss = torch.nn.functional.cross_entropy(logits, wanted, reduction="sum") / labels
+        loss.backward()
+        total += float(loss.detach())
+    alone = take_gradients(task.model)
+    padding_free.set_attention(task.lm, "padding_free")
+    reader = PictureReader(processor)
+    seen = [reader.read(row.images) for row in rows]
+    arrays = [(np.array(row.ids, np.uint32), np.array(row.trained)) for row in rows]
+    batch = collate_pictured(arrays, seen, processor)
+    assert float(vision_language.backward(task, batch, 1 / labels)) == pytest.approx(total, abs=1e-5)
+    assert relative_error(take_gradients(task.model), alone) < 1e-5
+    cuts = batch.cu_seqlens
+    leaking = replace(batch, cu_seqlens=(0, *(cut + 1 for cut in cuts[1:-1]), cuts[-1]))
+    with pytest.raises(CannotRunPaddingFree):  # one token that another row would see
+        vision_language.backward(task, leaking, 1 / labels)
 
 
 def learns(folder: Path, vision: dict[str, bool]) -> set[str]:

@@ -128,7 +128,7 @@ def test_ids_are_those_of_the_model_s_own_processor(name: str, tmp_path: Path) -
 
 
 OLD_ARRAYS = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # PaliGemma's processor
-QUICK = ("paligemma", "mistral3")
+QUICK = ("paligemma",)
 SEE_BOTH_WAYS = ("gemma3", "gemma4", "paligemma")
 
 

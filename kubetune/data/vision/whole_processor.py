@@ -71,10 +71,10 @@ class WholeProcessor:
             parts = kind.get_attributes() if kind is not None else _SEEING
         except ImportError:  # it needs a library that is not here
             kind = _beside_pillow(name)
-            return kind and _only_seeing(kind)
+            return kind and only_seeing(kind)
         if set(parts) <= set(_SEEING):
             return kind if name == "SmolVLMProcessor" else None
-        return _only_seeing(kind)
+        return only_seeing(kind)
 
     @property
     def written(self) -> str:
@@ -130,7 +130,7 @@ class WholeProcessor:
         return seen | kinds
 
 
-def _only_seeing(kind: Any) -> Any:
+def only_seeing(kind: Any) -> Any:
     """The class of a processor that is loaded with its image processor and tokenizer alone, None for other parts."""
     seeing: Any = type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: list(_SEEING))})
 
