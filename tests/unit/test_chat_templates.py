@@ -268,6 +268,17 @@ def test_keys_are_read_as_jinja_reads_them(key: str) -> None:
     assert ChatTemplate(source, TOKENS).render(messages) == theirs
 
 
+def test_a_system_that_is_read_as_parts_only_is_given_so() -> None:
+    source = (
+        "{% if messages[0].role == 'system' %}{{ messages[0].content[0].text }}"
+        "{% set messages = messages[1:] %}{% endif %}{% for m in messages %}<{{ m.role }}>"
+        "{{ m.content if m.content is string else m.content[0].text }}<end>{% endfor %}"
+        "{{ '<assistant>' if add_generation_prompt }}"
+    )
+    template = ChatTemplate(source, TOKENS)
+    assert spans(template, [SYSTEM, *PLAIN[:2]]) == spans(template, PLAIN[:2]) == ["First.<end>"]
+
+
 def published() -> list[Path]:
     folders = os.environ.get("KUBETUNE_CHAT_TEMPLATES", "")
     return sorted(file for folder in folders.split(os.pathsep) if folder for file in Path(folder).glob("*.jinja"))

@@ -326,16 +326,19 @@ class ChatTemplate:
         return self._knows[token]
 
     def _shows_only_parts(self) -> bool:
-        """A content is shown only as a list of parts, as with LLaVA's and Idefics' templates."""
-        probe = [{"role": "user", "content": _ANSWER}]
-        if self._shows(probe):
+        """A content is shown only as a list of parts, as with LLaVA's and Idefics' templates, or a system's with some
+        of Gemma's."""
+        user = [{"role": "user", "content": _ANSWER}]
+        system = [{"role": "system", "content": _ANSWER}, {"role": "user", "content": "?"}]
+        if (is_shown := self._shows(user)) and self._shows(system):
             return False
         self._wants_parts = True
-        return self._shows(probe)
+        return self._shows(user) and (not is_shown or self._shows(system))
 
     def _shows(self, probe: Sequence[Message]) -> bool:
         try:
-            return _ANSWER in self.render(probe)
+            rendered = self.render(probe)
+            return _ANSWER in rendered and "'type'" not in rendered  # of a list that is written as Python would
         except ValueError:
             return False
 
