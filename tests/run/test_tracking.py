@@ -23,12 +23,14 @@ import pytest
 
 from kubetune import errors
 from kubetune.config.load import resolved
+from kubetune.config.metric_names import PREFERENCE_MEASURES
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import WandbConfig
 from kubetune.rundir import tracker_queue, trackers, wandb_tracker
 from kubetune.rundir.mlflow_tracker import find_store
 from kubetune.rundir.trackers import Tracker, open_tracker
 from tests import toy
+from tests.preferences import write_pairs
 
 pytestmark = [
     # Theirs: SQLAlchemy's of MLflow's models, protobuf's and numpy's of TensorBoard.
@@ -150,6 +152,25 @@ def send_and_find(run_dir: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> N
     (used,) = run.inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.digest, used.tags[0].value) == ("d.jsonl", "f" * 36, "train")
     assert client.get_model_version("bots", "1").run_id == run.info.run_id
+
+
+@pytest.mark.slow
+def test_trackers_have_the_measures_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "toy").mkdir()
+    folder, uri = toy.make_inputs(tmp_path / "toy"), str(tmp_path / "mlruns")
+    training = {"max_steps": 2, "eval_steps": 2, "save_steps": 2}
+    wanted = {"tensorboard": True, "mlflow": {"uri": uri}}
+    pairs = toy.make_config(folder, training, task="preference", data=write_pairs(folder), tracking=wanted)
+    run_dir = toy.finished(tmp_path / "run", pairs)
+    (run,) = runs(MlflowClient(tracking_uri=find_store(uri)[0]))
+    names = {"loss", *PREFERENCE_MEASURES} - {"kl"}
+    assert {*names, *(f"eval_{name}" for name in names)} <= run.data.metrics.keys()
+    assert {f"{split}/{name}" for split in ("train", "eval") for name in names} <= scalars(
+        run_dir / "tensorboard"
+    ).keys()
 
 
 @pytest.mark.slow
