@@ -113,8 +113,9 @@ def told_by_pages(folder: Path) -> list[str]:
             line = server.stdout.readline()
             address = line.split(" at ")[1].strip()
             browser = build_opener(HTTPCookieProcessor())
-            pages = [browser.open(address).read()]
+            browser.open(address).read()  # leads on to the first page, with a cookie in place of the token
             root = address.partition("?")[0]
+            pages = [browser.open(root).read()]
             links = {link for link in re.findall(rb'href="(/[^"#]*)"', pages[0]) if b"static" not in link}
             pages += [browser.open(root.rstrip("/") + link.decode().replace("&amp;", "&")).read() for link in links]
         finally:
