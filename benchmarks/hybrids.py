@@ -1,17 +1,25 @@
 """Hybrids on packed batches beside one sequence at a time: CPU seconds and peak memory of the same ids.
 
-Each way runs in a process of its own with one thread, over all rows twice, and the faster counts.
+    python -m benchmarks.hybrids [FAMILY …] [--repeats N]
+
+Each way runs in a process of its own with one thread, over all rows three times, of which the fastest counts; the ways
+take turns. LoRA is on all linear layers, and its forwards are those that a run would have. The last column is the
+bound: how much faster packing could be if nothing but its matrix products took time, at the speed of bare ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
 import time
+from statistics import median
 from typing import Any
+
+from benchmarks.results import Results, open_results
 
 COMMON: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -19,12 +27,23 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 2,
 }  # fmt: skip
 DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+KIMI = {
+    "linear_num_heads": 4,
+    "linear_head_dim": 64,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 64,
+    "num_key_value_heads": 4,
+    "mlp_layer_types": ["dense"] * 4,
+}
 SSM = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 1, "num_local_experts": 0}
 CASES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": DELTA,
     "granitemoehybrid": {
         **SSM, "shared_intermediate_size": 704, "layer_types": ["linear_attention"] * 3 + ["full_attention"],
     },
+    "kimi_linear": {**KIMI, "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
 }  # fmt: skip
 WAYS = {"one by one": "sdpa", "packed": "auto"}
@@ -32,37 +51,48 @@ ROWS, BUDGET = 24, 2048
 
 
 def measure(name: str, way: str) -> dict[str, float]:
-    """Seconds of this process for loss and gradients of all rows, and its peak memory."""
+    """Seconds of this process for loss and gradients of all rows, its peak memory, and of its products alone."""
     import numpy as np
     import torch
+    from torch.utils.flop_counter import FlopCounterMode
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from kubetune.adapters.lora import add_lora
     from kubetune.batching.batch import collate
     from kubetune.config.schema import LoraConfig
     from kubetune.data.prepared.order import pack
+    from kubetune.models.fused_forwards import swap_forwards
     from kubetune.models.learner import Learner
     from kubetune.models.padding_free import choose_attention
     from kubetune.tasks.causal_lm import backward
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **COMMON, **CASES[name])
+    config = AutoConfig.for_model(name, **{**COMMON, **CASES[name]})
     lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
-    model = add_lora(lm, LoraConfig(r=8, target_modules=["q_proj", "v_proj"]), task_type="CAUSAL_LM", seed=0)
+    model = add_lora(lm, LoraConfig(r=8), task_type="CAUSAL_LM", seed=0)
     draw = np.random.default_rng(0)
     lengths = np.clip(draw.lognormal(4.6, 0.8, ROWS), 16, 700).astype(int)
     rows = [(draw.integers(5, 4000, n).astype(np.uint32), np.arange(n) > n // 3) for n in lengths]
     learner = Learner(model, choose_attention(model, WAYS[way]))
+    if learner.route.padding_free:
+        swap_forwards(model, None, learner.undo)
     groups = pack(np.arange(ROWS), lengths, BUDGET) if learner.route.padding_free else [[n] for n in range(ROWS)]
+
+    def learn() -> float:
+        return sum(float(backward(learner, collate([rows[n] for n in group]), 1 / 1000)) for group in groups)
+
     seconds, loss = [], 0.0
-    for _ in range(2):
+    for _ in range(3):
         began = time.process_time()
-        loss = sum(float(backward(learner, collate([rows[n] for n in group]), 1 / 1000)) for group in groups)
+        loss = learn()
         seconds.append(time.process_time() - began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with FlopCounterMode(display=False) as counted:
+        learn()
     return {
         "seconds": min(seconds),
+        "product_seconds": counted.get_total_flops() / bare_flops(),
         "loss": loss,
         "peak_mib": peak,
         "tokens": int(lengths.sum()),
@@ -70,30 +100,59 @@ def measure(name: str, way: str) -> dict[str, float]:
     }
 
 
+def bare_flops() -> float:
+    """FLOP/s of a bare product of the feed-forwards' size, the best of several."""
+    import torch
+
+    x, weight = (
+        torch.randn(1024, COMMON["hidden_size"]),
+        torch.randn(COMMON["intermediate_size"], COMMON["hidden_size"]),
+    )
+    best = float("inf")
+    for _ in range(20):
+        began = time.process_time()
+        for _ in range(4):
+            x @ weight.T
+        best = min(best, (time.process_time() - began) / 4)
+    return 2.0 * x.numel() * len(weight) / best
+
+
 def main() -> None:
-    """Print a row of a table for each family."""
+    """Measure what is not measured yet, and print a row of a table for each family."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(CASES))
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
         print(json.dumps(measure(args.names[0], args.way)))
         return
-    print("| | tokens | one by one, CPU s | packed, CPU s | faster | peak memory, MiB |\n|---|---|---|---|---|---|")
+    results = open_results(quick=False, fresh=False, subject="hybrids")
+    head = ("", "tokens", "one by one, CPU s", "packed, CPU s", "faster", "peak memory, MiB", "at most")
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name in args.names:
-        found: dict[str, dict[str, float]] = {}
-        for way in WAYS:
-            command = [sys.executable, "-m", "benchmarks.hybrids", name, "--way", way]
-            said = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
-            found[way] = min(said, found.get(way, said), key=lambda one: one["seconds"])
-        alone, together = (found[way] for way in WAYS)
-        assert abs(alone["loss"] - together["loss"]) <= 1e-6 * abs(alone["loss"])
-        ratio = alone["seconds"] / together["seconds"]
+        pairs = [[_found(results, name, way, repeat) for way in WAYS] for repeat in range(args.repeats)]
+        assert all(abs(alone["loss"] - both["loss"]) <= 1e-6 * abs(alone["loss"]) for alone, both in pairs)
+        alone, together = (min(column, key=lambda one: one["seconds"]) for column in zip(*pairs, strict=True))
+        ratio = median(one["seconds"] / other["seconds"] for one, other in pairs)
+        bound = median(one["seconds"] / other["product_seconds"] for one, other in pairs)
         print(
             f"| `{name}` | {alone['tokens']:,} | {alone['seconds']:.2f} | {together['seconds']:.2f} | {ratio:.2f}× "
-            f"| {alone['peak_mib']:,.0f} → {together['peak_mib']:,.0f} |",
+            f"| {alone['peak_mib']:,.0f} → {together['peak_mib']:,.0f} | {bound:.1f}× |",
             flush=True,
         )
+
+
+def _found(results: Results, name: str, way: str, repeat: int) -> dict[str, Any]:
+    """One way in a new process, unless it is measured already."""
+    key = {"family": name, "way": way, "repeat": repeat}
+    if (known := results.find("hybrids", key)) is not None:
+        return known
+    command = [sys.executable, "-m", "benchmarks.hybrids", name, "--way", way]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environ).stdout.splitlines()[-1]
+    results.add("hybrids", key, json.loads(said) | {"load": os.getloadavg()[0]})
+    return results.measurements[-1]
 
 
 if __name__ == "__main__":

@@ -19,16 +19,19 @@ from tests.architectures import ONE_BY_ONE, PADDING_FREE, PROMISED, build_model
 from tests.hybrids import BIASED, HYBRIDS
 from tests.pictures import ARCHITECTURES, save_family_model, save_seeing_model
 from tests.pictures import FAMILIES as SEEING_FAMILIES
+from tests.small_configs import OTHERS, UNTRIED, settings
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-FAMILIES = PROMISED | PADDING_FREE | HYBRIDS | ONE_BY_ONE | BIASED
+OURS = PROMISED | PADDING_FREE | HYBRIDS | ONE_BY_ONE | BIASED
+FAMILIES = (*OURS, *OTHERS)
 SEEING = (*ARCHITECTURES, *SEEING_FAMILIES)
+NAMED = ("<!-- not tried -->\n", "<!-- end of those -->\n")
 TEXT, IMAGES = (("<!-- families -->\n", "<!-- end -->\n"), ("<!-- families that see -->\n", "<!-- end of them -->\n"))
 
 
 def line(name: str) -> str:
     """The row of a family: how it runs, what is shared, and why not."""
-    model = build_model(name, FAMILIES[name], lora=False)
+    model = build_model(name, OURS[name] if name in OURS else settings(name), lora=False)
     learner = Learner(model, choose_attention(model))
     if not learner.route.padding_free:
         return f"| `{name}` | {_way(learner)} | |\n"
@@ -58,6 +61,12 @@ def _plain(said: str) -> str:
     return re.sub(r" \([^)]*\de-\d+\)", "", said).replace("|", "/")
 
 
+def untried() -> str:
+    """The lines of the page on families that were not tried."""
+    said = [f"- {why}: {', '.join(f'`{name}`' for name in names)}\n" for why, names in UNTRIED.items()]
+    return "Not tried:\n\n" + "".join(said)
+
+
 def table(marks: tuple[str, str] = TEXT) -> dict[str, str]:
     """The rows of a table of the page as it is, by family."""
     rows = PAGE.read_text().partition(marks[0])[2].partition(marks[1])[0].splitlines(keepends=True)
@@ -68,6 +77,7 @@ def main() -> None:
     """Write the rows of the families named, or of all; the others stay as they are."""
     names = sys.argv[1:] or [*FAMILIES, *SEEING]
     _write(TEXT, "| `model_type` | micro-batches | beginnings shared |\n|---|---|---|\n", FAMILIES, names, line)
+    _replace(NAMED, untried())
     _write(IMAGES, "| `model_type` | micro-batches |\n|---|---|\n", SEEING, names, seeing_line)
 
 
@@ -75,9 +85,12 @@ def _write(
     marks: tuple[str, str], head: str, known: Collection[str], names: Sequence[str], line: Callable[[str], str]
 ) -> None:
     found = table(marks) | {name: line(name) for name in names if name in known}
+    _replace(marks, head + "".join(found[name] for name in sorted(found) if name in known))
+
+
+def _replace(marks: tuple[str, str], text: str) -> None:
     before, _, rest = PAGE.read_text().partition(marks[0])
-    rows = "".join(found[name] for name in sorted(found) if name in known)
-    PAGE.write_text(before + marks[0] + head + rows + marks[1] + rest.partition(marks[1])[2])
+    PAGE.write_text(before + marks[0] + text + marks[1] + rest.partition(marks[1])[2])
 
 
 if __name__ == "__main__":

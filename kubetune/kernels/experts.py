@@ -52,6 +52,8 @@ def dispatch(x: Tensor, routing: Routing) -> Tensor:
 
 def combine(y: Tensor, weights: Tensor, routing: Routing) -> Tensor:
     """Sum, for each token, of what its experts made of it, by the weights `[tokens, choices]` it gives them."""
+    if _sums_bags(y) and weights.dtype == y.dtype:
+        return cast(Tensor, _Combine.apply(y, weights, routing))  # type: ignore[no-untyped-call]
     found: Tensor = _Permute.apply(y, routing.back, routing.order)  # type: ignore[no-untyped-call]
     back = found.view(*weights.shape, -1)
     return (back * weights.unsqueeze(-1)).sum(1)
@@ -69,6 +71,25 @@ def grouped_linear(
     adapter = (factors.a, factors.b, routing.ends, factors.scaling, transposed)
     found = _GroupedLora.apply(x, weight, *adapter)  # type: ignore[no-untyped-call]
     return cast(Tensor, found)
+
+
+def _sums_bags(y: Tensor) -> bool:
+    """Presence of a kernel that gathers rows and sums them in one pass, without a copy of them all in between."""
+    return y.dtype == torch.float32 and y.device.type == "cpu"
+
+
+class _Combine(Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weights: Tensor, routing: Routing) -> Tensor:
+        ctx.save_for_backward(y, weights, routing.order, routing.back)
+        return F.embedding_bag(routing.back.view(weights.shape), y, mode="sum", per_sample_weights=weights)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        y, weights, order, back = ctx.saved_tensors
+        rows = grad.index_select(0, order // weights.shape[1])
+        d_weights = torch.linalg.vecdot(rows, y)[back].view(weights.shape)
+        return rows.mul_(weights.reshape(-1)[order].unsqueeze(-1)), d_weights, None
 
 
 class _Permute(Function):
@@ -95,6 +116,8 @@ class _Dispatch(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (back,) = ctx.saved_tensors
+        if _sums_bags(grad):
+            return F.embedding_bag(back.view(-1, ctx.choices), grad, mode="sum"), None
         return grad.index_select(0, back).view(-1, ctx.choices, grad.shape[-1]).sum(1), None
 
 

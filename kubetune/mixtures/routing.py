@@ -10,19 +10,23 @@ adds up.
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from kubetune.base import logs
+from kubetune.base.files import write_atomic
 from kubetune.distributed.process_group import World, sum_
 from kubetune.errors import ConfigError
 from kubetune.mixtures.experts import routers_of, stacks_of
+from kubetune.rundir import metrics
 
 if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
@@ -35,11 +39,15 @@ class Routing:
     """Choices of a mixture's routers in the step under way; of a model without experts, nothing.
 
     `counts` `[layers, experts]`: tokens of this rank that each expert was given. `coefficients`: of balance and z-loss.
+    `layers`: names of the stacks of experts. `load`: tokens of all ranks in the `steps` since the start.
     """
 
     counts: Tensor | None = None
     coefficients: tuple[float, float] = (0.0, 0.0)
     choices: int = 0
+    layers: tuple[str, ...] = ()
+    load: Tensor | None = None
+    steps: int = 0
     _logits: list[Tensor] = field(default_factory=list)
     _chosen_ahead: Tensor | None = None
     _frequencies: Tensor | None = None
@@ -97,11 +105,20 @@ class Routing:
         losses = self.counts.new_zeros(2, dtype=torch.float64) if self._losses is None else self._losses
         numbers = sum_(torch.cat([self.counts.double().flatten(), losses]), world)
         *counts, balance, z = numbers.tolist()
+        counted = torch.tensor(counts, dtype=torch.int64).view(self.counts.shape)
+        self.load, self.steps = counted if self.load is None else self.load + counted, self.steps + 1
         width = self.counts.shape[1]
         values = summary([counts[start : start + width] for start in range(0, len(counts), width)])
         names = ("router_aux_loss", "router_z_loss")
         own = zip(names, (balance, z), self.coefficients, strict=True)
         return values | {name: value for name, value, coefficient in own if coefficient}
+
+    def write_load(self, run_dir: Path, step: int, world: World) -> None:
+        """Write how many tokens each expert was given in the steps of this start, up to `step`."""
+        if self.load is not None and world.is_main:
+            layers = dict(zip(self.layers, self.load.tolist(), strict=True))
+            found = {"steps": [step - self.steps + 1, step], "layers": layers}
+            write_atomic(run_dir / metrics.EXPERTS, json.dumps(found) + "\n")
 
     def _chosen(self, logits: Tensor) -> Tensor:
         """Number of tokens that each expert is among the likeliest of: int64 `[experts]`."""
@@ -135,7 +152,7 @@ def watch(lm: Any, training: TrainingConfig) -> Routing:
     config = lm.config.get_text_config()
     tensor = next(p for p in next(iter(stacks.values())).parameters() if p.dim() == 3)
     counts = torch.zeros(len(stacks), tensor.shape[0], dtype=torch.int64, device=tensor.device)
-    routing = Routing(counts, coefficients, getattr(config, "num_experts_per_tok", 0) or 0)
+    routing = Routing(counts, coefficients, getattr(config, "num_experts_per_tok", 0) or 0, tuple(stacks))
     for layer, name in enumerate(stacks):
         lm.get_submodule(name).register_forward_pre_hook(routing._count(layer), with_kwargs=True)
     if routing.balances:

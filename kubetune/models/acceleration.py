@@ -81,7 +81,7 @@ def _compile_layers(model: nn.Module, *, fused: bool) -> CompiledLayers | None:
         return None
     compiled = compile_layers(model)
     if compiled is None:
-        logs.MODEL.warning("training.compile is layers, but the decoder layers of this model are not known")
+        logs.MODEL.warning("training.compile is layers, but no layer of this model can be compiled")
     return compiled
 
 

@@ -84,13 +84,19 @@ def longest_path(cu_seqlens: tuple[int, ...], parents: tuple[int, ...]) -> tuple
 
 
 class MaskRule:
-    """Rule that layers get in place of a mask tensor. A model that computes with its mask fails loudly."""
+    """Rule that layers get in place of a mask tensor. A model that computes with its mask fails loudly.
 
-    def __init__(self, window: int) -> None:
-        self.window = window
+    `unknown`: what is wrong with it, said where a layer uses it; some models make masks that none of theirs does.
+    """
+
+    def __init__(self, window: int, unknown: str = "") -> None:
+        self.window, self.unknown = window, unknown
 
     def __getattr__(self, name: str) -> Any:
         raise CannotRunPaddingFree(f"the model computes with its attention mask (.{name})")
+
+    def __getitem__(self, _: Any) -> Any:
+        raise CannotRunPaddingFree("the model computes with its attention mask ([])")
 
 
 def probe_mask(
@@ -130,11 +136,11 @@ def probe_mask(
     if not CURRENT.causal:
         if bool(first.all()) and bool(last.all()):
             return MaskRule(0)
-        raise CannotRunPaddingFree("the model wants neither full nor causal attention")
+        return MaskRule(0, "the model wants neither full nor causal attention")
     ends_with_itself = bool(last[length - seen :].all()) and int(first.sum()) == 1 and bool(first[0])
     slides = seen == length or (int(middle.sum()) == seen and bool(middle[length - seen - 1]))
     if not (ends_with_itself and slides):
-        raise CannotRunPaddingFree("the model wants neither a causal nor a sliding-window mask")
+        return MaskRule(0, "the model wants neither a causal nor a sliding-window mask")
     return MaskRule(0 if seen == length else seen)
 
 
@@ -164,13 +170,17 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention signature: q, k, v `[1, heads, tokens, dim]` -> `[1, tokens, heads, dim]`."""
     cu_seqlens = CURRENT.cu_seqlens
-    if cu_seqlens is None or query.shape[0] != 1 or not cu_seqlens[-1] == key.shape[2] == query.shape[2]:
+    if cu_seqlens is None or query.shape[0] != 1 or cu_seqlens[-1] != query.shape[2]:
         raise CannotRunPaddingFree("attention outside a packed batch")
+    if key.shape[2] != query.shape[2]:
+        raise CannotRunPaddingFree("attention to keys that are not the tokens of the batch")
     odd = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
     if dropout and (softcap or s_aux is not None or attention_mask is None or attention_mask.window):
         odd.append("attention dropout")
     if odd or not isinstance(attention_mask, MaskRule):
         raise CannotRunPaddingFree(f"attention with {', '.join(odd) or 'a mask of its own'}")
+    if attention_mask.unknown:
+        raise CannotRunPaddingFree(attention_mask.unknown)
     if CURRENT.causal and not getattr(module, "is_causal", True):
         raise CannotRunPaddingFree("attention that is not causal")
     window = attention_mask.window

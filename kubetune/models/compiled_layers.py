@@ -73,8 +73,10 @@ def compile_layers(model: nn.Module) -> CompiledLayers | None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     lm = unwrap(model)
-    found = (module for module in language_model(lm).modules() if isinstance(module, GradientCheckpointingLayer))
+    found = [module for module in language_model(lm).modules() if isinstance(module, GradientCheckpointingLayer)]
     layers = [layer for layer in found if not _changes_itself(layer)]
+    if left := len(found) - len(layers):
+        logs.MODEL.warning("%d of %d layers have adapters on stacked experts: not compiled", left, len(found))
     return CompiledLayers(layers, next(model.parameters()).dtype) if layers else None
 
 
@@ -124,7 +126,8 @@ def _agree(found: tuple[float, float], expected: tuple[float, float], tolerance:
 
 
 def _changes_itself(layer: nn.Module) -> bool:
-    """Presence of adapters on stacked experts in a layer: PEFT puts these in and out of the weights in every forward.
+    """Presence of adapters on stacked experts in a layer: where nothing else runs them, PEFT puts these in and out of
+    the weights in every forward.
 
     That is no work for a compiler, and a forward given up halfway could not be run again.
     """

@@ -9,8 +9,10 @@ Padding stands behind the tokens, unseen by what only looks back. All around it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kubetune.kernels.attention.blockwise import paths
 from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree
+from kubetune.models.patches import Replaced
 
 BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 """Arguments that tell kernels where sequences begin and end."""
@@ -145,18 +148,31 @@ def by_rows(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _packed(parts, rows)
 
 
-@contextmanager
-def _short_chunks(module: Any, device: torch.device) -> Iterator[None]:
-    """Within, a state space on a CPU scans chunks no longer than pays there: it fills up rows to whole ones."""
+def _short_chunks(module: Any, device: torch.device) -> ExitStack:
+    """Within, a state space or delta rule on a CPU scans chunks no longer than pays there: it fills up rows to whole
+    ones."""
+    undo = ExitStack()
+    if device.type != "cpu":
+        return undo
     size = getattr(module, "chunk_size", None)
-    if device.type != "cpu" or not isinstance(size, int) or size <= CHUNK:
-        yield
-        return
-    module.chunk_size = CHUNK
-    try:
-        yield
-    finally:
-        module.chunk_size = size
+    if isinstance(size, int) and size > CHUNK:
+        undo.enter_context(Replaced(module, "chunk_size", CHUNK))
+    for source, name in _chunked(tuple(base.__module__ for base in type(module).__mro__)):
+        undo.enter_context(Replaced(source, name, partial(vars(source)[name], chunk_size=CHUNK)))
+    return undo
+
+
+@lru_cache
+def _chunked(files: tuple[str, ...]) -> tuple[tuple[Any, str], ...]:
+    """Functions of source files that have a longer chunk as their default, each with its file."""
+    return tuple(
+        (source, name)
+        for source in {sys.modules[file] for file in files}
+        for name, function in inspect.getmembers(source, inspect.isfunction)
+        if (chunk := inspect.signature(function).parameters.get("chunk_size"))
+        and isinstance(chunk.default, int)
+        and chunk.default > CHUNK
+    )
 
 
 def _call(stock: Callable[..., Any], arguments: tuple[Any, Any]) -> Any:

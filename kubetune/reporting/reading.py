@@ -19,6 +19,7 @@ from kubetune.config.naming import model_short_name
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.planning.plan import Plan
+from kubetune.reporting.expert_load import ExpertLoad, expert_load
 from kubetune.reporting.numbers import Numbers, NumbersReader, read_numbers
 from kubetune.rundir import heartbeat, metrics, older_files
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
@@ -70,6 +71,7 @@ class RunRecord:
     exit_status: ExitStatus | None
     damage: Sequence[str] = ()
     load: Lines = field(default_factory=list)
+    experts: ExpertLoad | None = None
 
     @property
     def machine(self) -> dict[str, Any]:
@@ -127,6 +129,7 @@ def read_run(
         exit_status=read_exit_status(run_dir),
         damage=damage,
         load=_load(_lines(run_dir / metrics.LOAD, damage)),
+        experts=_experts(run_dir / metrics.EXPERTS, damage),
     )
 
 
@@ -160,6 +163,14 @@ def _object(path: Path, damage: list[str]) -> dict[str, Any]:
     except EnvironmentFault as error:
         damage.append(str(error))
         return {}
+
+
+def _experts(path: Path, damage: list[str]) -> ExpertLoad | None:
+    try:
+        return expert_load(_object(path, damage))
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
+        damage.append(f"{path.name}: not what a run writes, and left out")
+        return None
 
 
 def _report(run_dir: Path, damage: list[str]) -> dict[str, Any]:

@@ -256,6 +256,7 @@ def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
     is_due = is_best or last or is_sound or _is_patience_spent(run, state)
     if is_due and state.saved_step < state.step:
         run_log.sync()
+        run.learner.routing.write_load(run.checkpointer.run_dir, state.step, run.world)
         return run.checkpointer.save(state)
     if is_best:
         run.checkpointer.link(state)

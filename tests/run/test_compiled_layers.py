@@ -212,6 +212,12 @@ def test_layers_run_as_they_are_where_compiling_them_fails(
     assert said in caplog.text
 
 
+def test_layers_whose_experts_have_adapters_are_left_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    model = build_model("deepseek_v3", PADDING_FREE["deepseek_v3"])
+    assert compiled_layers.compile_layers(model) is None
+    assert "3 of 3 layers have adapters on stacked experts: not compiled" in caplog.text
+
+
 def test_where_it_cannot_work_it_is_refused_or_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

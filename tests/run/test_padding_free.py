@@ -31,6 +31,7 @@ from tests.architectures import (
     ONE_BY_ONE,
     PADDING_FREE,
     PROMISED,
+    SMALL_EXPERTS,
     build_model,
     random_rows,
     randomize_lora,
@@ -142,6 +143,13 @@ def test_self_check_refuses_nan(monkeypatch):
     monkeypatch.setattr(hooks, "attend", lambda q, *rest: torch.full_like(q, torch.nan))
     with pytest.raises(CannotRunPaddingFree):
         self_check(model)
+
+
+def test_a_mask_that_no_layer_uses_refuses_nothing():
+    """Qwen2-MoE makes one of a window of no token beside the causal one that its layers take."""
+    model = build_model("qwen2_moe", {**COMMON, **SMALL_EXPERTS, "moe_intermediate_size": 48})
+    assert model.config.sliding_window == 0
+    assert choose_attention(model).padding_free
 
 
 def test_mask_probe_refuses_borders_that_disagree_with_positions():

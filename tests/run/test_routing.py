@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from kubetune.batching.batch import collate
 from kubetune.batching.feed import Work
-from kubetune.config.schema import TrainingConfig
+from kubetune.config.schema import Config, TrainingConfig
 from kubetune.distributed.process_group import World
 from kubetune.errors import ConfigError
 from kubetune.mixtures.routing import summary, watch
@@ -22,6 +23,7 @@ from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention, unwrap
 from kubetune.models.prefix_sharing import why_not
 from kubetune.reporting import write_report
+from kubetune.reporting.expert_load import expert_load
 from kubetune.rundir import metrics
 from kubetune.rundir.status import progress
 from kubetune.tasks import causal_lm
@@ -141,6 +143,17 @@ def test_the_load_is_summed_up():
     }
 
 
+def test_a_page_tells_how_many_experts_got_how_much():
+    found = expert_load({"steps": [3, 9], "layers": {"one": [0, 4, 4, 8], "idle": [0, 0]}})
+    assert found is not None
+    assert found.steps == (3, 9)
+    assert found.rows == [
+        ("one", [1, 0, 0, 0, 2, 1, 0], (3, 2.0), (0, 0.0)),
+        ("idle", [2, 0, 0, 0, 0, 0, 0], (1, 0.0), (0, 0.0)),
+    ]
+    assert expert_load({}) is None
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = toy.make_inputs(tmp_path_factory.mktemp("inputs"))
@@ -176,7 +189,17 @@ def test_a_mixture_learns_the_same_however_its_steps_are_split(inputs, tmp_path,
     load = whole[-2]["expert_load_max"]
     assert progress(tmp_path / "whole")["experts"]["expert_load_max"] == load
     assert f"expert_load_max {load:.3g} " in (tmp_path / "whole" / "logs" / "rank-0.log").read_text()
+    told = [json.loads((tmp_path / name / metrics.EXPERTS).read_text()) for name in ("whole", "split")]
+    assert told[0] == told[1]
+    assert told[0]["steps"] == [1, 3]
+    tokens = sum(line["tokens"] for line in whole if "loss" in line)
+    assert {sum(counts) for counts in told[0]["layers"].values()} == {2 * tokens}
     page = write_report([tmp_path / "whole"], tmp_path / "page.html").read_text()
+    assert "<code>model.layers.1.mlp.experts</code>" in page
+    (tmp_path / "whole" / metrics.EXPERTS).write_text('{"layers": 3}')
+    assert (
+        "experts.json: not what a run writes" in write_report([tmp_path / "whole"], tmp_path / "page.html").read_text()
+    )
     assert "Load of the experts" in page
     assert "Balance loss of the routers" in page
 
@@ -194,3 +217,22 @@ def test_a_mixture_goes_on_bit_for_bit(inputs, tmp_path, sections):
     toy.make_run(run_dir, config)
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == whole
+
+
+def test_a_loss_for_routers_that_cannot_learn_is_refused_by_the_config_alone():
+    """Where names do not tell, the model decides when it is loaded."""
+
+    def config(**lora: Any) -> Config:
+        settings = {"model": "x", "data": {"train": "x"}, "training": {"router_aux_loss_coef": 0.1}, "lora": lora}
+        return Config.model_validate(settings)
+
+    for plain in ({}, {"target_modules": ["q_proj", "gate_proj", "up_proj"]}):
+        with pytest.raises(ValueError, match=r"router_aux_loss_coef is 0.1, but no router learns here; .*mlp.gate.w"):
+            config(**plain)
+    for learning in (
+        {"target_parameters": ["mlp.gate.weight"]},
+        {"target_modules": ["q_proj", "router"]},
+        {"target_modules": ".*gate"},
+        {"modules_to_save": ["mlp"]},
+    ):
+        config(**learning)

@@ -144,7 +144,12 @@ def test_a_table_of_positions_that_ends_is_told_before_training(
     report = json.loads(capsys.readouterr().out)
     assert (report["ok"], report["verdict"].startswith(said)) == (False, True)
     assert "set data.max_length to 32 or less" in report["positions"]
-    assert cli.main(["plan", "run.yaml", "data.max_length=32"]) == errors.OK
+    for overlong in ("truncate", "drop"):
+        fitting = ["data.max_length=32", f"data.overlong={overlong}"]
+        assert cli.main(["plan", "run.yaml", *fitting]) == errors.OK
+        capsys.readouterr()
+        cli.main(["data", "check", "run.yaml", "--json", *fitting])
+        assert json.loads(capsys.readouterr().out)["positions"] == "", overlong
 
 
 def test_positions_that_turn_go_on_but_were_never_trained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,6 +182,13 @@ class Config(Section):
             problems.append(
                 "training.early_stopping_patience: needs evaluations; set data.eval to a share such as 0.05 or a file"
             )
+        if self.lora is not None and self.lora.leaves_routers:
+            problems += [
+                f"training.{name} is {value:g}, but no router learns here; leave it out, or name the router in "
+                "lora.target_parameters ([mlp.gate.weight])"
+                for name in ("router_aux_loss_coef", "router_z_loss_coef")
+                if (value := getattr(self.training, name))
+            ]
         problems += self.preference.problems_of_task(self.task)
         if self.record_kind not in ("pair", "graded") and self.data.unusable_pairs != "error":
             problems.append("data.unusable_pairs: means nothing to a run that compares no pairs; leave it out")

@@ -87,6 +87,14 @@ class LoraConfig(Section):
         return value
 
     @property
+    def leaves_routers(self) -> bool:
+        """Certainty, by names alone, that no router of a mixture of experts learns."""
+        named = () if self.target_modules == "all-linear" else self.target_modules
+        names = (*named, *self.target_parameters)
+        is_clear = not isinstance(named, str) and not self.modules_to_save
+        return is_clear and not any({"gate", "router", "weight"} & {*name.split(".")[-2:]} for name in names)
+
+    @property
     def lora_alpha(self) -> float:
         """Alpha with its default filled in."""
         return self.alpha if self.alpha is not None else 2.0 * self.r

@@ -153,13 +153,12 @@ def check(
     if "eval" in seen:
         rows, weights = [tally.rows for tally in tallies["eval"]], [source.weight for source in sources["eval"]]
         report.evaluated, report.leaked = sum(evaluated_rows(rows, weights)), _leaked(seen)
-    longest = max((max(lengths, default=0) for lengths in report.lengths.values()), default=0)
     report.verdict = _verdict(config, report)
     if report.ok and embeddings is not None and largest >= embeddings.known:
         total = sum(stats["rows"] for stats in report.stats.values())
         token = tokenizer.decode([largest], skip_special_tokens=False)
         report.verdict = embeddings.say(largest, token, f"{holding:,} of {counted(total, 'row')}")
-    _compare_positions(report, config, longest)
+    _compare_positions(report, config)
     report.spared = spared_share(config, first)
     return report
 
@@ -172,9 +171,12 @@ def _keep_first(first: list[list[list[int]]], rows: Iterable[list[Answer]]) -> N
     first += [[ids for _, ids, _ in row] for row in islice(rows, SHARING_ROWS - len(first))]
 
 
-def _compare_positions(report: Report, config: Config, longest: int) -> None:
-    """Note in the report where the longest row has more tokens than the model has positions."""
-    positions = positions_of(config, os.environ)
+def _compare_positions(report: Report, config: Config) -> None:
+    """Note in the report where the longest row that is trained has more tokens than the model has positions."""
+    positions, limit = positions_of(config, os.environ), config.data.max_length
+    cuts = config.data.overlong in ("truncate", "split")
+    found = [length for lengths in report.lengths.values() for length in lengths]
+    longest = max((min(length, limit) for length in found if cuts or length <= limit), default=0)
     if positions is None or longest <= positions.limit:
         return
     report.positions = positions.say(longest)
