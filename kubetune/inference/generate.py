@@ -90,19 +90,24 @@ class LoadedModel:
         with self.result.as_base(self.model) as base:
             yield self if base is self.model else replace(self, model=base)
 
+    @property
+    def answers_once(self) -> bool:
+        """It answers one question about images, and knows no conversations: PaliGemma."""
+        return self.reader is not None and self.reader.processor.reads_prefixes
+
     def encode(self, prompt: Prompt, images: Sequence[str] = (), tools: Sequence[Any] = ()) -> EncodedPrompt:
         """Ids of a prompt; plain text becomes the user's turn where the model was taught conversations.
 
         `images` go where the prompt has `<image>`, or before it. Raises ValueError for what cannot be asked.
         """
         if isinstance(prompt, str):
-            if not self.is_chat and not images:
+            if not self.is_chat and not images and not self.answers_once:
                 return EncodedPrompt(self.tokenizer.encode_prompt(prompt))
             prompt = [{"role": "user", "content": prompt}]
         seen = {"images": [os.path.abspath(image) for image in images]} if images else {}
         chat = convert({"messages": list(prompt), "tools": list(tools), **seen})
         assert isinstance(chat, Chat)
-        if not images:
+        if not images and not self.answers_once:
             return EncodedPrompt(self.tokenizer.encode_prompt(chat.messages, chat.tools))
         if self.reader is None:
             raise ValueError(f"has images, which need a model that sees; this run has `task: {self.config.task}`")
@@ -114,7 +119,7 @@ class LoadedModel:
 
         Raises ValueError for what cannot be asked.
         """
-        if isinstance(prompt, str) and not self.is_chat:
+        if self.answers_once or (isinstance(prompt, str) and not self.is_chat):
             return []
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         chat = convert({"messages": messages, "tools": list(tools)})

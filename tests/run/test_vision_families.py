@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,9 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
     said = answer(loaded, [QUESTION] * len(rows), Sampling(max_new_tokens=6), images=images)
     right = sum(text.strip() == row["messages"][1]["content"] for text, row in zip(said, rows, strict=True))
     assert right >= len(rows) // 2
+    if FAMILIES[name].template == "":
+        with pytest.raises(errors.DataError, match="has no image"):
+            answer(loaded, [QUESTION], Sampling(max_new_tokens=1))
     both = [f"{IMAGE_TAG}{IMAGE_TAG}{QUESTION}"]  # as many features as tokens for two images too, or this raises
     assert len(answer(loaded, both, Sampling(max_new_tokens=1), images=[images[0] + images[1]])) == 1
 
@@ -248,7 +252,8 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
     AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
 
 
-ALL = {"lora": None, "vision": {"freeze_vision_tower": False, "freeze_projector": False}}
+SEES = {"vision": {"freeze_vision_tower": False, "freeze_projector": False}}
+ALL: dict[str, Any] = {"lora": None, **SEES}
 
 
 @pytest.mark.slow
@@ -264,3 +269,18 @@ def test_two_ranks_train_as_one(name: str, parallelism: str, sections: dict[str,
     config = toy.make_config(tmp_path, training, task="vision_language", data=data, **sections)
     one, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
     assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma4", "paligemma"])
+def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(name: str, tmp_path: Path) -> None:
+    save_family_model(tmp_path / "model", name)
+    write_questions(tmp_path, "train", 12, 1)
+    training = {"global_batch_size": 4, "max_steps": 4, "eval_steps": 2, "save_steps": 2}
+    data = {"max_length": 256, "train": str(tmp_path / "train.jsonl"), "eval": 0.2}
+    lora = {"r": 4, "dropout": 0.1}
+    config = toy.make_config(tmp_path, training, task="vision_language", data=data, lora=lora, **SEES)
+    cut = toy.make_run(tmp_path / "cut", config)
+    assert toy.train(cut, 1, {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:3"}) == [errors.PREEMPTED]
+    assert toy.train(cut) == [0]
+    assert toy.digests(cut) == toy.digests(toy.finished(tmp_path / "whole", config))

@@ -26,7 +26,7 @@ class VisionEncoder:
 
     def __init__(self, encoder: Encoder, processor: ImageProcessor) -> None:
         self._processor = processor
-        self._reads_prefixes = not processor.is_grid and processor.whole.reads_prefixes
+        self._reads_prefixes = processor.reads_prefixes
         self._encoder = encoder.without_prefix() if self._reads_prefixes else encoder
         self._placeholder = processor.placeholder
         self._see_paths = lru_cache(maxsize=4096)(processor.see)  # neighbouring records often share an image

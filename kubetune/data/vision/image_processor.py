@@ -119,6 +119,11 @@ class ImageProcessor:
             )
         return WholeProcessor(self.name, self._folder, self._feature)
 
+    @property
+    def reads_prefixes(self) -> bool:
+        """A question with its images is read in both directions, and followed by one answer."""
+        return not self.is_grid and self.whole.reads_prefixes
+
     @cached_property
     def theirs(self) -> Any:
         """transformers' image processor, told our budget of tokens. Raises ModelError where it is of another kind."""
