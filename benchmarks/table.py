@@ -204,7 +204,8 @@ def pairs_startup_table(results: Results) -> str:
             runs = [m for m in found if (m["rows"], m["trainer"], m["kept"]) == (count, trainer, kept)]
             for name in ("first_step_seconds", "first_step_cpu_seconds"):
                 seconds = Spread.of(m[name] for m in runs if summary.is_measured(m) and m.get(name) is not None)
-                cells.append(_spread(seconds, 1) if seconds else _reason(runs[0]) if runs else "")
+                lacks = not runs or summary.is_measured(runs[0])  # earlier results have no CPU time
+                cells.append(_spread(seconds, 1) if seconds else "" if lacks else _reason(runs[0]))
         rows.append([f"{count:,}", "`kubetune train`" if trainer == "kubetune" else TRAINERS[trainer].label, *cells])
     head = ["pairs", "trainer", "seconds, first start", "CPU-seconds", "seconds, second start", "CPU-seconds"]
     return f"### Time to the first step of DPO\n\n{markdown(head, rows)}" if rows else ""

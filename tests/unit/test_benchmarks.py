@@ -205,12 +205,12 @@ def test_tables_of_preferences() -> None:
             measurement("kubetune", 0, [9.0, 1.0]) | of_pairs,
             measurement("dpo-default", 0, [9.0, 5.0]) | of_pairs,
             start | {"trainer": "kubetune", "kept": False, "first_step_seconds": 20.0},
-            start | {"trainer": "kubetune", "kept": True, "first_step_seconds": 6.04},
+            start | {"trainer": "kubetune", "kept": True, "first_step_seconds": 6.04, "first_step_cpu_seconds": 4.52},
         )
     )
     assert "### tiny: DPO, LoRA r=16, attention, 1 thread\n\n32 pairs, 16 pairs per step" in text
     assert "| TRL DPOTrainer, defaults | 200 | 5.00× |" in text
-    assert "| 256 | `kubetune train` | 20.0 | 6.0 |" in text
+    assert "| 256 | `kubetune train` | 20.0 |  | 6.0 | 4.5 |" in text
 
 
 def test_tables_of_classification() -> None:
