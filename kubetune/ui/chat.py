@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,16 @@ def chat(request: Request) -> Response:
     site = site_of(request)
     chosen = run_of(request) if request.query_params.get("dir") else None
     other = request.query_params.get("beside", "")
-    if other not in ("", "base"):
-        find_run(site, other)
+    beside = find_run(site, other) if other not in ("", "base") else None
     listed = [run for run in site.records.listed() if run["saved_step"] is not None]
     facts = {
         "title": "Chat",
         "listed": listed,
         "chosen": site.records.name_of(chosen) if chosen else "",
         "beside": other,
+        "beside_words": shlex.join(["kubetune", "chat", str(beside)]) if chosen and beside else "",
     }
-    verb = f"kubetune chat {chosen or 'RUN'}{' --compare' * (other == 'base')}"
+    verb = shlex.join(["kubetune", "chat", str(chosen or "RUN"), *["--compare"] * (other == "base")])
     return page(request, "chat.html", verb, facts)
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any
 from urllib.parse import urlencode
 
@@ -51,9 +52,14 @@ def data(request: Request) -> Response:
     query = _query(asked)
     opened = open_rows(config, prepared)
     facts = {**common, "query": query, "target": str(target), "task": config.task, "limit": config.data.max_length}
-    verb = f"kubetune data check {target} --html data.html"
+    verb = f"kubetune data check {quote(str(target))} --html data.html"
     if opened is None:
-        return page(request, "rows.html", f"kubetune data prepare {target}", {**facts, "found": None, "absent": True})
+        return page(
+            request,
+            "rows.html",
+            f"kubetune data prepare {quote(str(target))}",
+            {**facts, "found": None, "absent": True},
+        )
     found = opened.look(query)
     kept = {key: value for key, value in asked.items() if key != "at" and value}
     return page(request, "rows.html", verb, {
@@ -67,7 +73,7 @@ def data(request: Request) -> Response:
 
 def _files(site: Site) -> list[str]:
     """Run files beside the runs."""
-    found = sorted(path.name for path in site.folder.glob("*.yaml") if path.is_file() and not path.is_symlink())
+    found = sorted(path.name for path in site.folder.glob("[!.]*.yaml") if path.is_file() and not path.is_symlink())
     return found[:_MOST_FILES]
 
 
@@ -121,7 +127,7 @@ def bad(request: Request) -> Response:
     site, asked = site_of(request), request.query_params
     run, file = asked.get("dir", ""), asked.get("file", "")
     target, at = _target(site, run, file), _query(asked).at
-    name = _job_of("check", target, run)
+    name = _job_of("check", run or file)
     seen, path = site.jobs.look(name), site.jobs.result(name)
     total, found = bad_records(path, at, MOST_BAD) if path.is_file() and not seen["running"] else (None, [])
     kept = urlencode({"dir": run} if run else {"file": file})
@@ -131,7 +137,7 @@ def bad(request: Request) -> Response:
         "after": at + MOST_BAD if total is not None and at + MOST_BAD < total else None,
         "before": max(0, at - MOST_BAD) if at else None,
     }  # fmt: skip
-    return page(request, "bad.html", f"kubetune data check {target} --json", facts)
+    return page(request, "bad.html", f"kubetune data check {quote(str(target))} --json", facts)
 
 
 def bad_records(path: Path, at: int, most: int) -> tuple[int | None, list[tuple[str, str, str]]]:
@@ -166,7 +172,7 @@ async def _begin(request: Request, kind: str, words: list[str]) -> Response:
     def begin() -> Response:
         try:
             target = _target(site, run, file)
-            name = _job_of(kind, target, run)
+            name = _job_of(kind, run or file)
             site.jobs.start(name, [*words, str(target)])
         except KubetuneError as error:
             return answer({"problems": [str(error)]})
@@ -175,5 +181,6 @@ async def _begin(request: Request, kind: str, words: list[str]) -> Response:
     return await to_thread.run_sync(begin)
 
 
-def _job_of(kind: str, target: Path, run: str) -> str:
-    return f"{kind}-{target.parent.name if run else target.stem}"
+def _job_of(kind: str, chosen: str) -> str:
+    """By the whole path: many runs have the same last name."""
+    return f"{chosen}.{kind}"

@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.base.humanize import brief
-from kubetune.errors import GATE, OK, ConfigError
+from kubetune.errors import GATE, OK, ConfigError, KubetuneError
 from kubetune.library.listing import SORTS, in_order, is_like, metric_names, value_of
 from kubetune.reporting.page import page_of
 from kubetune.rundir.status import read_status, state_of
-from kubetune.ui.commands import launchers
+from kubetune.ui.commands import launchers, train_again
 from kubetune.ui.site import Site, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12
@@ -59,7 +59,8 @@ def one_run(request: Request) -> Response:
     template, facts = page_of([record])
     status = read_status(run_dir, _number(request.query_params.get("rank")))
     state, why = state_of(status["progress"]["exit_status"], status["ranks"])
-    can_stop = bool(launchers(site, run_dir))
+    stopped_by = [str(process.pid) for process in launchers(site, run_dir)]
+    can_continue = not stopped_by and state != "running" and not _is_over(status["progress"]["exit_status"])
     facts |= {
         "run_dir": site.records.name_of(run_dir),
         "now": status,
@@ -67,13 +68,23 @@ def one_run(request: Request) -> Response:
         "left": brief(status["progress"]["seconds_left"]),
         "state": state if state in ("running", "waiting") else facts["state"],
         "reason": why if state in ("running", "waiting") else facts["reason"],
-        "can_stop": can_stop,
-        "can_continue": not can_stop and state != "running" and not _is_over(status["progress"]["exit_status"]),
+        "can_stop": bool(stopped_by),
+        "can_continue": can_continue,
+        "stop_words": shlex.join(["kill", *stopped_by]) if stopped_by else "",
+        "continue_words": _continue_words(run_dir) if can_continue else "",
         "is_live": state in ("running", "waiting"),
         "unread": record.numbers.unread,
     }
-    verb = f"kubetune watch {run_dir}" if facts["is_live"] else f"kubetune report {run_dir}"
+    verb = shlex.join(["kubetune", "watch" if facts["is_live"] else "report", str(run_dir)])
     return page(request, f"live_{template}", verb, facts)
+
+
+def _continue_words(run_dir: Path) -> str:
+    """The command line that *Continue* begins; nothing where the run's file cannot be read, which it will say."""
+    try:
+        return shlex.join(["kubetune", *train_again(run_dir)])
+    except KubetuneError:
+        return ""
 
 
 def _is_over(ended: Mapping[str, Any] | None) -> bool:
@@ -100,7 +111,7 @@ def compare(request: Request) -> Response:
     facts["is_live"] = any(record.exit_status is None for record in records)
     facts["query"] = urlencode([("dir", site.records.name_of(run_dir)) for run_dir in run_dirs])
     facts["addresses"] = [address(site, run_dir) for run_dir in run_dirs]
-    verb = f"kubetune report {run_dirs[0]} --compare {' '.join(map(str, run_dirs[1:]))}"
+    verb = shlex.join(["kubetune", "report", str(run_dirs[0]), "--compare", *map(str, run_dirs[1:])])
     return page(request, f"live_{template}", verb, facts)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from typing import Any, Self
 
 from jinja2 import Environment, PackageLoader
@@ -85,7 +86,7 @@ def page(request: Request, template: str, verb: str, facts: Mapping[str, Any], s
 def problem(request: Request, error: Exception | str, status: int = 400) -> Response:
     """A page that says what is wrong, in the words of the command line."""
     found = {"title": "Not found" if status == 404 else "This cannot be shown", "text": str(error), "status": status}
-    return page(request, "problem.html", f"kubetune runs {site_of(request).folder}", found, status)
+    return page(request, "problem.html", f"kubetune runs {quote(str(site_of(request).folder))}", found, status)
 
 
 def answer(found: Any, status: int = 200) -> Response:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +15,12 @@ from starlette.testclient import TestClient
 import kubetune
 from kubetune.config.load import load_config
 from kubetune.data.prepared.prepare import prepare
+from kubetune.rundir import metrics
 from kubetune.ui.rows import PAGE, Query, open_rows
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
 from tests.ranks import wait_until
+from tests.run.test_report_long import write_run
 
 MODEL = Path(kubetune.__file__).parent / "cli" / "local" / "embedded" / "model"
 TOKEN = "a-token-of-this-test"
@@ -94,6 +98,12 @@ def test_bad_records_are_listed_a_page_at_a_time(
         after = re.search(r'id="next" href="([^"]+)"', page)
         address = after[1].replace("&amp;", "&") if after else ""
     assert seen == [(str(data), "2"), (str(data), "3"), (str(data), "5")]
+    for name in ("bad", "of a team/bad"):  # others that are called so, of which nothing was checked
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_run(folder / name, 60)
+        page = html.unescape(client.get("/data/bad", params={"dir": name}).text)
+        assert "Not checked yet" in page, name
+        assert f"kubetune data check {shlex.quote(str(folder / name / metrics.CONFIG))} --json" in page
 
 
 def test_filters_leave_what_fits(client: TestClient, folder: Path) -> None:

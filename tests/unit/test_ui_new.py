@@ -97,12 +97,12 @@ def test_bad_records_of_the_first_ones_are_named_beside_the_plan(client: TestCli
 
 
 HOLDER = """
-import sys, time
+import sys
 from pathlib import Path
 from kubetune.supervisor.place import hold
 with hold(Path(sys.argv[1]), 0):
     print("held", flush=True)
-    time.sleep(3600)
+    sys.stdin.read()
 """
 
 
@@ -113,11 +113,13 @@ def test_a_run_is_stopped_by_whoever_holds_it_and_nobody_else_is(client: TestCli
     run_dir = write_run(tmp_path / "outputs" / "a", 60)
     assert "Continue" in client.get("/run?dir=a").text
     lock = run_dir / "logs" / "node-0.lock"
-    with subprocess.Popen([sys.executable, "-P", "-c", HOLDER, str(run_dir)], stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-P", "-c", HOLDER, str(run_dir)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         page = client.get("/run?dir=a").text
         assert "data-stop" in page
+        assert f">kill {process.pid}</code>" in page
         assert "data-continue" not in page
         assert ask(client, "/run/stop", dir="a") == {"problems": []}
         assert process.wait() == -signal.SIGTERM
@@ -143,9 +145,11 @@ def test_a_run_goes_on_by_its_file_and_what_its_start_was_told_beside_it(
     source.write_text(json.dumps(given))
     config = load_config(source, overrides=[*told, f"output={run_dir}"])
     create_run_dir(config, run_dir, source=source)
+    told_by_page = client.get("/run?dir=of a team/old").text
     found = ask(client, "/run/continue", dir="of a team/old")
     words = ["train", f"{run_dir}/config.yaml", f"output={run_dir}", *told]
     assert found == {"problems": [], "job": "of a team/old", "command": shlex.join(["kubetune", *words])}
+    assert f">{html.escape(found['command'])}</code>" in told_by_page.replace("&#39;", "&#x27;")
     assert begun == [("of a team/old", words)]
     assert client.get("/new/job", params={"name": "of a team/old"}).json()["held"] is False
     assert client.get("/new/job", params={"name": "of a team/../old"}).status_code == 400
@@ -321,4 +325,4 @@ def test_what_no_page_would_send_is_no_bug(client: TestClient, path: str, body: 
     headers = {**OURS, "content-type": "application/json"}
     assert client.post(path, content=body, headers=headers).status_code == status
     assert client.get("/new/job", params={"name": "a\0"}).status_code == 400
-    assert client.get("/new/job", params={"name": "data-a file (1)"}).status_code == 200
+    assert client.get("/new/job", params={"name": "a file (1).data"}).status_code == 200

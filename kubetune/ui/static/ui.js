@@ -123,8 +123,14 @@ document.querySelectorAll(".log").forEach((log) => { log.scrollTop = log.scrollH
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
-  await navigator.clipboard.writeText(byId(button.dataset.copy).textContent);
-  button.textContent = "Copied";
+  const text = byId(button.dataset.copy);
+  try {
+    await navigator.clipboard.writeText(text.textContent);
+    button.textContent = "Copied";
+  } catch { // browsers have no clipboard for pages of other machines without TLS
+    getSelection().selectAllChildren(text);
+    button.textContent = "Selected: press Ctrl-C";
+  }
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
 });
 
