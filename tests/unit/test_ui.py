@@ -22,7 +22,7 @@ from kubetune.reporting import write_report
 from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.rundir import metrics
 from kubetune.ui.server import application
-from kubetune.ui.site import Site
+from kubetune.ui.site import Site, templates
 from tests import browser
 from tests.run.test_report_long import write_run
 
@@ -193,6 +193,9 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         page.wait_for_url(f"{address}/")
         for path in ("/run?dir=first", "/compare?dir=first&dir=second", "/data", "/new", "/chat?dir=first", "/"):
             browser.show(page, f"{address}{path}")
+        # As other soft words, not as the browser has it: too faint on dark.
+        faint = "getComputedStyle(document.querySelector(`[type=search]`), `::placeholder`).color"
+        assert page.evaluate(f"{faint} === getComputedStyle(document.querySelector(`.live`)).color")
         page.get_by_label("Filter").fill("team")
         page.keyboard.press("Enter")
         page.get_by_text("1 of 2 runs").wait_for()
@@ -287,3 +290,13 @@ def test_what_would_let_strangers_in_is_refused(
     monkeypatch.delenv("KUBETUNE_UI_TOKEN", raising=False)
     assert cli.main(["ui", *words]) == errors.USER
     assert said in capsys.readouterr().err
+
+
+def test_a_run_of_a_cluster_without_a_step_says_so() -> None:
+    part = templates().get_template("cluster_part.html")
+    listed = part.render(problem="", name="", found=[{"name": "far", "state": "failed"}])
+    one = part.render(problem="", name="far", found={"state": "failed", "why": "exit code 3"})
+    assert "– of –" not in listed + one
+    assert "no step yet" in one
+    found = {"state": "running", "why": "", "progress": {"step": 3, "steps": 9, "loss": 0.5}}
+    assert "3 of 9 steps, loss 0.5" in part.render(problem="", name="far", found=found)
