@@ -40,7 +40,7 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     yield "world", f"{plan.world_size} = {processes}"
     label, _, text = plan.batch_line().partition(" batch ")
     yield f"{label} batch", text
-    yield "rows", _rows(config, plan)
+    yield "rows", _rows(config, plan, lengths)
     yield "tokens", _tokens(config, plan, lengths)
     if lengths is not None and lengths.spared:
         yield "shared beginnings", f"about {lengths.spared:.0%} of the tokens, which are computed once"
@@ -48,6 +48,8 @@ def describe(config: Config, plan: Plan, lengths: Lengths | None) -> Iterator[tu
     if positions is not None and lengths is not None and lengths.longest > positions.limit:
         yield "positions", positions.say(lengths.longest)
     about = "at most " if is_upper_bound(config, config.data.train) else "about " if plan.global_batch_tokens else ""
+    if config.data.overlong == "split" and lengths is None:  # as many rows as texts, while no text is read
+        about = "at least "
     yield "steps per epoch", _steps(plan.steps_per_epoch, about)
     yield "steps", f"{_steps(plan.num_steps, '' if config.training.max_steps else about)} ({_epochs(plan.num_epochs)})"
     bound = "" if training.warmup_steps is not None or training.max_steps else about
@@ -78,7 +80,7 @@ def _epochs(number: float) -> str:
     return f"{number:.4g} epoch{'' if number == 1 else 's'}"
 
 
-def _rows(config: Config, plan: Plan) -> str:
+def _rows(config: Config, plan: Plan, lengths: Lengths | None) -> str:
     if plan.rows is None and makes_data(config):
         return "unknown: the data are not on this machine; kubernetes.preprocess makes them on the cluster"
     if plan.rows is None:
@@ -92,6 +94,10 @@ def _rows(config: Config, plan: Plan) -> str:
     evaluated = f", {eval_rows} for evaluation" if plan.eval_rows else ""
     if any(bounded[: 2 if plan.eval_rows else 1]):
         return f"{rows}{evaluated}: of data that are not here no more than #N; `kubetune data prepare` counts them"
+    if config.data.overlong == "split" and lengths is None:
+        return (
+            f"at least {rows}{evaluated}: texts of more than {config.data.max_length:,} tokens are split into several"
+        )
     return f"{rows}{evaluated}, before checks leave any out"
 
 

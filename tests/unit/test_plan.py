@@ -224,6 +224,13 @@ def test_a_plan_says_how_often_and_what_auto_means() -> None:
     assert ", 8bit base (quantization: auto is 8bit here)" in said["method"]
 
 
+def test_texts_that_are_split_are_at_least_as_many_rows() -> None:
+    split = config(data={"overlong": "split", "max_length": 128})
+    said = dict(describe(split, make_plan(split, 60), None))
+    assert said["rows"] == "at least 60: texts of more than 128 tokens are split into several"
+    assert said["steps per epoch"].startswith("at least ")
+
+
 @given(st.integers(1, 10_000), st.integers(1, 64), st.floats(0.01, 20))
 def test_steps_cover_every_epoch_and_no_more(rows: int, batch: int, epochs: float) -> None:
     plan = make_plan(config(training={"global_batch_size": batch, "num_train_epochs": epochs}), rows)
