@@ -1,4 +1,4 @@
-"""The page to talk to runs on: one beside the model it was made from, or two runs; as `kubetune chat --compare`."""
+"""The page to talk to runs on: one beside its base model, or two runs; as `kubetune chat --compare` or `--beside`."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def chat(request: Request) -> Response:
         "listed": listed,
         "chosen": site.records.name_of(chosen) if chosen else "",
         "beside": other,
-        "beside_words": shlex.join(["kubetune", "chat", str(beside)]) if chosen and beside else "",
     }
-    verb = shlex.join(["kubetune", "chat", str(chosen or "RUN"), *["--compare"] * (other == "base")])
+    second = ["--beside", str(beside)] if beside else ["--compare"] * (other == "base")
+    verb = shlex.join(["kubetune", "chat", str(chosen or "RUN"), *second])
     return page(request, "chat.html", verb, facts)
 
 

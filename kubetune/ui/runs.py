@@ -59,8 +59,8 @@ def one_run(request: Request) -> Response:
     template, facts = page_of([record])
     status = read_status(run_dir, _number(request.query_params.get("rank")))
     state, why = state_of(status["progress"]["exit_status"], status["ranks"])
-    stopped_by = [str(process.pid) for process in launchers(site, run_dir)]
-    can_continue = not stopped_by and state != "running" and not _is_over(status["progress"]["exit_status"])
+    is_running_here = bool(launchers(site, run_dir))
+    can_continue = not is_running_here and state != "running" and not _is_over(status["progress"]["exit_status"])
     facts |= {
         "run_dir": site.records.name_of(run_dir),
         "now": status,
@@ -68,9 +68,9 @@ def one_run(request: Request) -> Response:
         "left": brief(status["progress"]["seconds_left"]),
         "state": state if state in ("running", "waiting") else facts["state"],
         "reason": why if state in ("running", "waiting") else facts["reason"],
-        "can_stop": bool(stopped_by),
+        "can_stop": is_running_here,
         "can_continue": can_continue,
-        "stop_words": shlex.join(["kill", *stopped_by]) if stopped_by else "",
+        "stop_words": shlex.join(["kubetune", "stop", str(run_dir)]) if is_running_here else "",
         "continue_words": _continue_words(run_dir) if can_continue else "",
         "is_live": state in ("running", "waiting"),
         "unread": record.numbers.unread,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def talk(run_dir: Path, lines: str, monkeypatch: pytest.MonkeyPatch, *words: str
 
 
 def test_a_conversation_grows_by_whole_turns_and_is_forgotten() -> None:
-    talked = Conversation("Be brief.", compare=True)
+    talked = Conversation("Be brief.")
     talked.tuned += [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     roles = [turn["role"] for turn in talked.prompt(talked.tuned, "c", True)]  # type: ignore[index,union-attr]
     assert roles == ["system", "user", "assistant", "user"]
@@ -66,7 +68,7 @@ def deaf(tmp_path: Path) -> LoadedModel:
 def test_who_chats_is_told_once_what_the_model_does_not_see(
     deaf: LoadedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    talk = Conversation("Be brief.", compare=False)
+    talk = Conversation("Be brief.")
     for _ in range(2):
         tell_what_is_left_out(deaf, talk, "Ping")
     assert capsys.readouterr().out == (
@@ -102,6 +104,20 @@ def test_chat_answers_as_it_was_taught_and_beside_its_base(
     assert tuned.splitlines()[0] == "Paris"
     assert "Paris" not in base
     assert "assistant: Paris" in said
+
+
+@pytest.mark.slow
+def test_two_runs_answer_side_by_side(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = tmp_path / "second"
+    shutil.copytree(run_dir, second, symlinks=True)
+    assert talk(run_dir, "What is the capital?\n", monkeypatch, "--beside", str(second)) == 0
+    said = capsys.readouterr().out
+    for one in (run_dir, second):
+        assert re.search(rf"{re.escape(str(one))}: +Paris$", said, re.M), said
+    with pytest.raises(SystemExit):
+        talk(run_dir, "", monkeypatch, "--beside", str(second), "--compare")
 
 
 @pytest.mark.slow

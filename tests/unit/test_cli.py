@@ -54,7 +54,7 @@ def test_mistyped_words_are_met_with_what_was_meant(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["stop", "logs", "status"])
+@pytest.mark.parametrize("verb", ["logs", "status"])
 def test_a_folder_is_no_run_on_a_cluster(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(verb, str(tmp_path)) == 2
     assert f"{tmp_path} is a folder of this machine; expected the name of a run" in capsys.readouterr().err

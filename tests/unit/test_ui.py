@@ -164,7 +164,7 @@ def test_each_page_names_the_verb_that_does_the_same(client: TestClient, folder:
         ),
         ("/run?dir=first", f"kubetune watch {folder / 'first'}"),
         ("/chat?dir=first&beside=base", f"kubetune chat {folder / 'first'} --compare"),
-        ("/chat?dir=first&beside=second", f"kubetune chat {folder / 'second'}"),
+        ("/chat?dir=first&beside=second", f"kubetune chat {folder / 'first'} --beside {folder / 'second'}"),
         ("/compare?dir=first&dir=second", f"kubetune report {folder / 'first'} --compare {folder / 'second'}"),
     ]:
         assert f">{verb}</code>" in client.get(path).text, path

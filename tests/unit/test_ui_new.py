@@ -19,6 +19,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import kubetune
+from kubetune.cli import main
 from kubetune.config.load import load_config, resolved
 from kubetune.errors import USER
 from kubetune.supervisor.local import create_run_dir
@@ -119,7 +120,7 @@ def test_a_run_is_stopped_by_whoever_holds_it_and_nobody_else_is(client: TestCli
         assert process.stdout.readline() == b"held\n"
         page = client.get("/run?dir=a").text
         assert "data-stop" in page
-        assert f">kill {process.pid}</code>" in page
+        assert f">kubetune stop {run_dir}</code>" in page
         assert "data-continue" not in page
         assert ask(client, "/run/stop", dir="a") == {"problems": []}
         assert process.wait() == -signal.SIGTERM
@@ -131,6 +132,12 @@ def test_a_run_is_stopped_by_whoever_holds_it_and_nobody_else_is(client: TestCli
             assert foreign.poll() is None
             foreign.communicate(b"\n")
     assert "no run of this name" in "".join(ask(client, "/run/stop", dir="../a")["problems"])
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        assert main(["stop", str(run_dir)]) == 0
+        assert process.poll() is not None, "its input is open: only the signal ends it"
+    assert main(["stop", str(run_dir)]) == main(["stop", str(tmp_path)]) == 2
 
 
 def test_a_run_goes_on_by_its_file_and_what_its_start_was_told_beside_it(

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
 
-def add_run(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """Add the run, by name or by its file, and the namespace it is in."""
-    parser.add_argument("run_name", nargs="?" if optional else None, metavar="RUN", help="name of a run, or its file")
+def add_run(parser: argparse.ArgumentParser, *, optional: bool = False, or_folder: bool = False) -> None:
+    """Add the run, by name or by its file, and the namespace it is in. `or_folder`: or by its run directory here."""
+    known = (
+        "name of a run, its file, or its run directory on this machine" if or_folder else "name of a run, or its file"
+    )
+    parser.add_argument("run_name", nargs="?" if optional else None, metavar="RUN", help=known)
     add_namespace(parser)
 
 
@@ -52,7 +55,7 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
         if Path(name).is_dir():
             raise ConfigError(
                 f"{name} is a folder of this machine; expected the name of a run on a cluster, or its run file. A run "
-                f"here is seen by kubetune watch {name}, and stopped by Ctrl-C where it was started"
+                f"here is seen by kubetune watch {name}, and stopped by kubetune stop {name}"
             )
         config = load_config(Path(name), environ={})
         name = run_name(config)

@@ -1,21 +1,28 @@
-"""`kubetune stop`: have a run save a checkpoint and leave its nodes. `kubetune resume` lets it go on from there."""
+"""`kubetune stop`: have a run save a checkpoint and end: on a cluster, where it leaves its nodes, or on this machine.
+
+`kubetune resume` lets one of a cluster go on from there, `kubetune train` one of this machine.
+"""
 
 from __future__ import annotations
 
 import argparse
+import signal
+from pathlib import Path
 
 from kubetune.cli.remote.run_on_cluster import add_run, find, told_on_interrupt
-from kubetune.errors import OK
+from kubetune.errors import OK, ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
-    add_run(parser)
-    parser.add_argument("--no-wait", action="store_true", help="do not wait until the pods have saved and gone")
+    add_run(parser, or_folder=True)
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it has saved and gone")
 
 
 def run(args: argparse.Namespace) -> int:
     """Stop, and say what each node said last. Raises ConfigError when the run is not running."""
+    if Path(args.run_name).is_dir():
+        return _stop_here(Path(args.run_name), wait=not args.no_wait)
     from kubetune.cluster.log_follow import LogFollower, Source
     from kubetune.cluster.runs import read_progress, trainer_pods
     from kubetune.cluster.submit import stop, wait_gone
@@ -45,4 +52,26 @@ def run(args: argparse.Namespace) -> int:
     for node, text in sorted(last.items()):
         print(f"node {node}: {text}")
     print(f"kubetune: {spec.name} is stopped and holds no node; go on: kubetune resume {spec.typed}")
+    return OK
+
+
+def _stop_here(run_dir: Path, *, wait: bool) -> int:
+    import psutil
+
+    from kubetune.config.load import read_config
+    from kubetune.rundir.exit_status import read_exit_status
+    from kubetune.supervisor.place import holders
+
+    read_config(run_dir)  # raises ConfigError for a folder that is no run
+    if not (found := holders(run_dir)):
+        raise ConfigError(f"{run_dir} does not run on this machine, or has ended; stop it where it was started")
+    for process in found:
+        process.send_signal(signal.SIGTERM)
+    if not wait:
+        print(f"kubetune: {run_dir} was asked to save and stop")
+        return OK
+    with told_on_interrupt(f"{run_dir} saves and stops all the same; see kubetune watch {run_dir}"):
+        psutil.wait_procs(found)
+    ended = read_exit_status(run_dir)
+    print(f"kubetune: {run_dir} has ended" + (f": {ended.state}, {ended.reason}" if ended else ""))
     return OK

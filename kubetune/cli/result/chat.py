@@ -1,11 +1,11 @@
-"""`kubetune chat`: talk to the result of a run, on the spot, alone or beside the model it was made from."""
+"""`kubetune chat`: talk to the result of a run, on the spot, alone, beside its base or beside another's."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +27,26 @@ HELP = """\
 NARROWEST_FOR_COLUMNS = 80
 
 
+@dataclass(frozen=True)
+class Beside:
+    """A second model that answers too: its name, and how it is had for a turn."""
+
+    name: str
+    lent: Callable[[], AbstractContextManager[LoadedModel]]
+    model: LoadedModel | None = None
+    """Of a second run, whose images and template are its own; None for the base."""
+
+
 @dataclass
 class Conversation:
-    """The conversation so far. `compare`: the base has a history of its own, made of its own answers.
+    """The conversation so far. `other`: of the model beside, made of its own answers.
 
     `images` are those shown so far, `pending` those that go with what is said next.
     """
 
     system: str | None
-    compare: bool
     tuned: list[dict[str, Any]] = field(default_factory=list)
-    base: list[dict[str, Any]] = field(default_factory=list)
+    other: list[dict[str, Any]] = field(default_factory=list)
     images: list[str] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     told: set[str] = field(default_factory=set)
@@ -45,7 +54,7 @@ class Conversation:
 
     def reset(self) -> None:
         """Forget all turns and images."""
-        for what in (self.tuned, self.base, self.images, self.pending):
+        for what in (self.tuned, self.other, self.images, self.pending):
             what.clear()
 
     @property
@@ -68,9 +77,11 @@ class Conversation:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     parser.add_argument("--system", help="the system message of the conversation")
-    parser.add_argument(
+    second = parser.add_mutually_exclusive_group()
+    second.add_argument(
         "--compare", action="store_true", help="let the model before fine-tuning answer too, side by side"
     )
+    second.add_argument("--beside", type=Path, metavar="RUN_DIR", help="let the result of a second run answer too")
     parser.add_argument(
         "--image", type=Path, action="append", default=[], metavar="FILE", help="an image to begin with; repeatable"
     )
@@ -79,17 +90,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, answer, repeat, until the input ends."""
-    if is_classifier(args.run_dir):
-        raise errors.ConfigError(f"{args.run_dir} is a classifier; ask it with kubetune generate {args.run_dir} TEXT")
+    for run_dir in filter(None, (args.run_dir, args.beside)):
+        if is_classifier(run_dir):
+            raise errors.ConfigError(f"{run_dir} is a classifier; ask it with kubetune generate {run_dir} TEXT")
     sampling = sampling_of(args)
     with suppress(ImportError):
         import readline  # noqa: F401 - importing it gives `input` arrow keys and a memory
     from kubetune.inference.generate import load_run
 
     loaded = load_run(args.run_dir, args.checkpoint, model=args.model)
-    conversation = Conversation(args.system, args.compare)
+    beside = Beside("base", loaded.as_base) if args.compare else None
+    if args.beside:
+        second = load_run(args.beside, "best")
+        beside = Beside(str(args.beside), lambda: nullcontext(second), second)
+    conversation = Conversation(args.system)
     for image in args.image:
-        print(show_image(str(image), conversation, loaded))
+        print(show_image(str(image), conversation, loaded, beside))
     print(HELP)
     while True:
         try:
@@ -100,11 +116,11 @@ def run(args: argparse.Namespace) -> int:
         if text in ("/exit", "/quit"):
             return errors.OK
         if text.startswith("/image "):
-            print(show_image(text.removeprefix("/image ").strip(), conversation, loaded))
+            print(show_image(text.removeprefix("/image ").strip(), conversation, loaded, beside))
         elif text.startswith("/"):
             print(obey(text, conversation))
         elif text:
-            converse(loaded, conversation, text, sampling)
+            converse(loaded, conversation, text, sampling, beside)
 
 
 def obey(command: str, conversation: Conversation) -> str:
@@ -122,10 +138,11 @@ def obey(command: str, conversation: Conversation) -> str:
     return HELP
 
 
-def show_image(file: str, conversation: Conversation, loaded: LoadedModel) -> str:
+def show_image(file: str, conversation: Conversation, loaded: LoadedModel, beside: Beside | None = None) -> str:
     """Keep an image for what is said next; returns what to tell of it."""
-    if loaded.reader is None:
-        return f"this run has `task: {loaded.config.task}`: its model sees no images"
+    for model in _runs(loaded, beside):
+        if model.reader is None:
+            return f"a run with `task: {model.config.task}`: its model sees no images"
     from kubetune.data.reading.images import UnusableImage, verify_image
 
     try:
@@ -136,15 +153,18 @@ def show_image(file: str, conversation: Conversation, loaded: LoadedModel) -> st
     return f"{facts.format}, {facts.width} × {facts.height}: goes with what you say next"
 
 
-def converse(loaded: LoadedModel, conversation: Conversation, text: str, sampling: Sampling) -> None:
+def converse(
+    loaded: LoadedModel, conversation: Conversation, text: str, sampling: Sampling, beside: Beside | None = None
+) -> None:
     """One turn, which becomes part of the conversation once it is whole. Raises nothing that ends the chat."""
     text = conversation.tagged(text)
     ask = {"role": "user", "content": text}
     try:
-        tell_what_is_left_out(loaded, conversation, text)
-        if conversation.compare:
-            base, tuned = answer_both(loaded, conversation, text, sampling)
-            conversation.base += [ask, {"role": "assistant", "content": base}]
+        for model in _runs(loaded, beside):
+            tell_what_is_left_out(model, conversation, text)
+        if beside:
+            other, tuned = answer_both(loaded, beside, conversation, text, sampling)
+            conversation.other += [ask, {"role": "assistant", "content": other}]
         else:
             prompt = conversation.prompt(conversation.tuned, text, loaded.is_chat)
             tuned = stream(loaded, prompt, sampling, images=conversation.seen)
@@ -155,6 +175,11 @@ def converse(loaded: LoadedModel, conversation: Conversation, text: str, samplin
     except (ValueError, errors.DataError) as error:  # the template refuses the conversation, or an image is gone
         print(f"(this cannot be asked: {error}; that turn is forgotten)")
     conversation.pending.clear()
+
+
+def _runs(loaded: LoadedModel, beside: Beside | None) -> list[LoadedModel]:
+    """Models with templates and readers of their own."""
+    return [loaded, *([beside.model] if beside and beside.model else [])]
 
 
 def tell_what_is_left_out(loaded: LoadedModel, conversation: Conversation, text: str) -> None:
@@ -179,40 +204,45 @@ def stream(
     return answer
 
 
-def answer_both(loaded: LoadedModel, conversation: Conversation, text: str, sampling: Sampling) -> tuple[str, str]:
-    """The base's answer and the tuned one: in two columns that fill as they come, where there is room for them."""
+def answer_both(
+    loaded: LoadedModel, beside: Beside, conversation: Conversation, text: str, sampling: Sampling
+) -> tuple[str, str]:
+    """The other's answer and the run's: in two columns that fill as they come, where there is room for them."""
     from rich.console import Console
 
-    console = Console()
-    before = conversation.prompt(conversation.base, text, loaded.is_chat)
+    console, images = Console(), conversation.seen
+    is_chat = (beside.model or loaded).is_chat
+    before = conversation.prompt(conversation.other, text, is_chat)
     after = conversation.prompt(conversation.tuned, text, loaded.is_chat)
+    name = str(loaded.result.run_dir) if beside.model else "tuned"
     if not sys.stdout.isatty() or console.width < NARROWEST_FOR_COLUMNS:
-        with loaded.as_base() as base:
-            first = stream(base, before, sampling, "base:  ", images=conversation.seen)
-        return first, stream(loaded, after, sampling, "tuned: ", images=conversation.seen)
+        width = max(len(beside.name), len(name)) + 2
+        with beside.lent() as other:
+            first = stream(other, before, sampling, f"{beside.name}:".ljust(width), images=images)
+        return first, stream(loaded, after, sampling, f"{name}:".ljust(width), images=images)
     from rich.live import Live
     from rich.table import Table
     from rich.text import Text
 
     from kubetune.inference.generate import stream_answer
 
-    columns = {"base": "", "tuned": ""}
+    columns: list[tuple[str, list[str]]] = [(beside.name, []), (name, [])]
 
     def table() -> Table:
         # The terminal writes ^C after it, which must not begin a line: what is drawn anew would not cover the old.
         drawn = Table(width=console.width - 3, show_edge=False)
-        for name in columns:
-            drawn.add_column(name, ratio=1)
-        drawn.add_row(*(Text(said) for said in columns.values()))
+        for head, _ in columns:
+            drawn.add_column(Text(head), ratio=1)
+        drawn.add_row(*(Text("".join(said)) for _, said in columns))
         return drawn
 
     with Live(table(), console=console, auto_refresh=False, vertical_overflow="visible") as live:
 
-        def show(name: str, piece: str) -> None:
-            columns[name] += piece
+        def show(column: int, piece: str) -> None:
+            columns[column][1].append(piece)
             live.update(table(), refresh=True)
 
-        with loaded.as_base() as base:
-            first = stream_answer(base, before, sampling, lambda piece: show("base", piece), conversation.seen)
-        last = stream_answer(loaded, after, sampling, lambda piece: show("tuned", piece), conversation.seen)
+        with beside.lent() as other:
+            first = stream_answer(other, before, sampling, lambda piece: show(0, piece), images)
+        last = stream_answer(loaded, after, sampling, lambda piece: show(1, piece), images)
         return first, last
