@@ -12,12 +12,13 @@ from kubetune.base.humanize import duration, size
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
 from kubetune.data.inspect.estimate import Lengths, estimate_forget, estimate_lengths, estimate_rows, is_upper_bound
+from kubetune.errors import ConfigError
 from kubetune.library import plan_text
 from kubetune.planning import earlier_runs, measured
 from kubetune.planning.base_model import may_lack_targets, positions_of, require_kind
 from kubetune.planning.cost import Bill, bill, evaluation_hours, price_line, reference_hours, time_line
 from kubetune.planning.forecast import MIB, Forecast, forecast, quantization_of, remedies
-from kubetune.planning.linears import UNQUANTISED, parts_line, shape_of, trained_by_part
+from kubetune.planning.linears import UNQUANTISED, part_of, parts_line, shape_of, trained_by_part
 from kubetune.planning.model_shapes import Weights, read_weights
 from kubetune.planning.plan import Plan, make_plan
 from kubetune.scoring.own_functions import require_file
@@ -61,6 +62,7 @@ def forecast_run(config: Config, environ: Mapping[str, str], *, builds: bool = T
     positions = positions_of(config, environ)
     if positions is not None and lengths is not None:
         positions.require(lengths.longest)
+    _require_routers(config)
     if builds:
         _require_targets(config)
     tokens = lengths.tokens(rows) if lengths is not None else None
@@ -98,6 +100,16 @@ def _as_measured(config: Config, plan: Plan, tokens: int | None) -> tuple[Config
         )
         config = config.model_copy(update={"training": config.training.model_copy(update={"compile": compiles})})
     return config, said
+
+
+def _require_routers(config: Config) -> None:
+    """Raise ConfigError for losses of routers that a model without any could not have."""
+    weights = read_weights(config.model.path, os.environ)
+    if weights is None or not weights.stated or {"router", "experts"} & {*map(part_of, weights.shapes)}:
+        return
+    for name in ("router_aux_loss_coef", "router_z_loss_coef"):
+        if value := getattr(config.training, name):
+            raise ConfigError(f"training.{name} is {value:g}, but this model has no experts; leave it out")
 
 
 def _require_targets(config: Config) -> None:

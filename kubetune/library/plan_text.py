@@ -87,8 +87,9 @@ def _rows(config: Config, plan: Plan, lengths: Lengths | None) -> str:
         return "unknown: the data are no files on this machine; `kubetune data prepare` fetches and counts them"
     tested = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
     bounded = [is_upper_bound(config, sources) for sources in (config.data.train, tested)]
+    splits = lengths is not None and lengths.rows_per_record > 1
     rows, eval_rows = (
-        f"{'at most ' if bound else ''}{number or 0:,}"
+        f"{'at most ' if bound else 'about ' if splits else ''}{number or 0:,}"
         for bound, number in zip(bounded, (plan.rows, plan.eval_rows), strict=True)
     )
     evaluated = f", {eval_rows} for evaluation" if plan.eval_rows else ""
@@ -107,7 +108,8 @@ def _tokens(config: Config, plan: Plan, lengths: Lengths | None) -> str:
         return "unknown, as the rows are"
     if tokens is None or lengths is None:
         return "unknown: the tokenizer is not on this machine, or none of the first rows can be read"
-    text = f"about {tokens:,} an epoch, {lengths.tokens_per_row:,.0f} a row (from {lengths.sampled} rows)"
+    sampled = "records" if lengths.rows_per_record > 1 else "rows"
+    text = f"about {tokens:,} an epoch, {lengths.tokens_per_row:,.0f} a row (from {lengths.sampled} {sampled})"
     if lengths.overlong_share:
         text += f"; {lengths.overlong_share:.1%} longer than {lengths.limit:,}: {config.data.overlong}"
     if lengths.bad_share:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, VisionConfig
 from kubetune.planning.memory import Shape
 from kubetune.planning.model_shapes import HEARING, PROJECTORS, TOWERS, Weights
 
@@ -28,7 +28,6 @@ PARTS = (
     ("feed-forward", re.compile(r"mlp|ffn|feed_forward|fc\d|shared_expert|moe|dense")),
 )
 """Parts of a model besides its experts, by what the names of their parameters hold."""
-NOT_TEXT = re.compile(rf"(^|\.)({'|'.join((*TOWERS, *PROJECTORS, *HEARING))})\.")
 
 
 def shape_of(weights: Weights) -> Shape | None:
@@ -86,6 +85,23 @@ def is_expert(name: str) -> bool:
     return "experts" in name.split(".") and "shared" not in name
 
 
+def frozen_names(vision: VisionConfig, names: Iterable[str]) -> str | None:
+    """An expression for the full names, of modules or parameters, of what must not learn; None where all may."""
+    parts = {part for name in names for part in name.split(".")}
+    tower, projector, hearing = (rf"(.*\.)?({'|'.join(them)})(\..*)?" for them in (TOWERS, PROJECTORS, HEARING))
+    frozen = {
+        tower if vision.freeze_projector else f"(?!{projector}$){tower}": vision.freeze_vision_tower,
+        projector: vision.freeze_projector and not parts.isdisjoint(PROJECTORS),
+        hearing: not parts.isdisjoint(HEARING),
+    }
+    return "|".join(part for part, is_frozen in frozen.items() if is_frozen) or None
+
+
+def _left(config: Config, weights: Weights) -> re.Pattern[str]:
+    """Full names of what does not learn; of a model that sees, and reads text alone here, all but its text."""
+    return re.compile(frozen_names(config.vision if config.sees else VisionConfig(), weights.shapes) or "$^")
+
+
 def part_of(name: str) -> str:
     """Part of a model that a parameter belongs to, by its name."""
     if is_expert(name):
@@ -108,9 +124,9 @@ def trained_by_part(config: Config, weights: Weights) -> Counter[str]:
     """Parameters that a run trains of each part of the model; with LoRA those of the adapters on it."""
     found: Counter[str] = Counter()
     lora = config.lora
-    sees = config.sees and config.vision.freeze_vision_tower
+    left = _left(config, weights)
     for name, shape in weights.shapes.items():
-        is_whole = lora is None and not (sees and NOT_TEXT.search(name))
+        is_whole = lora is None and not (config.sees and left.fullmatch(name))
         if is_whole or (lora and any(f".{module}." in f".{name}" for module in lora.modules_to_save)):
             found[part_of(name)] += math.prod(shape)
     if lora is None:
@@ -126,11 +142,11 @@ def adapted_linears(config: Config, weights: Weights) -> Iterator[tuple[str, int
     """Linear modules that get an adapter; of a mixture no router, unless it is named."""
     assert config.lora is not None
     lora, targets = config.lora, config.lora.target_modules
-    has_experts = any(True for _ in stacks(weights))
+    left, has_experts = _left(config, weights), any(True for _ in stacks(weights))
     for name, *sizes in linears(weights):
-        is_left = NOT_TEXT.search(name) or (has_experts and ROUTER.search(name))
+        is_router = targets == "all-linear" and has_experts and ROUTER.search(name)
         is_named = bool(lora.target_parameters) and is_target(f"{name}.weight", lora.target_parameters)
-        if is_named or (is_target(name, targets) and not (targets == "all-linear" and is_left)):
+        if is_named or (is_target(name, targets) and not is_router and not left.fullmatch(name)):
             yield name, *sizes  # type: ignore[misc]  # two of them
 
 

@@ -40,7 +40,8 @@ from kubetune.models.padding_free import (
     require_head,
     unwrap,
 )
-from kubetune.planning.model_shapes import HEARING, PROJECTORS, TOWERS
+from kubetune.planning.linears import frozen_names
+from kubetune.planning.model_shapes import TOWERS
 from kubetune.tasks.causal_lm import (
     STEP_METRICS,
     backward,
@@ -131,21 +132,13 @@ def _hidden(learner: Learner, batch: Batch) -> Tensor:
 
 def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:
     """An expression for the full names of what must not learn; None where all may."""
-    names = {part for name, _ in model.named_modules() for part in name.split(".")}
-    towers, projectors = (any(part in names for part in parts) for parts in (TOWERS, PROJECTORS))
-    if vision.freeze_vision_tower and not towers:
+    names = [name for name, _ in model.named_modules()]
+    if vision.freeze_vision_tower and not any(part in TOWERS for name in names for part in name.split(".")):
         raise errors.ModelError(
             f"the vision tower of {type(model).__name__} was not found under {', '.join(TOWERS)}; set "
             "vision.freeze_vision_tower to false and name what should learn in lora.target_modules"
         )
-    tower, projector, hearing = (rf"(.*\.)?({'|'.join(parts)})(\..*)?" for parts in (TOWERS, PROJECTORS, HEARING))
-    tower = tower if vision.freeze_projector else f"(?!{projector}$){tower}"
-    frozen = {
-        tower: vision.freeze_vision_tower,
-        projector: vision.freeze_projector and projectors,
-        hearing: not names.isdisjoint(HEARING),
-    }
-    return "|".join(part for part, is_frozen in frozen.items() if is_frozen) or None
+    return frozen_names(vision, names)
 
 
 def hidden_states(lm: Any, batch: Batch, *, padding_free: bool) -> Tensor:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+from collections import Counter
 from inspect import signature
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +37,13 @@ from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.data.vision.whole_processor import WholeProcessor
 from kubetune.inference.generate import Sampling, answer, load_run
-from kubetune.planning.model_shapes import TOWERS
+from kubetune.planning.linears import part_of, trained_by_part
+from kubetune.planning.model_shapes import TOWERS, read_weights
 from kubetune.publishing.export import export_run
 from kubetune.tasks import vision_language
 from tests import toy
 from tests.architectures import randomize_lora, relative_error, take_gradients
-from tests.pictures import FAMILIES, QUESTION, paint, save_family_model, write_questions
+from tests.pictures import FAMILIES, QUESTION, paint, save_family_model, save_seeing_model, write_questions
 
 CUT_VIDEOS_TOO: dict[str, Any] = {"internvl": InternVLProcessor, "llava_onevision": LlavaOnevisionProcessor}
 WANT_LIBRARIES = ("pixtral", "mistral3", "gemma4")
@@ -194,6 +198,25 @@ def test_a_model_that_reads_questions_in_both_directions_learns_one_answer(tmp_p
     assert isinstance(row, Encoded)
     everything = VisionEncoder(Encoder(encoder._encoder.tokenizer, train_on="all"), encoder._processor)
     assert "data.train_on" in str(everything.encode_batch([alone])[0])
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}, {"r": 4, "target_modules": r".*(k_proj|linear_(fc)?1)"}])
+@pytest.mark.parametrize("name", ["pixtral", "qwen3_vl"])
+def test_a_plan_foresees_what_is_trained_of_what_sees(name: str, lora: dict[str, Any] | None, tmp_path: Path) -> None:
+    folder = save_family_model(tmp_path, name) if name in FAMILIES else save_seeing_model(tmp_path, name)
+    weights = read_weights(str(folder), {})
+    assert weights is not None
+    for tower, projector in product((True, False), repeat=2):
+        config = config_of(folder, lora=lora, vision={"freeze_vision_tower": tower, "freeze_projector": projector})
+        model = AutoModelForImageTextToText.from_pretrained(folder)
+        frozen = vision_language.frozen_modules(model, config.vision)
+        if config.lora is not None:
+            model = add_lora(model, config.lora, task_type="CAUSAL_LM", seed=0, frozen=frozen)
+        trained = Counter[str]()
+        for part, parameter in model.named_parameters():
+            learns = parameter.requires_grad if lora else frozen is None or re.fullmatch(frozen, part) is None
+            trained[part_of(part)] += parameter.numel() if learns else 0
+        assert trained_by_part(config, weights) == +trained
 
 
 def test_a_rule_of_logits_that_is_not_known_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

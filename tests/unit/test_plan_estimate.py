@@ -123,6 +123,28 @@ def plan_of(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> di
     return {line[:17].strip(): line[18:] for line in lines if line[:1].strip()}
 
 
+def test_rows_of_texts_that_are_split_are_told_as_a_guess(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "long.jsonl").write_text("".join(json.dumps({"text": TEXTS[3] * n}) + "\n" for n in (1, 20, 40)))
+    said = plan_of(capsys, folder, "data.train=long.jsonl", "data.eval=0.4", "data.overlong=split")
+    assert re.match(r"about \d+, about \d+ for evaluation", said["rows"])
+    assert "(from 3 records)" in said["tokens"]
+
+
+def test_a_loss_of_routers_is_refused_for_a_model_that_has_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    dense = Path(cli.__file__).parent / "local/embedded/model"
+    (folder / "run.yaml").write_text(f"model: {dense}\ndata: {{train: a.jsonl, max_length: 256}}\n")
+    for name in ("router_aux_loss_coef", "router_z_loss_coef"):
+        assert cli.main(["plan", "run.yaml", f"training.{name}=0.01"]) == USER
+        assert f"training.{name} is 0.01, but this model has no experts" in capsys.readouterr().err
+        assert cli.main(["plan", "run.yaml", f"training.{name}=0"]) == 0
+
+
 def test_a_plan_says_how_many_micro_batches_short_rows_take(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
