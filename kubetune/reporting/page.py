@@ -74,6 +74,7 @@ def environment(*first: BaseLoader) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        auto_reload=False,  # a server that goes on over an upgrade keeps to its own
     )
     made.filters |= {
         function.__name__: function
