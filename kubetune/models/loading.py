@@ -96,14 +96,26 @@ def load_pretrained(
     classifies = "num_labels" in settings
     _require_shapes(model, found["mismatched_keys"], f"{loaded.base_model_prefix}." if classifies else "")
     draw(loaded, _tell_new(found, is_expected=classifies))
+    experts = [parameter for name, parameter in loaded.named_parameters() if is_expert(name)]
+    if quantised is not None or experts:
+        let_go_of_files(loaded)
     if quantised is not None:
         quantization.keep_layout(loaded)
-        quantization.let_go_of_files(loaded)
         logs.MODEL.info("%s", quantization.describe(config, arithmetic, device))
-        if kept := sum(p.numel() for n, p in loaded.named_parameters() if is_expert(n) and p.is_floating_point()):
+        if kept := sum(parameter.numel() for parameter in experts if parameter.is_floating_point()):
             logs.MODEL.warning("%s parameters of experts keep their dtype: %s", f"{kept:,}", UNQUANTISED)
         return loaded  # type: ignore[no-any-return]
     return loaded.to(device)  # type: ignore[no-any-return]
+
+
+def let_go_of_files(model: nn.Module) -> None:
+    """Copy what still lies in the file of the weights on a CPU: all of it stays mapped for what is not made anew of it.
+
+    Stacks of experts come last: files that hold each expert alone are let go of by then, so that both never add up.
+    """
+    for _, parameter in sorted(model.named_parameters(), key=lambda named: is_expert(named[0])):
+        if parameter.device.type == "cpu" and parameter.is_floating_point():
+            parameter.data = parameter.data.clone()
 
 
 def load_trained(auto_class: Any, config: Config, folder: Path, device: torch.device, **settings: Any) -> nn.Module:

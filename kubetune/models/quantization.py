@@ -114,13 +114,6 @@ def keep_layout(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def let_go_of_files(model: nn.Module) -> None:
-    """Copy what was not quantised: on CPUs it lies in the file of the weights, all of which stays mapped for it."""
-    for parameter in model.parameters():
-        if parameter.device.type == "cpu" and parameter.is_floating_point():
-            parameter.data = parameter.data.clone()
-
-
 @contextmanager
 def multiplying_as_in_training(model: nn.Module) -> Iterator[None]:
     """Within, 8-bit layers on a CPU do not round their inputs in evaluation either.
