@@ -134,6 +134,8 @@ def test_ids_are_those_of_the_model_s_own_processor(name: str, tmp_path: Path) -
 
 OLD_ARRAYS = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # PaliGemma's processor
 QUICK = ("paligemma",)
+ROUNDED = {"gemma4": 1e-4}
+"""Bound in float32 of a model that amplifies rounding; calculated in float64, its gradients are 1e-7 apart."""
 SEE_BOTH_WAYS = ("gemma3", "gemma4", "paligemma")
 
 
@@ -179,7 +181,7 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
     learner.lm.set_attn_implementation("eager")
     total, gradients = theirs()
     assert ours == pytest.approx(total, abs=1e-5)
-    assert relative_error(mine, gradients) < 1e-5
+    assert relative_error(mine, gradients) < ROUNDED.get(name, 1e-5)
     if name in SEE_BOTH_WAYS:
         _, blind = theirs(without=("token_type_ids", "mm_token_type_ids"))
         assert relative_error(mine, blind) > 1e-3, "an image, or a question, read in one direction is another model"
