@@ -11,7 +11,8 @@ import numpy as np
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.data.prepared.data_facts import known
 from kubetune.data.prepared.order import pack
-from kubetune.data.reading.formats import Example, read
+from kubetune.data.reading.formats import Example, Judged, Preference, read
+from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
 from kubetune.data.text.encode import Encoder
 from kubetune.data.text.encode_labelled import frame, within_positions
@@ -56,19 +57,30 @@ def answer_record(run_dir: Path, config: Config, prompt: str, answer: str) -> di
     return {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]}
 
 
+def answer_of(record: dict[str, Any]) -> Example:
+    """The answer of a record that is to be scored; a verdict on it decides nothing. Raises ValueError for two."""
+    example = read(record, kind=likely_kind(record))[0]
+    if isinstance(example, Preference):
+        raise ValueError(
+            "has two answers, which are scored one at a time; `kubetune data convert --to judged` makes two records of "
+            "each"
+        )
+    return example.answer if isinstance(example, Judged) else example
+
+
 def score_answers(
     run_dir: Path, which: str, records: Sequence[tuple[str, dict[str, Any]]], model: str | None = None
 ) -> list[float]:
     """Reward of each answer by a run's reward model; overlong ones are cut as in training.
 
-    `records`: where each stands, and a prompt with its completion, or messages that end in an answer. Raises DataError
-    naming those that are neither.
+    `records`: where each stands, and a prompt with its completion, or messages that end in an answer, judged or not.
+    Raises DataError naming those that are neither.
     """
     result, problems = open_result(run_dir, which, model), Problems()
     config, examples = result.config, list[Example]()
     for where, record in records:
         try:
-            examples.append(read(record)[0])
+            examples.append(answer_of(record))
         except ValueError as error:
             problems.add(where, str(error))
     problems.raise_if_any()

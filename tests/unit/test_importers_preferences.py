@@ -71,6 +71,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         f"{TRL}loss_type: simpo\ncpo_alpha: 0.0\nsimpo_gamma: 0.7\n",
         {"loss": "simpo", "beta": 0.1, "gamma": 0.7, "sft_weight": 0.0},
     ),
+    "trl's example about images": (
+        "a.sh",
+        "accelerate launch examples/scripts/dpo_vlm.py --model_name_or_path a/b --dataset_name org/pairs --use_peft\n",
+        {"loss": "dpo"},
+    ),
     "trl kto": ("a.sh", "trl kto --model_name_or_path a/b --dataset_name org/pairs --beta 0.2\n", {"beta": 0.2}),
     "trl reward": (
         "a.sh",

@@ -27,6 +27,7 @@ from kubetune.data.reading.formats import Chat, Judged, Pair, Preference, conver
 from kubetune.data.reading.readers import Record
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.errors import DataError
+from kubetune.inference.classify import answer_of
 from kubetune.planning.plan import make_plan
 from tests.tiny import train_tokenizer
 
@@ -403,3 +404,17 @@ def test_the_page_shows_records_that_are_read() -> None:
     pairs, judged, pictured = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     assert {type(convert(json.loads(line), kind="pair")) for line in (pairs + pictured).splitlines()} == {Preference}
     assert {type(convert(json.loads(line), kind="judged")) for line in judged.splitlines()} == {Judged}
+
+
+def test_judged_answers_are_scored_as_others_are_and_pairs_are_to_be_parted() -> None:
+    answer = {"prompt": "Ping", "completion": " Pong"}
+    assert [answer_of(answer | verdict) for verdict in ({}, {"label": True}, {"label": False})] == [
+        Pair("Ping", " Pong")
+    ] * 3
+    talk = {"messages": [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}]}
+    assert [answer_of(talk | verdict) for verdict in ({}, {"label": False})] == [
+        Chat(tuple(talk["messages"])),
+        Chat(tuple(talk["messages"]), context=1),
+    ]
+    with pytest.raises(ValueError, match="two answers, which are scored one at a time; `kubetune data convert"):
+        answer_of({"prompt": "Ping", "chosen": " Pong", "rejected": " No."})

@@ -18,7 +18,7 @@ from kubetune.errors import ConfigError
 _SCRIPTS = (".sh", ".bash")
 _COMMANDS = {
     "ms-swift": re.compile(r"\b(?:swift|megatron|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py"),
-    "TRL": re.compile(r"\btrl\s+(\w+)|\btrl/scripts/(\w+)\.py|\bscripts/(sft)\.py"),
+    "TRL": re.compile(r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward)(?:_vlm|_modeling)?\.py"),
     "LLaMA-Factory": re.compile(r"\bllamafactory-cli\s+(\w+)"),
 }
 _CONFIG = re.compile(r"(?:\s+|.*\s--config[\s=]+)['\"]?([^\s'\"-][^\s'\"]*\.(?:ya?ml|json))\b")
@@ -91,8 +91,8 @@ def _read_script(path: Path) -> Foreign:
                 settings = exported | _variables(before) | _from_file(after, path) | _arguments(after, path, number)
                 return Foreign(settings, dict.fromkeys(settings, number), peer, verb)
     raise ConfigError(
-        f"{path}: holds no command that is known; expected `swift sft`, `trl sft` or `llamafactory-cli train` with "
-        "its arguments. Nothing was written."
+        f"{path}: holds no command that is known; expected `swift sft` or `rlhf`, `trl sft` or `dpo`, or "
+        "`llamafactory-cli train`, with its arguments. Nothing was written."
     )
 
 
