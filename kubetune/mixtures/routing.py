@@ -179,8 +179,9 @@ def _coefficients(lm: Any, routers: list[nn.Module], training: TrainingConfig) -
     own = getattr(lm.config.get_text_config(), "router_aux_loss_coef", None) if known else None
     chosen = float(own or 0.0) if wanted is None else wanted
     logs.MODEL.info(
-        "the routers learn, %s",
+        "the routers learn, %s%s",
         f"balanced by a loss of weight {chosen:g}" if chosen else "and nothing balances the load of the experts",
+        f"; their z-loss has weight {z:g}" if z else "",
     )
     return chosen, z
 

@@ -317,6 +317,7 @@ _COMPARED = {
         "Of the fullest, as a multiple of the mean, in the worst layer; and standard deviation over mean.",
     ),
     ("router_aux_loss",): ("Balance loss of the routers", "Number of experts a token visits, where all are equal."),
+    ("router_z_loss",): ("z-loss of the routers", "Square of the logarithm of their logits' summed exponentials."),
     ("kl",): ("KL", "How far the model has moved from what it was, by answers to other questions."),
 }
 """Measures of steps and evaluations beside the loss, chart by chart, with titles and what to say of them."""

@@ -120,6 +120,12 @@ def test_recomputed_layers_and_rows_left_out_change_neither_loss_nor_load():
     assert relative_error(recomputed[2], plain[2]) <= 2e-6
 
 
+def test_the_start_names_the_z_loss(caplog):
+    caplog.set_level("INFO", "kubetune")
+    learner_of(build_model("qwen3_moe", FAMILIES["qwen3_moe"], lora=False), router_z_loss_coef=0.1)
+    assert "balanced by a loss of weight 0.001; their z-loss has weight 0.1" in caplog.text
+
+
 def test_a_frozen_router_is_not_balanced_and_may_not_be_asked_to():
     adapted = build_model("qwen3_moe", FAMILIES["qwen3_moe"])
     assert not learner_of(adapted).routing.balances
