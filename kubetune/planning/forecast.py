@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from kubetune.base.allocator import KEPT_PRODUCTS
 from kubetune.config.schema import Config
 from kubetune.planning.activations import activations, expects_compiling
-from kubetune.planning.linears import adapter_parameters, linears, shape_of, stacks
+from kubetune.planning.linears import EXPERT, adapter_parameters, linears, shape_of, stacks
 from kubetune.planning.memory import USABLE_SHARE, Shape, chunk_rows
 from kubetune.planning.model_shapes import TOWERS, Weights
 from kubetune.planning.plan import Plan
@@ -127,11 +127,25 @@ def forecast(
     parts |= {**kept, "logits, a chunk at a time": chunk, "allocator": int(lost * lossy)}
     if plan.device == "cpu":
         parts["code of matrix products"] = KEPT_PRODUCTS * KEPT_PRODUCT_BYTES if element == 2 else 0
-        is_needed = quantization != "none" or config.training.optim == "adamw_8bit"
-        parts["bitsandbytes"] = BITSANDBYTES_BYTES if is_needed else 0
+        parts["bitsandbytes"] = BITSANDBYTES_BYTES * (quantization != "none" or config.training.optim == "adamw_8bit")
         parts["trackers"] = sum(size for name, size in TRACKER_BYTES.items() if getattr(config.tracking, name))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
+    parts["file of experts, until they are stacked"] = _stacking_bytes(config, plan, weights, shape, parts, element)
     return Forecast({k: v for k, v in parts.items() if v}, trained, weights.parameters, device_bytes, recomputed)
+
+
+def _stacking_bytes(
+    config: Config, plan: Plan, weights: Weights, shape: Shape, parts: Mapping[str, int], element: int
+) -> int:
+    """Memory of loading beyond all parts of a step, where a file has each expert alone: on a CPU the file stays mapped
+    until the last layer is stacked."""
+    is_apart = any(EXPERT.fullmatch(name) for name in weights.shapes)
+    if not is_apart or plan.device != "cpu" or config.lora is None or config.training.parallelism == "fsdp":
+        return 0
+    of_file = weights.file_bytes or weights.parameters * element
+    stacked = sum(stack.experts * stack.rows * stack.columns for stack in stacks(weights)) / weights.parameters
+    loading = parts["process"] + parts["weights"] + int(of_file * (1 + stacked / shape.layers))
+    return max(0, loading - sum(parts.values()))
 
 
 def _for_rows(config: Config, plan: Plan, longest: int | None) -> tuple[Config, Plan]:

@@ -32,11 +32,15 @@ HEARING = ("audio_tower", "embed_audio")
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's weights: the shape of each by its name, and its config.json. `stated`: its files were read."""
+    """A model's weights: the shape of each by its name, and its config.json. `stated`: its files were read.
+
+    `file_bytes` of these together; 0 where they are not here.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     config: Mapping[str, Any]
     stated: bool
+    file_bytes: int = 0
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -88,11 +92,12 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         shapes: dict[str, tuple[int, ...]] = {}
-        for file in sorted(folder.glob("*.safetensors")):
+        found = sorted(folder.glob("*.safetensors"))
+        for file in found:
             shapes |= _header(file)
         whole = _is_whole(folder, shapes)
         if whole:
-            return Weights(shapes, config, stated=True)
+            return Weights(shapes, config, stated=True, file_bytes=sum(file.stat().st_size for file in found))
         derived = shapes_of(Weights({}, config, stated=False).text_config)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None  # loading says what is wrong with it

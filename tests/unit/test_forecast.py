@@ -294,6 +294,27 @@ def test_what_dropout_drew_is_kept() -> None:
     assert dropping.parts["activations"] - plain.parts["activations"] == 1024 * 36 * 2 * 4096 * 4
 
 
+@pytest.mark.parametrize(("is_apart", "least", "most"), [(True, 1.9, 2.3), (False, 1.0, 1.5)])
+def test_experts_that_are_apart_in_a_file_lie_in_memory_twice_while_they_load(
+    is_apart: bool, least: float, most: float
+) -> None:
+    sizes = {"num_hidden_layers": 8, "hidden_size": 1024, "intermediate_size": 64, "vocab_size": 1000}
+    config = QWEN3_8B | sizes | {"model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 2}
+    shapes = dict(shapes_of(QWEN3_8B | sizes))
+    for layer in range(8):
+        place = f"model.layers.{layer}.mlp.experts"
+        if is_apart:
+            each = {"gate_proj": (512, 1024), "up_proj": (512, 1024), "down_proj": (1024, 512)}
+            shapes |= {f"{place}.{n}.{name}.weight": shape for n in range(64) for name, shape in each.items()}
+        else:
+            shapes |= {f"{place}.gate_up_proj": (64, 1024, 1024), f"{place}.down_proj": (64, 1024, 512)}
+    run = load_config(None, overrides=["model=m/m", "data.train=x/y", "lora.r=4", "data.max_length=64"])
+    found = forecast(run, make_plan(run), Weights(shapes, config, stated=True))
+    assert found is not None
+    assert least < (found.peak_bytes - found.parts["process"]) / found.parts["weights"] < most
+    assert ("file of experts, until they are stacked" in found.parts) is is_apart
+
+
 def test_trackers_count() -> None:
     plain = on_a_cpu("lora.r=16")
     tracked = on_a_cpu("lora.r=16", "tracking.tensorboard=true", "tracking.mlflow={uri: ./mlruns, experiment: x}")
