@@ -33,6 +33,15 @@ _TEXT: dict[str, Any] = {
 }
 _ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
 _TOWER: dict[str, Any] = {"depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 64}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_HYBRID: dict[str, Any] = {
+    "rope_parameters": {**_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0},
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 
 ARCHITECTURES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": (14, {"rope_parameters": _ROPE}, {"fullatt_block_indexes": [1]}),
@@ -44,40 +53,13 @@ ARCHITECTURES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (14, {"rope_parameters": _ROPE}, {}),
     "qwen3_vl_moe": (
         16,
-        {
-            "rope_parameters": {**_ROPE, "mrope_interleaved": True},
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-        },
+        {"rope_parameters": {**_ROPE, "mrope_interleaved": True}, **_EXPERTS},
         {"deepstack_visual_indexes": [0], "num_position_embeddings": 64},
     ),
-    "qwen3_5": (
-        16,
-        {
-            "rope_parameters": {**_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0},
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "layer_types": ["linear_attention", "full_attention"],
-        },
-        {"num_position_embeddings": 64},
-    ),
+    "qwen3_5": (16, _HYBRID, {"num_position_embeddings": 64}),
     "qwen3_5_moe": (
         16,
-        {
-            "rope_parameters": {**_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0},
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "layer_types": ["linear_attention", "full_attention"],
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 32,
-        },
+        {**_HYBRID, **_EXPERTS, "shared_expert_intermediate_size": 32},
         {"num_position_embeddings": 64},
     ),
     "glm4v": (14, {"rope_parameters": {**_ROPE, "partial_rotary_factor": 1.0}}, {"image_size": 112}),

@@ -7,10 +7,13 @@ import json
 import os
 import random
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+import pytest
+import torch
 
 from kubetune.config.schema import Config
 from kubetune.planning.plan import make_plan
@@ -91,6 +94,17 @@ def finished(run_dir: Path, config: Config, world_size: int = 1, seconds: float 
 def losses(run_dir: Path) -> list[float]:
     """The training loss of every step."""
     return [line["loss"] for line in metrics.read_metrics(run_dir) if "loss" in line]
+
+
+def require_like(ours: Path, theirs: Path, weights: Callable[[Path], Mapping[str, torch.Tensor]] | None = None) -> None:
+    """Assert that two runs wrote the same numbers, and that the models which came out have the same `weights`."""
+    for mine, other in zip(metrics.read_metrics(ours), metrics.read_metrics(theirs), strict=True):
+        assert mine == pytest.approx(other, abs=1e-5, rel=1e-5)
+    if weights is not None:
+        came, wanted = weights(ours), weights(theirs)
+        assert came.keys() == wanted.keys()
+        for name, tensor in came.items():
+            torch.testing.assert_close(tensor, wanted[name], atol=2e-5, rtol=1e-4)
 
 
 def digests(run_dir: Path, which: str = "last") -> dict[str, str]:

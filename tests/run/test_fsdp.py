@@ -22,7 +22,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
 from kubetune.optimizer.adamw_sharded import make_optimizer
 from kubetune.planning.plan import make_plan
-from kubetune.rundir import checkpoints, metrics
+from kubetune.rundir import checkpoints
 from kubetune.tasks import causal_lm
 from tests import toy
 from tests.architectures import save_model
@@ -46,12 +46,7 @@ def make_config(inputs: Path, parallelism: str, training: dict[str, Any] | None 
 def require_equal(ours: Path, theirs: Path) -> None:
     """Losses of all steps, evaluations, and the model that came out."""
     assert toy.losses(ours) == pytest.approx(toy.losses(theirs), abs=1e-5)
-    for mine, other in zip(metrics.read_metrics(ours), metrics.read_metrics(theirs), strict=True):
-        assert mine == pytest.approx(other, abs=1e-5, rel=1e-5)
-    mine, other = (trained_weights(run_dir) for run_dir in (ours, theirs))
-    assert mine.keys() == other.keys()
-    for name, tensor in mine.items():
-        torch.testing.assert_close(tensor, other[name], atol=2e-5, rtol=1e-4)
+    toy.require_like(ours, theirs, trained_weights)
 
 
 def trained_weights(run_dir: Path) -> dict[str, torch.Tensor]:
