@@ -1,6 +1,6 @@
 """Files that appear whole or not at all: atomic writes, checksums, locks, paths that stay inside.
 
-Knows nothing of runs or checkpoints, and imports only the standard library.
+Knows nothing of runs or checkpoints, and when imported takes in only the standard library.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ import hashlib
 import json
 import logging
 import os
+import re
 import resource
 import shutil
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kubetune.base import fault_injection, lockfile, reminders
 from kubetune.errors import EnvironmentFault, KubetuneError, causes
+
+if TYPE_CHECKING:
+    import psutil
 
 log = logging.getLogger(__name__)
 
@@ -237,6 +241,30 @@ def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManage
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return contextlib.nullcontext()
+
+
+def locker(path: Path) -> int | None:
+    """Process id that the lock `path` names, of this machine; its process may have ended, and the id be another's."""
+    try:
+        said = re.match(r"process (\d+) on (\S+)", path.read_text(errors="replace"))
+    except FileNotFoundError:
+        return None
+    return int(said[1]) if said is not None and said[2] == socket.gethostname() else None
+
+
+def holder(path: Path) -> psutil.Process | None:
+    """Process of this machine that the lock `path` names and that has it open; None where there is none such.
+
+    Others may have its id by now, or in another container, and none of them may be asked to end.
+    """
+    import psutil
+
+    number = locker(path)
+    with contextlib.suppress(psutil.Error, OSError):
+        process = None if number is None else psutil.Process(number)
+        if process is not None and any(os.path.samefile(one.path, path) for one in process.open_files()):
+            return process
+    return None
 
 
 _lock_fds: set[int] = set()

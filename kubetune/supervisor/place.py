@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
-import socket
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,22 +76,9 @@ def hold(run_dir: Path, node: int) -> AbstractContextManager[None]:
 
 
 def holders(run_dir: Path) -> list[psutil.Process]:
-    """Processes of this machine that hold a node of the run.
-
-    Their ids stand in the locks. What is said there counts only for a process that has this very file open: an id may
-    be another's by now, or one of another container.
-    """
-    import psutil
-
-    found = []
-    for path in sorted((run_dir / "logs").glob("node-*.lock")):
-        said = re.match(r"process (\d+) on (\S+)", path.read_text(errors="replace"))
-        if said is not None and said[2] == socket.gethostname():
-            with suppress(psutil.Error, OSError):
-                process = psutil.Process(int(said[1]))
-                if any(os.path.samefile(one.path, path) for one in process.open_files()):
-                    found.append(process)
-    return found
+    """Processes of this machine that hold a node of the run."""
+    paths = sorted((run_dir / "logs").glob("node-*.lock"))
+    return [found for path in paths if (found := files.holder(path)) is not None]
 
 
 def read_plan(run_dir: Path) -> Plan:

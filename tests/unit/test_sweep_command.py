@@ -7,12 +7,15 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kubetune import cli, errors
+from kubetune.base.files import lock
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.local.sweep import _require_grid, add_arguments
 from kubetune.config.schema import Config
@@ -89,6 +92,18 @@ def test_a_sweep_without_its_driver_is_shown_so_and_put_to_rest(
         assert capsys.readouterr().out.endswith(f"0 device hours{told}\n")
     assert cli.main(["sweep", "stop", str(tmp_path)]) == errors.OK
     assert [run.state for run in read_record(tmp_path).runs] == ["waiting"]
+
+
+def test_a_process_that_does_not_hold_the_sweep_is_not_asked_to_stop(tmp_path: Path) -> None:
+    """It may have got the id of a driver that is gone."""
+    write_search(tmp_path, search_of())
+    command = [sys.executable, "-c", "input()"]
+    with lock(tmp_path / LOCK, wait=False), subprocess.Popen(command, stdin=subprocess.PIPE) as foreign:
+        (tmp_path / LOCK).write_text(f"process {foreign.pid} on {socket.gethostname()}\n")
+        assert cli.main(["sweep", "stop", str(tmp_path)]) == errors.ENVIRONMENT
+        assert foreign.poll() is None
+        foreign.communicate(b"\n")
+    assert foreign.returncode == 0
 
 
 def test_a_grid_has_no_more_trials_than_points() -> None:

@@ -6,18 +6,16 @@ import argparse
 import json
 import math
 import os
-import re
 import signal
-import socket
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
 from kubetune.base import processes
-from kubetune.base.files import lock
+from kubetune.base.files import holder, lock, locker
 from kubetune.base.signals import Relay
 from kubetune.cli.tables import print_table
 from kubetune.config.naming import prefers_greater
@@ -162,7 +160,7 @@ def _require_grid(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
 
 def _status(folder: Path, args: argparse.Namespace) -> int:
     from kubetune.sweep.ranges import told
-    from kubetune.sweep.record import read_record, read_search, state_of, summary
+    from kubetune.sweep.record import LOCK, read_record, read_search, state_of, summary
 
     search, record = read_search(folder), read_record(folder)
     if args.json:
@@ -186,20 +184,10 @@ def _status(folder: Path, args: argparse.Namespace) -> int:
         )
     print_table(("TRIAL", "STATE", "STEP", search.metric.upper(), "VALUES", "WHY"), rows)
     ending = record.ending
-    if not ending and (driver := _driver(folder)) and not processes.is_alive(driver):
+    if not ending and (driver := locker(folder / LOCK)) and not processes.is_alive(driver):
         ending = "its driver ended; the same command goes on" if any(record.running) else ""
     print(f"{summary(record)}; {record.device_hours:.3g} device hours{f'; {ending}' if ending else ''}")
     return errors.OK
-
-
-def _driver(folder: Path) -> int | None:
-    """Process id of the sweep's driver, by which the folder is or was locked; None for one of another machine."""
-    from kubetune.sweep.record import LOCK
-
-    with suppress(FileNotFoundError):
-        found = re.match(r"process (\d+) on (\S+)", (folder / LOCK).read_text())
-        return int(found[1]) if found is not None and found[2] == socket.gethostname() else None
-    return None
 
 
 def _facts(search: Search, record: Record) -> dict[str, Any]:
@@ -235,10 +223,9 @@ def _stop(folder: Path, args: argparse.Namespace) -> int:
         try:
             held.enter_context(lock(folder / LOCK, wait=False))
         except EnvironmentFault:
-            driver = _driver(folder)
-            if driver is None or not processes.is_alive(driver):
+            if (driver := holder(folder / LOCK)) is None:
                 raise
-            os.kill(driver, signal.SIGTERM)
+            driver.send_signal(signal.SIGTERM)
             print(f"kubetune: the driver of {folder} was asked to stop; its runs save a checkpoint first")
             return errors.OK
         stopped = _stop_on_cluster(search) if search.namespace is not None else []
