@@ -41,12 +41,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Trainer:
-    """A trainer with its settings; `label` is its name in tables. `home`: the environment it runs in."""
+    """A trainer with its settings; `label` is its name in tables. `home`: the environment it runs in; `beside`: the
+    trainer of ours that its speed is compared with."""
 
     label: str
     driver: str
     home: Home
     settings: dict[str, Any] = field(default_factory=dict)
+    beside: str = "kubetune"
 
 
 BF16 = {"model": {"dtype": "bfloat16"}, "arguments": {"gradient_checkpointing": False}}
@@ -64,12 +66,26 @@ TRAINERS: dict[str, Trainer] = {
         "ours",
         {"model.dtype": "bfloat16", "training.compile": True, "data.share_prefixes": False},
     ),
-    "kubetune-default": Trainer("kubetune, defaults (fp32 on a CPU)", "ours", "ours"),
+    "kubetune-fp32": Trainer(
+        "kubetune, fp32, compiled",
+        "ours",
+        "ours",
+        {"model.dtype": "float32", "training.compile": True},
+        beside="kubetune-fp32",
+    ),
+    "kubetune-default": Trainer("kubetune, defaults", "ours", "ours"),
     "hf-best": Trainer(
         "HF Trainer + PEFT, best stock: bf16 weights, length groups",
         "hf",
         "peers",
         {"dtype": "bfloat16", "grouped": True, "tuned": True},
+    ),
+    "hf-fp32": Trainer(
+        "HF Trainer + PEFT, fp32 weights, length groups; beside kubetune in fp32",
+        "hf",
+        "peers",
+        {"dtype": "float32", "grouped": True, "tuned": True},
+        beside="kubetune-fp32",
     ),
     "hf-default": Trainer("HF Trainer + PEFT, defaults", "hf", "peers"),
     "trl-best": Trainer(

@@ -2,8 +2,8 @@
 
     python -m benchmarks.table [FILE …] [--write]
 
-Without FILE the newest results of each machine are taken, quick ones aside. No number in the documentation is typed
-by hand.
+Without FILE each table is made of the newest results of its machine that have it, quick ones aside. No number in the
+documentation is typed by hand.
 """
 
 from __future__ import annotations
@@ -20,36 +20,52 @@ from benchmarks.classification_table import LEARNT, learnt, side_by_side
 from benchmarks.corpus import token_pairs, token_rows
 from benchmarks.flops import peak_flops, training_flops
 from benchmarks.models import SHAPES
-from benchmarks.results import FOLDER, ROOT, Results, read_results
+from benchmarks.results import FOLDER, ROOT, Results, read_results, slug
 from benchmarks.summary import Measurement, Spread
 from kubetune.base.files import write_atomic
 
 BEGIN, END = "<!-- results: begin, written by benchmarks.table -->", "<!-- results: end -->"
 PAGE = ROOT / "docs" / "performance.md"
+# Results that other modules make tables of, or that nobody should quote.
+OTHERS = ("-quick", "-memory", "-answers", "-hybrids", "-experts")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables of results files and, if asked, write them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, help="results files; left out: the newest of each machine")
+    parser.add_argument("files", nargs="*", type=Path, help="results files; left out: the newest with each table")
     parser.add_argument("--write", action="store_true", help="write docs/performance.md and the .md beside each file")
     args = parser.parse_args(argv)
-    texts = {path: render(read_results(path)) for path in args.files or newest()}
-    text = "\n".join(texts.values())
+    shown = [read_results(path) for path in args.files] or newest()
+    text = "\n".join(map(render, shown))
     print(text)
     if args.write:
-        for path, its_own in texts.items():
-            write_atomic(path.with_suffix(".md"), f"# Results of {path.stem}\n\n{its_own}")
+        for path in (results.path for results in shown):
+            write_atomic(path.with_suffix(".md"), f"# Results of {path.stem}\n\n{render(read_results(path))}")
         write_atomic(PAGE, fill(PAGE.read_text(), text))
 
 
-def newest() -> list[Path]:
-    """The newest full results of each machine. Raises SystemExit when there are none."""
-    full = (path for path in sorted(FOLDER.glob("*.json")) if not path.stem.endswith(("-quick", "-memory", "-answers")))
-    found = {path.stem[len("2026-01-31-") :]: path for path in full}
+def newest(folder: Path = FOLDER) -> list[Results]:
+    """Full results, newest first, each without the tables that newer results of its machine have.
+
+    Raises SystemExit when there are none.
+    """
+    found, shown = [], set[tuple[str, ...]]()
+    for path in sorted(folder.glob("*.json"), reverse=True):
+        if path.stem.endswith(OTHERS):
+            continue
+        results = read_results(path)
+        kept = [m for m in results.measurements if m["suite"] == "ceiling" or _table_of(results, m) not in shown]
+        if any(m["suite"] != "ceiling" for m in kept):
+            found.append(Results(path, {**results.data, "measurements": kept}))
+        shown.update(_table_of(results, m) for m in results.measurements)
     if not found:
         raise SystemExit("benchmarks/results holds no results yet; run scripts/benchmark")
-    return list(found.values())
+    return found
+
+
+def _table_of(results: Results, measurement: Measurement) -> tuple[str, ...]:
+    return slug(results.data["machine"]), measurement["suite"], str(measurement.get("case"))
 
 
 def fill(page: str, text: str) -> str:
@@ -118,7 +134,7 @@ def flops_per_token(case: Case) -> float:
 
 
 def case_table(case: Case, found: list[Measurement], ceiling: float | None, threads: int, gpu: str | None) -> str:
-    """One case: a row for each trainer. Ratios are those of `kubetune` to it, repeat by repeat."""
+    """One case: a row for each trainer. Ratios are those of the trainer of ours it is set beside, repeat by repeat."""
     speed = summary.tokens_per_second if gpu or threads > 1 else summary.tokens_per_cpu_second
     unit = "tokens/s" if gpu or threads > 1 else "tokens/CPU-s"
     place = "" if gpu else f", {threads} thread{'s' if threads > 1 else ''}"
@@ -128,7 +144,6 @@ def case_table(case: Case, found: list[Measurement], ceiling: float | None, thre
     flops = flops_per_token(case)
     head = ["trainer", unit, "kubetune is faster by", "share of ceiling", "peak MB (above start)", "first step s"]
     head += ["loss, first → last epoch"] + (["MFU"] if gpu else [])
-    ours = [m for m in found if m["trainer"] == "kubetune"]
     rows = []
     for trainer in dict.fromkeys(m["trainer"] for m in sorted(found, key=lambda m: list(TRAINERS).index(m["trainer"]))):
         runs = [m for m in found if m["trainer"] == trainer]
@@ -139,10 +154,11 @@ def case_table(case: Case, found: list[Measurement], ceiling: float | None, thre
         middle = Spread.of(speed(m) for m in measured)
         assert middle is not None
         share = flops * middle.median
+        ours = [m for m in found if m["trainer"] == TRAINERS[trainer].beside]
         row = [
             TRAINERS[trainer].label,
             _spread(middle),
-            "" if trainer == "kubetune" else _times(Spread.of(summary.ratios(ours, runs, speed))),
+            "" if ours == runs else _times(Spread.of(summary.ratios(ours, runs, speed))),
             f"{share / limit:.0%}" if limit else "",
             _memory(measured),
             f"{_median(measured, lambda m: m['first_step_seconds']):.1f}",

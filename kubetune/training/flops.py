@@ -24,7 +24,7 @@ from kubetune.planning.gpu_specs import stated_tflops
 from kubetune.planning.linears import is_expert
 
 _CPU_SIZE, _GPU_SIZE = 512, 8192
-_REPEATS = 3
+_SECONDS = 0.05
 
 
 def cost_of(model: nn.Module, *, has_vocabulary: bool) -> Cost:
@@ -98,18 +98,20 @@ def peak_of(device: torch.device, dtype: torch.dtype, stated: float | None) -> t
 
 
 def measured(device: torch.device, dtype: torch.dtype, size: int | None = None) -> tuple[float, str]:
-    """TFLOP/s of the fastest of a few bare matrix products, and what was multiplied: squares of `size`."""
+    """TFLOP/s of the fastest bare matrix product of a twentieth of a second, three at least, and what was multiplied:
+    squares of `size`. The fastest, since what else the machine does only slows them."""
     size = size or (_GPU_SIZE if device.type == "cuda" else _CPU_SIZE)
     left = torch.full((size, size), 0.5, dtype=dtype, device=device)
-    right, best = left.clone(), math.inf
-    for _ in range(_REPEATS + 1):
+    right, took = left.clone(), list[float]()
+    left @ right  # the first prepares the kernel
+    while len(took) < 3 or sum(took) < _SECONDS:
         wait_for_device(device)
         began = time.perf_counter()
         left @ right
         wait_for_device(device)
-        best = min(best, time.perf_counter() - began)
+        took.append(time.perf_counter() - began)
     kind = str(dtype).removeprefix("torch.")
-    return 2 * size**3 / best / 1e12, f"measured: a {size} × {size} {kind} product"
+    return 2 * size**3 / min(took) / 1e12, f"measured: a {size} × {size} {kind} product"
 
 
 def _linears(lm: nn.Module, skip: nn.Module | None) -> Iterator[Linear]:

@@ -177,6 +177,29 @@ def test_table_shows_speeds_ratios_and_what_is_missing() -> None:
     assert len(widths) == 1
 
 
+def test_each_table_is_of_the_newest_results_that_have_it(tmp_path: Path) -> None:
+    full = measurement("kubetune", 0, [9.0, 1.0]) | {"case": "q32k-full"}
+    for name, found in (
+        ("2026-01-01-some-cpu-2-cores", [measurement("kubetune", 0, [9.0, 4.0]), full]),
+        ("2026-01-02-some-cpu-2-cores", [measurement("kubetune", 0, [9.0, 2.0])]),
+        ("2026-01-03-some-cpu-2-cores-quick", [full]),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps(results_of(*found).data))
+    assert [(each.path.stem, [m["case"] for m in each.measurements]) for each in table.newest(tmp_path)] == [
+        ("2026-01-02-some-cpu-2-cores", ["tiny"]),
+        ("2026-01-01-some-cpu-2-cores", ["q32k-full"]),
+    ]
+
+
+def test_a_rival_in_fp32_is_set_beside_ours_in_fp32() -> None:
+    seconds = {"kubetune": 1.0, "kubetune-fp32": 2.0, "hf-best": 4.0, "hf-fp32": 5.0}
+    text = table.render(results_of(*(measurement(name, 0, [9.0, each]) for name, each in seconds.items())))
+    found = {name: next(line for line in text.splitlines() if TRAINERS[name].label in line) for name in seconds}
+    assert {name: line.split(" | ")[2].strip() for name, line in found.items()} == {
+        "kubetune": "", "kubetune-fp32": "", "hf-best": "4.00×", "hf-fp32": "2.50×",
+    }  # fmt: skip
+
+
 def test_tables_of_the_other_suites() -> None:
     one = measurement("kubetune", 0, [9.0, 2.0]) | {"suite": "scaling"}
     start = {"suite": "startup", "rows": 10_000, "repeat": 0}
