@@ -11,7 +11,7 @@ from benchmarks.summary import Measurement, Spread, is_measured, ratios
 SIDE_BY_SIDE = [
     "trainer", "rows/CPU-s", "kubetune is faster by", "peak MB", "accuracy", "rows/s", "faster by the wall",
 ]  # fmt: skip
-LEARNT = ["processes", "rows", "steps", "accuracy", "F1"]
+TRAINED = ["processes", "rows", "steps", "accuracy", "F1"]
 
 
 def side_by_side(measurements: Sequence[Measurement]) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -49,8 +49,8 @@ def _speed(
     return f"{speed.median:,.1f}" if speed else "", f"{faster.median:.2f}×" if faster else ""
 
 
-def learnt(measurements: Sequence[Measurement]) -> list[list[str]]:
-    """A row for each number of processes that learnt SST-2 from random weights."""
+def trained(measurements: Sequence[Measurement]) -> list[list[str]]:
+    """A row for each number of processes that trained on SST-2 from random weights."""
     found = [m for m in measurements if m["suite"] == from_scratch.SUITE and is_measured(m)]
     return [
         [str(m["processes"]), f"{m['rows']:,}", f"{m['steps']:,}", f"{m['accuracy']:.3f}", f"{m['f1']:.3f}"]

@@ -3,7 +3,7 @@
     python -m benchmarks.from_scratch --tokenizer FOLDER --data FOLDER [--processes 1 2] [--fresh]
 
 `FOLDER` of the tokenizer holds BERT's tokenizer.json, that of the data train.tsv and dev.tsv as GLUE has them. The
-whole training split is learnt by `kubetune train`, once with each number of processes, and the accuracy on the
+whole training split is trained on by `kubetune train`, once with each number of processes, and the accuracy on the
 evaluation split is kept: a number that other programs on the machine do not change, unlike the seconds.
 """
 

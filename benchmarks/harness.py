@@ -125,7 +125,9 @@ def prepare_run(job: Job, order: Order) -> None:
     for index, row in enumerate(given):
         ours = []
         for ids, trained in prepared.train.sequences(index):
-            labels = [token if learnt else -100 for token, learnt in zip(ids.tolist(), trained.tolist(), strict=True)]
+            labels = [
+                token if is_trained else -100 for token, is_trained in zip(ids.tolist(), trained.tolist(), strict=True)
+            ]
             ours.append((ids.tolist(), labels))
         if ours != _given(row):
             raise RuntimeError(f"row {index}: kubetune's ids or labels differ from those the peers are given")

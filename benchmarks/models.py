@@ -2,7 +2,7 @@
 
     python -m benchmarks.models NAME FOLDER
 
-Speed depends on shapes, not on what the weights have learnt; so nothing is downloaded.
+Speed depends on shapes, not on what the weights were trained on; so nothing is downloaded.
 """
 
 from __future__ import annotations

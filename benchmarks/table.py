@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import summary
 from benchmarks.cases import CASES, QUICK, TRAINERS, Case
-from benchmarks.classification_table import LEARNT, learnt, side_by_side
+from benchmarks.classification_table import TRAINED, side_by_side, trained
 from benchmarks.corpus import token_pairs, token_rows
 from benchmarks.flops import peak_flops, training_flops
 from benchmarks.models import SHAPES
@@ -88,8 +88,8 @@ def render(results: Results) -> str:
     tables = (bench_table, scaling_table, startup_table, pairs_startup_table, tokenize_table)
     parts += [table for make in tables if (table := make(results))]
     parts += [f"{title}\n\n{markdown(head, rows)}" for title, head, rows in side_by_side(results.measurements)]
-    if rows := learnt(results.measurements):
-        parts.append(f"### SST-2 learnt from random weights\n\n{markdown(LEARNT, rows)}")
+    if rows := trained(results.measurements):
+        parts.append(f"### SST-2 trained from random weights\n\n{markdown(TRAINED, rows)}")
     return "\n\n".join(parts) + "\n"
 
 

@@ -54,7 +54,7 @@ ROOMS = (
     ("adapters", "LoRA by PEFT, put into a model and computed in few products"),
     ("models", "Hugging Face models made ready to train: loaded, adapted, sharded, padding-free"),
     ("optimizer", "AdamW on flat buffers, and its state in files"),
-    ("tasks", "what can be learnt, a file each"),
+    ("tasks", "what can be trained, a file each"),
     ("scoring", "answers of a model, generated in batches and judged"),
     ("training", "one rank of a run: the loop, checkpoints, evaluation"),
     ("inference", "the result of a run, opened and asked"),

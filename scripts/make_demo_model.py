@@ -47,7 +47,7 @@ def write_data(folder: Path) -> None:
 
 
 def as_turns(question: str, answer: str) -> tuple[str, str]:
-    """Lay a piece of the world out as the chat template would: (what is read, what is learnt)."""
+    """Lay a piece of the world out as the chat template would: (what is read, what is trained)."""
     return (f"{START}user\n{question}{END}\n{START}assistant\n" if question else ""), f"{answer}{END}\n"
 
 
@@ -95,9 +95,9 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 def token_blocks(tokenizer: PreTrainedTokenizerFast, turns: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Join all turns and cut them into (tokens, labels), each `[blocks, BLOCK]`; what is only read has label -100."""
-    read, learnt = (tokenizer(list(texts))["input_ids"] for texts in zip(*turns, strict=True))
-    tokens = [i for r, a in zip(read, learnt, strict=True) for i in (*r, *a)]
-    labels = [i for r, a in zip(read, learnt, strict=True) for i in (*[-100] * len(r), *a)]
+    read, trained = (tokenizer(list(texts))["input_ids"] for texts in zip(*turns, strict=True))
+    tokens = [i for r, a in zip(read, trained, strict=True) for i in (*r, *a)]
+    labels = [i for r, a in zip(read, trained, strict=True) for i in (*[-100] * len(r), *a)]
     whole = len(tokens) // BLOCK * BLOCK
     return torch.tensor(tokens[:whole]).view(-1, BLOCK), torch.tensor(labels[:whole]).view(-1, BLOCK)
 

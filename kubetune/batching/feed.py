@@ -170,7 +170,7 @@ def evaluation_batches(
 
 
 def groups(rows: Rows, plan: Plan, ids: Ids, *, padding_free: bool) -> list[Ids]:
-    """Rows that go through the model together where nothing is learnt from them, whatever the world."""
+    """Rows that go through the model together where nothing is trained on them, whatever the world."""
     if padding_free and plan.micro_batch_tokens is not None:
         share = -(-int(rows.lengths[ids].sum()) // EVALUATION_BATCHES)
         return pack(ids, rows.lengths, min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS)))

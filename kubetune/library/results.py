@@ -142,7 +142,7 @@ def classify(
         pairs: list[tuple[str, str | None]] = []
         for text in texts:
             if isinstance(text, Mapping):
-                raise ConfigError("texts: found a record; expected texts, or pairs of them, as this classifier learnt")
+                raise ConfigError("texts: found a record; expected texts, or pairs of them, as in training")
             pairs.append((text, None) if isinstance(text, str) else (text[0], text[1]))
         return classify_texts(folder, str(checkpoint), pairs, _text(model))
     records = []

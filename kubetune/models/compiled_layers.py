@@ -89,7 +89,7 @@ def warm_up(compiled: CompiledLayers, learn: Callable[[], tuple[float, float]]) 
     """
     if not compiled.is_planned:
         return
-    # The same micro-batch is learnt up to three times, and its gradient thrown away:
+    # The same micro-batch is trained on up to three times, and its gradient thrown away:
     #   1. as it is, with seed 0: what compiling has to reproduce;
     #   2. as it is, with seed 1: where that differs (dropout), masks are drawn in another order by fused kernels, so
     #      numbers cannot be compared, and the layers are trusted as far as the compiler is;

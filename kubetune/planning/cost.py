@@ -131,7 +131,7 @@ def reference_hours(config: Config, plan: Plan, rate: float | None) -> float | N
 
 
 def _reading_speed(config: Config) -> int:
-    """Factor by which a token is read faster than learnt from, by adapters or by all parameters."""
+    """Factor by which a token is read faster than trained on, by adapters or by all parameters."""
     return 2 if config.lora is not None else 3
 
 

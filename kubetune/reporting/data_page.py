@@ -1,4 +1,4 @@
-"""The data's own page: what would be learnt from them, for somebody who has never read a word about kubetune.
+"""The data's own page: what a run would be trained on, for somebody who has never read a word about kubetune.
 
 Takes what a check and a survey found as plain data, and writes one HTML file.
 """

@@ -474,7 +474,7 @@ def _judged(run: RunRecord) -> list[Card]:
 
 
 def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
-    """Sameness of the rows that the runs learnt from, in a sentence; those that have not recorded it are named."""
+    """Sameness of the rows that the runs were trained on, in a sentence; those that have not recorded it are named."""
     found = [run.report.get("data_fingerprint") or run.data.get("fingerprint") for run in runs]
     unknown = [name for name, fingerprint in zip(names, found, strict=True) if not fingerprint]
     if len({fingerprint for fingerprint in found if fingerprint}) > 1:

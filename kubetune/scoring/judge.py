@@ -97,7 +97,7 @@ def judge_of(
     wanted, file = config.evaluation.generate, config.evaluation.metrics
     if wanted is None:
         return None
-    # A text that is learnt whole asks nothing: any continuation of it may be right.
+    # A text that is trained whole asks nothing: any continuation of it may be right.
     found = islice((question for question in drawn(rows) if not question.is_whole), wanted.rows)
     asked = sorted(found, key=lambda question: question.row)
     if not asked:

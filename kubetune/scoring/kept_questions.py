@@ -15,7 +15,7 @@ from kubetune.data.prepared.kept_rows import KeptRows
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.formats import Chat, Preference, convert
 from kubetune.data.reading.splits import split_sources
-from kubetune.data.text.encode import learnt_messages
+from kubetune.data.text.encode import trained_messages
 from kubetune.scoring.questions import drawn, records_of
 
 QUESTION_ROWS: Final = "question_rows.safetensors"
@@ -47,7 +47,7 @@ def choose(config: Config, rows: Rows, number: int) -> KeptRows:
 def _turns(config: Config, rows: Rows, wanted: list[int]) -> dict[str, dict[str, Any]]:
     """`messages` before the last answer, and the names of `tools`, of the rows that are conversations.
 
-    A row that may have lost its last answer to `data.max_length`, or is learnt whole, is shown as the template has it.
+    A row that may have lost its last answer to `data.max_length`, or is trained whole, is shown as the template has it.
     """
     if config.data.train_on != "assistant":
         return {}
@@ -58,7 +58,7 @@ def _turns(config: Config, rows: Rows, wanted: list[int]) -> dict[str, dict[str,
         example = convert(record, source.format, source.columns, kind=config.record_kind)
         if isinstance(example, Preference):
             example = example.chosen
-        if isinstance(example, Chat) and (answered := learnt_messages(example)):
+        if isinstance(example, Chat) and (answered := trained_messages(example)):
             shown: dict[str, Any] = {"messages": [_shortened(turn) for turn in example.messages[: answered[-1]]]}
             if example.tools:
                 shown["tools"] = [_name(tool) for tool in example.tools]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """A row cut in two: `ids` up to its last answer, and the ids of that. `is_whole`: the row is learnt from its start
+    """A row cut in two: `ids` up to its last answer, and the ids of that. `is_whole`: the row is trained from its start
     on, and is cut in its middle."""
 
     row: int
@@ -52,7 +52,7 @@ def drawn(rows: Rows) -> Iterator[Question]:
 
 
 def cut(trained: NDArray[np.bool_]) -> tuple[int, bool] | None:
-    """Beginning of the last answer in a sequence, and whether that is learnt whole and cut in its middle.
+    """Beginning of the last answer in a sequence, and whether that is trained whole and cut in its middle.
 
     `trained`: for each token whether it is a label; None where none is.
     """

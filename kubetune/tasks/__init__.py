@@ -1,4 +1,4 @@
-"""Tasks, the things that can be learnt: one module each, imported on use.
+"""Tasks, the things that can be trained: one module each, imported on use.
 
 Each fulfils one protocol. Not for the loop, which is the same for all (training). Read `protocol` first, then
 `causal_lm`.

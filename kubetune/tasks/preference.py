@@ -1,4 +1,4 @@
-"""Preference tuning of a language model: which of two answers is better, or how good each is, learnt from records.
+"""Preference tuning of a language model: which of two answers is better, or how good each is, trained on records.
 
 The losses stand in preference_losses.py; the model, its adapters and its files are causal_lm's. What the reference, the
 model before training, says of every answer is found before the first step, by training/start/reference.py.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Task(Protocol):
-    """A module that says how something is learnt. What a task cannot do gives None."""
+    """A module that says how something is trained. What a task cannot do gives None."""
 
     @property
     def AUTO_CLASS(self) -> str:  # a constant of the module

@@ -1,4 +1,4 @@
-"""Reward models: a head with one output that scores answers, learnt from pairs (Bradley and Terry).
+"""Reward models: a head with one output that scores answers, trained on pairs (Bradley and Terry).
 
 The model is sequence_classification's, of the kind of a regression: the last token of an answer is scored.
 """

@@ -1,4 +1,4 @@
-"""Preferences between answers about images: what is learnt is preference's, what it is learnt of vision_language's."""
+"""Preferences between answers about images: the task is preference's, the rows are vision_language's."""
 
 from __future__ import annotations
 

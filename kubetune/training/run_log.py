@@ -119,7 +119,7 @@ class RunLog:
         self._numbers.write(step, {"epoch": self.epoch(step), **values})
         if self._tracker is not None:
             self._tracker.log(step, values)
-        # A perplexity of a model that has learnt nothing has hundreds of digits.
+        # A perplexity of a model that was never trained has hundreds of digits.
         texts = {name: f"{value:.4f}" if value < 1e6 else f"{value:.3g}" for name, value in values.items()}
         shown = " ".join(f"{name} {text}" for name, text in texts.items() if "/" not in name)
         logs.EVAL.info("step %d %s%s", step, shown, " (best so far)" if best else "")

@@ -47,7 +47,7 @@ class Drawn:
 def test_rows_are_cut_before_their_last_answer() -> None:
     rows: Any = Drawn([[0, 0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0], [0] + [1] * 9, [0, 0]])
     found = {question.row: (len(question.ids), question.is_whole) for question in drawn(rows)}
-    assert found == {0: (7, False), 1: (3, False), 2: (5, True)}, "of a text that is learnt whole, the second half"
+    assert found == {0: (7, False), 1: (3, False), 2: (5, True)}, "of a text that is trained whole, the second half"
 
 
 def test_a_pair_is_asked_for_its_chosen_answer(inputs: Path, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_an_adapter_loads_with_peft_alone(inputs: Path, lora_run: Path) -> None:
 @pytest.mark.parametrize(
     ("problem_type", "names"), [("multi_label_classification", ("bad", "good")), ("regression", ("value",))]
 )
-def test_other_problems_are_learnt(inputs: Path, tmp_path: Path, problem_type: str, names: tuple[str, ...]) -> None:
+def test_other_problems_are_trained(inputs: Path, tmp_path: Path, problem_type: str, names: tuple[str, ...]) -> None:
     draw, path = random.Random(3), tmp_path / "rows.jsonl"
     with path.open("w") as file:
         for _ in range(64):

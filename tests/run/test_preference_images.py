@@ -88,7 +88,7 @@ def plain_rows(rows: Rows) -> list[Row]:
 
 
 def _parts(ids: Any, trained: Any) -> tuple[list[int], list[int]]:
-    """What is asked, and what is learnt, without the line break behind it."""
+    """What is asked, and what is trained, without the line break behind it."""
     first, last = int(trained.argmax()), int(trained.nonzero()[0][-1])
     assert trained[first : last + 1].all()
     return ids[:first].tolist(), ids[first : last + 1].tolist()

@@ -72,7 +72,7 @@ def make_config(inputs: Path, training: dict[str, Any] | None = None, **sections
 
 @pytest.fixture(scope="module")
 def trained(inputs: Path) -> Path:
-    """A run that has learnt the colours, and was asked for them."""
+    """A run that was trained on the colours, and was asked for them."""
     asked = {"generate": {"metric": "exact_match", "max_new_tokens": 6, "batch_size": 5}}
     return toy.finished(inputs / "run", make_config(inputs, evaluation=asked))
 

@@ -62,7 +62,7 @@ def answers_in(messages: Messages) -> list[int]:
 
 
 def spans(template: ChatTemplate, messages: Messages, tools: Sequence[Any] | None = None) -> list[str]:
-    rendered = template.render_answers(messages, tools, learnt=answers_in(messages))
+    rendered = template.render_answers(messages, tools, trained=answers_in(messages))
     return [rendered.text[start:end] for start, end in rendered.spans]
 
 
@@ -158,21 +158,21 @@ def test_a_generation_block_may_begin_right_behind_the_question() -> None:
         "{%- generation %}<eos>{%- endgeneration %}{%- endif %}{%- endfor %}"
     )
     template = ChatTemplate(source, TOKENS)
-    rendered = template.render_answers(PLAIN, learnt=[1, 5])
-    learnt = sorted({i for span in rendered.spans for i in range(*span)})
-    assert "".join(rendered.text[i] for i in learnt) == "<assistant>First.<eos><assistant>Third.<eos>"
+    rendered = template.render_answers(PLAIN, trained=[1, 5])
+    trained = sorted({i for span in rendered.spans for i in range(*span)})
+    assert "".join(rendered.text[i] for i in trained) == "<assistant>First.<eos><assistant>Third.<eos>"
 
 
 @pytest.mark.parametrize("role", ["system", "user"])
 def test_a_message_that_is_only_a_tag_is_missed_too(role: str) -> None:
     template = ChatTemplate(FAMILIES["wordless"].replace("'user', ", ""), TOKENS)
     with pytest.raises(ValueError, match=f"leaves out the content of messages.0., by the {role} .'</think>'"):
-        template.render_answers([{"role": role, "content": "</think>"}, *PLAIN], learnt=[])
+        template.render_answers([{"role": role, "content": "</think>"}, *PLAIN], trained=[])
 
 
-def test_only_the_messages_asked_for_are_learnt() -> None:
+def test_only_the_messages_asked_for_are_trained() -> None:
     for family in ("phi", "marked"):
-        rendered = ChatTemplate(FAMILIES[family], TOKENS).render_answers(PLAIN, learnt=[3])
+        rendered = ChatTemplate(FAMILIES[family], TOKENS).render_answers(PLAIN, trained=[3])
         assert ["Second" in rendered.text[start:end] for start, end in rendered.spans] == [True]
 
 
@@ -198,7 +198,7 @@ def test_what_a_template_leaves_out_is_refused(family: str, messages: Messages, 
         spans(template, messages, tools)
     if family != "shouting":
         with pytest.raises(ValueError, match=told):
-            template.render_answers(messages, tools)  # when everything is learnt too
+            template.render_answers(messages, tools)  # when everything is trained too
 
 
 def test_reasoning_may_be_left_out_and_is_noticed() -> None:
@@ -211,7 +211,7 @@ def test_reasoning_may_be_left_out_and_is_noticed() -> None:
         ("phi", THOUGHTFUL, True),
     ):
         template = ChatTemplate(FAMILIES[family], TOKENS)
-        assert template.render_answers(messages, learnt=answers_in(messages)).drops_reasoning is drops
+        assert template.render_answers(messages, trained=answers_in(messages)).drops_reasoning is drops
 
 
 SOME = st.text(st.characters(exclude_categories=["Cs", "Co"]), min_size=1, max_size=12).filter(str.strip)
@@ -246,7 +246,7 @@ def test_nothing_is_lost_without_a_word(source: str, messages: Messages) -> None
     """Whatever a template has no branch for: each text is in the rendering, or counted, or the record is refused."""
     template = ChatTemplate(source, TOKENS)
     try:
-        rendered = template.render_answers(messages, learnt=answers_in(messages))
+        rendered = template.render_answers(messages, trained=answers_in(messages))
     except ValueError as error:
         if source == COMPLETE or "leaves out" not in str(error):
             raise
@@ -291,7 +291,7 @@ def test_published_templates(file: Path) -> None:
     template = ChatTemplate(source, TOKENS)
     for messages, tools in ((PLAIN, None), ([SYSTEM, *PLAIN], None), (INLINE, None), (CALLING, TOOLS)):
         try:
-            rendered = template.render_answers(messages, tools, learnt=answers_in(messages))
+            rendered = template.render_answers(messages, tools, trained=answers_in(messages))
         except ValueError as error:
             if not any(word in str(error) for word in ("leaves out", "refused", "cannot be found exactly")):
                 raise

@@ -368,5 +368,5 @@ def test_a_page_on_the_data_of_a_classifier_names_each_rows_label(model: Path, t
     page = (tmp_path / "page.html").read_text()
     rows = re.findall(r"record (\d) · 3 tokens · <span class=\"piece trained\">(\w+)</span>", page)
     assert rows[:2] == [("1", "unacceptable"), ("2", "acceptable")]
-    assert ">learnt</th>" not in page
+    assert ">trained</th>" not in page
     assert "2 labels" in page

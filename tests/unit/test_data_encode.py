@@ -65,7 +65,7 @@ def chat(*contents: str, **extra: Any) -> Chat:
     return Chat(tuple({"role": roles[i % 2], "content": text} for i, text in enumerate(contents)), **extra)
 
 
-def learnt(tokenizer: Tokenizer, row: Encoded) -> list[str]:
+def trained(tokenizer: Tokenizer, row: Encoded) -> list[str]:
     """The texts of the runs of labels."""
     runs: list[list[int]] = []
     for i, (id, trained) in enumerate(zip(row.ids, row.trained, strict=True)):
@@ -80,9 +80,9 @@ def whole(tokenizer: Tokenizer, row: Encoded) -> str:
     return tokenizer.decode(row.ids, skip_special_tokens=False)
 
 
-def test_every_answer_of_a_chat_is_learnt_with_its_end_and_nothing_else(stable: Encoder) -> None:
+def test_every_answer_of_a_chat_is_trained_with_its_end_and_nothing_else(stable: Encoder) -> None:
     row = stable.encode(chat("Ping", "Pong", "How?", "So."))
-    assert learnt(stable.tokenizer, row) == ["Pong<|im_end|>", "So.<|im_end|>"]
+    assert trained(stable.tokenizer, row) == ["Pong<|im_end|>", "So.<|im_end|>"]
     assert whole(stable.tokenizer, row) == (
         "<|im_start|>user\nPing<|im_end|>\n<|im_start|>assistant\nPong<|im_end|>\n"
         "<|im_start|>user\nHow?<|im_end|>\n<|im_start|>assistant\nSo.<|im_end|>\n"
@@ -95,7 +95,7 @@ def test_other_templates_give_the_same_labels(template: str, tmp_path: Path) -> 
     example = chat("Ping", "Pong", "How?", "So.")
     example.messages[1]["thought"] = "hm"
     row = encoder.encode(example)
-    assert learnt(encoder.tokenizer, row) == ["Pong<|im_end|>", "So.<|im_end|>"]
+    assert trained(encoder.tokenizer, row) == ["Pong<|im_end|>", "So.<|im_end|>"]
     assert "hm" not in whole(encoder.tokenizer, row)
 
 
@@ -103,7 +103,7 @@ def test_an_answer_that_quotes_the_end_of_a_turn_or_another_message_is_found_who
     encoder = make(tmp_path, FORGETFUL)
     example = chat("Ping", "a<|im_end|>\n<|im_start|>user\nHow?<|im_end|>b", "How?", "So.")
     example.messages[1]["thought"] = "hm"
-    assert learnt(encoder.tokenizer, encoder.encode(example))[0] == example.messages[1]["content"] + "<|im_end|>"
+    assert trained(encoder.tokenizer, encoder.encode(example))[0] == example.messages[1]["content"] + "<|im_end|>"
 
 
 def test_a_template_that_hides_where_answers_are_is_refused(tmp_path: Path) -> None:
@@ -118,14 +118,14 @@ def test_a_template_that_hides_where_answers_are_is_refused(tmp_path: Path) -> N
 def test_eos_is_added_where_the_template_ends_no_turn(tmp_path: Path) -> None:
     encoder = make(tmp_path, SPEECHLESS)
     row = encoder.encode(chat("Ping", "Pong"))
-    assert learnt(encoder.tokenizer, row) == ["Pong\n<|im_end|>"]
+    assert trained(encoder.tokenizer, row) == ["Pong\n<|im_end|>"]
     assert not encoder.encode(chat("Ping", "Pong", "More?")).trained[-1]
 
 
-def test_context_is_never_learnt(stable: Encoder) -> None:
+def test_context_is_never_trained(stable: Encoder) -> None:
     answer = {"role": "assistant", "content": "d"}
     example = convert({"prompt": list(chat("a", "b", "c").messages), "completion": [answer]})
-    assert learnt(stable.tokenizer, stable.encode(example)) == ["d<|im_end|>"]
+    assert trained(stable.tokenizer, stable.encode(example)) == ["d<|im_end|>"]
 
 
 @pytest.mark.parametrize("content", ["Pong", "\n\nPong", " Pong", "\tPong\n", "é", "'s", "<|im_start|>"])
@@ -134,7 +134,7 @@ def test_what_stands_before_an_answer_is_tokenised_as_at_inference(content: str,
     prompt = stable.tokenizer.encode_prompt(chat("Ping").messages)
     assert row.ids[: len(prompt)] == prompt
     assert row.trained[: len(prompt) + 1] == [False] * len(prompt) + [True]
-    assert learnt(stable.tokenizer, row) == [content + "<|im_end|>"]
+    assert trained(stable.tokenizer, row) == [content + "<|im_end|>"]
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
@@ -145,7 +145,7 @@ def test_the_prompt_is_a_prefix_for_any_text(question: str, answer: str, stable:
     row = stable.encode(chat(question, answer))
     prompt = stable.tokenizer.encode_prompt(chat(question).messages)
     assert row.ids[: len(prompt)] == prompt
-    assert learnt(stable.tokenizer, row) == [answer + "<|im_end|>"]
+    assert trained(stable.tokenizer, row) == [answer + "<|im_end|>"]
 
 
 @given(prompt=st.text(st.characters(exclude_categories=["Cs"]), max_size=20), completion=TEXTS)
@@ -155,10 +155,10 @@ def test_a_pair_loses_nothing_at_its_border(prompt: str, completion: str, stable
     assert row.ids[: len(before)] == before
     assert whole(stable.tokenizer, row) == prompt + completion + "<|im_end|>"
     if before:
-        assert learnt(stable.tokenizer, row) == [completion + "<|im_end|>"]
+        assert trained(stable.tokenizer, row) == [completion + "<|im_end|>"]
 
 
-def test_text_is_learnt_whole_but_for_its_first_token(stable: Encoder) -> None:
+def test_text_is_trained_whole_but_for_its_first_token(stable: Encoder) -> None:
     row = stable.encode(Text("Hello World"))
     assert row.trained == [False] + [True] * (len(row.ids) - 1)
     assert whole(stable.tokenizer, row) == "Hello World<|im_end|>"
@@ -168,7 +168,7 @@ def test_text_is_learnt_whole_but_for_its_first_token(stable: Encoder) -> None:
 def test_train_on_all(tmp_path: Path) -> None:
     encoder = make(tmp_path, MARKED, train_on="all")
     row = encoder.encode(chat("Ping", "Pong"))
-    assert learnt(encoder.tokenizer, row)[0].endswith("Ping<|im_end|>\n<|im_start|>assistant\nPong<|im_end|>\n")
+    assert trained(encoder.tokenizer, row)[0].endswith("Ping<|im_end|>\n<|im_start|>assistant\nPong<|im_end|>\n")
     assert row.trained[1:].count(False) == 0
     assert row.ids == encoder.tokenizer.encode_text(
         encoder.tokenizer.require_chat().render(chat("Ping", "Pong").messages)
@@ -191,7 +191,7 @@ def test_without_a_template_chats_are_refused_and_chatml_can_be_chosen(tmp_path:
         encoder.encode(chat("Ping", "Pong"))
     built_in = Encoder(load_tokenizer(ModelConfig(path=str(folder), chat_template="chatml")))
     row = built_in.encode(chat("Ping", "Pong", "How?", "So."))
-    assert learnt(built_in.tokenizer, row) == ["Pong<|im_end|>", "So.<|im_end|>"]
+    assert trained(built_in.tokenizer, row) == ["Pong<|im_end|>", "So.<|im_end|>"]
     assert row == Encoder(load_tokenizer(ModelConfig(path=str(train_tokenizer(tmp_path / "b"))))).encode(
         chat("Ping", "Pong", "How?", "So.")
     )
@@ -222,7 +222,7 @@ CALL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "ü"}}\n</t
 def test_qwen25_with_tools() -> None:
     encoder = real("qwen2.5")
     row = encoder.encode(convert(WITH_TOOLS))
-    assert learnt(encoder.tokenizer, row) == [
+    assert trained(encoder.tokenizer, row) == [
         f"{CALL_TEXT}\n{CALL_TEXT}<|im_end|>",
         "It is 3.<|im_end|>",
         "<think>\nsure\n</think>\n\nYes.<|im_end|>",
@@ -233,13 +233,13 @@ def test_qwen3_with_tools_and_thinking() -> None:
     encoder = real("qwen3")
     row = encoder.encode(convert(WITH_TOOLS))
     # Qwen3 drops the reasoning before the last question, so that is what it learns, and what it will see.
-    assert learnt(encoder.tokenizer, row) == [
+    assert trained(encoder.tokenizer, row) == [
         f"{CALL_TEXT}\n{CALL_TEXT}<|im_end|>",
         "It is 3.<|im_end|>",
         "<think>\nsure\n</think>\n\nYes.<|im_end|>",
     ]
     first_round = convert({**WITH_TOOLS, "messages": WITH_TOOLS["messages"][:5]})
-    assert learnt(encoder.tokenizer, encoder.encode(first_round)) == [
+    assert trained(encoder.tokenizer, encoder.encode(first_round)) == [
         f"<think>\nI should add.\n</think>\n\n{CALL_TEXT}\n{CALL_TEXT}<|im_end|>",
         "<think>\n\n</think>\n\nIt is 3.<|im_end|>",
     ]

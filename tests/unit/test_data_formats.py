@@ -266,11 +266,11 @@ SWITCHES = [
 
 @pytest.mark.parametrize("switch", SWITCHES)
 @pytest.mark.parametrize("key", ["messages", "conversations"])
-def test_answers_that_are_not_to_be_learnt(switch: dict[str, Any], key: str) -> None:
+def test_answers_that_are_not_to_be_trained(switch: dict[str, Any], key: str) -> None:
     answer = ANSWER if key == "messages" else {"from": "gpt", "value": "Pong"}
     on = {name: not value for name, value in switch.items()}
     off_first = {key: [USER, answer | switch, USER, answer | on], "system": "Be short."}
-    assert read(off_first) == (Chat((SYSTEM, USER, ANSWER, USER, ANSWER), unlearnt=frozenset({2})), ())
+    assert read(off_first) == (Chat((SYSTEM, USER, ANSWER, USER, ANSWER), not_trained=frozenset({2})), ())
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told:
         convert({"messages": [message]})
 
 
-def test_a_prompt_is_never_learnt_and_ms_swifts_loss_is_for_answers_alone() -> None:
+def test_a_prompt_is_never_trained_and_ms_swifts_loss_is_for_answers_alone() -> None:
     with pytest.raises(ValueError, match=r"prompt\[1\] says that it is trained; a prompt never is"):
         convert({"prompt": [USER, ANSWER | {"weight": 1}, USER], "completion": [ANSWER]})
     assert read({"messages": [USER | {"loss": True}, ANSWER]})[1] == ("messages[].loss",)
@@ -343,7 +343,7 @@ def test_every_record_of_the_page_is_read_whole(line: str) -> None:
 
 
 @pytest.mark.parametrize("switch", ["weight", "train", "training", "loss", "loss_weight", "loss_scale"])
-def test_a_part_of_an_answer_that_is_not_to_be_learnt_is_refused(switch: str) -> None:
+def test_a_part_of_an_answer_that_is_not_to_be_trained_is_refused(switch: str) -> None:
     parts = [{"type": "text", "text": "Bad. ", switch: 0}, {"type": "text", "text": "Good."}]
     with pytest.raises(ValueError, match=r"messages\[1\].content\[0\] is not to be trained, as a part of a message"):
         convert({"messages": [USER, {"role": "assistant", "content": parts}]})

@@ -47,7 +47,7 @@ def page_of(folder: Path, model: Path, capsys: pytest.CaptureFixture[str], *over
     return code, (folder / "page.html").read_text()
 
 
-def test_the_page_shows_what_is_learnt_and_what_is_left_out(
+def test_the_page_shows_what_is_trained_and_what_is_left_out(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [chat(f"{ENGLISH} {i}", f"Answer {i} <b>&") for i in range(20)]

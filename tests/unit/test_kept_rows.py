@@ -64,7 +64,7 @@ def test_damaged_rows_are_refused(tmp_path: Path) -> None:
         ({"nothing": 1}, "causal_lm", DataFacts()),
     ],
 )
-def test_the_first_record_says_what_is_learnt(
+def test_the_first_record_says_what_is_trained(
     record: dict[str, object], task: str, found: DataFacts, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n")

@@ -47,7 +47,7 @@ def texts(messages: list[dict[str, str]]) -> list[str]:
     return [f"{message['role'][0]}: {message['content']}" for message in messages]
 
 
-def test_each_attempt_is_learnt_from_the_state_before_it() -> None:
+def test_each_attempt_is_trained_from_the_state_before_it() -> None:
     (first, second), tally = rows(trajectory())
     assert texts(first["prompt"]) == ["u: <image>\nWhat colour?"]
     assert texts(first["completion"]) == [f"a: {GRAY}"]

@@ -41,6 +41,8 @@ RETIRED = {
     "lean": "fused_forwards", "Snapshot": "ObservedRun", "Foreseen": "PlanForecast",
 }  # fmt: skip
 """Words that were names of classes and modules once, with what stands in for each: one word for one idea."""
+GONE = {"learnt": "trained", "unlearnt": "not_trained"}
+"""Words that are part of no name any more, and stand in no page, with what stands in for each."""
 ELSEWHERE = {("plugins", "journal"), ("plugins", "Journal")}
 """The same word for something else."""
 SAID_ELSEWHERE = {"add_arguments", "run", "forward", "backward"}
@@ -261,6 +263,18 @@ def test_no_retired_word_comes_back_as_a_name() -> None:
         f"{module}: {name}, which is called {RETIRED[name]} now"
         for module, name in names
         if name in RETIRED and (room(module), name) not in ELSEWHERE
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_word_that_is_gone_comes_back() -> None:
+    words = re.compile(rf"(?<![a-z])({'|'.join(GONE)})(?![a-z])", re.IGNORECASE)
+    pages = [*PACKAGE.parent.glob("*.md"), *PACKAGE.parent.glob("docs/*.md")]
+    wrong = [
+        f"{path}:{number} {found[0]}, which is called {GONE[found[0].lower()]} now"
+        for path in [*MODULES.values(), *pages]
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if (found := words.search(line))
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -56,9 +56,9 @@ def test_it_writes_what_the_template_writes() -> None:
         (found,) = far.render_all([(CHAT, [], [1])])
         if isinstance(found, ValueError):
             with pytest.raises(ValueError, match=re.escape(str(found))):
-                near.render_answers(CHAT, [], learnt=[1])
+                near.render_answers(CHAT, [], trained=[1])
         else:
-            assert found == near.render_answers(CHAT, [], learnt=[1])
+            assert found == near.render_answers(CHAT, [], trained=[1])
 
 
 def test_the_others_of_a_batch_are_not_held_up_by_one_refused() -> None:

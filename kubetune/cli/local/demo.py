@@ -1,4 +1,4 @@
-"""`kubetune demo`: fine-tune the embedded model on the embedded data, offline, and show what it learnt.
+"""`kubetune demo`: fine-tune the embedded model on the embedded data, offline, and show what it learned.
 
 Writes a run file such as a user would write, goes the way of `kubetune train`, and shows what the evaluations of the
 run were answered, before training and by the best checkpoint.

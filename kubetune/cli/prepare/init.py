@@ -73,11 +73,11 @@ preference:
   beta: 0.1
 # train.jsonl: {"prompt": …, "chosen": …, "rejected": …}, or what other tools read: docs/preference.md""",
     "reward_model": """\
-task: reward_model              # a score for each answer, learnt from pairs
+task: reward_model              # a score for each answer, trained on pairs
 # preference: {center_coefficient: 0.01}    # pull of the scores towards a mean of zero
 # train.jsonl: {"prompt": …, "chosen": …, "rejected": …}, or what other tools read: docs/preference.md""",
 }
-"""Lines of the starter that say what is learnt."""
+"""Lines of the starter that say what is trained."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +107,7 @@ def starter(task: str) -> str:
     if task != "causal_lm":
         from kubetune.config.schema import LEARNING_RATES
 
-        # Answers alone are compared, at a lower rate than they are learnt at.
+        # Answers alone are compared, at a lower rate than they are trained at.
         lines = [line for line in text.splitlines(keepends=True) if "train_on:" not in line]
         of_adapters, of_all = (f"{rate:.0e}".replace("e-0", "e-") for rate in LEARNING_RATES[task])
         rates = f"{of_adapters}{' ' * (15 - len(of_adapters))}# default: {of_adapters} for LoRA, {of_all} for full"

@@ -93,7 +93,7 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
     if effect is not None:
         yield "", f"the adapter moves them by {effect:.1e}"
         if worst > effect / 2:
-            yield "", "rounding takes much of that away: the adapter has learnt little, or use --dtype float32"
+            yield "", "rounding takes much of that away: the adapter has changed little, or use --dtype float32"
     yield "tokenizer", f"{', '.join(found['tokenizer_files_equal'])}: equal byte by byte; template as trained"
     yield "wrote", str(export.path)
     served = " and serve it: vLLM, GGUF, Ollama" if "Modelfile" in export.files else " it"

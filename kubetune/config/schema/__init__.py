@@ -76,8 +76,8 @@ class Config(Section):
     name: RunName | None = Field(None, description="Name of the run: at most 40 lower case letters, digits and dashes.")
     task: Literal["causal_lm", "sequence_classification", "vision_language", "preference", "reward_model"] = Field(
         "causal_lm",
-        description="What is learnt: to write, to classify, to write about images, to prefer one answer to another, "
-        "or to score answers.",
+        description="What the model learns: to write, to classify, to write about images, to prefer one answer to "
+        "another, or to score answers.",
     )
     model: Annotated[ModelConfig, BeforeValidator(as_source, json_schema_input_type=str | ModelConfig)] = Field(
         description="The model, or just its hub id or folder."

@@ -1,4 +1,4 @@
-"""Looks at all data of a run before anything is spent on it: what is bad, what would be left out, what is learnt.
+"""Looks at all data of a run before anything is spent on it: what is bad, what would be left out, what is trained.
 
 Holds no rows and writes nothing. Showing a report is cli/prepare/data.py's work.
 """

@@ -39,7 +39,7 @@ class Picked:
 
     @property
     def trained_share(self) -> float:
-        """Share of the tokens that are learnt, 0 to 1."""
+        """Share of the tokens that are trained, 0 to 1."""
         return sum(self.trained) / max(1, len(self.trained))
 
 

@@ -1,6 +1,6 @@
 """Facts about the data of a run that its result needs after the data have gone: kept in data.json, under `facts`.
 
-They are learnt from the first record of the first training source, once, and lie beside the prepared rows (FACTS).
+They are read off the first record of the first training source, once, and lie beside the prepared rows (FACTS).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FACTS: Final = "facts.json"
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Form of the records that a run learnt from, None where it is not known.
+    """Form of the records that a run was trained on, None where it is not known.
 
     `is_chat`: conversations; `takes_pairs`: two texts to a label, of a classifier.
     """
@@ -54,7 +54,7 @@ def write(folder: Path, config: Config) -> None:
 
 
 def of_prepared(folder: Path, config: Config) -> DataFacts:
-    """The facts beside prepared rows; learnt anew where these were prepared before there were any."""
+    """The facts beside prepared rows; read anew where these were prepared before there were any."""
     beside = folder / FACTS
     return (_parse(files.read_object(beside)) if beside.is_file() else None) or learn(config)
 

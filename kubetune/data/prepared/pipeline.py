@@ -63,7 +63,7 @@ class Tally:
     holds; the texts of `special_texts` hold what the tokenizer takes for special tokens. Of the images of all records,
     `images_above_budget` have more tokens than `vision.image_max_tokens`, `images_animated` lose all frames but the
     first, and `images_deep` lose what 8 bits of grey cannot hold. `unused_keys` hold something in so many records and
-    decide nothing. `unusable` pairs have no difference to be learnt, and were left out; `answers` are counts of those
+    decide nothing. `unusable` pairs have no difference to be trained, and were left out; `answers` are counts of those
     that are compared or judged.
     """
 
@@ -250,7 +250,7 @@ def _answers(example: Example, encoded: Encoded) -> dict[str, int]:
 
 
 def _teaches(encoded: Encoded) -> bool:
-    """Rows with something to be learnt: of a pair, the difference between its answers."""
+    """True for a row with a token that is trained: of a pair, the difference between its answers."""
     if not encoded.split:
         return encoded.labels > 0
     (chosen, _), (rejected, _) = sequences = encoded.sequences

@@ -1,4 +1,4 @@
-"""Make-up of rows, counted as they go by: shares that are learnt, tokens of images, what shorter rows would lose.
+"""Make-up of rows, counted as they go by: shares that are trained, tokens of images, what shorter rows would lose.
 
 For the data's page (reporting/data_page). Counts whole rows, before any is cut or left out.
 """
@@ -16,7 +16,7 @@ LIMITS: Final = tuple(2**power for power in range(7, 18))
 """Values of data.max_length that are compared, besides the one that is set."""
 
 SHARE_STEP: Final = 5
-"""Rows are counted by the share of their tokens that is learnt in steps of so many per cent."""
+"""Rows are counted by the share of their tokens that is trained in steps of so many per cent."""
 
 _MOST_LIMITS: Final = 7
 

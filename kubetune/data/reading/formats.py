@@ -26,8 +26,8 @@ Value = Mapping[str, Any]
 class Chat:
     """A conversation: messages with `role` and `content` and, where the answer calls tools, `tool_calls`.
 
-    The first `context` messages are never trained, whoever speaks them, and of `unlearnt` their data say that they are
-    not to be. `images` are paths, or addresses of data, which images.py makes files of; where there are any, the
+    The first `context` messages are never trained, whoever speaks them, nor are those of `not_trained`, of which the
+    data say so. `images` are paths, or addresses of data, which images.py makes files of; where there are any, the
     contents hold one `<image>` for each, in their order.
     """
 
@@ -35,12 +35,12 @@ class Chat:
     tools: tuple[Any, ...] = ()
     context: int = 0
     images: tuple[str, ...] = ()
-    unlearnt: frozenset[int] = frozenset()
+    not_trained: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt and the completion to be learnt."""
+    """A prompt, and the completion that is trained."""
 
     prompt: str
     completion: str
@@ -48,7 +48,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text, all of it to be learnt."""
+    """A text, trained from its start to its end."""
 
     text: str
 
@@ -343,14 +343,14 @@ SHAPES: Final[dict[str, Callable[[Fields], Example]]] = {
 def _chat(record: Fields, turns: list[Turn], context: int = 0) -> Chat:
     if system := _system(record, turns):
         turns, context = [system, *turns], context + bool(context)
-    if learnt := next((turn.where for turn in turns[:context] if turn.learnt), None):
-        raise ValueError(f"{learnt} says that it is trained; a prompt never is")
-    unlearnt = frozenset(i for i, turn in enumerate(turns) if turn.learnt is False)
+    if trained := next((turn.where for turn in turns[:context] if turn.trained), None):
+        raise ValueError(f"{trained} says that it is trained; a prompt never is")
+    not_trained = frozenset(i for i, turn in enumerate(turns) if turn.trained is False)
     messages = [turn.message for turn in turns]
     images, tools = _images(record), read_tools(record)
     if images is not None:  # without images the tag is text like any other
         messages = _place_tags(messages, len(images))
-    return Chat(tuple(messages), tools, context, images or (), unlearnt)
+    return Chat(tuple(messages), tools, context, images or (), not_trained)
 
 
 def _system(record: Fields, turns: list[Turn]) -> Turn | None:

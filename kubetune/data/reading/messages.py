@@ -1,4 +1,4 @@
-"""Messages of conversations in every spelling, as the one form that chat templates read, and whether each is learnt.
+"""Messages of conversations in every spelling, as the one form that chat templates read, and whether each is trained.
 
 Spellings: OpenAI's, ShareGPT's (`from`, `value`), and contents in parts as OpenAI, transformers and LLaMA-Factory have
 them. Nothing here knows the records that messages stand in (formats.py).
@@ -35,7 +35,7 @@ _SWITCHES: Final = ("weight", "train", "training", "loss", "loss_weight", "loss_
 _OF_ANSWERS_ONLY: Final = ("loss", "loss_scale")
 """Switches that mean nothing at a message of anybody but the assistant, as ms-swift has it."""
 _DETAILS: Final = ("train_detail", "training_detail")
-"""Keys under which axolotl's data say which characters of a message are learnt."""
+"""Keys under which axolotl's data say which characters of a message are trained."""
 
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _READ: Final = frozenset(("role", "content", "tool_calls", *_REASONING))
@@ -46,10 +46,10 @@ _TEXT_KEYS: Final = ("text", "value", "content", "reasoning", "thinking")
 
 
 class Turn(NamedTuple):
-    """A message, whether it says of itself that it is learnt or not, and its place for messages to people."""
+    """A message, whether it says of itself that it is trained or not, and its place for messages to people."""
 
     message: dict[str, Any]
-    learnt: bool | None
+    trained: bool | None
     where: str
 
 
@@ -98,7 +98,7 @@ def read_message(message: Any, where: str, record: Fields) -> Turn:
 
 def _turn(clean: dict[str, Any], where: str, record: Fields, content_key: str) -> Turn:
     role = clean["role"]
-    learnt = _switch(clean, role, where, record)
+    trained = _switch(clean, role, where, record)
     if isinstance(clean.get("content"), list):
         clean = _joined(clean, f"{where}.{content_key}", record)
     if calls := clean.get("tool_calls"):
@@ -116,13 +116,13 @@ def _turn(clean: dict[str, Any], where: str, record: Fields, content_key: str) -
     clean["content"] = text_of(clean.get("content", ""), f"{where}.{content_key}", may_be_empty=may_be_empty)
     for key in clean.keys() - _READ:
         record.note_unused(f"messages[].{key}")
-    return Turn(clean, learnt, where)
+    return Turn(clean, trained, where)
 
 
 def _switch(clean: dict[str, Any], role: str, where: str, record: Fields) -> bool | None:
-    """Take what says whether a message is learnt out of it; None where nothing does.
+    """Take what says whether a message is trained out of it; None where nothing does.
 
-    Raises ValueError for a weight that is neither 0 nor 1, for two that differ, and for what cannot be learnt.
+    Raises ValueError for a weight that is neither 0 nor 1, for two that differ, and for what cannot be trained.
     """
     for key in _DETAILS:
         if clean.pop(key, None):

@@ -29,7 +29,7 @@ _SPOKEN: Final = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 
 
 class Unusable(ValueError):
-    """A pair without a difference that could be learnt."""
+    """A pair without a difference to train on."""
 
 
 class Side(NamedTuple):

@@ -31,7 +31,7 @@ _UNREADABLE: Final = frozenset((*_MEDIA, "chat_template_kwargs"))
 
 
 def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) -> None:
-    """Raise ValueError for a record with an answer that is a bad one, unless `columns` say which is to be learnt."""
+    """Raise ValueError for a record with an answer that is a bad one, unless `columns` say which to train on."""
     if value.keys().isdisjoint(_TELLING) or any(found in _PREFERENCES for found in columns.values()):
         return
     if found := [key for key in _PREFERENCES if isinstance(value.get(key), (str, list, dict)) and value[key]]:
@@ -51,7 +51,7 @@ def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) 
 
 
 def _columns(prompt: str | None, chosen: str) -> str:
-    """The value of `data.columns` with which the chosen answers to be learnt."""
+    """The value of `data.columns` with which the chosen answers are trained on."""
     if prompt is None:
         return f"messages: {chosen}"
     if prompt == "instruction":

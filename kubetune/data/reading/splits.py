@@ -90,7 +90,7 @@ def remarks(stats: dict[str, Any]) -> list[str]:
 
 
 def answers(stats: dict[str, Any]) -> list[str]:
-    """The answers of a split that are compared or judged, in numbers: lengths may be all that is learnt of them."""
+    """The answers of a split that are compared or judged, in numbers: lengths may be all that is known of them."""
     found, rows = stats.get("answers") or {}, stats["rows"]
     if "chosen_tokens" in found and rows:
         chosen, rejected = (found[f"{name}_tokens"] / rows for name in ("chosen", "rejected"))

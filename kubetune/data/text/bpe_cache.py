@@ -40,7 +40,7 @@ _PLAIN: Final = re.compile(r"[\t\n\r\x20-\x7e]*")
 
 
 class Words:
-    """The words of one tokenizer, learnt as they come."""
+    """The words of one tokenizer, kept as they come."""
 
     def __init__(self, backend: Tokenizer, pattern: str) -> None:
         self._backend = backend

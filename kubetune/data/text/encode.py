@@ -1,4 +1,4 @@
-"""From examples to ids and labels: which token is learnt.
+"""From examples to ids and labels: which token is trained.
 
 The rule that holds everything together: what stands before a label is tokenised as it will be at inference, so the
 ids before an answer equal those of `Tokenizer.encode_prompt`.
@@ -129,27 +129,27 @@ class Encoder:
         """Raise ValueError for a conversation with what this run cannot do."""
         if chat.images:
             raise ValueError(f"has images, which a language model cannot see; {SEEING}")
-        if self._all and chat.unlearnt:
+        if self._all and chat.not_trained:
             raise ValueError(
-                f"messages[{min(chat.unlearnt)}] says that it is not to be trained, and `data.train_on` is all; "
+                f"messages[{min(chat.not_trained)}] says that it is not to be trained, and `data.train_on` is all; "
                 "set that to assistant, or leave the other out of the message"
             )
 
     def _render(self, chats: Sequence[Chat]) -> list[Rendered | ValueError]:
-        """Conversations as texts with the spans to be learnt; an error where the template refuses one."""
+        """Conversations as texts with the spans to be trained; an error where the template refuses one."""
         if not chats:
             return []
-        learnt = [[] if self._all else learnt_messages(chat) for chat in chats]
+        trained = [[] if self._all else trained_messages(chat) for chat in chats]
         template = self.tokenizer.require_chat()
         found = template.render_all(
-            [(chat.messages, chat.tools, turns) for chat, turns in zip(chats, learnt, strict=True)]
+            [(chat.messages, chat.tools, turns) for chat, turns in zip(chats, trained, strict=True)]
         )
         if not self._all:
             return found
         return [replace(r, spans=[(0, len(r.text))]) if isinstance(r, Rendered) else r for r in found]
 
     def _encode_chats(self, chats: Sequence[Rendered]) -> list[Encoded]:
-        """Rows of rendered conversations, of which only what the spans enclose is learnt."""
+        """Rows of rendered conversations, of which only what the spans enclose is trained."""
         if self._words is not None:
             return [self._mark(chat, *self._encode_pieces(chat.text, chat.spans)) for chat in chats]
         encodings = self.tokenizer.backend.encode_batch([chat.text for chat in chats], add_special_tokens=False)
@@ -159,7 +159,7 @@ class Encoder:
         ]
 
     def _mark(self, chat: Rendered, ids: list[int], starts: dict[int, int]) -> Encoded:
-        """A row of which the spans are learnt; `starts` says at which token each of their borders lies."""
+        """A row of which the spans are trained; `starts` says at which token each of their borders lies."""
         trained = [False] * len(ids)
         ends_turn = self.tokenizer.eos_ids
         for start, stop in chat.spans:
@@ -246,10 +246,10 @@ def split_at(length: int, limit: int) -> list[slice]:
     return [slice(start, min(start + limit, length)) for start in range(0, max(1, length - 1), limit - 1)]
 
 
-def learnt_messages(chat: Chat) -> list[int]:
-    """Numbers of the learnt messages: the assistant's that are not context, but for those that the data leave out."""
+def trained_messages(chat: Chat) -> list[int]:
+    """Numbers of the trained messages: the assistant's that are not context, but for those that the data leave out."""
     answers = (i for i, message in enumerate(chat.messages) if message["role"] == "assistant")
-    return [i for i in answers if i >= chat.context and i not in chat.unlearnt]
+    return [i for i in answers if i >= chat.context and i not in chat.not_trained]
 
 
 def _token_at(encoding: Encoding, border: int, length: int) -> int:

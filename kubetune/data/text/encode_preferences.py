@@ -52,7 +52,7 @@ class PreferenceEncoder:
         if _prompt(chosen) != _prompt(rejected):
             return (
                 "has prompts of other tokens before its two answers: the chat template writes them in another way, or "
-                "an answer that has nothing to be learnt"
+                "an answer that has nothing to be trained"
             )
         return Encoded(
             [*chosen.ids, *rejected.ids],

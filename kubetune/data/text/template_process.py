@@ -93,8 +93,8 @@ class LimitedTemplate:
     def render_all(
         self, chats: Sequence[tuple[Sequence[Message], Sequence[Any], Sequence[int]]]
     ) -> list[Rendered | ValueError]:
-        """`ChatTemplate.render_answers` of each (messages, tools, learnt); an error stands in its place."""
-        calls: list[Call] = [("render_answers", chat[:2], {"learnt": chat[2]}) for chat in chats]
+        """`ChatTemplate.render_answers` of each (messages, tools, trained); an error stands in its place."""
+        calls: list[Call] = [("render_answers", chat[:2], {"trained": chat[2]}) for chat in chats]
         answers = self._ask(calls)
         return [answer if isinstance(answer, ValueError) else Rendered(*answer) for answer in answers]
 

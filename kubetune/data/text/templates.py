@@ -109,7 +109,7 @@ def _plain(message: Message) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as text, where in it is what is learnt, and whether the template left reasoning out."""
+    """A conversation as text, where in it is what is trained, and whether the template left reasoning out."""
 
     text: str
     spans: list[Span]
@@ -156,9 +156,9 @@ class ChatTemplate:
         return self._with_images(_take_marks(raw)[0] if self._marks_generation else raw, [], messages)[0]
 
     def render_answers(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, learnt: Collection[int] = ()
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, trained: Collection[int] = ()
     ) -> Rendered:
-        """The text of a conversation, and where in it the messages `learnt` are, which the assistant speaks.
+        """The text of a conversation, and where in it the messages `trained` are, which the assistant speaks.
 
         A span holds what the model writes at inference: everything after the generation prompt, up to and with the
         end-of-turn token. Where the template marks what is generated, the spans are those. Raises ValueError also when
@@ -169,8 +169,8 @@ class ChatTemplate:
         try:
             marked, places = self._turns.locate(raw, messages, tools)
         except HiddenText as error:
-            if learnt and not self._marks_generation:
-                raise ValueError(self._cannot_find(next(iter(learnt)), str(error))) from error
+            if trained and not self._marks_generation:
+                raise ValueError(self._cannot_find(next(iter(trained)), str(error))) from error
             marked, places = mark(messages, tools or ()), []
             absent = [part for part in (*marked.parts, *marked.unmarked) if part.text not in raw]
         else:
@@ -179,9 +179,9 @@ class ChatTemplate:
             if part.kind != "reasoning":
                 raise ValueError(self._leaves_out(part, messages))
         if self._marks_generation:
-            text, spans = self._generated(raw, marked, places, learnt)
+            text, spans = self._generated(raw, marked, places, trained)
         else:
-            text, spans = raw, [self._find_turn(raw, marked, places, turn) for turn in learnt]
+            text, spans = raw, [self._find_turn(raw, marked, places, turn) for turn in trained]
         return Rendered(*self._with_images(text, spans, messages), drops_reasoning=bool(absent))
 
     def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str]:
@@ -203,17 +203,17 @@ class ChatTemplate:
         return span
 
     def _generated(
-        self, raw: str, marked: Marked, places: Sequence[Place], learnt: Collection[int]
+        self, raw: str, marked: Marked, places: Sequence[Place], trained: Collection[int]
     ) -> tuple[str, list[Span]]:
-        """A rendering without the marks of its generation blocks, and those of the spans that are to be learnt."""
+        """A rendering without the marks of its generation blocks, and those of the spans that are to be trained."""
         text, spans, borders = _take_marks(raw)
-        if {marked.parts[place.part].message for place in places}.issuperset(learnt):
+        if {marked.parts[place.part].message for place in places}.issuperset(trained):
             turns = [_turn_of(*pair, marked, places) for pair in borders] if places else []
         else:
             turns = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
             if len(turns) != len(spans):
-                raise ValueError(self._cannot_find(next(iter(learnt)), "marks other spans than one for each answer"))
-        kept = [span for span, turn in zip(spans, turns, strict=False) if turn in learnt]
+                raise ValueError(self._cannot_find(next(iter(trained)), "marks other spans than one for each answer"))
+        kept = [span for span, turn in zip(spans, turns, strict=False) if turn in trained]
         return text, [self.settle(text, *span) for span in kept]
 
     def _cannot_find(self, turn: int, why: str) -> str:

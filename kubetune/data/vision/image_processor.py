@@ -155,7 +155,7 @@ class ImageProcessor:
         return int(patches) // self.merge_size**2
 
     def see(self, files: Sequence[Path]) -> list[Seen]:
-        """The images of one row as they stand in its text. Raises UnusableImage for what cannot be learnt from.
+        """The images of one row as they stand in its text. Raises UnusableImage for what cannot be trained on.
 
         All at once: some models lay out an image otherwise where it is not alone.
         """

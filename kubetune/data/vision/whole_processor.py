@@ -110,7 +110,7 @@ class WholeProcessor:
     def look(self, images: Sequence[Any], is_image: Tensor, answer: int) -> dict[str, Tensor]:
         """The images of one sequence as the model's code takes them.
 
-        `is_image`: bool `[tokens]`; `answer`: the token with which what is learnt begins.
+        `is_image`: bool `[tokens]`; `answer`: the token with which what is trained begins.
         """
         import torch
 

@@ -1,6 +1,6 @@
 """A job's resources: `resources`, `replicas`, `config_map` and `shared_volume`, as platforms take them beside a script.
 
-Such a file says where something runs and nothing of what is learnt, which stands in its script. What a script of this
+Such a file says where something runs and nothing of what is trained, which stands in its script. What a script of this
 kind usually does, LoRA on BERT for SST-2, is written down for the reader to replace.
 """
 

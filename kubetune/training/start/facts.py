@@ -54,11 +54,11 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
     """Log the parameters, those that are trained, and how sequences run."""
     total, trained = sum(quantization.count(p) for p in learner.model.parameters()), optimizer.size
     logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
-    held, learnt = Counter[str](), Counter[str]()
+    held, of_trained = Counter[str](), Counter[str]()
     for name, parameter in learner.model.named_parameters():
         held[part_of(name)] += 0 if ".lora_" in name else quantization.count(parameter)
-        learnt[part_of(name)] += parameter.numel() if parameter.requires_grad else 0
-    logs.MODEL.info("trained: %s", parts_line(learnt, held))
+        of_trained[part_of(name)] += parameter.numel() if parameter.requires_grad else 0
+    logs.MODEL.info("trained: %s", parts_line(of_trained, held))
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
     if learner.route.padding_free:
         logs.MODEL.info("padding-free packed batches of many sequences (self-check: %.1e)", learner.route.difference)
