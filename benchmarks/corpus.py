@@ -141,8 +141,8 @@ def text_rows(corpus: Corpus) -> Iterator[dict[str, str]]:
     frequency = list(accumulate(1 / n for n in range(1, len(vocabulary) + 1)))
     for length in lengths(corpus):
         words = draw.choices(vocabulary, cum_weights=frequency, k=length)
-        border = max(1, int(length * draw.uniform(*corpus.unlabelled)))
-        yield {"prompt": " ".join(words[:border]), "completion": " " + " ".join(words[border:])}
+        cut = max(1, int(length * draw.uniform(*corpus.unlabelled)))
+        yield {"prompt": " ".join(words[:cut]), "completion": " " + " ".join(words[cut:])}
 
 
 def _vocabulary(draw: random.Random, size: int = 40_000) -> list[str]:

@@ -77,7 +77,7 @@ def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]
     """PEFT's objection to the targets, with such as it would take."""
     said = " ".join(str(error).split())
     if (found := re.search(r"Incompatible modules: \{([^}]*)\}", said)) is not None:
-        refused, linear = set(re.findall(r"\w+", found[1])), _endings(model, nn.Linear)
+        refused, linear = set(re.findall(r"\w+", found[1])), _last_parts(model, nn.Linear)
         kind = getattr(model.config, "model_type", "this kind")
         return (
             f"lora.target_modules: {targets} takes in {' and '.join(sorted(refused & {*linear}))}, which can have no "
@@ -85,12 +85,12 @@ def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]
         )
     if "not found in the base model" in said:
         return f"lora.target_modules: no module's whole name matches {targets}; names end in " + ", ".join(
-            _endings(model, nn.Module)
+            _last_parts(model, nn.Module)
         )
     return f"lora.target_modules: {said}"
 
 
-def _endings(model: nn.Module, kind: type[nn.Module]) -> list[str]:
+def _last_parts(model: nn.Module, kind: type[nn.Module]) -> list[str]:
     """Last parts of the names of a model's modules that hold a matrix, but for its head; of one half adapted too."""
     head = cast(Any, model).get_output_embeddings()
     named = [(name.removesuffix(".base_layer"), module) for name, module in model.named_modules() if module is not head]

@@ -181,9 +181,9 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
 def _require(targets: Sequence[str], known: Sequence[str]) -> None:
     """PEFT accepts a list as soon as one name matches; a misspelt one would be left out silently."""
     if lost := [target for target in targets if not any(is_target(name, (target,)) for name in known)]:
-        endings = sorted({re.sub(r".*\.", "", name) for name in known})
+        suffixes = sorted({re.sub(r".*\.", "", name) for name in known})
         raise errors.ConfigError(
-            f"lora.target_modules: this model has no module named {', '.join(lost)}; it has {', '.join(endings)}"
+            f"lora.target_modules: this model has no module named {', '.join(lost)}; it has {', '.join(suffixes)}"
         )
 
 

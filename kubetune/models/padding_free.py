@@ -1,7 +1,7 @@
 """Running an unmodified Hugging Face causal LM on packed batches, and proving on the model at hand that this is exact.
 
 `choose_attention` tries the padding-free route and checks it against the model's own code on short sequences. Where the
-result differs, recurrent modules are cut at the borders of sequences (`recurrences`) and it is checked again. Where it
+result differs, recurrent modules are cut between sequences (`recurrences`) and it is checked again. Where it
 differs still (ALiBi, chunked attention …) the model keeps its own attention and gets one sequence per micro-batch:
 still without padding, still exact, only slower.
 """
@@ -81,7 +81,7 @@ def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tens
     A lone sequence is packed only where it is `always_packed`: without kernels, linear attention refuses packed input.
     """
     packs = len(batch.cu_seqlens) > 2 or always_packed
-    kwargs = borders(batch.cu_seqlens, batch.input_ids.device) if packs else {}
+    kwargs = varlen_kwargs(batch.cu_seqlens, batch.input_ids.device) if packs else {}
     out = backbone(lm)(
         input_ids=batch.input_ids[None], position_ids=batch.position_ids[None], use_cache=False, **kwargs
     )
@@ -89,7 +89,7 @@ def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tens
 
 
 @lru_cache(maxsize=2)
-def borders(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+def varlen_kwargs(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
     """Arguments by which kernels of others know where the sequences of a packed batch begin and end."""
     cu = on_device(cu_seqlens, device)
     numbers = torch.from_numpy(np.repeat(np.arange(len(cu) - 1, dtype=np.int32), np.diff(cu_seqlens)))
@@ -258,7 +258,7 @@ def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn
 
 
 def _proved(model: nn.Module, check: Callable[[nn.Module], float]) -> Route:
-    """Packed batches, where `check` says that they are exact, if need be with recurrent modules cut at the borders."""
+    """Packed batches, where `check` says that they are exact, if need be with recurrent modules cut between them."""
     try:
         return Route(True, difference=check(model))
     except FOREIGN_ERRORS:

@@ -43,7 +43,7 @@ LOAD_REPORT = Patch("transformers.modeling_utils", "logger", "transformers>=5.0,
 """The table of weights that a checkpoint lacks, which `loading` says in one line."""
 
 PACKING = Patch("transformers.masking_utils", "find_packed_sequence_indices", "transformers>=5.0,<5.24")
-"""Borders of sequences, read off their positions by asking a GPU in every forward; `cu_seqlens` say them anyway."""
+"""Boundaries of sequences, read off their positions by asking a GPU in every forward; `cu_seqlens` say them anyway."""
 
 SCAN = Patch("transformers.utils.import_utils", "define_import_structure", "transformers>=5.23,<5.24")
 """List of the files of all models, for which transformers reads every one of them twice while it is imported."""

@@ -24,7 +24,7 @@ from kubetune.kernels.attention.blockwise import paths
 from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree
 from kubetune.models.patches import Replaced
 
-BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+VARLEN_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 """Arguments that tell kernels where sequences begin and end."""
 CALL_TOKENS = 64
 """Tokens of padding that cost about what one more call of a module does."""
@@ -51,7 +51,7 @@ class Cuts(NamedTuple):
 
 
 def cut(layers: nn.ModuleList, run: Callable[[], Any]) -> Cuts:
-    """Cut what lets sequences see each other while `run` puts packed batches through `layers`, at their borders."""
+    """Cut what lets sequences see each other while `run` puts packed batches through `layers`, at their boundaries."""
     modules = [module for layer in layers for module in layer.modules()]
     own = {module: vars(module).get("forward") for module in modules}
     leaking: dict[type, bool] = {}
@@ -125,7 +125,7 @@ def by_rows(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     cu_seqlens, parents = CURRENT.cu_seqlens, CURRENT.parents
     if cu_seqlens is None:
         return stock(*args, **kwargs)
-    kwargs = {name: value for name, value in kwargs.items() if name not in BORDERS}
+    kwargs = {name: value for name, value in kwargs.items() if name not in VARLEN_KWARGS}
     if len(cu_seqlens) == 2:
         return stock(*args, **kwargs)
     total = cu_seqlens[-1]
@@ -216,7 +216,7 @@ def _rows(cu_seqlens: tuple[int, ...], parents: tuple[int, ...], device: torch.d
 
 
 def _batches(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Borders of padded batches of rows in descending order of length: as few as padding is worth."""
+    """Boundaries of padded batches of rows in descending order of length: as few as padding is worth."""
     best = [0.0] * (len(lengths) + 1)
     cuts = [0] * (len(lengths) + 1)
     for stop in range(1, len(lengths) + 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-BORDERS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
+EDGES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 HEADINGS: Final = ("none", "< ¼", "¼–½", "½–1", "1–2", "2–4", "≥ 4")
 """Loads of experts, as multiples of their layer's mean."""
 
@@ -32,6 +32,6 @@ def _row(name: str, counts: list[int]) -> tuple[str, list[int], tuple[int, float
     parts = [count / mean for count in counts]
     bars = [0] * len(HEADINGS)
     for part in parts:
-        bars[1 + sum(part >= border for border in BORDERS) if part else 0] += 1
+        bars[1 + sum(part >= edge for edge in EDGES) if part else 0] += 1
     order = sorted(range(len(parts)), key=parts.__getitem__)
     return name, bars, (order[-1], parts[order[-1]]), (order[0], parts[order[0]])

@@ -79,7 +79,7 @@ class MlflowSink:
         """The machine's load, for MLflow's page of system metrics."""
         return machine_load(load)
 
-    def endings(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
+    def closing(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
         """The run's files, and its end. A run that was stopped has no time for files that a next start sends again."""
         if status != "KILLED":
             yield SECONDS_FOR_FILES, _going_without("data set", self._send_data_set)

@@ -55,7 +55,7 @@ class Sink(Protocol):
         """Numbers of a look at the machine, under names that the tracker knows; none where it has no place for them."""
         ...
 
-    def endings(self, status: str) -> Iterable[tuple[float, Callable[[], object]]]:
+    def closing(self, status: str) -> Iterable[tuple[float, Callable[[], object]]]:
         """Work that is left at the end, each with the seconds that it may take."""
         ...
 
@@ -130,7 +130,7 @@ class TrackerQueue:
         self._send()
         wait_for(self._sending, SECONDS_TO_SEND_THE_REST)
         self._in_flight = 0
-        for seconds, do in self._sink.endings(status):
+        for seconds, do in self._sink.closing(status):
             wait_for(self._submit(do), seconds)
 
     def abandon(self) -> int:

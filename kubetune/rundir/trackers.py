@@ -186,7 +186,7 @@ class _TensorBoard:
         """A text."""
         self._writer.add_text(name, text, self._step)
 
-    def endings(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
+    def closing(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
         """The last records."""
         yield SECONDS_TO_SEND_THE_REST, self._writer.close
         yield SECONDS_TO_SEND_THE_REST, self._disk.require

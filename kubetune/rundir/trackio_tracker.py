@@ -64,7 +64,7 @@ class TrackioSink:
         """An alert."""
         self._run.alert(name, text)
 
-    def endings(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
+    def closing(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
         """The rest of the numbers."""
 
         def finish() -> None:

@@ -91,7 +91,7 @@ class WandbSink:
         """A value of the run's summary."""
         self._run.summary[f"kubetune/{name}"] = text
 
-    def endings(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
+    def closing(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
         """The model where it is wanted, and the run's end."""
         if status == "FINISHED" and self._settings.log_model:
             yield SECONDS_FOR_FILES, self._send_model

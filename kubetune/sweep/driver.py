@@ -17,7 +17,7 @@ from kubetune.base.humanize import duration
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.sweep.budget import Budget
 from kubetune.sweep.ranges import told
-from kubetune.sweep.record import Ending, Record, Search, Trial, TrialRun, at_rest, mean, write_record
+from kubetune.sweep.record import Outcome, Record, Search, Trial, TrialRun, at_rest, mean, write_record
 
 if TYPE_CHECKING:
     from kubetune.sweep.study import Study
@@ -108,16 +108,16 @@ class Driver:
             if not began and not any(self.record.running):
                 break
             self._place.wait()
-        self.record.ending = self._stopping or (self._too_much if any(self._open()) or self._is_short() else "")
+        self.record.reason = self._stopping or (self._too_much if any(self._open()) or self._is_short() else "")
         self.record.importances = self._study.importances()
         write_record(self.folder, self.record)
         if fault := self._shared_fault():
             raise _as_error(fault.code, f"every trial so far ended in this way, so the sweep did too: {fault.reason}")
         failed = [run for run in self.record.runs if run.state == "failed"]
-        if failed and not self.record.ending and not self.record.ranked(greater=self.search.greater):
+        if failed and not self.record.reason and not self.record.ranked(greater=self.search.greater):
             last = failed[-1]
             raise _as_error(last.code, f"no trial is done, so there is no best one; the last to fail: {last.reason}")
-        return self.record.ending
+        return self.record.reason
 
     def _open(self) -> list[Trial]:
         return [trial for trial in self.record.trials if trial.state == "open"]
@@ -133,13 +133,13 @@ class Driver:
             if number not in known:
                 self.record.trials.append(Trial(number, values, self._runs_of(number)))
         for trial in self._open():
-            if ending := self._study.ending(trial.number):
-                self._end(trial, ending, trial.reason)
+            if outcome := self._study.outcome(trial.number):
+                self._end(trial, outcome, trial.reason)
         # To start again what its driver left running costs little: places leave alone what goes on, or is done.
         for run in at_rest(self.record).runs:
             run.starts = 0
         self.record.trials.sort(key=lambda trial: trial.number)
-        self.record.ending = ""
+        self.record.reason = ""
 
     def _runs_of(self, number: int) -> list[TrialRun]:
         first, devices = (
@@ -193,19 +193,19 @@ class Driver:
                 for run in trial.runs:
                     run.state = "waiting" if run.state == "paused" else run.state
 
-    def _finish(self, trial: Trial, ending: Ending, reason: str) -> None:
+    def _finish(self, trial: Trial, outcome: Outcome, reason: str) -> None:
         code = next((run.code for run in trial.runs if run.state == "failed"), None)
-        known: Ending = "pruned" if code in (errors.DIVERGED, errors.ENVIRONMENT) else ending
-        self._study.tell(trial.number, known, trial.value if ending == "done" else None, reason)
-        self._end(trial, ending, reason)
-        if ending == "failed":
+        known: Outcome = "pruned" if code in (errors.DIVERGED, errors.ENVIRONMENT) else outcome
+        self._study.tell(trial.number, known, trial.value if outcome == "done" else None, reason)
+        self._end(trial, outcome, reason)
+        if outcome == "failed":
             said = f"failed (exit code {code}): {reason}"
         else:
-            said = f"{self._measured(trial)}, {'done' if ending == 'done' else 'given up'}"
+            said = f"{self._measured(trial)}, {'done' if outcome == 'done' else 'given up'}"
         self._say(f"trial {trial.number:<4} {said}")
 
-    def _end(self, trial: Trial, ending: Ending, reason: str) -> None:
-        trial.state, trial.reason = ending, reason
+    def _end(self, trial: Trial, outcome: Outcome, reason: str) -> None:
+        trial.state, trial.reason = outcome, reason
         trial.value = mean([run.value for run in trial.runs])
         if self.record.ranked(greater=self.search.greater)[:1] == [trial]:
             self._crown()

@@ -25,8 +25,8 @@ REPORT: Final = "report.html"
 LOCK: Final = ".driver.lock"
 
 RunState = Literal["waiting", "running", "paused", "done", "failed"]
-Ending = Literal["done", "pruned", "failed"]
-TrialState = Literal["open"] | Ending
+Outcome = Literal["done", "pruned", "failed"]
+TrialState = Literal["open"] | Outcome
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class Trial:
 
 @dataclass
 class Record:
-    """The state of a sweep. `seconds`: wall-clock time of all its drivers; `ending`: why the last one ended."""
+    """The state of a sweep. `seconds`: wall-clock time of all its drivers; `reason`: why the last one ended."""
 
     trials: list[Trial] = field(default_factory=list)
     seconds: float = 0.0
-    ending: str = ""
+    reason: str = ""
     importances: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -150,6 +150,8 @@ def read_record(folder: Path) -> Record:
     """The state of a folder's sweep; one that has not begun where there is none. EnvironmentFault for damage."""
     try:
         told = read_object(folder / TRIALS)
+        if "ending" in told:  # as earlier versions called it
+            told["reason"] = told.pop("ending")
         trials = [Trial(**{**one, "runs": [TrialRun(**run) for run in one["runs"]]}) for one in told["trials"]]
         return Record(**{**told, "trials": trials})
     except FileNotFoundError:

@@ -103,12 +103,12 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
             asked_to_stop=lambda: relay.stopping, say=lambda text: print(text, flush=True), crown=crown,
         )  # fmt: skip
         try:
-            ending = driver.drive()
+            reason = driver.drive()
         finally:
             study.close()
             _conclude(folder, search, record, crown)
-    if ending:
-        print(f"{'ended':<10} {ending}; the same command goes on")
+    if reason:
+        print(f"{'ended':<10} {reason}; the same command goes on")
     return errors.PREEMPTED if relay.stopping else errors.OK
 
 

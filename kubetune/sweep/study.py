@@ -25,11 +25,11 @@ from optuna.trial import Trial, TrialState
 
 from kubetune.errors import EnvironmentFault
 from kubetune.sweep.ranges import Range, Values
-from kubetune.sweep.record import TRIALS, Ending
+from kubetune.sweep.record import TRIALS, Outcome
 
 FILE: Final = "study.db"
 _NAME: Final = "sweep"
-_STATES: Final[dict[Ending, TrialState]] = {
+_STATES: Final[dict[Outcome, TrialState]] = {
     "done": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
@@ -144,10 +144,10 @@ class Study:
                 self.tell(number, "failed", None)
         return found
 
-    def ending(self, number: int) -> Ending | None:
+    def outcome(self, number: int) -> Outcome | None:
         """The end of a trial; None while it is open."""
         state = self._study.get_trials(deepcopy=False)[number].state
-        return next((ending for ending, known in _STATES.items() if known == state), None)
+        return next((outcome for outcome, known in _STATES.items() if known == state), None)
 
     def is_given_up(self, number: int, resource: int, value: float) -> bool:
         """The decision of Optuna's pruner on a trial that has come to a rung with a value."""
@@ -155,15 +155,15 @@ class Study:
         trial.report(value, resource)
         return bool(trial.should_prune())
 
-    def tell(self, number: int, ending: Ending, value: float | None, reason: str = "") -> None:
+    def tell(self, number: int, outcome: Outcome, value: float | None, reason: str = "") -> None:
         """End a trial. Samplers learn from those given up too, and learn nothing from failed ones."""
         trial = self._trials.pop(number, None)
         if trial is None:
             return  # told by a driver that was killed before it could note it
         if reason:
             trial.set_user_attr("reason", reason)
-        is_value = ending == "done" and value is not None and math.isfinite(value)
-        self._study.tell(trial, value if is_value else None, state=_STATES[ending])
+        is_value = outcome == "done" and value is not None and math.isfinite(value)
+        self._study.tell(trial, value if is_value else None, state=_STATES[outcome])
 
     def importances(self) -> dict[str, float]:
         """Importance of each setting by Optuna, in sum 1; empty where too few trials are done to say."""

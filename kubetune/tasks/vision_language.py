@@ -33,12 +33,12 @@ from kubetune.models.padding_free import (
     FOREIGN_ERRORS,
     Route,
     backbone,
-    borders,
     check_padding_free,
     choose_attention,
     logit_rule,
     require_head,
     unwrap,
+    varlen_kwargs,
 )
 from kubetune.planning.linears import frozen_names
 from kubetune.planning.model_shapes import TOWERS
@@ -149,7 +149,7 @@ def hidden_states(lm: Any, batch: Batch, *, padding_free: bool) -> Tensor:
         # The first row is for the mask, the others for the rotary embedding.
         given["position_ids"] = torch.cat([batch.position_ids[None], batch.pictures.positions])[:, None]
         if len(batch.cu_seqlens) > 2:
-            given |= borders(batch.cu_seqlens, batch.input_ids.device)
+            given |= varlen_kwargs(batch.cu_seqlens, batch.input_ids.device)
     out = backbone(lm)(input_ids=batch.input_ids[None], use_cache=False, **given, **image_inputs(batch))
     return cast(Tensor, out[0][0])
 

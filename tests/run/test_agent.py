@@ -93,7 +93,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         agent.kill()
 
 
-def ending(run_dir: Path) -> tuple[int, str]:
+def how_it_ended(run_dir: Path) -> tuple[int, str]:
     found = exit_status.read_exit_status(run_dir)
     assert found is not None
     return found.code, found.reason
@@ -121,7 +121,7 @@ def environ_of(run_dir: Path, rank: int) -> dict[str, str]:
 def test_a_single_rank_is_started_directly_and_its_code_passed_on(tmp_path: Path, start: Start, code: int) -> None:
     agent = start({"0": {"end": code}})
     assert agent.finish() == code
-    assert ending(tmp_path) == (code, f"told to end with {code}")
+    assert how_it_ended(tmp_path) == (code, f"told to end with {code}")
     assert metrics.read_events(tmp_path)[-1]["code"] == code
     environ = environ_of(tmp_path, 0)
     assert (environ["RANK"], environ["WORLD_SIZE"]) == ("0", "1")
@@ -131,13 +131,13 @@ def test_a_single_rank_is_started_directly_and_its_code_passed_on(tmp_path: Path
 
 def test_ending_well_needs_the_word_of_the_rank(tmp_path: Path, start: Start) -> None:
     assert start({"0": {"status": 0}}).finish() == 1
-    assert "without saying how" in ending(tmp_path)[1]
+    assert "without saying how" in how_it_ended(tmp_path)[1]
 
 
 def test_a_killed_rank_is_named_and_retryable(tmp_path: Path, start: Start) -> None:
     agent = start({"0": {"kill": signal.SIGKILL}})
     assert agent.finish() == 145
-    assert "rank 0 was killed by SIGKILL" in ending(tmp_path)[1]
+    assert "rank 0 was killed by SIGKILL" in how_it_ended(tmp_path)[1]
     assert "rank 0 was killed by SIGKILL" in agent.errors
 
 
@@ -152,7 +152,7 @@ def test_sigterm_is_passed_on_once_and_waited_for(tmp_path: Path, start: Start) 
     agent.process.send_signal(signal.SIGTERM)
     agent.process.send_signal(signal.SIGTERM)
     assert agent.finish() == 143
-    assert ending(tmp_path) == (143, "told to end with 143")
+    assert how_it_ended(tmp_path) == (143, "told to end with 143")
     assert agent.errors.count("stopping:") == 1
 
 
@@ -165,7 +165,7 @@ def test_the_second_ctrl_c_kills(tmp_path: Path, start: Start) -> None:
         pass
     agent.process.send_signal(signal.SIGINT)
     assert agent.finish() == 143
-    assert "second Ctrl-C" in ending(tmp_path)[1]
+    assert "second Ctrl-C" in how_it_ended(tmp_path)[1]
 
 
 def test_who_does_not_stop_within_the_grace_time_is_killed(tmp_path: Path, start: Start) -> None:
@@ -173,7 +173,7 @@ def test_who_does_not_stop_within_the_grace_time_is_killed(tmp_path: Path, start
     agent.wait_for_starts(1)
     agent.process.terminate()
     assert agent.finish() == 143
-    assert "after 1 s" in ending(tmp_path)[1]
+    assert "after 1 s" in how_it_ended(tmp_path)[1]
 
 
 def test_sigterm_during_preparation_ends_quickly(tmp_path: Path, start: Start) -> None:
@@ -185,7 +185,7 @@ def test_sigterm_during_preparation_ends_quickly(tmp_path: Path, start: Start) -
 
 def test_a_failed_preparation_starts_no_rank(tmp_path: Path, start: Start) -> None:
     assert start({"prepare": {"end": 2}}, processes=2).finish() == 2
-    assert ending(tmp_path) == (2, "told to end with 2")
+    assert how_it_ended(tmp_path) == (2, "told to end with 2")
     assert not (tmp_path / "environ-1.json").exists()
 
 
@@ -251,7 +251,7 @@ def test_process_1_is_stopped_while_it_imports(tmp_path: Path) -> None:
         capture_output=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 143, done.stderr
-    assert ending(tmp_path) == (143, "asked to stop by SIGTERM")
+    assert how_it_ended(tmp_path) == (143, "asked to stop by SIGTERM")
 
 
 def test_two_ranks_run_under_torchrun_and_share_the_cores(tmp_path: Path, start: Start) -> None:
@@ -283,7 +283,7 @@ def test_the_cause_among_two_ranks(
 ) -> None:
     agent = start(roles, processes=2)
     assert agent.finish() == code
-    assert reason in ending(tmp_path)[1]
+    assert reason in how_it_ended(tmp_path)[1]
     assert "Traceback" not in agent.errors
 
 
@@ -346,7 +346,7 @@ def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start) 
         assert named in agent.errors
         assert "Traceback" not in agent.errors
         assert "frame #" not in agent.errors  # the stack of torch's C++
-    assert absent[0] in ending(tmp_path)[1]
+    assert absent[0] in how_it_ended(tmp_path)[1]
 
 
 @pytest.mark.parametrize(

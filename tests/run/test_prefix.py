@@ -186,8 +186,8 @@ class Formula:
     def scores(self, q: Any, k: Any, part: joined.Part, scale: float) -> Any:
         scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)) * scale
         stretch_of_query, stretch_of_key = (
-            torch.repeat_interleave(torch.arange(len(border) - 1), torch.tensor(border).diff())
-            for border in (part.cu_queries, part.cu_keys)
+            torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1), torch.tensor(cu_seqlens).diff())
+            for cu_seqlens in (part.cu_queries, part.cu_keys)
         )
         hidden = stretch_of_query[:, None] != stretch_of_key[None]
         if part.causal:

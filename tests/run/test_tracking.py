@@ -295,7 +295,7 @@ class Sink:
     def load_of(self, load: Any) -> dict[str, float]:
         return {}
 
-    def endings(self, status: str) -> list[Any]:
+    def closing(self, status: str) -> list[Any]:
         return [(1.0, lambda: self.seen.append(-1))]
 
 

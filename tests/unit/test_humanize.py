@@ -1,4 +1,4 @@
-"""Values as people read them: few digits, the right unit on both sides of each border, and no exponents."""
+"""Values as people read them: few digits, the right unit on both sides of each boundary, and no exponents."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ RETIRED = {
     "lean": "fused_forwards", "Snapshot": "ObservedRun", "Foreseen": "PlanForecast",
 }  # fmt: skip
 """Words that were names of classes and modules once, with what stands in for each: one word for one idea."""
-GONE = {"learnt": "trained", "unlearnt": "not_trained"}
+GONE = {"learnt": "trained", "unlearnt": "not_trained", "borders": "cu_seqlens or boundaries", "endings": "exit_status"}
 """Words that are part of no name any more, and stand in no page, with what stands in for each."""
 ELSEWHERE = {("plugins", "journal"), ("plugins", "Journal")}
 """The same word for something else."""

@@ -371,6 +371,8 @@ def test_the_folder_reads_back(tmp_path: Path) -> None:
     search = search_of()
     write_search(tmp_path, search)
     assert read_search(tmp_path) == search
+    (tmp_path / "trials.json").write_text(json.dumps({"trials": [], "ending": "stopped"}))
+    assert read_record(tmp_path).reason == "stopped", "as earlier versions called it"
     (tmp_path / "trials.json").write_text(json.dumps({"trials": [{}]}))
     with pytest.raises(errors.EnvironmentFault, match="damaged"):
         read_record(tmp_path)

@@ -183,10 +183,10 @@ def _status(folder: Path, args: argparse.Namespace) -> int:
             )
         )
     print_table(("TRIAL", "STATE", "STEP", search.metric.upper(), "VALUES", "WHY"), rows)
-    ending = record.ending
-    if not ending and (driver := locker(folder / LOCK)) and not processes.is_alive(driver):
-        ending = "its driver ended; the same command goes on" if any(record.running) else ""
-    print(f"{summary(record)}; {record.device_hours:.3g} device hours{f'; {ending}' if ending else ''}")
+    reason = record.reason
+    if not reason and (driver := locker(folder / LOCK)) and not processes.is_alive(driver):
+        reason = "its driver ended; the same command goes on" if any(record.running) else ""
+    print(f"{summary(record)}; {record.device_hours:.3g} device hours{f'; {reason}' if reason else ''}")
     return errors.OK
 
 

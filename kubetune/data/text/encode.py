@@ -159,7 +159,7 @@ class Encoder:
         ]
 
     def _mark(self, chat: Rendered, ids: list[int], starts: dict[int, int]) -> Encoded:
-        """A row of which the spans are trained; `starts` says at which token each of their borders lies."""
+        """A row of which the spans are trained; `starts` says at which token each of their boundaries lies."""
         trained = [False] * len(ids)
         ends_turn = self.tokenizer.eos_ids
         for start, stop in chat.spans:
@@ -180,19 +180,19 @@ class Encoder:
         return ids[-1] in self.tokenizer.eos_ids or (self._all and bool(closing) and text.rstrip().endswith(closing))
 
     def _encode_whole(self, text: str, spans: list[Span], encoding: Encoding) -> tuple[list[int], dict[int, int]]:
-        """The ids of a text and the token at each border of a span, from its encoding where no token crosses one."""
-        starts = {border: _token_at(encoding, border, len(text)) for span in spans for border in span}
+        """The ids of a text and the token at each boundary of a span, from its encoding where no token crosses one."""
+        starts = {boundary: _token_at(encoding, boundary, len(text)) for span in spans for boundary in span}
         return self._encode_pieces(text, spans) if -1 in starts.values() else (encoding.ids, starts)
 
     def _encode_pieces(self, text: str, spans: list[Span]) -> tuple[list[int], dict[int, int]]:
-        """Ids of a text tokenised up to each border of a span and on from there, and the token at each border.
+        """Ids of a text tokenised up to each boundary of a span and on from there, and the token at each boundary.
 
         At inference the prompt ends there, so no token may stretch over it.
         """
         ids: list[int] = []
         starts: dict[int, int] = {}
-        borders = sorted({0, len(text), *chain.from_iterable(spans)})
-        for begin, end in pairwise(borders):
+        boundaries = sorted({0, len(text), *chain.from_iterable(spans)})
+        for begin, end in pairwise(boundaries):
             starts[begin] = len(ids)
             ids += self._continue(text[begin:end], after_something=begin > 0)
         starts[len(text)] = len(ids)
@@ -252,11 +252,11 @@ def trained_messages(chat: Chat) -> list[int]:
     return [i for i in answers if i >= chat.context and i not in chat.not_trained]
 
 
-def _token_at(encoding: Encoding, border: int, length: int) -> int:
+def _token_at(encoding: Encoding, boundary: int, length: int) -> int:
     """The index of the first token at or after a character; -1 where a token stretches over it."""
-    for position in range(border, length):
+    for position in range(boundary, length):
         token = encoding.char_to_token(position)
         if token is not None:
             start, _ = encoding.token_to_chars(token) or (0, 0)
-            return token if start >= border else -1
+            return token if start >= boundary else -1
     return len(encoding.ids)

@@ -24,7 +24,7 @@ REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 _SIGN: Final = "m" + hashlib.sha256(b"a mark in a conversation").hexdigest()[:15]
 _MARKS: Final = re.compile(rf"{_SIGN}x(\d+)([oc])")
 _THINKING: Final = re.compile(r"</?think(?:ing)?>|\[/?THINK\]", re.IGNORECASE)
-_BORDERS: Final = re.compile(f"({_THINKING.pattern}|{IMAGE_MARK})", re.IGNORECASE)
+_BOUNDARIES: Final = re.compile(f"({_THINKING.pattern}|{IMAGE_MARK})", re.IGNORECASE)
 # Templates look at how a question begins and ends (`<tool_response>`): marks stand inside of such tags.
 _HEAD: Final = re.compile(r"(?:\s*<[^<>\s]{1,40}>)*\s*")
 _TAIL: Final = re.compile(r"(?:<[^<>\s]{1,40}>\s*)+\Z")
@@ -148,7 +148,7 @@ class _Marker:
         """A content marked piece by piece, where it holds reasoning between tags or images."""
         if "<" not in content and "[" not in content and IMAGE_MARK not in content:
             return self._around(content, number, "content")
-        pieces = _BORDERS.split(content)
+        pieces = _BOUNDARIES.split(content)
         if IMAGE_MARK not in content and not "".join(pieces[::2]).strip():
             return self._around(content, number, "content")  # nothing but tags: then they are what is said
         thinking = is_answer and _opens_with_thought(pieces)

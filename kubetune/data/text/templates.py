@@ -206,9 +206,9 @@ class ChatTemplate:
         self, raw: str, marked: Marked, places: Sequence[Place], trained: Collection[int]
     ) -> tuple[str, list[Span]]:
         """A rendering without the marks of its generation blocks, and those of the spans that are to be trained."""
-        text, spans, borders = _take_marks(raw)
+        text, spans, marks = _take_marks(raw)
         if {marked.parts[place.part].message for place in places}.issuperset(trained):
-            turns = [_turn_of(*pair, marked, places) for pair in borders] if places else []
+            turns = [_turn_of(*pair, marked, places) for pair in marks] if places else []
         else:
             turns = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
             if len(turns) != len(spans):
@@ -375,10 +375,10 @@ def _turn_of(begin: int, end: int, marked: Marked, places: Sequence[Place]) -> i
 def _take_marks(marked: str) -> tuple[str, list[Span], list[Span]]:
     """Remove the marks of generation blocks: the rendering, the spans, and where these stood among the marks."""
     parts = _MARK.split(marked)
-    borders = [0]
+    offsets = [0]
     for part in parts:
-        borders.append(borders[-1] + len(part))
-    spans = [(borders[i], borders[i + 1]) for i in range(1, len(parts) - 1, 2)]
+        offsets.append(offsets[-1] + len(part))
+    spans = [(offsets[i], offsets[i + 1]) for i in range(1, len(parts) - 1, 2)]
     among = [match.start() for match in _MARK.finditer(marked)]
     return "".join(parts), spans, list(zip(among[::2], among[1::2], strict=False))
 

@@ -126,8 +126,8 @@ class Turns:
         except ValueError:
             return len(gap)
         asked = prompt[places[-1].offset :] if places else ""
-        endings = (asked[i:] for i in range(len(asked)))
-        header = next((ending for ending in endings if ending.strip() and ending in gap), "")
+        suffixes = (asked[i:] for i in range(len(asked)))
+        header = next((suffix for suffix in suffixes if suffix.strip() and suffix in gap), "")
         return gap.rindex(header) + len(header) if header else len(gap)
 
     def _end(self, text: str, marked: Marked, places: Sequence[Place], turn: int, last: int) -> int | None:
@@ -137,14 +137,14 @@ class Turns:
         gap = text[place.offset :] if is_last else text[place.offset : places[last + 1].offset]
         frame = gap.removeprefix(space)
         if is_last:
-            find: Callable[[], int | None] = partial(self._last_ending, frame, marked, place)
+            find: Callable[[], int | None] = partial(self._end_of_last, frame, marked, place)
         else:
             closes_others = partial(_closes_others, text, marked, places)
-            find = partial(self._inner_ending, frame, marked, place, closes_others)
+            find = partial(self._end_of_inner, frame, marked, place, closes_others)
         length = self._remembered((frame, "last" if is_last else "inner"), find)
         return None if length is None else place.offset + len(gap) - len(frame) + length
 
-    def _last_ending(self, gap: str, marked: Marked, place: Place) -> int:
+    def _end_of_last(self, gap: str, marked: Marked, place: Place) -> int:
         """Length of the last turn's end within what a rendering ends with: what it also writes before a question."""
         turn = marked.parts[place.part].message
         for role in ("user", "tool"):
@@ -162,7 +162,7 @@ class Turns:
         tags = [match.end() for match in _TAGS.finditer(gap)]
         return tags[-1] if tags else len(gap)
 
-    def _inner_ending(self, gap: str, marked: Marked, place: Place, closes_others: Callable[[str], bool]) -> int | None:
+    def _end_of_inner(self, gap: str, marked: Marked, place: Place, closes_others: Callable[[str], bool]) -> int | None:
         """Length of the first message's end within what stands between two: what it also ends with as the last."""
         turn = marked.parts[place.part].message
         text, places = read_marks(self._render(marked.messages[: turn + 1], marked.tools), marked.parts)
@@ -207,11 +207,11 @@ def _places(layout: Layout, parts: Sequence[Part], text: str) -> list[Place]:
     return places if text.startswith(rest, at) and at + len(rest) == len(text) else []
 
 
-def _closes_others(text: str, marked: Marked, places: Sequence[Place], ending: str) -> bool:
+def _closes_others(text: str, marked: Marked, places: Sequence[Place], closing: str) -> bool:
     """Messages of others end in the same way."""
     ends = (place for place in places if not place.opens and marked.parts[place.part].message >= 0)
     others = (place for place in ends if marked.messages[marked.parts[place.part].message]["role"] != "assistant")
-    return any(text.startswith(ending, place.offset) for place in others)
+    return any(text.startswith(closing, place.offset) for place in others)
 
 
 def _shared(gap: str, other: str, *, to_tag: bool = True) -> int:

@@ -56,9 +56,9 @@ def parts(cu_seqlens: tuple[int, ...], parents: tuple[int, ...], device: torch.d
 
 def _part(queries: list[tuple[int, int]], keys: list[tuple[int, int]], device: torch.device, *, causal: bool) -> Part:
     places = [torch.cat([torch.arange(*span) for span in spans]).to(device) for spans in (queries, keys)]
-    borders = [torch.tensor([0, *(b - a for a, b in spans)]).cumsum(0) for spans in (queries, keys)]
-    cu_queries, cu_keys = (tuple(border.tolist()) for border in borders)
-    on_device = (borders[0].to(device, torch.int32), borders[1].to(device, torch.int32))
+    ends = [torch.tensor([0, *(b - a for a, b in spans)]).cumsum(0) for spans in (queries, keys)]
+    cu_queries, cu_keys = (tuple(end.tolist()) for end in ends)
+    on_device = (ends[0].to(device, torch.int32), ends[1].to(device, torch.int32))
     return Part(places[0], places[1], cu_queries, cu_keys, on_device, causal)
 
 
