@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 import tests.offline.sitecustomize  # noqa: F401 - importing it is what guards this process
+from tests import workers
 
 OFFLINE = Path(__file__).parent / "offline"
 
@@ -60,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, in the order that chance gave all else; counts with --no-loadscope-reorder."""
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Let workers begin as copies of one process, which has imported everything."""
+    workers.fork(config, specs)
 
 
 @pytest.fixture(scope="session", autouse=True)
