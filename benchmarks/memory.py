@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -84,6 +84,7 @@ FULL = {"training.max_steps": 6}
 FP32 = {"model.dtype": "float32"}
 SIX = LORA | FULL
 CLASSIFIES = {"task": "sequence_classification"}
+SEES = {"task": "vision_language"}
 EIGHT = {"training.global_batch_size": 8}
 CASES = {
     "tiny-lora": Case("tiny", 64, 1, LORA),
@@ -134,39 +135,58 @@ CASES = {
     "gemma2-lora-bf16-4x224": Case("gemma2", 224, 4, SIX | {"model.dtype": "bfloat16"}),
     "llama-lora-4bit-2x384": Case("llama", 384, 2, SIX | FP32 | {"quantization": "4bit"}),
     "qwen3-lora-8bit-4x192": Case("qwen3", 192, 4, SIX | FP32 | {"quantization": "8bit"}),
+    "gemma3-sees-2x512": Case("gemma3", 512, 2, SIX | FP32 | SEES, rows="images"),
+    "llava-sees-1x800": Case("llava", 800, 1, SIX | FP32 | SEES, rows="images"),
     "granite-lora-bf16-3x256": Case("granite", 256, 3, SIX | {"model.dtype": "bfloat16"}),
 }
 SIDE = 336
 """Of an image, in pixels; a token stands for 28 × 28 of them."""
-SEES = {"task": "vision_language"}
-DRAWN: dict[str, tuple[dict[str, Any], Any]] = {
-    "full": (FULL | FP32, "texts"),
-    "full-bf16": (FULL | {"model.dtype": "bfloat16"}, "texts"),
-    "full-recomputed": (FULL | FP32 | {"training.gradient_checkpointing": "true"}, "texts"),
-    "lora": (SIX | FP32, "texts"),
-    "lora-bf16": (SIX | {"model.dtype": "bfloat16"}, "texts"),
-    "lora-4bit": (SIX | FP32 | {"quantization": "4bit"}, "texts"),
-    "lora-8bit": (SIX | FP32 | {"quantization": "8bit"}, "texts"),
-    "classifies-full": (FULL | FP32 | CLASSIFIES, "labels"),
-    "dpo": (SIX | FP32 | {"task": "preference"}, "pairs"),
-    "sees": (SIX | FP32 | SEES, "images"),
-}
-"""Kinds of runs that `--draw` takes one case each of: their settings and rows."""
+ENCODERS = ("bert", "roberta")
+SEEING = {"gemma3": 256, "llava": 640, "qwen2_5_vl": 256}
+"""Models that see, and tokens of the shortest rows that hold an image and some words."""
+DRAWN = ("full", "full", "lora", "lora", "lora", "4bit", "8bit", "classifies", "prefers", "sees")
+"""Kinds of runs that `--draw` takes: a case of each."""
 
 
 def drawn(seed: int) -> dict[str, Case]:
-    """A case of each kind, its model, length and batch by lot."""
+    """A case of each kind: model, method, dtype, recomputation, loss, length and batch by lot."""
     lot, found = random.Random(seed), {}
-    for kind, (settings, rows) in DRAWN.items():
-        names = sorted(
-            FAMILIES.keys() & {"bert", "roberta"} if rows == "labels" else FAMILIES.keys() - {"bert", "roberta"}
-        )
-        length = lot.randrange(96, 513 if rows == "labels" else 1025, 32)
-        batch, name = lot.randint(1, max(1, 2048 // length)), lot.choice(names)
-        model = "qwen2_5_vl" if rows == "images" else name
-        length = max(length, 256) if rows == "images" else length
-        found[f"{model}-{kind}-{batch}x{length}"] = Case(model, length, batch, settings, rows=rows)
+    for kind in DRAWN:
+        name, case = _draw(lot, kind)
+        found[name] = case
     return found
+
+
+def _draw(lot: random.Random, kind: str) -> tuple[str, Case]:
+    decoders = sorted(FAMILIES.keys() - ENCODERS)
+    names = {"sees": sorted(SEEING), "classifies": [*ENCODERS * 4, *decoders]}.get(kind, decoders)
+    model = lot.choice(names)
+    longest = {"classifies": 512, "prefers": 800}.get(kind, 1024)
+    length = lot.randrange(SEEING.get(model, 96), longest + 1, 32)
+    sequences = 2 if kind == "prefers" else 1
+    batch = lot.randint(max(1, 1024 // (sequences * length)), max(1, 2560 // (sequences * length)))
+    is_lora = kind != "full" and (kind in ("lora", "4bit", "8bit") or lot.random() < 0.6)
+    dtype = lot.choice(("float32", "float32", "bfloat16"))
+    recomputes = lot.random() < 0.2
+    loss = lot.choice(("dpo", "ipo", "hinge", "robust", "orpo", "simpo", "cpo"))
+    settings = (SIX if is_lora else FULL) | {"model.dtype": dtype}
+    words = [model, "lora" if is_lora else "full"]
+    rows: Any = {"classifies": "labels", "prefers": "pairs", "sees": "images"}.get(kind, "texts")
+    if kind in ("4bit", "8bit"):
+        settings |= {"quantization": kind}
+        words.append(kind)
+    elif kind == "prefers":
+        smoothing = {"preference.label_smoothing": 0.1} if loss == "robust" else {}
+        settings |= {"task": "preference", "preference.loss": loss} | smoothing
+        words.append(loss)
+    elif kind in ("classifies", "sees"):
+        settings |= CLASSIFIES if kind == "classifies" else SEES
+        words.append(kind)
+    if recomputes:
+        settings |= {"training.gradient_checkpointing": "true"}
+        words.append("recomputed")
+    words += ["bf16"] if dtype == "bfloat16" else []
+    return "-".join((*words, f"{batch}x{length}")), Case(model, length, batch, settings, rows=rows)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -211,7 +231,7 @@ def settings_of(case: Case) -> dict[str, Any]:
     kind = f"{case.rows}-{case.shared}" if case.shared or case.rows != "texts" else ""
     model, data = folder / "models" / case.model, folder / f"{case.model}-{case.length}{kind}.jsonl"
     if case.rows == "images":
-        return _shared(case, folder) | write_seeing(folder / "seeing", case.length) | case.settings
+        return _shared(case, folder) | write_seeing(folder / case.model, case.model, case.length) | case.settings
     if sizes := FAMILIES.get(case.model):
         sizes = FAMILY | sizes
         models.make_family(case.model, sizes, model)
@@ -243,20 +263,14 @@ def _shared(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def write_seeing(folder: Path, length: int) -> dict[str, Any]:
+def write_seeing(folder: Path, name: str, length: int) -> dict[str, Any]:
     """Settings of a model that sees, and of questions about an image each that are as long as `length` allows."""
     from PIL import Image
 
-    from tests.pictures import save_seeing_model
-
     data = folder / f"questions-{length}.jsonl"
     if not data.exists():
-        sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "head_dim": 64}
-        sizes |= {"intermediate_size": 1152, "max_position_embeddings": 2048, "vocab_size": 24_000}
-        tower = {"depth": 6, "hidden_size": 256, "num_heads": 4, "intermediate_size": 704, "out_hidden_size": 384}
+        _save_seeing(folder, name)
         (folder / "images").mkdir(parents=True, exist_ok=True)
-        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 8, 8]}
-        save_seeing_model(folder, sizes=sizes | {"rope_parameters": rope}, of_tower=tower)
         with data.open("w") as file:
             for number in range(ROWS):
                 image = folder / "images" / f"{number}.png"
@@ -265,6 +279,32 @@ def write_seeing(folder: Path, length: int) -> dict[str, Any]:
                 turns = [{"role": "user", "content": f"<image>{number}"}, {"role": "assistant", "content": words}]
                 file.write(json.dumps({"messages": turns, "images": [f"images/{number}.png"]}) + "\n")
     return {"model": folder, "data.train": data, "data.overlong": "truncate"}
+
+
+def _save_seeing(folder: Path, name: str) -> None:
+    from tests.pictures import FAMILIES as SEEING
+    from tests.pictures import save_family_model, save_seeing_model
+
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "head_dim": 64}
+    sizes |= {"intermediate_size": 1152, "max_position_embeddings": 2048, "vocab_size": 24_000}
+    folder.mkdir(parents=True, exist_ok=True)
+    if name == "qwen2_5_vl":
+        tower = {"depth": 6, "hidden_size": 256, "num_heads": 4, "intermediate_size": 704, "out_hidden_size": 384}
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 8, 8]}
+        save_seeing_model(folder, sizes=sizes | {"rope_parameters": rope}, of_tower=tower)
+        return
+    found = SEEING[name]
+    tower = {"image_size": SIDE, "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
+    text = found.text | sizes | {"num_key_value_heads": 2}
+    family = replace(found, text=text, vision=found.vision | tower | {"intermediate_size": 704})
+    if name == "gemma3":  # 12 × 12 tokens of 24 × 24 patches
+        text |= {"query_pre_attn_scalar": 64, "sliding_window": 512}
+        each = {"config": {"mm_tokens_per_image": 144}, "settings": {"image_seq_length": 144}}
+        family = replace(family, text=text, images={"size": {"height": SIDE, "width": SIDE}}, **each)
+    else:
+        sides = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
+        family = replace(family, images=sides)
+    save_family_model(folder, name, family=family)
 
 
 def write_rows(path: Path, case: Case, corpus: Corpus, vocab_size: int) -> None:

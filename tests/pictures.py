@@ -330,9 +330,9 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def save_family_model(folder: Path, name: str, *, weights: bool = True) -> Path:
-    """A random model of a family with its tokenizer and processor, as on the hub."""
-    family = FAMILIES[name]
+def save_family_model(folder: Path, name: str, *, weights: bool = True, family: Family | None = None) -> Path:
+    """A random model of a family, or of one like it, with its tokenizer and processor, as on the hub."""
+    family = family or FAMILIES[name]
     train_tokenizer(folder, None)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.tokens])

@@ -61,9 +61,10 @@ def tune(learner: Learner, config: Config, workload: Workload, device: torch.dev
         some = "all" if layers is None else f"the first {layers}"
         logs.MODEL.info("activations of %s layers are recomputed in the backward", some)
         recompute_activations(model, layers)
-    if training.fused_forwards and route.padding_free:
+    if training.fused_forwards:
         learner.kernels.is_planned = fused
-        swapped = fused_forwards.swap_forwards(model, learner.kernels if fused else None, learner.undo)
+        kernels = learner.kernels if fused else None
+        swapped = fused_forwards.swap_forwards(model, kernels, learner.undo, packed=route.padding_free)
         logs.MODEL.debug(
             "fused forwards: %s", ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none"
         )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from kubetune.adapters import shared_input
-from kubetune.kernels import four_bit, pointwise
+from kubetune.kernels import few_bits, pointwise
 from kubetune.kernels.dropout import dropout
 from kubetune.kernels.pointwise import Kernels
 from kubetune.mixtures.experts import routers_of
@@ -30,10 +30,11 @@ from kubetune.models.padding_free import decoder_layers, unwrap
 Forward = Callable[..., Tensor]
 
 
-def swap_forwards(model: nn.Module, kernels: Kernels | None, undo: ExitStack) -> Counter[str]:
+def swap_forwards(model: nn.Module, kernels: Kernels | None, undo: ExitStack, *, packed: bool = True) -> Counter[str]:
     """Swap what can be swapped; with `kernels` also what pays only when compiled. Returns how many of each kind.
 
-    `undo` takes back what was swapped for all models of an architecture.
+    `packed`: sequences go through in packed batches, whose rows are known. `undo` takes back what was swapped for all
+    models of an architecture.
     """
     done: Counter[str] = Counter()
     norms: dict[type, Forward | None] = {}
@@ -44,7 +45,8 @@ def swap_forwards(model: nn.Module, kernels: Kernels | None, undo: ExitStack) ->
             done[kind] += 1
     if kernels is not None:
         done["rotary"] += _swap_rotary(unwrap(model), kernels, undo)
-    done["rows"] += _skip_unlabelled_rows(model)
+    if packed:
+        done["rows"] += _skip_unlabelled_rows(model)
     done["embeddings"] += _leave_out_absent_tokens(model)
     return +done
 
@@ -52,8 +54,8 @@ def swap_forwards(model: nn.Module, kernels: Kernels | None, undo: ExitStack) ->
 def _candidates(
     module: Any, norms: dict[type, Forward | None], kernels: Kernels | None
 ) -> Iterator[tuple[str, Forward]]:
-    if _is_four_bit_lora(module):
-        yield "lora", _four_bit_forward
+    if (quantized := _quantized_lora(module)) is not None:
+        yield "lora", quantized
     elif type(module) is nn.Dropout and not module.inplace:
         yield "dropout", _dropout_forward
     elif kernels is None:
@@ -73,17 +75,22 @@ def _candidates(
             yield "swiglu", forward
 
 
-def _is_four_bit_lora(module: Any) -> bool:
-    """Test for PEFT's LoRA around a layer in 4 bits of bitsandbytes, laid out for gradients to pass through."""
-    kind = getattr(sys.modules.get("peft.tuners.lora.bnb"), "Linear4bit", None)
-    if kind is None or type(module) is not kind or not shared_input.is_simple(module):
-        return False
+def _quantized_lora(module: Any) -> Forward | None:
+    """Forward of PEFT's LoRA around a layer in 4 or 8 bits of bitsandbytes, laid out for gradients to pass through."""
+    layers = sys.modules.get("peft.tuners.lora.bnb")
+    kinds = getattr(layers, "Linear4bit", None), getattr(layers, "Linear8bitLt", None)
+    if layers is None or type(module) not in kinds or not shared_input.is_simple(module):
+        return None
     base = module.base_layer
+    if type(module) is kinds[1]:
+        # On a GPU inputs are rounded to 8 bits as well, and products made of those.
+        return _eight_bit_forward if type(base).__name__ == "Linear8bitLt" and _is_on_cpu(base.weight) else None
     state = getattr(base.weight, "quant_state", None)
     may_be_packed = getattr(state, "packing_format_for_cpu", False) or getattr(
         base, "support_avx512bf16_for_cpu", False
     )
-    return type(base).__name__ == "Linear4bit" and state is not None and not may_be_packed
+    is_known = type(base).__name__ == "Linear4bit" and state is not None and not may_be_packed
+    return _four_bit_forward if is_known else None
 
 
 def _four_bit_forward(module: Any, x: Tensor) -> Tensor:
@@ -92,8 +99,21 @@ def _four_bit_forward(module: Any, x: Tensor) -> Tensor:
     is_other = not hasattr(codes, "quant_state") or base.compute_dtype not in (None, x.dtype)
     if is_other or module.disable_adapters or module.merged:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
-    (layer,), adapters = shared_input.arguments([module], [(codes,)], None)
-    return four_bit.lora_linear(x, layer, adapters, codes.quant_state)
+    return _in_few_bits(module, x, few_bits.FourBits(codes, codes.quant_state))
+
+
+def _eight_bit_forward(module: Any, x: Tensor) -> Tensor:
+    """Out of training, and before its first product, the layer is bitsandbytes' own: it rounds its inputs there."""
+    base = module.base_layer
+    state = getattr(base, "state", None)
+    if state is None or state.CB is None or not base.training or module.disable_adapters or module.merged:
+        return type(module).forward(module, x)  # type: ignore[no-any-return]
+    return _in_few_bits(module, x, few_bits.EightBits(state.CB, state.SCB))
+
+
+def _in_few_bits(module: Any, x: Tensor, bits: few_bits.Bits) -> Tensor:
+    (layer,), adapters = shared_input.arguments([module], [()], None)
+    return few_bits.lora_linear(x, layer, adapters, bits)
 
 
 def _dropout_forward(module: Any, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from kubetune.config.schema import Config
 from kubetune.planning.linears import adapted_linears, adapted_stacks, stacks
@@ -23,7 +24,16 @@ LONG_ROW = 1024
 LAYER_NORM = re.compile(r"(norm|layernorm|ln_\w+)\d?\.bias$", re.IGNORECASE)
 NORM_OF_A_LAYER = re.compile(r"\.0\.(\w*(norm|ln_)\w*)\.weight$", re.IGNORECASE)
 FUSED_ATTENTION = re.compile(r"\.(qkv_proj|query_key_value|c_attn|Wqkv)\.")
-KEPT_OF_WIDE = {"gelu": 2, "relu": 1}
+GATED = re.compile(r"gate|\.w3\.|\.Wi\.")
+KEPT_OF_ACTIVATION = {
+    **dict.fromkeys(("relu", "sigmoid", "tanh", "linear"), 0),
+    **dict.fromkeys(("quick_gelu", "gelu_10"), 2),
+    "gelu_python": 3,
+    **dict.fromkeys(("gelu_new", "gelu_accurate", "gelu_python_tanh", "xielu"), 4),
+    "gelu_fast": 7,
+}
+"""Copies that autograd keeps of what goes into an activation of transformers, and of steps within it; of others one.
+Those of one kernel keep what they are given, or only what they give."""
 
 
 def operations(parameters: int, tokens: float) -> float:
@@ -78,14 +88,10 @@ def activations(
     if any(FUSED_ATTENTION.search(name) for name in weights.shapes):
         # The values are a part of one product, which stays whole with queries and keys that nothing else needs.
         kept += tokens * shape.layers * (shape.attention + shape.keys) * element
-    heads = int(weights.text_config.get("num_attention_heads") or weights.text_config.get("n_head") or 1)
-    attention = shape.layers * heads * _pairs(config, plan, tokens) * element if plan.device == "cpu" else 0
-    if weights.text_config.get("attn_logit_softcapping"):
-        attention *= 2  # the scores as they were bent are kept beside the probabilities
-    attention_dropout, hidden_dropout = _dropouts(weights)
-    if plan.device == "cpu" and attention_dropout:
-        attention *= 3  # what dropped them, in their dtype, and what it left
-    if plan.device == "cpu" and hidden_dropout:
+    attention = _attention_bytes(config, plan, weights, shape, tokens, element)
+    if goes_alone(config, weights) and _is_masked(weights):
+        kept += tokens * shape.layers * 2 * (shape.attention - shape.keys) * element  # keys and values for every head
+    if plan.device == "cpu" and _dropouts(weights)[1]:
         kept += tokens * shape.layers * 2 * shape.hidden * element  # of two products
     a_layer = (kept + attention) // shape.layers
     setting = config.training.gradient_checkpointing
@@ -138,6 +144,41 @@ def _kept_by_plain_layer(config: Config, weights: Weights, shape: Shape, element
     return norms + inner + copies + low * element // shape.layers
 
 
+def goes_alone(config: Config, weights: Weights) -> bool:
+    """One sequence at a time, each a micro-batch of its own: as asked for, or because images are no grids of patches.
+
+    The towers that see grids are those for videos as well, whose patches have a third side.
+    """
+    tower = weights.config.get("vision_config")
+    is_grid = isinstance(tower, Mapping) and "temporal_patch_size" in tower
+    return config.model.attention in ("eager", "sdpa") or (config.sees and not is_grid)
+
+
+def _is_masked(weights: Weights) -> bool:
+    """Masks of a model's own attention that are more than causal: of a window, or of images read in both directions."""
+    return bool(weights.text_config.get("sliding_window")) or "gemma" in str(weights.config.get("model_type"))
+
+
+def _attention_bytes(config: Config, plan: Plan, weights: Weights, shape: Shape, tokens: int, element: int) -> int:
+    """Probabilities that attention keeps for each head, or masks where a kernel keeps nothing else."""
+    heads = int(weights.text_config.get("num_attention_heads") or weights.text_config.get("n_head") or 1)
+    is_alone = goes_alone(config, weights)
+    if is_alone:
+        pairs = tokens * min(config.data.max_length, tokens)
+        if config.model.attention != "eager":
+            return shape.layers * pairs * element if _is_masked(weights) else 0
+    elif plan.device == "cpu":
+        pairs = _pairs(config, plan, tokens)
+    else:
+        return 0
+    attention = shape.layers * heads * pairs * element
+    if weights.text_config.get("attn_logit_softcapping"):
+        attention *= 2  # the scores as they were bent are kept beside the probabilities
+    if _dropouts(weights)[0]:
+        attention *= 3  # what dropped them, in their dtype, and what it left
+    return attention
+
+
 def _dropouts(weights: Weights) -> tuple[float, float]:
     """Shares of the attention's probabilities, and of what layers give, that a model drops in training."""
     text = weights.text_config
@@ -152,11 +193,10 @@ def _dropouts(weights: Weights) -> tuple[float, float]:
 
 
 def _kept_of_wide(weights: Weights) -> int:
-    """Copies of its wide part that a layer keeps: gate, activation, up, product; without a gate what GELU is given and
-    gives, or what ReLU gives alone."""
+    """Copies of its wide part that a layer keeps: of the activation, what it gives, and with a gate up and product."""
     names = ("hidden_act", "hidden_activation", "activation", "activation_function")
     act = next((str(weights.text_config[name]) for name in names if weights.text_config.get(name)), "")
-    return 4 if any("gate" in name for name in weights.shapes) else KEPT_OF_WIDE.get(act, 4)
+    return KEPT_OF_ACTIVATION.get(act, 1) + (3 if any(GATED.search(name) for name in weights.shapes) else 1)
 
 
 def _pairs(config: Config, plan: Plan, tokens: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from kubetune.base.allocator import KEPT_PRODUCTS
 from kubetune.config.schema import Config
-from kubetune.planning.activations import activations, expects_compiling
+from kubetune.planning.activations import activations, expects_compiling, goes_alone
 from kubetune.planning.linears import EXPERT, adapter_parameters, linears, shape_of, stacks
 from kubetune.planning.memory import USABLE_SHARE, Shape, chunk_rows
 from kubetune.planning.model_shapes import TOWERS, Weights
@@ -29,9 +29,9 @@ BITSANDBYTES_BYTES = 44 * MIB
 """Memory that importing bitsandbytes adds to a process on a CPU, as measured; only runs that need it do so."""
 LOST_SHARE = {"cpu": 0.15, "cuda": 0.06}
 """Of everything but the process: blocks that the allocator cannot use again. On CPUs as measured, else an allowance."""
-LOST_SHARE_OF_QUANTIZED = {"8bit": 0.45, "4bit": 0.32, "fp4": 0.32}
-"""The same on CPUs where each product makes its weight anew from few bits, between blocks that stay; as measured. Of
-8-bit layers PEFT's own forward makes copies as well."""
+LOST_SHARE_OF_QUANTIZED = 0.27
+"""The same on CPUs of a quantised base, as measured: its codes lie in the heap, where other weights lie in their file,
+and each product makes its weight anew between blocks that stay."""
 KEPT_PRODUCT_BYTES = 1280 * 2**10
 """Code that oneDNN makes for a product of matrices in 16 bits, and the holes it leaves in the heap, as measured; it
 keeps allocator.KEPT_PRODUCTS of them."""
@@ -108,7 +108,7 @@ def forecast(
     largest = 0 if config.lora else element * max(math.prod(s) for s in weights.shapes.values())
     if plan.device == "cuda":
         parts["gradient of the largest weight"] = largest
-    tokens = micro_batch_tokens(config, plan)
+    tokens = config.longest_row if goes_alone(config, weights) else micro_batch_tokens(config, plan)
     chunk = 0 if config.classifies else _chunk_bytes(weights, tokens, element, plan, device_bytes)
     before = sum(parts.values()) + chunk + PROCESS_BYTES[plan.device]
     left = None if device_bytes is None else int(USABLE_SHARE * device_bytes) - before
@@ -121,13 +121,13 @@ def forecast(
         # Embeddings' comes last, when nothing else is left of the batch; in 16 bits it has only the words that occur.
         parts["gradient of the largest weight"] = max(0, largest - sum(kept.values()))
     # On a CPU logits stay where they are and leave no holes, so that they are no part of what is lost.
-    quantization = quantization_of(config, plan) if plan.device == "cpu" else "none"
-    lost = LOST_SHARE_OF_QUANTIZED.get(quantization, LOST_SHARE[plan.device])
+    is_quantized = plan.device == "cpu" and quantization_of(config, plan) != "none"
+    lost = LOST_SHARE_OF_QUANTIZED if is_quantized else LOST_SHARE[plan.device]
     lossy = sum(parts.values()) + sum(kept.values()) + (chunk if plan.device == "cuda" else 0)
     parts |= {**kept, "logits, a chunk at a time": chunk, "allocator": int(lost * lossy)}
     if plan.device == "cpu":
         parts["code of matrix products"] = KEPT_PRODUCTS * KEPT_PRODUCT_BYTES if element == 2 else 0
-        parts["bitsandbytes"] = BITSANDBYTES_BYTES * (quantization != "none" or config.training.optim == "adamw_8bit")
+        parts["bitsandbytes"] = BITSANDBYTES_BYTES * (is_quantized or config.training.optim == "adamw_8bit")
         parts["trackers"] = sum(size for name, size in TRACKER_BYTES.items() if getattr(config.tracking, name))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
     parts["file of experts, until they are stacked"] = _stacking_bytes(config, plan, weights, shape, parts, element)

@@ -37,13 +37,23 @@ from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.data.vision.whole_processor import WholeProcessor
 from kubetune.inference.generate import Sampling, answer, load_run
+from kubetune.models.acceleration import Workload, tune
+from kubetune.planning.activations import goes_alone
 from kubetune.planning.linears import part_of, trained_by_part
 from kubetune.planning.model_shapes import TOWERS, read_weights
 from kubetune.publishing.export import export_run
 from kubetune.tasks import vision_language
 from tests import toy
 from tests.architectures import randomize_lora, relative_error, take_gradients
-from tests.pictures import FAMILIES, QUESTION, paint, save_family_model, save_seeing_model, write_questions
+from tests.pictures import (
+    ARCHITECTURES,
+    FAMILIES,
+    QUESTION,
+    paint,
+    save_family_model,
+    save_seeing_model,
+    write_questions,
+)
 
 CUT_VIDEOS_TOO: dict[str, Any] = {"internvl": InternVLProcessor, "llava_onevision": LlavaOnevisionProcessor}
 WANT_LIBRARIES = ("pixtral", "mistral3", "gemma4")
@@ -153,7 +163,10 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
     frozen = vision_language.frozen_modules(plain, everything)
     model = add_lora(plain, LoraConfig(r=4), task_type="CAUSAL_LM", seed=0, frozen=frozen)
     randomize_lora(model)
-    learner = vision_language.ready(model, config_of(folder))
+    config = config_of(folder)
+    learner = tune(vision_language.ready(model, config), config, Workload(0), torch.device("cpu"))
+    swapped = [module for module in model.modules() if "forward" in vars(module)]
+    assert len(swapped) >= sum(hasattr(module, "lora_A") for module in model.modules())
     chats = [convert({"messages": messages, "images": [str(image) for image in own]}) for messages, own in records]
     rows = [row for row in encoder.encode_batch(chats) if isinstance(row, Encoded)]
     labels, ours = sum(row.labels for row in rows), 0.0
@@ -178,6 +191,8 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
             total += float(loss.detach())
         return total, take_gradients(model)
 
+    for module in swapped:
+        del module.forward
     learner.lm.set_attn_implementation("eager")
     total, gradients = theirs()
     assert ours == pytest.approx(total, abs=1e-5)
@@ -185,6 +200,17 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
     if name in SEE_BOTH_WAYS:
         _, blind = theirs(without=("token_type_ids", "mm_token_type_ids"))
         assert relative_error(mine, blind) > 1e-3, "an image, or a question, read in one direction is another model"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "pixtral", "mistral3", *ARCHITECTURES])
+def test_a_plan_knows_which_models_take_one_sequence_at_a_time(name: str, tmp_path: Path) -> None:
+    folder = save_family_model(tmp_path, name) if name in FAMILIES else save_seeing_model(tmp_path, name)
+    config, weights = config_of(folder), read_weights(str(folder), {})
+    processor = load_image_processor(config, load_tokenizer(config.model))
+    assert weights is not None
+    assert processor is not None
+    assert goes_alone(config, weights) is not processor.is_grid
+    assert not goes_alone(config.model_copy(update={"task": "causal_lm"}), weights)
 
 
 @OLD_ARRAYS

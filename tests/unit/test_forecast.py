@@ -272,11 +272,51 @@ def test_layers_without_a_gate_keep_less() -> None:
     sizes = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048}
     layer = "bert.encoder.layer.0"
     shapes = {f"{layer}.intermediate.dense.weight": (2048, 512), f"{layer}.output.LayerNorm.bias": (512,)}
-    exact, bent = (Weights(shapes, {**sizes, "hidden_act": act}, stated=True) for act in ("gelu", "silu"))
+    exact, bent = (
+        Weights(shapes, {**sizes, "hidden_act": act}, stated=True) for act in ("gelu_pytorch_tanh", "gelu_new")
+    )
     classifies = "task=sequence_classification"
     kept = on_a_cpu(classifies, weights=exact).parts["activations"]
     assert kept == 1024 * 6 * 4 * (4 * 512 + 4 * 512 + 2 * 2048)
     assert kept < 0.7 * on_a_cpu(classifies, weights=bent).parts["activations"]
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_activations_keep_what_autograd_does(gate: bool) -> None:
+    import torch
+    from transformers.activations import ACT2FN
+
+    wide = torch.randn(3, 8, requires_grad=True)
+    weights = {act: like({"hidden_act": act}, ("", "") if gate else ("gate_proj", "other_proj")) for act in ACT2FN}
+    of_gelu = on_a_cpu(weights=weights["gelu"]).parts["activations"]
+    each = 1024 * QWEN3_8B["num_hidden_layers"] * QWEN3_8B["intermediate_size"] * 4
+    for act, of_model in weights.items():
+        kept: dict[int, torch.Tensor] = {}
+
+        def pack(saved: torch.Tensor, kept: dict[int, torch.Tensor] = kept) -> torch.Tensor:
+            kept[saved.data_ptr()] = saved
+            return saved
+
+        function = ACT2FN[act]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            given = function(wide * 1.0)
+            given = given * (wide * 1.0) if gate else given
+            given @ torch.ones(8, 8, requires_grad=True)
+        copies = sum(saved.shape == wide.shape and saved.dtype == wide.dtype for saved in kept.values())
+        found = on_a_cpu(weights=of_model).parts["activations"]
+        assert (found - of_gelu) / each == copies - (4 if gate else 2), act
+
+
+def test_what_takes_one_sequence_at_a_time_keeps_no_others_and_no_probabilities() -> None:
+    four = ("lora.r=16", "training.per_device_train_batch_size=4")
+    packed = on_a_cpu(*four).parts
+    alone, eager = (on_a_cpu(*four, f"model.attention={name}").parts for name in ("sdpa", "eager"))
+    assert alone["activations"] == eager["activations"] == packed["activations"] / 4
+    assert "attention" not in alone
+    assert eager["attention"] == 36 * 32 * 1024 * 1024 * 4
+    windowed = on_a_cpu(*four, "model.attention=sdpa", weights=like({"sliding_window": 512})).parts
+    assert windowed["attention"] == 36 * 1024 * 1024 * 4, "a mask in each layer"
+    assert windowed["activations"] - alone["activations"] == 1024 * 36 * 2 * (32 - 8) * 128 * 4, "keys of every head"
 
 
 def test_bitsandbytes_counts_where_it_is_imported() -> None:
