@@ -10,11 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
-from kubetune.kernels.experts import Factors, combine, dispatch, grouped_linear, sort_by_expert
+from kubetune.kernels.experts import Factors, combine, dispatch, grouped_linear, sort_by_expert, weighted_swiglu
 
 ROUTERS = ("gate", "router")
 """Names of what sends tokens to experts, beside these."""
@@ -93,17 +93,29 @@ def _forward(outer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     first = "gate_up_proj" if experts.has_gate else "up_proj"
     routing = sort_by_expert(top_k_index, experts.num_experts)
 
-    def project(x: Tensor, name: str) -> Tensor:
+    def project(x: Tensor, name: str, weights: Tensor | float = 1.0) -> Tensor:
         weight = getattr(experts, name)
         y = grouped_linear(x, weight, routing, factors.get(name), transposed=experts.is_transposed)
-        return y + getattr(experts, f"{name}_bias")[routing.experts] if experts.has_bias else y
+        return y + getattr(experts, f"{name}_bias")[routing.experts] * weights if experts.has_bias else y
 
     inside = project(dispatch(hidden_states, routing), first)
-    inside = experts._apply_gate(inside) if experts.has_gate else experts.act_fn(inside)
-    made = project(inside, "down_proj")
+    weights = top_k_weights.reshape(-1)[routing.order].unsqueeze(-1).to(inside.dtype)
     if getattr(experts, "has_post_expert_norm", False):
-        made = experts.post_expert_norm(made)
-    return combine(made, top_k_weights, routing).to(hidden_states.dtype)
+        made = experts.post_expert_norm(project(_activated(experts, inside), "down_proj")) * weights
+    else:  # rows are narrower in front of the second product than behind it
+        swiglu = weighted_swiglu(inside, weights) if _is_swiglu(experts) else _activated(experts, inside) * weights
+        made = project(swiglu, "down_proj", weights)
+    return combine(made, routing).to(hidden_states.dtype)
+
+
+def _activated(experts: Any, x: Tensor) -> Tensor:
+    return cast(Tensor, experts._apply_gate(x) if experts.has_gate else experts.act_fn(x))
+
+
+def _is_swiglu(experts: Any) -> bool:
+    """Gate and up side by side, and no more to them than `silu(gate) * up`."""
+    is_plain = experts.has_gate and type(experts)._apply_gate.__name__ == "_default_apply_gate"
+    return is_plain and "silu" in type(experts.act_fn).__name__.lower()
 
 
 def _factors(wrapper: Any) -> Factors:
