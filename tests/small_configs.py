@@ -55,7 +55,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_WITH_LATENT, LATENT),
     "cohere_compass_text": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), ROTARY)},
     "deepseek_v4": {"num_hidden_layers": 4, "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"]},
-    "gemma4_text": {"enable_moe_block": True, "top_k_experts": 2},
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "top_k_experts": 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 512,
+    },
     "longcat_flash": {**LATENT, "head_dim": 8},
     "qwen2_moe": {"sliding_window": None},
 }

@@ -109,7 +109,7 @@ def _require_routers(config: Config) -> None:
         return
     for name in ("router_aux_loss_coef", "router_z_loss_coef"):
         if value := getattr(config.training, name):
-            raise ConfigError(f"training.{name} is {value:g}, but this model has no experts; leave it out")
+            raise ConfigError(f"training.{name}: found {value:g}, but this model has no experts; leave it out")
 
 
 def _require_targets(config: Config) -> None:

@@ -39,7 +39,8 @@ class Routing:
     """Choices of a mixture's routers in the step under way; of a model without experts, nothing.
 
     `counts` `[layers, experts]`: tokens of this rank that each expert was given. `coefficients`: of balance and z-loss.
-    `layers`: names of the stacks of experts. `load`: tokens of all ranks in the `steps` since the start.
+    `layers`: names of the stacks of experts. `load`: tokens of all ranks in the `steps` since the start,
+    of which `dropped` were.
     """
 
     counts: Tensor | None = None
@@ -48,6 +49,7 @@ class Routing:
     layers: tuple[str, ...] = ()
     load: Tensor | None = None
     steps: int = 0
+    dropped: int = 0
     _logits: list[Tensor] = field(default_factory=list)
     _chosen_ahead: Tensor | None = None
     _frequencies: Tensor | None = None
@@ -109,6 +111,7 @@ class Routing:
         self.load, self.steps = counted if self.load is None else self.load + counted, self.steps + 1
         width = self.counts.shape[1]
         values = summary([counts[start : start + width] for start in range(0, len(counts), width)])
+        self.dropped += int(values["dropped_tokens"])
         names = ("router_aux_loss", "router_z_loss")
         own = zip(names, (balance, z), self.coefficients, strict=True)
         return values | {name: value for name, value, coefficient in own if coefficient}
@@ -117,7 +120,7 @@ class Routing:
         """Write how many tokens each expert was given in the steps of this start, up to `step`."""
         if self.load is not None and world.is_main:
             layers = dict(zip(self.layers, self.load.tolist(), strict=True))
-            found = {"steps": [step - self.steps + 1, step], "layers": layers}
+            found = {"steps": [step - self.steps + 1, step], "dropped_tokens": self.dropped, "layers": layers}
             write_atomic(run_dir / metrics.EXPERTS, json.dumps(found) + "\n")
 
     def _chosen(self, logits: Tensor) -> Tensor:
@@ -171,7 +174,7 @@ def _coefficients(lm: Any, routers: list[nn.Module], training: TrainingConfig) -
         if value and not (learn and known):
             why = "no router learns here" if known or not routers else "transformers has none for this family"
             raise ConfigError(
-                f"training.{name} is {value:g}, but {why}; leave it out"
+                f"training.{name}: found {value:g}, but {why}; leave it out"
                 + (", or name the router in lora.target_parameters ([mlp.gate.weight])" if known and routers else "")
             )
     if not learn:

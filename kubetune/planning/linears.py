@@ -21,6 +21,10 @@ EXPERT = re.compile(r"(?P<stack>(?:.*\.)?experts)\.\d+\.(?P<layer>\w+)\.weight")
 FUSED = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "w1": "gate_up_proj", "w3": "gate_up_proj"}
 ROUTER = re.compile(r"\.(gate|router)(\.|$)")
 PARTS = (
+    *(
+        (part, re.compile(rf"(^|\.)({'|'.join(names)})(\.|$)"))
+        for part, names in (("projector", PROJECTORS), ("vision tower", TOWERS), ("hearing", HEARING))
+    ),
     ("router", ROUTER),
     ("head", HEADS),
     ("embeddings", EMBEDDINGS),
@@ -111,7 +115,8 @@ def part_of(name: str) -> str:
 
 def parts_line(trained: Counter[str], held: Counter[str]) -> str:
     """`attention 0.8 M of 33 M, experts …`: parameters that learn beside those that are there, by part."""
-    order = ("attention", "feed-forward", "experts", "router", "embeddings", "head", "others")
+    text = ("attention", "feed-forward", "experts", "router", "embeddings", "head", "others")
+    order = (*text, "vision tower", "projector", "hearing")
     return ", ".join(f"{part} {trained[part]:,} of {held[part]:,}" for part in order if trained[part] or held[part])
 
 

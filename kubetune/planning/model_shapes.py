@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ PROJECTORS = ("merger", "deepstack_merger_list", "multi_modal_projector", "conne
 """Names that models give the part that turns images into tokens."""
 HEARING = ("audio_tower", "embed_audio")
 """Names of what only sound goes through, which nothing here has."""
+_SCALARS = re.compile(r"(.*\.)?(layer_scalar|(input|output)_(min|max))")
+"""Gemma 4's scales and bounds: buffers in its files, and no parameters."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
             shapes |= _header(file)
         whole = _is_whole(folder, shapes)
         if whole:
+            shapes = {name: shape for name, shape in shapes.items() if not _SCALARS.fullmatch(name)}
             return Weights(shapes, config, stated=True, file_bytes=sum(file.stat().st_size for file in found))
         derived = shapes_of(Weights({}, config, stated=False).text_config)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):

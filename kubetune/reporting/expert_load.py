@@ -12,10 +12,12 @@ HEADINGS: Final = ("none", "< ¼", "¼–½", "½–1", "1–2", "2–4", "≥ 4
 
 class ExpertLoad(NamedTuple):
     """`rows`: of each layer its name, the number of its experts under each of HEADINGS, the fullest with its multiple
-    of the mean, and the emptiest with its own."""
+    of the mean, and the emptiest with its own. `dropped`: tokens that an expert had no room for, of all layers; None
+    where nobody counted them."""
 
     steps: tuple[int, int]
     rows: list[tuple[str, list[int], tuple[int, float], tuple[int, float]]]
+    dropped: int | None = None
     headings: tuple[str, ...] = HEADINGS
 
 
@@ -24,7 +26,8 @@ def expert_load(found: Mapping[str, Any]) -> ExpertLoad | None:
     if not found.get("layers"):
         return None
     first, last = found["steps"]
-    return ExpertLoad((first, last), [_row(name, counts) for name, counts in found["layers"].items()])
+    rows = [_row(name, counts) for name, counts in found["layers"].items()]
+    return ExpertLoad((first, last), rows, found.get("dropped_tokens"))
 
 
 def _row(name: str, counts: list[int]) -> tuple[str, list[int], tuple[int, float], tuple[int, float]]:

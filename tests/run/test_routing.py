@@ -13,6 +13,7 @@ import torch
 
 from kubetune.batching.batch import collate
 from kubetune.batching.feed import Work
+from kubetune.config.load import load_config
 from kubetune.config.schema import Config, TrainingConfig
 from kubetune.distributed.process_group import World
 from kubetune.errors import ConfigError
@@ -129,7 +130,7 @@ def test_the_start_names_the_z_loss(caplog):
 def test_a_frozen_router_is_not_balanced_and_may_not_be_asked_to():
     adapted = build_model("qwen3_moe", FAMILIES["qwen3_moe"])
     assert not learner_of(adapted).routing.balances
-    with pytest.raises(ConfigError, match=r"router_aux_loss_coef is 0.1, but no router learns here; .*mlp.gate.weight"):
+    with pytest.raises(ConfigError, match=r"_aux_loss_coef: found 0.1, but no router learns here; .*mlp.gate.weight"):
         learner_of(adapted, router_aux_loss_coef=0.1)
     free = build_model("deepseek_v3", PADDING_FREE["deepseek_v3"], lora=False)
     assert not learner_of(free).routing.balances
@@ -150,9 +151,13 @@ def test_the_load_is_summed_up():
 
 
 def test_a_page_tells_how_many_experts_got_how_much():
-    found = expert_load({"steps": [3, 9], "layers": {"one": [0, 4, 4, 8], "idle": [0, 0]}})
+    layers = {"one": [0, 4, 4, 8], "idle": [0, 0]}
+    found = expert_load({"steps": [3, 9], "layers": layers, "dropped_tokens": 5})
     assert found is not None
-    assert found.steps == (3, 9)
+    assert (found.steps, found.dropped) == ((3, 9), 5)
+    older = expert_load({"steps": [3, 9], "layers": layers})
+    assert older is not None
+    assert older.dropped is None
     assert found.rows == [
         ("one", [1, 0, 0, 0, 2, 1, 0], (3, 2.0), (0, 0.0)),
         ("idle", [2, 0, 0, 0, 0, 0, 0], (1, 0.0), (0, 0.0)),
@@ -207,6 +212,7 @@ def test_a_mixture_learns_the_same_however_its_steps_are_split(inputs, tmp_path,
         "experts.json: not what a run writes" in write_report([tmp_path / "whole"], tmp_path / "page.html").read_text()
     )
     assert "Load of the experts" in page
+    assert "Tokens dropped as an expert was full: 0; no expert has a capacity here" in page
     assert "Balance loss of the routers" in page
 
 
@@ -225,7 +231,7 @@ def test_a_mixture_goes_on_bit_for_bit(inputs, tmp_path, sections):
     assert toy.digests(run_dir) == whole
 
 
-def test_a_loss_for_routers_that_cannot_learn_is_refused_by_the_config_alone():
+def test_a_loss_for_routers_that_cannot_learn_is_refused_by_the_config_alone(tmp_path):
     """Where names do not tell, the model decides when it is loaded."""
 
     def config(**lora: Any) -> Config:
@@ -233,8 +239,12 @@ def test_a_loss_for_routers_that_cannot_learn_is_refused_by_the_config_alone():
         return Config.model_validate(settings)
 
     for plain in ({}, {"target_modules": ["q_proj", "gate_proj", "up_proj"]}):
-        with pytest.raises(ValueError, match=r"router_aux_loss_coef is 0.1, but no router learns here; .*mlp.gate.w"):
+        with pytest.raises(ValueError, match=r"_aux_loss_coef: found 0.1, but no router learns here; .*mlp.gate.w"):
             config(**plain)
+    file = tmp_path / "run.yaml"
+    file.write_text("model: x\ndata: {train: x}\nlora: true\ntraining: {max_steps: 3}\n")
+    with pytest.raises(ConfigError, match=r"^override: training.router_aux_loss_coef: found 0.1"):
+        load_config(file, overrides=["training.router_aux_loss_coef=0.1"])
     for learning in (
         {"target_parameters": ["mlp.gate.weight"]},
         {"target_modules": ["q_proj", "router"]},

@@ -228,8 +228,13 @@ def test_a_model_that_reads_questions_in_both_directions_learns_one_answer(tmp_p
     assert "data.train_on" in str(everything.encode_batch([alone])[0])
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4}, {"r": 4, "target_modules": r".*(k_proj|linear_(fc)?1)"}])
-@pytest.mark.parametrize("name", ["pixtral", "qwen3_vl"])
+ADAPTERS = [None, {"r": 4}, {"r": 4, "target_modules": r".*(k_proj|linear_(fc)?1)"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    [*product(["pixtral", "qwen3_vl"], ADAPTERS), pytest.param("gemma4", None, marks=pytest.mark.slow)],
+)
 def test_a_plan_foresees_what_is_trained_of_what_sees(name: str, lora: dict[str, Any] | None, tmp_path: Path) -> None:
     folder = save_family_model(tmp_path, name) if name in FAMILIES else save_seeing_model(tmp_path, name)
     weights = read_weights(str(folder), {})
@@ -245,6 +250,8 @@ def test_a_plan_foresees_what_is_trained_of_what_sees(name: str, lora: dict[str,
             learns = parameter.requires_grad if lora else frozen is None or re.fullmatch(frozen, part) is None
             trained[part_of(part)] += parameter.numel() if learns else 0
         assert trained_by_part(config, weights) == +trained
+        if lora is None:
+            assert (trained["vision tower"] == 0, trained["projector"] == 0) == (tower, projector)
 
 
 def test_a_rule_of_logits_that_is_not_known_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,7 @@ class Config(Section):
             )
         if self.lora is not None and self.lora.leaves_routers:
             problems += [
-                f"training.{name} is {value:g}, but no router learns here; leave it out, or name the router in "
+                f"training.{name}: found {value:g}, but no router learns here; leave it out, or name the router in "
                 "lora.target_parameters ([mlp.gate.weight])"
                 for name in ("router_aux_loss_coef", "router_z_loss_coef")
                 if (value := getattr(self.training, name))
