@@ -254,14 +254,27 @@ def test_process_1_is_stopped_while_it_imports(tmp_path: Path) -> None:
     assert how_it_ended(tmp_path) == (143, "asked to stop by SIGTERM")
 
 
-def test_two_ranks_run_under_torchrun_and_share_the_cores(tmp_path: Path, start: Start) -> None:
-    agent = start({}, processes=2, environ={"OMP_NUM_THREADS": None, "PET_NNODES": "7", "PET_MAX_RESTARTS": "3"})
-    assert agent.finish() == 0, agent.errors
+def test_two_ranks_run_under_torchrun_share_the_cores_and_are_both_reached_by_sigterm(
+    tmp_path: Path, start: Start
+) -> None:
+    variables = {"OMP_NUM_THREADS": None, "PET_NNODES": "7", "PET_MAX_RESTARTS": "3"}
+    agent = start({"0": {"wait": True}, "1": {"wait": True}}, processes=2, environ=variables)
+    agent.wait_for_starts(2)
+    agent.process.terminate()
+    assert agent.finish() == 143
+    assert {rank: e.code for rank, e in exit_status.read_rank_exit_statuses(tmp_path).items()} == {0: 143, 1: 143}
     first, second = environ_of(tmp_path, 0), environ_of(tmp_path, 1)
     assert (first["RANK"], second["RANK"], first["WORLD_SIZE"]) == ("0", "1", "2")
     assert first["MASTER_ADDR"] == "127.0.0.1"
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
     assert first["OMP_NUM_THREADS"] == str(max(1, processes.usable_cores() // 2))
+    assert "Traceback" not in agent.errors
+
+
+@pytest.mark.slow
+def test_two_ranks_that_end_well_leave_no_word_on_standard_error(start: Start) -> None:
+    agent = start({}, processes=2)
+    assert agent.finish() == 0, agent.errors
     assert agent.errors == ""
 
 
@@ -284,15 +297,6 @@ def test_the_cause_among_two_ranks(
     agent = start(roles, processes=2)
     assert agent.finish() == code
     assert reason in how_it_ended(tmp_path)[1]
-    assert "Traceback" not in agent.errors
-
-
-def test_sigterm_reaches_both_ranks(tmp_path: Path, start: Start) -> None:
-    agent = start({"0": {"wait": True}, "1": {"wait": True}}, processes=2)
-    agent.wait_for_starts(2)
-    agent.process.terminate()
-    assert agent.finish() == 143
-    assert {rank: e.code for rank, e in exit_status.read_rank_exit_statuses(tmp_path).items()} == {0: 143, 1: 143}
     assert "Traceback" not in agent.errors
 
 

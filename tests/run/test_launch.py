@@ -49,9 +49,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(inputs: Path, run_dir: Path, *more: str) -> list[str]:
-    flags = ["--model", "model", "--data", "train.jsonl", "--eval", "0.1", "--lora", "--seq-len", "64", "--batch", "4"]
+    given = ["--model", str(inputs / "model"), "--data", str(inputs / "train.jsonl"), "--eval", "0.1"]
     return [
-        sys.executable, "-m", "kubetune", "train", *flags, "--max-steps", str(STEPS), "--output", str(run_dir),
+        sys.executable, "-m", "kubetune", "train", *given, "--lora", "--seq-len", "64", "--batch", "4",
+        "--max-steps", str(STEPS), "--output", str(run_dir),
         "training.save_steps=8", "training.eval_steps=8", *more,
     ]  # fmt: skip
 
@@ -72,15 +73,29 @@ def start_refused(inputs: Path, run_dir: Path, *more: str) -> tuple[int, str]:
         return cli.main(command(inputs, run_dir, *more)[3:]), said.getvalue()
 
 
+def run_among_bombs(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+    """What `kubetune` with these words does in a folder with modules of its own, none of which may be imported."""
+    folder.mkdir()
+    canary = plant_modules(folder)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("kubetune"), *words[words.index("train") :]],
+        cwd=folder, env=environ() | {"PYTHONPROFILEIMPORTTIME": "1"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert not canary.exists(), canary.read_text()
+    return done
+
+
 @pytest.fixture(scope="session")
 def finished(inputs: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A run to its end, and what it printed."""
-    return inputs / "finished", train(inputs, inputs / "finished")
+    """A run to its end, and what it printed, with a line of standard error for each import."""
+    run_dir = inputs / "finished"
+    return run_dir, run_among_bombs(inputs / "folder", command(inputs, run_dir))
 
 
 def test_a_run_says_what_it_does(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     run_dir, done = finished
     assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stderr.splitlines() if not line.startswith("import time:")] == []
     assert "effective batch" in done.stdout
     assert str(run_dir) in done.stdout
     for family in ("STEP", "DDP", "DATA", "MODEL", "TRAIN", "EPOCH", "EVAL", "RESULT", "DONE"):
@@ -172,22 +187,23 @@ def test_on_a_terminal_ctrl_c_saves_below_the_progress_bar_and_the_run_goes_on_b
     assert (run_dir / "metrics.jsonl").read_bytes() == (finished[0] / "metrics.jsonl").read_bytes()
 
 
+def test_a_run_imports_nothing_that_it_has_no_use_for(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    imported = set(re.findall(r"^import time:.*\| +(\w+)\.\w", finished[1].stderr, re.M))  # by all its processes
+    assert "torch" in imported
+    assert imported & {"bitsandbytes", "scipy", "sklearn"} == set()
+
+
+@pytest.mark.slow
 def test_two_processes_leave_a_log_each_and_run_nothing_of_the_current_folder(inputs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    canary = plant_modules(folder)
-    paths = [f"model={inputs / 'model'}", f"data.train={inputs / 'train.jsonl'}"]
-    words = command(inputs, tmp_path / "run", "compute.processes=2", "training.max_steps=2", *paths)
-    done = subprocess.run(
-        [Path(sys.executable).with_name("kubetune"), *words[words.index("train") :]],
-        cwd=folder, env=environ(), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    words = command(inputs, tmp_path / "run", "compute.processes=2", "training.max_steps=2")
+    done = run_among_bombs(tmp_path / "folder", words)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not canary.exists(), canary.read_text()
     assert "WORLD_SIZE=2" in done.stdout
     for rank in range(2):
         assert "[STEP]" in (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
-    assert done.stderr == ""
+    assert [line for line in done.stderr.splitlines() if not line.startswith("import time:")] == []
 
 
 def test_bad_data_end_with_2_before_any_training(inputs: Path, tmp_path: Path) -> None:
@@ -278,31 +294,37 @@ def test_a_folder_of_other_things_is_left_alone(inputs: Path, tmp_path: Path) ->
     assert os.listdir(tmp_path) == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("method", ["lora: {}", pytest.param("", marks=pytest.mark.slow)], ids=["lora", "full"])
-def test_a_pod_makes_the_run_directory_from_its_config_and_imports_nothing_that_it_has_no_use_for(
-    inputs: Path, tmp_path: Path, method: str
+@pytest.mark.parametrize("again", ["ranks", pytest.param("agent", marks=pytest.mark.slow)])
+def test_a_pod_makes_the_run_directory_from_its_config(
+    inputs: Path, tmp_path: Path, again: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second time with data that were refused the first time, and are mended."""
     data = tmp_path / "bad.jsonl"
-    text = f"model: {inputs / 'model'}\ndata: {{train: {data}, max_length: 64}}\n{method}\n"
+    text = f"model: {inputs / 'model'}\ndata: {{train: {data}, max_length: 64}}\n"
     (tmp_path / "run.yaml").write_text(text)
-    for rows, code in (('{"prompt": 3}\n' * 20, 2), ((inputs / "train.jsonl").read_text(), 0)):
-        data.write_text(rows)
-        done = subprocess.run(
-            [sys.executable, "-m", "kubetune.agent", "run", "--config", "run.yaml", "training.max_steps=1"],
-            cwd=tmp_path, env=environ() | {"PYTHONPROFILEIMPORTTIME": "1"}, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
-        if code == 2:
-            require_nothing_trained(tmp_path / "run", done)
-    imported = set(re.findall(r"^import time:.*\| +(\w+)\.\w", done.stderr, re.M))  # by all processes of the run
-    assert "torch" in imported
-    assert imported & {"bitsandbytes", "scipy", "sklearn"} == set()
+    data.write_text('{"prompt": 3}\n' * 20)
+    done = pod(tmp_path)
+    require_nothing_trained(tmp_path / "run", done)
+    data.write_text((inputs / "train.jsonl").read_text())
+    if again == "agent":
+        done = pod(tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    else:
+        monkeypatch.chdir(tmp_path)
+        assert toy.train(tmp_path / "run") == [0]
     assert (tmp_path / "run" / "config.yaml").read_text() == text
     resolved = json.loads((tmp_path / "run" / "resolved.json").read_text())
     assert resolved["output"] == "run"
     assert resolved["training"]["max_steps"] == 1
     assert (tmp_path / "run" / "checkpoints" / "last").exists()
+
+
+def pod(folder: Path) -> subprocess.CompletedProcess[str]:
+    """A start of the agent as pods do it."""
+    return subprocess.run(
+        [sys.executable, "-m", "kubetune.agent", "run", "--config", "run.yaml", "training.max_steps=1"],
+        cwd=folder, env=environ(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
 
 
 def test_without_output_each_run_gets_a_directory_of_its_own(inputs: Path) -> None:
