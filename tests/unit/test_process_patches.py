@@ -6,9 +6,12 @@ import subprocess
 import sys
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+import transformers
 from packaging.requirements import Requirement
+from transformers.utils import import_utils
 
 from kubetune.models import patches
 
@@ -41,6 +44,13 @@ def test_a_patch_is_undone_after_an_error_too() -> None:
 
 
 def test_the_list_of_models_files_is_that_which_transformers_makes() -> None:
+    path = str(Path(transformers.__file__).parent / "models" / "__init__.py")
+    scan = import_utils.define_import_structure.__wrapped__
+    assert patches._listed(scan, path) == scan(path)
+
+
+@pytest.mark.slow
+def test_the_list_of_models_files_is_made_once_where_transformers_is_imported() -> None:
     """In a process of its own, where nothing has imported them; transformers' own list is made afterwards."""
     script = """
 from kubetune.models import patches
