@@ -27,7 +27,7 @@ from benchmarks.recorder import cpu_seconds
 from benchmarks.results import ROOT, Results, open_results
 
 SUITE = "startup"
-ROWS = (64, 10_000)
+ROWS = (64, 10_000, 52_000)
 MODEL = "q32k"
 VERBS = ("--help", "plan --help", "plan")
 TIMEOUT_SECONDS = 600.0

@@ -7,16 +7,20 @@ here imports anything large by itself.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
 
 
 @contextmanager
 def sparingly() -> Iterator[None]:
     """Import torch and transformers without anything of theirs that neither training nor answering uses."""
-    with in_haste(), without("scipy", "sklearn"):
+    with in_haste(), without("scipy", "sklearn", "boto3"):
         yield
 
 
@@ -34,6 +38,29 @@ def in_haste() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def torch_opened() -> Iterator[None]:
+    """Open torch's libraries in a thread, while something else is imported: the interpreter does not wait for that.
+
+    With CUDA they are left to torch, which looks for NVIDIA's libraries first.
+    """
+    found = find_spec("torch") if "torch" not in sys.modules else None
+    folder = Path(found.origin).parent / "lib" if found is not None and found.origin else Path()
+    library = folder / "libtorch_python.so"
+    thread = threading.Thread(target=_open, args=(library,), name="torch's libraries")
+    if is_there := library.is_file() and not (folder / "libtorch_cuda.so").exists():
+        thread.start()
+    yield
+    if is_there:
+        thread.join()
+
+
+def _open(library: Path) -> None:
+    with suppress(OSError):  # which torch will tell of in its own words
+        ctypes.CDLL(str(library.with_name("libtorch_global_deps.so")), ctypes.RTLD_GLOBAL)  # first, as torch does
+        ctypes.CDLL(str(library))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from kubetune.base import cgroup
 
 AGENT_PID = "KUBETUNE_AGENT_PID"
 """Environment variable by which the agent tells every process below it whom it belongs to."""
+
+COMMAND = "KUBETUNE_COMMAND"
+"""In the environment of ranks: what their run was started by."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -65,6 +69,14 @@ def leave(code: int) -> NoReturn:
 def module(name: str, *arguments: object) -> list[str]:
     """The command that runs one of our modules. -P: without it files of the current folder stand in for libraries."""
     return [sys.executable, "-P", "-m", name, *map(str, arguments)]
+
+
+def command_line() -> str:
+    """Command that called this process, as one would type it."""
+    name = Path(sys.argv[0]).stem
+    modules = {"__main__": "kubetune", "agent": "kubetune.agent", "worker": "kubetune.worker"}
+    called = f"python -m {modules[name]}" if name in modules else shlex.quote(Path(sys.argv[0]).name)
+    return " ".join([called, *(shlex.quote(word) for word in sys.argv[1:])])
 
 
 def start_companion(name: str, *arguments: object) -> subprocess.Popen[bytes]:

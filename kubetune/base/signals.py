@@ -21,6 +21,9 @@ from kubetune.errors import PREEMPTED
 STAY = "KUBETUNE_STAY"
 """Environment variable of pods that Kubernetes starts again however they end (StatefulSet)."""
 
+AHEAD = "--ahead"
+"""Argument of a process that was started by `Relay.begin`: the next is the file descriptor it will be told by."""
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -55,6 +58,7 @@ class Relay:
         """The reason for stopping the run, in words; None while nobody asked."""
         self._interrupts = 0
         self._child: subprocess.Popen[bytes] | None = None
+        self._ahead: tuple[list[str], subprocess.Popen[bytes], int] | None = None
         self._has_workers_below = False
         self._handlers: dict[int, Any] = {}
 
@@ -71,8 +75,21 @@ class Relay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._take_over(())
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+
+    def begin(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start `command` before its last argument is known, which it awaits; `run` of the whole goes on with it.
+
+        Whatever else is run, or the end of this context, ends it.
+        """
+        reading, writing = os.pipe()
+        try:
+            child = self._start([*command, AHEAD, str(reading)], environ, [reading])
+        finally:
+            os.close(reading)
+        self._ahead = list(command), child, writing
 
     def run(
         self,
@@ -92,14 +109,7 @@ class Relay:
         if self.stopping:
             return -signal.SIGTERM
         self._has_workers_below = has_workers_below
-        # A session of its own: Ctrl-C in a terminal must reach this process only, which then passes it on once.
-        self._child = subprocess.Popen(
-            list(command),
-            env=processes.shielded({**environ, processes.AGENT_PID: str(os.getpid())}),
-            start_new_session=True,
-            pass_fds=pass_fds,
-            preexec_fn=processes.die_with_parent,
-        )
+        self._child = self._take_over(command) or self._start(command, environ, pass_fds)
         if self.stopping and self._child.poll() is None:  # asked while the process was being started
             self._kill()
         status = self._child.wait()
@@ -108,6 +118,31 @@ class Relay:
             signal.setitimer(signal.ITIMER_REAL, 0)
         processes.kill_children(others)
         return status
+
+    def _start(
+        self, command: Sequence[str], environ: Mapping[str, str], pass_fds: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C in a terminal must reach this process only, which then passes it on once.
+        return subprocess.Popen(
+            list(command),
+            env=processes.shielded({**environ, processes.AGENT_PID: str(os.getpid())}),
+            start_new_session=True,
+            pass_fds=pass_fds,
+            preexec_fn=processes.die_with_parent,
+        )
+
+    def _take_over(self, command: Sequence[str]) -> subprocess.Popen[bytes] | None:
+        """The process that was begun, told the rest of its command; None, and it is ended, where that is another's."""
+        if self._ahead is None:
+            return None
+        (begun, child, writing), self._ahead = self._ahead, None
+        with contextlib.suppress(BrokenPipeError), open(writing, "wb", buffering=0) as pipe:
+            if list(command[:-1]) == begun and child.poll() is None:
+                pipe.write(os.fsencode(command[-1]))
+                return child
+        child.kill()
+        child.wait()
+        return None
 
     def wait_for_stop(self) -> None:
         """Do nothing until somebody asks this process to stop; returns at once where that has happened."""

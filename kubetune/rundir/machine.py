@@ -8,9 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shlex
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,12 +20,9 @@ from kubetune.base import cgroup, reminders
 from kubetune.base.gpus import gpu_use
 from kubetune.base.jsonl import Appender
 from kubetune.base.logs import family_logger
-from kubetune.base.processes import usable_cores
+from kubetune.base.processes import COMMAND, command_line, usable_cores
 from kubetune.errors import EnvironmentFault
 from kubetune.rundir import metrics
-
-COMMAND = "KUBETUNE_COMMAND"
-"""In the environment of ranks: what their run was started by."""
 
 _FIRST_SECONDS, _LONGEST_SECONDS, _LOOKS = 1.0, 15.0, 60
 """Between looks at a machine: short at first, so that short runs have curves, and longer the longer a run takes."""
@@ -56,14 +51,6 @@ def describe() -> dict[str, Any]:
         "git_dirty": git_is_dirty(),
         "versions": metrics.versions(),
     }
-
-
-def command_line() -> str:
-    """Command that called this process, as one would type it."""
-    name = Path(sys.argv[0]).stem
-    modules = {"__main__": "kubetune", "agent": "kubetune.agent", "worker": "kubetune.worker"}
-    called = f"python -m {modules[name]}" if name in modules else shlex.quote(Path(sys.argv[0]).name)
-    return " ".join([called, *(shlex.quote(word) for word in sys.argv[1:])])
 
 
 def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:

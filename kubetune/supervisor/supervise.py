@@ -21,13 +21,13 @@ from kubetune.base.signals import Relay
 from kubetune.config.naming import RESOLVED
 from kubetune.mirror import copier
 from kubetune.observers import beside
-from kubetune.rundir import checkpoints, events, exit_status, heartbeat, machine, metrics
+from kubetune.rundir import checkpoints, events, exit_status, heartbeat, metrics
 from kubetune.rundir.exit_status import Death, ExitStatus
 from kubetune.supervisor import oom
+from kubetune.supervisor.only_rank import VARIABLES, WORKER, environment
 from kubetune.supervisor.place import Place, read_place, read_plan
 
 PREPARE = "kubetune.data.prepared.prepare_worker"
-WORKER = "kubetune.worker"
 BENCHMARKS = "kubetune.inference.benchmarks"
 BEFORE_AFTER = "kubetune.inference.before_after"
 
@@ -166,7 +166,7 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
             deaths = _run_torchrun(run_dir, place, relay, worker)
         else:
             deaths = [Death(place.ranks[0], code, time.time())]
-    elif code := relay.run(processes.module(worker, run_dir), _environment(place) | _ONLY_RANK):
+    elif code := relay.run(processes.module(worker, run_dir), environment() | VARIABLES):
         deaths = [Death(0, code, time.time())]
     frozen = heartbeat.find_frozen(run_dir, deaths, began)
 
@@ -207,24 +207,10 @@ def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> lis
     relay.grace_seconds += _TORCHRUN_MARGIN_SECONDS
     with open(reading) as told:
         try:
-            status = relay.run(command, _environment(place), has_workers_below=True, pass_fds=[writing])
+            status = relay.run(command, environment(place.processes), has_workers_below=True, pass_fds=[writing])
         finally:
             os.close(writing)
         facts = [json.loads(line) for line in told]
     if facts and not isinstance(facts[0], str):
         return [Death(*fact) for fact in facts]
     return [Death(rank, status, time.time(), *facts) for rank in place.ranks if status != 0]
-
-
-_ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-
-
-def _environment(place: Place) -> dict[str, str]:
-    """This process's environment for its ranks, with as many threads for each as there are cores to share."""
-    # torchrun would take what operators set for it as defaults; everything it needs is in its arguments.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
-    cores = processes.usable_cores()
-    if place.processes > 1 or cores < (os.cpu_count() or 1):
-        environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // place.processes)))
-    environ.setdefault(machine.COMMAND, logs.scrub(machine.command_line()))
-    return environ

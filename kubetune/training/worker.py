@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Literal
 
 from kubetune import errors
 from kubetune.base import allocator, fast_import, files, logs, processes
+from kubetune.base.signals import AHEAD
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.supervisor import place
-from kubetune.training.start.preparation import import_peft, planned_tokens, preparing, sizes, width_of
+from kubetune.training.start.libraries import import_libraries
+from kubetune.training.start.preparation import Preparation, import_peft, log_as_set, planned_tokens, sizes, width_of
 from kubetune.training.stop import StopRequest
 
 if TYPE_CHECKING:
@@ -37,10 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank = int(os.environ.get("RANK", "0"))
     code, reason, step, run_dir, kind = errors.OK, exit_status.DONE, None, None, None
     try:
-        config, found = open_run(sys.argv[1:] if argv is None else list(argv), rank)
+        argv, begun = sys.argv[1:] if argv is None else list(argv), None
+        if argv[:1] == [AHEAD]:
+            begun = Preparation(int(argv[1]))
+            argv = [begun.told_after(import_libraries)]
+        config, found = open_run(argv, rank)
         with hold(found, rank):
             run_dir = found
-            state, remark = work(config, run_dir, stop)
+            state, remark = work(config, run_dir, stop, begun)
             step, reason = state.step, f"{exit_status.DONE}, but {remark}" if remark else exit_status.DONE
     except errors.Preempted as stopped:
         # Who is stopped before the loop does not know how far an earlier start has come.
@@ -74,55 +80,49 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
 
     Raises ConfigError for what is wrong with them.
     """
-    from kubetune.base import progress_bar
     from kubetune.config.load import load_resolved
     from kubetune.supervisor.command_line import add_run_arguments, config_from_args, parse
 
     if len(argv) == 1 and (Path(argv[0]) / RESOLVED).is_file():
         run_dir = Path(argv[0])
-        config = load_resolved(run_dir / RESOLVED)
-    else:
-        from kubetune.supervisor.local import create_run_dir, dated
+        return log_as_set(load_resolved(run_dir / RESOLVED), run_dir, rank), run_dir
+    from kubetune.supervisor.local import create_run_dir, dated
 
-        logs.configure("INFO", rank=rank)  # for what reading the config has to say
-        parser = argparse.ArgumentParser(prog="kubetune.worker", description="One rank of a run.")
-        add_run_arguments(parser)
-        config = config_from_args(parse(parser, argv), os.environ)
-        if config.output is None:
-            raise errors.ConfigError("under torchrun every rank must know the run directory: set output=DIR")
-        run_dir = Path(config.output)
-        config = dated(config, run_dir)
-        if rank == 0:
-            create_run_dir(config, run_dir)
-    logs.configure(config.logging.level, run_dir, rank, progress=progress_bar.is_wanted(rank))
-    return config, run_dir
+    logs.configure("INFO", rank=rank)  # for what reading the config has to say
+    parser = argparse.ArgumentParser(prog="kubetune.worker", description="One rank of a run.")
+    add_run_arguments(parser)
+    config = config_from_args(parse(parser, argv), os.environ)
+    if config.output is None:
+        raise errors.ConfigError("under torchrun every rank must know the run directory: set output=DIR")
+    run_dir = Path(config.output)
+    config = dated(config, run_dir)
+    if rank == 0:
+        create_run_dir(config, run_dir)
+    return log_as_set(config, run_dir, rank), run_dir
 
 
-def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
+def work(config: Config, run_dir: Path, stop: StopRequest, begun: Preparation | None = None) -> tuple[State, str]:
     """Prepare, join the others, train, report; the state at the end and, on rank 0, what is to be said of it."""
     allocator.keep_memory()
     processes.try_threads()
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    logs.STEP.info("preparing data" if alone else "opening the prepared data")
-    with preparing(config, run_dir) as prepared:
+    with begun or Preparation((config, run_dir)) as preparation:
+        import_libraries()
+        from kubetune.data.prepared.identity import Check
+        from kubetune.data.prepared.statistics import record
+        from kubetune.distributed import process_group
+        from kubetune.planning import actuals
+        from kubetune.scoring import kept_questions
+        from kubetune.tasks import task_module
+        from kubetune.training.judgement import conclude
+        from kubetune.training.loop import train
+        from kubetune.training.start import choices
+        from kubetune.training.start.facts import gpu_name, log_start
+
         with fast_import.sparingly():
-            from kubetune.models import patches
-
-            patches.import_transformers()
-            from kubetune.data.prepared.identity import Check
-            from kubetune.data.prepared.statistics import record
-            from kubetune.distributed import process_group
-            from kubetune.planning import actuals
-            from kubetune.scoring import kept_questions
-            from kubetune.tasks import task_module
-            from kubetune.training.judgement import conclude
-            from kubetune.training.loop import train
-            from kubetune.training.start import choices
-            from kubetune.training.start.facts import gpu_name, log_start
-
             task = task_module(config)
-        data, config = prepared()
+        data, config = preparation.result()
         if config.lora is not None:
             import_peft(config, data)
     # On one rank alone; it reads the base while that is being loaded, and is waited for where weights meet.

@@ -15,7 +15,7 @@ from kubetune import errors
 from kubetune.base import files, processes, reminders
 from kubetune.base.signals import Relay
 from kubetune.data.prepared import prepare_worker
-from kubetune.rundir import exit_status
+from kubetune.rundir import checkpoints, exit_status
 from kubetune.supervisor.supervise import supervise
 from kubetune.training import worker
 from kubetune.training.start import preparation
@@ -116,6 +116,23 @@ def test_a_rank_whose_data_are_long_in_coming_says_so(
     monkeypatch.setattr(reminders, "PATIENT_SECONDS", 0.01)
     config = worker.open_run([str(run_dir)], 0)[0]
     caplog.set_level(logging.INFO)
-    with preparation.preparing(config, run_dir) as prepared:
-        assert prepared()[0].train
+    with preparation.Preparation((config, run_dir)) as prepared:
+        assert prepared.result()[0].train
     assert any("the data have been in preparation for " in message for message in caplog.messages)
+
+
+def ahead(pipe: str) -> int:
+    with open(pipe, "rb") as told:
+        return worker.main(["--ahead", str(os.dup(told.fileno()))])
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_rank_begun_before_its_run_is_known_trains_what_it_is_told(
+    run_dir: Path, tmp_path: Path, *, tells: bool
+) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with started(ahead, 1, str(pipe)) as ranks:
+        pipe.write_bytes(os.fsencode(run_dir) if tells else b"")
+        assert wait_all(ranks) == [errors.OK if tells else errors.PREEMPTED]
+    assert checkpoints.newest_step(run_dir) == (2 * toy.STEPS_PER_EPOCH if tells else 0)
+    assert (run_dir / "logs").is_dir() == tells

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kubetune.base import processes
 from kubetune.rundir import machine, metrics
 from kubetune.rundir.mlflow_tracker import machine_load
 
@@ -29,10 +30,10 @@ def test_a_checkout_with_changes_is_dirty(tmp_path: Path) -> None:
 
 def test_a_command_is_told_as_it_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "argv", ["/some/bin/kubetune", "train", "my run.yaml", "lora.r=4"])
-    assert machine.command_line() == "kubetune train 'my run.yaml' lora.r=4"
+    assert processes.command_line() == "kubetune train 'my run.yaml' lora.r=4"
     monkeypatch.setattr(sys, "argv", ["/x/kubetune/agent.py", "/outputs/a"])
-    assert machine.command_line() == "python -m kubetune.agent /outputs/a"
-    monkeypatch.setenv(machine.COMMAND, "kubetune train run.yaml")
+    assert processes.command_line() == "python -m kubetune.agent /outputs/a"
+    monkeypatch.setenv(processes.COMMAND, "kubetune train run.yaml")
     assert machine.describe()["command"] == "kubetune train run.yaml"
 
 

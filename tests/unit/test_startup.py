@@ -3,6 +3,7 @@ by benchmarks/startup.py."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -134,3 +135,15 @@ def test_an_unset_variable_changes_nothing_and_a_set_one_is_told(folder: Path, m
     assert "learning rate     0.001" in done.stdout
     assert "LR is set in the environment" in done.stderr
     assert "BATCH" not in done.stderr
+
+
+def test_torchs_libraries_are_opened_beside_other_imports() -> None:
+    code = (
+        "import sys, pathlib; from kubetune.base.fast_import import torch_opened\n"
+        "with torch_opened(): pass\n"
+        "print('libtorch_python' in pathlib.Path('/proc/self/maps').read_text(), 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    folder = importlib.util.find_spec("torch").submodule_search_locations[0]  # type: ignore[union-attr,index]
+    has_cuda = (Path(folder) / "lib" / "libtorch_cuda.so").exists()
+    assert done.stdout.split() == [str(not has_cuda), "False"]

@@ -10,15 +10,9 @@ from pathlib import Path
 
 from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import Relay
-from kubetune.cli.local.watch import next_steps
-from kubetune.cli.prepare.plan import show_notes
-from kubetune.cli.tables import print_fact
 from kubetune.errors import OK
-from kubetune.library.plan_text import describe
-from kubetune.library.plans import plan_here
-from kubetune.rundir import exit_status, metrics
+from kubetune.supervisor import only_rank
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
-from kubetune.supervisor.local import launch_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,11 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train to the end, or to a stop; returns the exit code. Mistakes of the config raise before anything starts."""
+    """Train to the end, or to a stop; returns the exit code. Mistakes of the config raise before any step."""
     if not args.json:
         return _train(args)[0]
     with output_on_stderr():
         code, run_dir = _train(args)
+    from kubetune.rundir import exit_status, metrics
+
     status = exit_status.read_exit_status(run_dir)
     facts = {
         "run_dir": str(run_dir),
@@ -51,8 +47,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> tuple[int, Path]:
     """The exit code, and the run directory."""
-    show_notes()
     with Relay() as relay:
+        only_rank.begin(relay)
+        # All that takes a while to import comes after it.
+        from kubetune.cli.local.watch import next_steps
+        from kubetune.cli.prepare.plan import show_notes
+        from kubetune.cli.tables import print_fact
+        from kubetune.library.plan_text import describe
+        from kubetune.library.plans import plan_here
+        from kubetune.supervisor.local import launch_run
+
+        show_notes()
         config = config_from_args(args, os.environ)
         if args.on_event is not None:
             hooks = config.hooks.model_copy(update={"on_event": args.on_event})

@@ -6,55 +6,115 @@ Imports no torch: it runs while torch is being imported.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kubetune import errors
-from kubetune.base import fast_import, logs, processes, reminders
+from kubetune.base import allocator, fast_import, logs, processes, reminders
+from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.planning.plan import Plan
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
 
+Result = TypeVar("Result")
 
-@contextmanager
-def preparing(config: Config, run_dir: Path) -> Iterator[Callable[[], tuple[Prepared, Config]]]:
-    """Prepare the data in another process while this one imports torch; the function yielded waits for them.
 
-    With the data comes the config whose model is one commit of the hub.
+class Preparation:
+    """Data of a run prepared in another process while this one imports torch; a context manager, left when they are.
 
     Forked, and before torch starts threads of its own: that way it costs nothing and shares no lock.
     """
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=processes.work_for_parent) as pool:
-        folder = pool.submit(_prepare_folder, config, run_dir)
-        try:
-            yield lambda: _open_prepared(*_awaited(folder))
-        except BrokenProcessPool as error:
-            raise errors.EnvironmentFault(
-                "the process that prepares the data was killed (out of memory, or somebody's kill -9); allow more "
-                "memory or set data.num_proc lower, and run the same command again"
-            ) from error
-        except BaseException:
+
+    def __init__(self, run: tuple[Config, Path] | int) -> None:
+        """`run`: its config and directory, or the file descriptor by which the name of its directory will come."""
+        context = multiprocessing.get_context("fork")
+        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=processes.work_for_parent)
+        if isinstance(run, int):
+            self._told = self._pool.submit(_hear, run)
+            self._folder = self._pool.submit(_prepare_heard)
+        else:
+            self._folder = self._pool.submit(_prepare_folder, *run)
+
+    def told_after(self, imports: Callable[[], None]) -> str:
+        """The directory, once `imports` is done. Raises Preempted where none is told."""
+        with suppress(ImportError, RuntimeError, OSError):  # comes again, and is told of, where the run begins
+            processes.try_threads()
+            allocator.keep_memory()
+            imports()
+        if not (told := _unless_killed(self._told)):
+            self._pool.shutdown()
+            raise errors.Preempted(0)
+        return told
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
             processes.kill_children()  # the pool would wait until work is done that nobody wants any more
-            raise
+        self._pool.shutdown()
+
+    def result(self) -> tuple[Prepared, Config]:
+        """The data, and the config whose model is one commit of the hub; waiting may take hours by right."""
+        with reminders.reminding(
+            lambda taken: logs.DATA.info(reminders.OF_PREPARING, taken), reminders.PATIENT_SECONDS
+        ):
+            return _open_prepared(*_unless_killed(self._folder))
 
 
-def _awaited(folder: Future[tuple[Path, Config]]) -> tuple[Path, Config]:
-    """The prepared folder; waiting may take hours by right, and is told of now and then."""
-    with reminders.reminding(lambda taken: logs.DATA.info(reminders.OF_PREPARING, taken), reminders.PATIENT_SECONDS):
-        return folder.result()
+def _unless_killed(future: Future[Result]) -> Result:
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise errors.EnvironmentFault(
+            "the process that prepares the data was killed (out of memory, or somebody's kill -9); allow more "
+            "memory or set data.num_proc lower, and run the same command again"
+        ) from error
+
+
+def log_as_set(config: Config, run_dir: Path, rank: int) -> Config:
+    """The config, by which log lines go to its run directory from now on."""
+    from kubetune.base import progress_bar
+
+    logs.configure(config.logging.level, run_dir, rank, progress=progress_bar.is_wanted(rank))
+    return config
+
+
+_heard = ""
+
+
+def _hear(pipe: int) -> str:
+    global _heard
+    with open(pipe, "rb") as told:
+        _heard = os.fsdecode(told.read())
+    return _heard
+
+
+def _prepare_heard() -> tuple[Path, Config]:
+    from kubetune.config.load import load_resolved
+
+    if not _heard:
+        raise EOFError
+    run_dir = Path(_heard)
+    return _prepare_folder(log_as_set(load_resolved(run_dir / RESOLVED), run_dir, 0), run_dir)
 
 
 def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
     from kubetune.data.prepared.identity import pinned
     from kubetune.data.prepared.prepare import prepare
 
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    logs.STEP.info("preparing data" if alone else "opening the prepared data")
     config = pinned(config, run_dir)
     return prepare(config).path, config
 

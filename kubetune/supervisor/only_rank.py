@@ -1,0 +1,30 @@
+"""The only rank of a run, started before its run file is read: libraries take it longest, and need nothing of that.
+
+Light, since it comes first of all. Where it turns out that there are several ranks, it is ended unheard.
+"""
+
+from __future__ import annotations
+
+import os
+
+from kubetune.base import logs, processes
+from kubetune.base.signals import Relay
+
+WORKER = "kubetune.worker"
+VARIABLES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+
+
+def begin(relay: Relay) -> None:
+    """Start it, to be told by `relay` which run it is of."""
+    relay.begin(processes.module(WORKER), environment() | VARIABLES)
+
+
+def environment(ranks: int = 1) -> dict[str, str]:
+    """This process's environment for so many ranks, with as many threads for each as there are cores to share."""
+    # torchrun would take what operators set for it as defaults; everything it needs is in its arguments.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    cores = processes.usable_cores()
+    if ranks > 1 or cores < (os.cpu_count() or 1):
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+    environ.setdefault(processes.COMMAND, logs.scrub(processes.command_line()))
+    return environ
