@@ -45,16 +45,18 @@ LONGEST = (
     "test_demo.py",
     "test_agent.py",
     "test_operate_training.py",
-    "test_launch.py",
-    "test_fsdp.py",
-    "test_training.py",
     "test_operate.py",
+    "test_launch.py",
     "test_judgement.py",
+    "test_training.py",
+    "test_fsdp.py",
+    "test_vision.py",
     "test_classifiers.py",
     "test_kill.py",
     "test_stop.py",
-    "test_vision.py",
     "test_prefix.py",
+    "test_broken_hub.py",
+    "test_async_checkpoint.py",
 )
 
 

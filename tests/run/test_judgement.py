@@ -121,21 +121,22 @@ def test_the_best_checkpoint_is_the_one_with_the_best_answers(
 
 
 @pytest.mark.parametrize(
-    ("gate", "code"), [({"exact_match": ">= 0.9", "loss": "< 100"}, errors.GATE), ({"loss": "<= +1%"}, errors.OK)]
+    ("gate", "code", "ranks"),
+    [({"exact_match": ">= 0.9", "loss": "< 100"}, errors.GATE, 2), ({"loss": "<= +1%"}, errors.OK, 1)],
 )
 def test_a_gate_ends_the_run_with_its_own_exit_code(
-    inputs: Path, tmp_path: Path, gate: dict[str, str], code: int
+    inputs: Path, tmp_path: Path, gate: dict[str, str], code: int, ranks: int
 ) -> None:
     config = toy.make_config(inputs, {"max_steps": 3}, evaluation={**EVALUATION, "gate": gate})
-    run_dir = toy.make_run(tmp_path / "run", config, 2)
-    assert toy.train(run_dir, 2) == [code, code]
+    run_dir = toy.make_run(tmp_path / "run", config, ranks)
+    assert toy.train(run_dir, ranks) == [code] * ranks
     told = json.loads((run_dir / metrics.VERDICT).read_text())
     assert told["gate"]["passed"] is (code == errors.OK)
     assert (run_dir / "checkpoints" / "best" / "manifest.json").is_file()
     assert (run_dir / metrics.REPORT).is_file()
     said = exit_status.read_rank_exit_statuses(run_dir)[0].reason
     assert ("eval_exact_match is 0, expected >= 0.9" in said) is (code == errors.GATE)
-    assert toy.train(run_dir, 2) == [code, code], "a second start finds the same"
+    assert toy.train(run_dir, ranks) == [code] * ranks, "a second start finds the same"
 
 
 def test_a_budget_of_time_says_how_many_rows_were_asked(inputs: Path, tmp_path: Path) -> None:

@@ -99,11 +99,14 @@ def test_an_unknown_model_is_left_alone() -> None:
 @example("a", "À")
 @given(TEXTS, TEXTS)
 def test_a_text_cut_where_no_token_crosses_has_the_same_ids(before: str, after: str) -> None:
-    """But for white space at the cut, which is split by what follows it; a prompt is tokenised before anything does."""
+    """But for white space at the cut, which is split by what follows it, and for contractions, which begin a text
+    otherwise than they go on from a quotation mark; a prompt is tokenised before anything follows."""
     for backend, known in KNOWN:
         encoding = backend.encode(before + after, add_special_tokens=False)
-        borders = {0, len(before + after), *(start for start, _ in encoding.offsets)}
+        boundaries = {0, len(before + after), *(start for start, _ in encoding.offsets)}
         # A token of some bytes of a character may have the rest of it after itself, where another begins.
         crossed = any(start < len(before) < end for start, end in encoding.offsets)
-        if len(before) in borders and not crossed and before.isascii() and not before[-1:].isspace():
+        if after.startswith("'") and not before[-1:].isalnum():
+            continue
+        if len(before) in boundaries and not crossed and before.isascii() and not before[-1:].isspace():
             assert known.ids(before) + known.ids(after) == encoding.ids

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -104,11 +105,13 @@ def room(module: str) -> str:
     return f"{module}.".split(".")[1]
 
 
-FOUND = {module: list(imports(path)) for module, path in MODULES.items()}
+@cache
+def found_in(module: str) -> list[Import]:
+    return list(imports(MODULES[module]))
 
 
 def of_house(module: str) -> Iterator[Import]:
-    return (found for found in FOUND[module] if found.module.split(".")[0] == "kubetune")
+    return (found for found in found_in(module) if found.module.split(".")[0] == "kubetune")
 
 
 def test_every_room_is_on_the_list_and_says_what_it_is_for() -> None:
@@ -155,7 +158,7 @@ def test_what_is_light_imports_nothing_heavy() -> None:
     wrong = []
     for module in MODULES:
         name, short = room(module), module.removeprefix("kubetune.")
-        for found in FOUND[module]:
+        for found in found_in(module):
             library = found.module.split(".")[0]
             if name in LIGHT and library in HEAVY and (found.when == "now" or short not in LATE):
                 wrong.append(f"{module}:{found.line} imports {found.module}")
