@@ -59,6 +59,10 @@ class EnvironmentFault(KubetuneError):
     exit_code = ENVIRONMENT
 
 
+class OutOfMemory(EnvironmentFault):
+    """Memory ran out, of a GPU or of the machine, so that a smaller run may do."""
+
+
 class Diverged(KubetuneError):
     """Loss or gradient stopped being finite, or the loss stayed too high; the last of them touched no weights."""
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kubetune.base import fault_injection, lockfile, reminders
-from kubetune.errors import EnvironmentFault, KubetuneError, causes
+from kubetune.errors import EnvironmentFault, KubetuneError, OutOfMemory, causes
 
 if TYPE_CHECKING:
     import psutil
@@ -112,9 +112,7 @@ def _shortage_of(error: BaseException) -> EnvironmentFault | None:
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         allowed = "" if limit == resource.RLIM_INFINITY else f" ulimit -v allows {limit:,} bytes."
         said = (text.splitlines() or ["memory ran out"])[0]
-        return EnvironmentFault(
-            f"out of memory: {said}.{allowed} Allow more, or take smaller batches or a smaller model"
-        )
+        return OutOfMemory(f"out of memory: {said}.{allowed} Allow more, or take smaller batches or a smaller model")
     if number == errno.EAGAIN or (
         isinstance(error, RuntimeError) and any(said in text for said in _SHORT_OF_PROCESSES)
     ):

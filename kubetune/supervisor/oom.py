@@ -52,10 +52,11 @@ def explain(
         return ExitStatus(errors.LOST_PEER, reason, step)
     again = "The start before ended so too, and this one came no farther, so no other is tried by itself"
     final = f"{reason}. {again}. {_ADVICE}"
+    found = ExitStatus(errors.ENVIRONMENT, final, step, errors.OutOfMemory.__name__)
     with suppress(errors.EnvironmentFault):  # other nodes only know that they lost somebody
-        told = ExitStatus(errors.ENVIRONMENT, f"{final} (seen by the agent of node {node})", step)
+        told = replace(found, reason=f"{final} (seen by the agent of node {node})")
         exit_status.write_rank_exit_status(run_dir, death.rank, told)
-    return ExitStatus(errors.ENVIRONMENT, final, step)
+    return found
 
 
 def _limit(known: bool) -> str:

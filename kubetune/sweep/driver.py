@@ -60,6 +60,9 @@ class Place(Protocol):
     def kill(self) -> None:
         """End all runs at once, or let go of them where that is not for this process to do."""
 
+    def abandon(self) -> str:
+        """What becomes of the runs when the driver ends without them, in words."""
+
     def wait(self) -> None:
         """Wait until something may have changed."""
 
@@ -88,6 +91,7 @@ class Driver:
         self._study, self._place, self._budgets, self._total = study, place, budgets, total
         self._say, self._asked_to_stop = say, asked_to_stop
         self._stopping, self._too_much = "", ""
+        self._fault = ""
         self._asked: str | None = None
         self._crown = crown
         self._clock = time.monotonic()
@@ -102,6 +106,7 @@ class Driver:
                 self._judge(trial)
             if fault := self._shared_fault():
                 self._stopping = f"trials fail with the same error: {fault.reason}"
+            self._stopping = self._stopping or self._fault
             self._stop_where_due()
             began = self._begin() if not self._stopping else 0
             self._note()
@@ -113,6 +118,11 @@ class Driver:
         write_record(self.folder, self.record)
         if fault := self._shared_fault():
             raise _as_error(fault.code, f"every trial so far ended in this way, so the sweep did too: {fault.reason}")
+        if self._fault:
+            raise errors.EnvironmentFault(
+                f"{self._fault}\nOther trials would meet the same whatever their values, so the sweep stopped; mend it"
+                ", and the same command goes on"
+            )
         failed = [run for run in self.record.runs if run.state == "failed"]
         if failed and not self.record.reason and not self.record.ranked(greater=self.search.greater):
             last = failed[-1]
@@ -167,8 +177,19 @@ class Driver:
             run.state = "done"
         elif run.code >= errors.PREEMPTED and (self._stopping or run.starts < _MOST_STARTS):
             run.state = "waiting"  # it goes on from its newest checkpoint
+        elif run.code == errors.ENVIRONMENT and seen.status.error != errors.OutOfMemory.__name__:
+            self._meet_fault(run)
         else:
             run.state = "failed"
+
+    def _meet_fault(self, run: TrialRun) -> None:
+        """Let a run wait that a disk, a device or a network ended: that says nothing of its values.
+
+        Once more, where it had come farther by this start; else the sweep stops.
+        """
+        run.state = "waiting"
+        if run.starts:
+            self._fault = self._fault or f"run {run.name}: {run.reason}"
 
     def _judge(self, trial: Trial) -> None:
         """End a trial, or send it on to its next rung, where all its runs have come to this one."""
@@ -195,7 +216,7 @@ class Driver:
 
     def _finish(self, trial: Trial, outcome: Outcome, reason: str) -> None:
         code = next((run.code for run in trial.runs if run.state == "failed"), None)
-        known: Outcome = "pruned" if code in (errors.DIVERGED, errors.ENVIRONMENT) else outcome
+        known: Outcome = "pruned" if code in (errors.DIVERGED, errors.ENVIRONMENT) else outcome  # no other of the latter
         self._study.tell(trial.number, known, trial.value if outcome == "done" else None, reason)
         self._end(trial, outcome, reason)
         if outcome == "failed":
@@ -268,8 +289,12 @@ class Driver:
             self._place.start(trial, run)
         except errors.KubetuneError as error:
             run.state, run.code, run.reason = "failed", error.exit_code, str(error)
-            if isinstance(error, errors.EnvironmentFault) and run.starts < _MOST_STARTS:
+            if isinstance(error, errors.EnvironmentFault):
                 run.state = "waiting"  # a full quota, a server that is away: it may be there in a moment
+                if any(self.record.running):
+                    run.starts -= 1  # or when another run has ended
+                elif run.starts >= _MOST_STARTS:
+                    self._meet_fault(run)
                 return
             self._judge(trial)
 

@@ -134,6 +134,10 @@ class Local:
         for child in self._children.values():
             child.process.kill()
 
+    def abandon(self) -> str:
+        """What becomes of the runs when the driver ends without them, in words."""
+        return "Runs that were under way save a checkpoint and end" if self._children else ""
+
     def wait(self) -> None:
         """Wait until a run ends, or for a moment."""
         select.select([child.told for child in self._children.values()], [], [], _LOOK_SECONDS)

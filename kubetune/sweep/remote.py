@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,8 @@ from kubetune.library.plans import make_plan
 from kubetune.lint.config import lint
 from kubetune.manifests import local_files, render
 from kubetune.manifests.initialisers import preprocess_name
-from kubetune.manifests.spec import MANAGED_BY, Manifest
+from kubetune.manifests.spec import MANAGED_BY, Manifest, on_volume
+from kubetune.manifests.spec import plan_there as plan_blindly
 from kubetune.manifests.storage import claim_spec
 from kubetune.planning.plan import Plan
 from kubetune.rundir.exit_status import ExitStatus
@@ -42,10 +44,15 @@ if TYPE_CHECKING:
 
 SWEEP_LABEL, TRIAL_LABEL = "kubetune/sweep", "kubetune/trial"
 _LOOK_SECONDS = 2.0
+_UNSEEN_SECONDS = 900.0
+"""Time for which nothing may be heard of the runs, as while a control plane is replaced."""
 
 
 def plan_there(config: Config) -> Plan:
     """The plan of a run on the cluster's nodes, with what this machine can tell of its data."""
+    path, k = config.model.tokenizer or config.model.path, config.kubernetes
+    if k is not None and on_volume(k, path) and not Path(path).is_dir():
+        return plan_blindly(config)  # without its tokenizer nothing can be told
     return make_plan(config, gpus=config.compute.gpus_per_node or 0)
 
 
@@ -75,6 +82,8 @@ class Remote:
         self._beginning: dict[str, Future[None]] = {}
         self._told: set[str] = set()
         self._is_left = False
+        self._unseen_since: float | None = None
+        self._look_again = 0.0
 
     def make_claims(self, config: Config) -> list[str]:
         """Make the volumes that all trials share, where the config lets several pods have them; their names."""
@@ -143,8 +152,23 @@ class Remote:
         wait_for_job(self._cluster, spec, lambda source, text: None)
 
     def look(self, run: TrialRun) -> Seen:
-        """The run by its workload and pods: these tell how far it is, or have left it with Kubernetes at their end."""
-        seen = self._seen(run)
+        """The run by its workload and pods: these tell how far it is, or have left it with Kubernetes at their end.
+
+        An API server that is away for a while ends no search. Raises EnvironmentFault where it stays so.
+        """
+        if time.monotonic() < self._look_again and not self._is_left:
+            return Seen(None)
+        try:
+            seen = self._seen(run)
+        except EnvironmentFault as fault:
+            now = time.monotonic()
+            self._unseen_since = self._unseen_since or now
+            if now - self._unseen_since >= _UNSEEN_SECONDS:
+                raise
+            self._say_once(f"{fault}; runs go on in the cluster and are looked for again for {_UNSEEN_SECONDS:.0f} s")
+            self._look_again = now + _LOOK_SECONDS
+            return Seen(None)
+        self._unseen_since = None
         if seen.status is not None:
             self._specs.pop(run.name)
         return seen
@@ -178,17 +202,25 @@ class Remote:
             except ConfigError:
                 pass  # it has ended meanwhile
             except EnvironmentFault as fault:
-                if str(fault) not in self._told:  # such as a queue that does not know it yet: asked again in a moment
-                    self._told.add(str(fault))
-                    say(str(fault))
+                self._say_once(str(fault))  # such as a queue that does not know it yet: asked again in a moment
                 return
         self._asked.add(run.name)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            say(text)
+
+    def abandon(self) -> str:
+        """What becomes of the runs when the driver ends without them, in words."""
+        left = ", ".join(sorted(spec.name for run, spec in self._specs.items() if run not in self._asked))
+        return f"Not stopped, and so they go on in the cluster: {left}" if left else ""
 
     def kill(self) -> None:
         """Let go of all runs: the cluster ends those that were stopped, after their grace time."""
         self._is_left = True
-        if left := sorted(self._specs.keys() - self._asked):
-            say(f"not stopped, and so they go on: {', '.join(left)}; `kubetune sweep stop FOLDER` tries again")
+        if left := self.abandon():
+            say(f"{left}; `kubetune sweep stop FOLDER` tries again")
 
     def wait(self) -> None:
         """Wait for a moment."""
@@ -244,7 +276,8 @@ def _status(seen: ObservedRun, spec: RunSpec) -> ExitStatus | None:
         told = ended[-1] if ended else {"reason": seen.reason or "done", "error": paused}
         return ExitStatus(errors.OK, str(told["reason"]), told.get("step"), told.get("error"))
     if failed := [told for told in ended if told.get("code")]:
-        return ExitStatus(int(failed[-1]["code"]), str(failed[-1]["reason"]), failed[-1].get("step"))
+        last = failed[-1]
+        return ExitStatus(int(last["code"]), str(last["reason"]), last.get("step"), last.get("error"))
     cause = seen.cause or {}
     return ExitStatus(cause.get("code") or errors.BUG, cause.get("reason") or seen.reason or "it failed")
 

@@ -15,7 +15,7 @@ from kubetune.base.humanize import counted
 from kubetune.base.signals import Relay
 from kubetune.config.load import dotted_values, resolved
 from kubetune.config.schema import Config
-from kubetune.errors import ConfigError
+from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.connection import open_cluster
 from kubetune.library.plans import plan_here, prepare
 from kubetune.rundir.starts import moved_numbers
@@ -104,6 +104,11 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
         )  # fmt: skip
         try:
             reason = driver.drive()
+        except EnvironmentFault as fault:
+            left = place.abandon()
+            if not left:
+                raise
+            raise EnvironmentFault(f"{fault}\n{left}; the same command goes on with them") from fault
         finally:
             study.close()
             _conclude(folder, search, record, crown)

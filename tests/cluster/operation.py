@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,20 +116,21 @@ class Desk:
     def submit_script(self, script: str, **changes: Any) -> JobRef:
         """Submit the run as it is, but for what its trainers do: a shell script instead of training."""
         path = self.write({key.replace("__", "."): value for key, value in changes.items()})
-
-        def scripted(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            for template in _templates(objects):
-                template["spec"]["containers"][0]["command"] = ["sh", "-c", script]
-            return objects
-
         with self.at():
             config = load_config(path, environ={})
             files = local_files(config)
-            return submit(Client(), config, files, confirm=lambda question: True, change=scripted)
+            return submit(Client(), config, files, confirm=lambda question: True, change=partial(as_script, script))
 
     def run_folder(self, name: str = "fit") -> Path:
         """The run directory on the cluster, as this machine sees it."""
         return self.cluster.claim_folder(f"{name}-outputs") / name
+
+
+def as_script(script: str, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Objects of a run, of which trainers run a shell script instead."""
+    for template in _templates(objects):
+        template["spec"]["containers"][0]["command"] = ["sh", "-c", script]
+    return objects
 
 
 def _templates(value: Any) -> Iterator[dict[str, Any]]:

@@ -5,15 +5,25 @@ Which calls a verb makes is not written here: it runs once unharmed, and each ki
 
 from __future__ import annotations
 
+import itertools
+import json
+import shutil
 import subprocess
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kubetune import errors
+from kubetune.cluster import submit
+from kubetune.sweep.record import read_record
+from kubetune.sweep.remote import Remote
 from tests.cluster.harness import Cluster
-from tests.cluster.operation import Desk, slow, write_progress
+from tests.cluster.operation import Desk, as_script, slow, write_progress
 
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
 
@@ -71,6 +81,7 @@ def desk(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> D
         ("cluster.volume_reader._POD_SECONDS", 2), ("cluster.runs.ASK_SECONDS", 2.0),
         ("cluster.volume_reader.ASK_SECONDS", 2.0),
         ("cluster.log_follow._PATIENCE_SECONDS", 0.5), ("cluster.log_follow._ABSENCE_SECONDS", 0.5),
+        ("sweep.remote._LOOK_SECONDS", 0.05), ("sweep.remote._UNSEEN_SECONDS", 0.5),
     ):  # fmt: skip
         monkeypatch.setattr(f"kubetune.{name}", seconds)
     return Desk(cluster, tmp_path)
@@ -148,3 +159,75 @@ def test_a_disk_that_takes_nothing_is_told_of_by_cp(desk: Desk) -> None:
     assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
     assert "File too large; allow larger files (ulimit -f)" in done.stderr
     assert "all verified" not in done.stdout
+
+
+TRIAL = {"code": 0, "reason": "done", "step": 4, "progress": {"step": 4, "steps": 4, "best": {"value": 2.5}}}
+SWEEP = ["sweep", "run.yaml", "lora.r=4,8", "--sampler", "grid", "--cluster", "--parallel", "1", "-o", "found"]
+
+
+@pytest.fixture
+def searching(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """A user who can sweep: trials end at once, and leave what an agent leaves."""
+    pytest.importorskip("optuna")
+    script = f"echo '{json.dumps(TRIAL)}' > /dev/termination-log"
+    monkeypatch.setattr("kubetune.sweep.remote.submit", partial(submit.submit, change=partial(as_script, script)))
+    desk.write({"compute.nodes": 1, "training.max_steps": 4})
+    return desk
+
+
+def assert_goes_on(desk: Desk) -> None:
+    """The same command, when all is well again, brings the sweep to its end."""
+    done = desk.quick(*SWEEP)
+    assert "trials     2 trials: 2 done" in done.stdout, done.stdout
+    assert [trial.value for trial in read_record(desk.folder / "found").trials] == [2.5, 2.5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_call_of_a_sweep_may_fail(searching: Desk, fault: str) -> None:
+    desk = searching
+    desk.cluster.clear_faults()
+    assert_goes_on(desk)
+    calls = dict.fromkeys(desk.cluster.asked())
+    assert {"list pods", "patch jobs", "get jobs"} <= set(calls)
+    for call in calls:
+        for name in ("fit-000", "fit-001"):
+            desk.quick("delete", name, "--yes", "--volumes")
+        shutil.rmtree(desk.folder / "found")
+        desk.cluster.trouble(call, **FAULTS[fault])
+        attempt(desk, SWEEP)
+        desk.cluster.clear_faults()
+        assert_goes_on(desk)
+
+
+def test_a_sweep_outlives_an_api_server_that_is_away_for_a_while(
+    searching: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And tells, where it stays away, that its trials go on, which the same command finds again."""
+    desk, waits = searching, itertools.count()
+    is_over = desk.cluster.claim_folder("fit-000-outputs") / "over"
+    script = f"until [ -e /outputs/over ]; do sleep 0.02; done; echo '{json.dumps(TRIAL)}' > /dev/termination-log"
+    monkeypatch.setattr("kubetune.sweep.remote.submit", partial(submit.submit, change=partial(as_script, script)))
+    with ExitStack() as away:
+
+        def wait(place: Remote) -> None:
+            time.sleep(0.05)
+            turn = next(waits)
+            if turn == 0:
+                away.enter_context(desk.cluster.outage())
+            elif place._told and not is_over.exists():
+                is_over.touch()
+                away.close()
+
+        monkeypatch.setattr(Remote, "wait", wait)
+        monkeypatch.setattr("kubetune.sweep.remote._UNSEEN_SECONDS", 0.0)
+        alone = desk.quick(*SWEEP, "--trials", "1", code=errors.ENVIRONMENT)
+        last = alone.stderr.splitlines()[-1]
+        assert last == "Not stopped, and so they go on in the cluster: fit-000; the same command goes on with them"
+        away.close()
+        waits = itertools.count()
+        monkeypatch.setattr("kubetune.sweep.remote._UNSEEN_SECONDS", 60.0)
+        done = desk.quick(*SWEEP, "--trials", "1")
+    assert "does not answer: " in done.stderr
+    assert "; runs go on in the cluster and are looked for again for 60 s" in done.stderr
+    assert "trials     1 trial: 1 done" in done.stdout

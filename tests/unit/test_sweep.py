@@ -269,7 +269,7 @@ def test_a_trial_that_fails_is_a_result_and_an_error_of_all_is_the_end(tmp_path:
         def look(self, run: TrialRun) -> Seen:
             return Seen(end) if (end := next(self._ends, None)) else super().look(run)
 
-    diverged, memory = ExitStatus(4, "loss is nan at step 3"), ExitStatus(3, "out of memory")
+    diverged, memory = ExitStatus(4, "loss is nan at step 3"), ExitStatus(3, "out of memory", error="OutOfMemory")
     (tmp_path / "a").mkdir()
     ends = [diverged, memory, ExitStatus(145, "killed")]
     driver = driver_of(tmp_path / "a", search, Failing(ends), total=4, storage=optuna.storages.InMemoryStorage())
@@ -283,6 +283,32 @@ def test_a_trial_that_fails_is_a_result_and_an_error_of_all_is_the_end(tmp_path:
         driver.drive()
     assert ended.value.exit_code == 2
     assert len(driver.record.trials) == 2
+
+
+@pytest.mark.parametrize(("steps", "starts"), [([7] * 9, 2), ([7, 8, 8], 3), ([None], 1)])
+def test_a_fault_of_the_surroundings_is_no_result_of_a_trial(
+    tmp_path: Path, steps: list[int | None], starts: int
+) -> None:
+    """Else a full disk would end all that are left of a search, one after the other, as if their values were bad."""
+    search, storage = search_of(pruner="none", rungs=()), optuna.storages.InMemoryStorage()
+    left = iter(steps)
+
+    class Full(Functions):
+        def look(self, run: TrialRun) -> Seen:
+            if run.name != "001" or self.begun.count("001") > starts:
+                return super().look(run)
+            return Seen(ExitStatus(3, "/out: No space left on device", error="EnvironmentFault"), next(left))
+
+    place = Full(search)
+    with pytest.raises(errors.EnvironmentFault, match="run 001: /out: No space left") as ended:
+        driver_of(tmp_path, search, place, total=4, storage=storage).drive()
+    assert str(ended.value).endswith("mend it, and the same command goes on")
+    assert place.begun.count("001") == starts
+    assert [trial.state for trial in read_record(tmp_path).trials] == ["done", "open"]
+    # It did not come to the study either, whose sampler would keep away from such values.
+    driver = driver_of(tmp_path, search, place, total=4, storage=storage)
+    assert driver.drive() == ""
+    assert [trial.state for trial in driver.record.trials] == ["done"] * 4
 
 
 def test_a_config_that_no_trial_can_begin_with_ends_the_search_at_once(tmp_path: Path) -> None:
@@ -320,6 +346,22 @@ def test_what_cannot_begin_for_a_moment_begins_later(tmp_path: Path) -> None:
     assert place.begun == ["", "", "000", "001"]
     assert place.waits >= 2
     assert [trial.state for trial in driver.record.trials] == ["done", "done"]
+
+
+def test_what_cannot_begin_for_long_ends_the_search_and_no_trial(tmp_path: Path) -> None:
+    search = search_of(pruner="none", rungs=())
+
+    class Refused(Functions):
+        def start(self, trial: Trial, run: TrialRun) -> None:
+            self.begun.append(run.name)
+            raise errors.EnvironmentFault("exceeded quota")
+
+    place, memory = Refused(search), optuna.storages.InMemoryStorage()
+    driver = driver_of(tmp_path, search, place, total=2, storage=memory)
+    with pytest.raises(errors.EnvironmentFault, match="run 000: exceeded quota"):
+        driver.drive()
+    assert place.begun == ["000"] * 4
+    assert [(trial.state, trial.runs[0].state) for trial in driver.record.trials] == [("open", "waiting")]
 
 
 def test_the_first_wish_to_stop_asks_all_runs_and_the_second_kills_them(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def explaining_shortage(config: Config, plan: Plan, world: World) -> Iterator[No
         if not is_out_of_memory(error):
             raise
         budget = MemoryBudget(config, plan, world.device)
-        raise errors.EnvironmentFault(
+        raise errors.OutOfMemory(
             f"rank {world.rank} ran out of memory ({errors.first_line(error)}); there are {size(budget.device_bytes)} "
             f"({budget.whose}); {budget.advice(UNSURE_SHARE)}. What was saved is good: after such a change the same "
             "command goes on. training.preflight tries the longest batch before step 1"
@@ -172,9 +172,9 @@ class MemoryBudget:
         if peak > self.device_bytes:
             raise self.fault(f"the longest batch ({content}), an evaluation and a save", f"take {size(peak)}", peak)
 
-    def fault(self, what: str, found: str, peak: int | None = None) -> errors.EnvironmentFault:
+    def fault(self, what: str, found: str, peak: int | None = None) -> errors.OutOfMemory:
         """The error for what does not fit, with what would help."""
-        return errors.EnvironmentFault(
+        return errors.OutOfMemory(
             f"preflight: {what} {found}, there are {size(self.device_bytes)} ({self.whose}); "
             f"{self.advice(UNSURE_SHARE, peak)}. Nothing was trained or saved."
         )
