@@ -186,7 +186,12 @@ LEFT_OUT = [
         "by the tool",
     ),
     ("wordless", [SYSTEM, *PLAIN], None, r"leaves out the content of messages\[0\], by the system \('Be brief.'\)"),
-    ("gemma", [SYSTEM, *PLAIN], None, "refused the conversation: no system"),
+    (
+        "gemma",
+        [SYSTEM, *PLAIN],
+        None,
+        r"take messages by the system \(messages\[0\]\) \(it says 'no system'\)",
+    ),
     ("shouting", PLAIN, None, r"the answer in messages\[1\] cannot be found exactly: .* changes the texts"),
 ]
 
@@ -199,6 +204,43 @@ def test_what_a_template_leaves_out_is_refused(family: str, messages: Messages, 
     if family != "shouting":
         with pytest.raises(ValueError, match=told):
             template.render_answers(messages, tools)  # when everything is trained too
+
+
+STRICT = (
+    "{% for m in messages %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}"
+    "{% if m.thinking %}{{ m.thinking.first.words }}{% endif %}"
+    "\n{{ m.role }}: {{ m.content }}<end>{% endfor %}{% if add_generation_prompt %}\nassistant: {% endif %}"
+)
+NEEDY = STRICT + "{% for tool in tools %}{{ tool }}{% endfor %}"
+ALTERNATE = r"\(it says 'must alternate'\); choose one that does .*, or take that out of the data"
+REFUSED = [
+    (NEEDY.replace("{{ tool }}", "{{ tool.name.strip() }}"), PLAIN, TOOLS, "does not take tools of this form"),
+    (STRICT, [SYSTEM, *PLAIN], None, r"messages by the system \(messages\[0\]\) " + ALTERNATE),
+    (STRICT, CALLING, TOOLS, r"tool calls and results \(messages\[1\]\) " + ALTERNATE),
+    (STRICT, THOUGHTFUL, None, r"reasoning \(messages\[1\]\) \(it fails in its line 1: .* no attribute 'first'\)"),
+    (STRICT, [*PLAIN[:2], answer("More.")], None, r"messages in a row by the same role \(messages\[2\]\)"),
+    (STRICT, [answer("Hi."), *PLAIN[:2]], None, r"answers that no question precedes \(messages\[0\]\)"),
+    (STRICT, [SYSTEM, *CALLING], None, r"messages by the system \(messages\[0\]\) together with tool calls"),
+    (
+        NEEDY,
+        PLAIN,
+        None,
+        r"takes only conversations with tools \(it fails in its line 4: 'NoneType' object",
+    ),
+    ("{{ documents[0].text }}", PLAIN, None, "takes only conversations with documents to answer from"),
+    ("{{ messages.text.words }}", PLAIN, None, "does not even write a question with its answer"),
+    (STRICT.replace("m.content", "[m][m.content | length - 1].content"), PLAIN, None, "nothing that could be left out"),
+]
+
+
+@pytest.mark.parametrize(("source", "messages", "tools", "told"), REFUSED)
+def test_a_refusal_names_the_part_that_is_not_taken(source: str, messages: Messages, tools: Any, told: str) -> None:
+    """In the user's words, beside those of the template or of Jinja."""
+    template = ChatTemplate(source.replace("{% for tool", "\n{% for tool"), TOKENS, "t.jinja")
+    for write in (spans, ChatTemplate.render):
+        with pytest.raises(ValueError, match=f"^t.jinja chat template .*{told}"):
+            write(template, messages, tools)
 
 
 def test_reasoning_may_be_left_out_and_is_noticed() -> None:
@@ -284,6 +326,9 @@ def published() -> list[Path]:
     return sorted(file for folder in folders.split(os.pathsep) if folder for file in Path(folder).glob("*.jinja"))
 
 
+WORDS = ("leaves out", "does not take", "takes only", "does not even write", "cannot be found exactly")
+
+
 @pytest.mark.parametrize("file", published(), ids=lambda file: file.stem)
 def test_published_templates(file: Path) -> None:
     """Conversations are written as transformers writes them and each answer is found, or the user is told why not."""
@@ -293,7 +338,7 @@ def test_published_templates(file: Path) -> None:
         try:
             rendered = template.render_answers(messages, tools, trained=answers_in(messages))
         except ValueError as error:
-            if not any(word in str(error) for word in ("leaves out", "refused", "cannot be found exactly")):
+            if not any(word in str(error) for word in WORDS):
                 raise
             continue
         if tools is None:
@@ -304,3 +349,20 @@ def test_published_templates(file: Path) -> None:
                 inside = rendered.text[start:end]
                 contents = [message["content"].rpartition("</think>")[2].strip() for message in messages]
                 assert [j for j, text in enumerate(contents) if text and text in inside] in ([i], [])
+
+
+ESSAY = (
+    "# Ode\n\n1. `x = {'a': [1]}`\n\n| a | b |\n|---|---|\n\n<p>“Ärger” 🙂</p>"
+    " {{ no }} {% tag %} [INST] \\frac{1}{2}\n\n  – the end –"
+)
+CHATS = [PLAIN[:2], PLAIN, [user(ESSAY), answer(ESSAY)], [user(ESSAY), answer("No."), user(ESSAY), answer(ESSAY + " ")]]
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "shouting"])
+def test_no_plain_chat_is_refused(family: str) -> None:
+    """By a template of any family, nor one with a system but where there is no place for that."""
+    template = ChatTemplate(FAMILIES[family], TOKENS)
+    for chat in CHATS:
+        assert all(spans(template, chat))
+        if family not in ("gemma", "r1", "wordless"):
+            assert all(spans(template, [SYSTEM, *chat]))

@@ -21,6 +21,7 @@ import jinja2.sandbox
 from jinja2.runtime import Context
 
 from kubetune.data.text.marks import IMAGE_MARK, REASONING_FIELDS, Marked, Message, Part, Place, mark, missing
+from kubetune.data.text.refusals import Refusal, explained, words_of
 from kubetune.data.text.turns import HiddenText, Span, Turns
 
 CHATML = """\
@@ -152,7 +153,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, generation_prompt: bool = False
     ) -> str:
         """The text of a conversation; with `generation_prompt` up to where the assistant's next answer begins."""
-        raw = self._write(messages, tools, generation_prompt=generation_prompt)
+        raw = self._written(messages, tools, generation_prompt=generation_prompt)
         return self._with_images(_take_marks(raw)[0] if self._marks_generation else raw, [], messages)[0]
 
     def render_answers(
@@ -165,7 +166,7 @@ class ChatTemplate:
         the template leaves out a message, a tool call or the tools; reasoning it may leave out, as Qwen3's does before
         the last question.
         """
-        raw = self._write(messages, tools)
+        raw = self._written(messages, tools)
         try:
             marked, places = self._turns.locate(raw, messages, tools)
         except HiddenText as error:
@@ -186,7 +187,7 @@ class ChatTemplate:
 
     def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str]:
         """Parts of a conversation, but for reasoning, that the template hides from a model that is to go on from it."""
-        prompt = self._write(messages, tools, generation_prompt=True)
+        prompt = self._written(messages, tools, generation_prompt=True)
         try:
             raw = self._write(messages, tools)
             marked, places = self._turns.locate(raw, messages, tools)
@@ -239,8 +240,15 @@ class ChatTemplate:
             what = f"the content of messages[{part.message}], by the {messages[part.message]['role']} ({brief!r})"
         return f"{self.name} chat template leaves out {what}"
 
+    def _written(self, messages: Sequence[Message], tools: Sequence[Any] | None, **more: Any) -> str:
+        """As `_write`, with errors that name what the template does not take."""
+        try:
+            return self._write(messages, tools, **more)
+        except Refusal as refusal:
+            raise explained(refusal, self._write, messages, tools) from refusal
+
     def _write(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, *, generation_prompt: bool = False
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, *, generation_prompt: bool = False, **more: Any
     ) -> str:
         """Text as the template writes it, with the marks of generation blocks and images still in it."""
         in_parts = self._in_parts(messages)
@@ -251,6 +259,7 @@ class ChatTemplate:
                 "messages": [self._laid_out(message, in_parts) for message in messages],
                 "tools": list(tools) if tools else None,
                 "add_generation_prompt": generation_prompt,
+                **more,
             }
             # As `Template.render`, which gathers the globals anew each time: that takes longer than most templates.
             template = self._template
@@ -259,7 +268,7 @@ class ChatTemplate:
             raise
         except Exception as error:
             # A template is a program of somebody else's: whatever it trips over is the row's or the template's fault.
-            raise ValueError(f"{self.name} chat template refused the conversation: {error}") from error
+            raise Refusal(self.name, words_of(error, self._template)) from error
 
     def _in_parts(self, messages: Sequence[Message]) -> bool:
         image = next((image for message in messages for image in message.get(IMAGE_TEXTS, ())), None)
@@ -319,7 +328,7 @@ class ChatTemplate:
         if token not in self._knows:
             probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": _ANSWER}]}]
             try:
-                text = self.render(probe)
+                text = self._write(probe, None)
             except ValueError:
                 text = ""
             self._knows[token] = text.count(token) == 1 and _ANSWER in text and "'type'" not in text
@@ -337,7 +346,7 @@ class ChatTemplate:
 
     def _shows(self, probe: Sequence[Message]) -> bool:
         try:
-            rendered = self.render(probe)
+            rendered = self._write(probe, None)
             return _ANSWER in rendered and "'type'" not in rendered  # of a list that is written as Python would
         except ValueError:
             return False
