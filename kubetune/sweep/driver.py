@@ -216,7 +216,9 @@ class Driver:
 
     def _finish(self, trial: Trial, outcome: Outcome, reason: str) -> None:
         code = next((run.code for run in trial.runs if run.state == "failed"), None)
-        known: Outcome = "pruned" if code in (errors.DIVERGED, errors.ENVIRONMENT) else outcome  # no other of the latter
+        known: Outcome = (
+            "pruned" if code in (errors.DIVERGED, errors.ENVIRONMENT) else outcome
+        )  # no other of the latter
         self._study.tell(trial.number, known, trial.value if outcome == "done" else None, reason)
         self._end(trial, outcome, reason)
         if outcome == "failed":
