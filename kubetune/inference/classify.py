@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kubetune.base import logs
+from kubetune.base.humanize import counted
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.data.prepared.data_facts import known
 from kubetune.data.prepared.order import pack
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from kubetune.config.schema import Config
 
 TOKENS_AT_ONCE = 8192
+_log = logs.family_logger("DATA")
 
 
 def classify_texts(
@@ -44,6 +47,7 @@ def classify_texts(
     framed = [frame(tokenizer, text, second, limit) for text, second in texts]
     if not framed:
         return []
+    _say_cut(sum(is_cut for _, _, is_cut in framed), len(framed), limit)
     lengths = np.array([len(ids) for ids, _ in framed])
     budget = TOKENS_AT_ONCE if learner.route.padding_free else 1
     groups = pack(np.arange(len(framed)), lengths, budget)
@@ -89,20 +93,32 @@ def score_answers(
         learner = reward_model.load(config, result.checkpoint, device)
         encoder = Encoder(result.tokenizer, add_special_tokens=config.data.add_special_tokens)
     rows: list[tuple[NDArray[np.uint32], NDArray[np.bool_]]] = []
+    longer: list[bool] = []
     for (where, _), found in zip(records, encoder.encode_batch(examples), strict=True):
         if isinstance(found, str):
             problems.add(where, found)
             continue
         ids = np.array(found.ids[: config.data.max_length], np.uint32)
+        longer.append(len(found.ids) > len(ids))
         rows.append((ids, np.zeros(len(ids), bool)))
     problems.raise_if_any()
+    _say_cut(sum(longer), len(rows), config.data.max_length)
     lengths = np.array([len(ids) for ids, _ in rows])
     groups = pack(np.arange(len(rows)), lengths, TOKENS_AT_ONCE if learner.route.padding_free else 1) if rows else []
     batches = [collate([rows[i] for i in group], group.tolist()).to(device) for group in groups]
     return reward_model.score(learner, batches)
 
 
-def _batch(framed: Sequence[tuple[list[int], list[int]]], chosen: Sequence[int]) -> Batch:
+def _say_cut(number: int, of: int, limit: int) -> None:
+    """A note of texts that are judged without their end, as training may have cut them or left them out."""
+    if number:
+        _log.warning(
+            "%s of %s longer than %s tokens (data.max_length): cut there, and judged by that",
+            f"{number:,}", counted(of, "text"), f"{limit:,}",
+        )  # fmt: skip
+
+
+def _batch(framed: Sequence[tuple[list[int], list[int], bool]], chosen: Sequence[int]) -> Batch:
     ids = [np.array(framed[i][0], np.uint32) for i in chosen]
     segments = [np.array(framed[i][1], np.uint8) for i in chosen]
     return collate_labelled(ids, segments, np.zeros((len(chosen), 1), np.float32), chosen)

@@ -61,7 +61,7 @@ class Place(Protocol):
         """End all runs at once, or let go of them where that is not for this process to do."""
 
     def abandon(self) -> str:
-        """What becomes of the runs when the driver ends without them, in words."""
+        """Words for what becomes of the runs when the driver ends without them."""
 
     def wait(self) -> None:
         """Wait until something may have changed."""

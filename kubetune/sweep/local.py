@@ -135,7 +135,7 @@ class Local:
             child.process.kill()
 
     def abandon(self) -> str:
-        """What becomes of the runs when the driver ends without them, in words."""
+        """Words for what becomes of the runs when the driver ends without them."""
         return "Runs that were under way save a checkpoint and end" if self._children else ""
 
     def wait(self) -> None:

@@ -212,7 +212,7 @@ class Remote:
             say(text)
 
     def abandon(self) -> str:
-        """What becomes of the runs when the driver ends without them, in words."""
+        """Words for what becomes of the runs when the driver ends without them."""
         left = ", ".join(sorted(spec.name for run, spec in self._specs.items() if run not in self._asked))
         return f"Not stopped, and so they go on in the cluster: {left}" if left else ""
 

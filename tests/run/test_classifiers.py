@@ -340,6 +340,9 @@ def test_generate_prints_label_and_probability(
         ("it is awful", "of a plot"),
     ]
     assert [row["predicted"] for row in rows] == ["1", "0"]
+    assert cli.main(["generate", str(full_run), "fine", "the film was great " * 200]) == 0
+    limit = load_resolved((full_run / "resolved.json").read_text()).data.max_length
+    assert f"1 of 2 texts longer than {limit} tokens (data.max_length): cut there" in capsys.readouterr().err
     assert set(rows[0]["probabilities"]) == {"0", "1"}
 
 

@@ -65,7 +65,7 @@ def test_an_agent_plans_checks_and_looks_and_needs_a_code_for_what_costs(tmp_pat
     assert {tool.name for tool in tools} == {
         "plan", "data_check", "runs", "status", "logs", "report", "submit", "stop",
     }  # fmt: skip
-    assert {tool.name for tool in tools if not tool.annotations.read_only_hint} == {"submit", "stop"}
+    assert {tool.name for tool in tools if not tool.annotations.read_only_hint} == {"report", "submit", "stop"}
     missing, option, status, logs, first, other, wrong = answers
     assert missing["exit_code"] == 2
     assert "missing.yaml" in missing["messages"]

@@ -127,6 +127,9 @@ def test_it_learns_held_out_pairs_and_its_export_says_the_same(
     pairs = [tuple(line.split("\t")) for line in lines]
     asked = [pairs[0], {"prompt": pairs[1][0], "completion": pairs[1][1]}, *pairs[2:]]
     assert [found["reward"] for found in kubetune.classify(run_dir, asked)] == pytest.approx(said)
+    capsys.readouterr()
+    assert cli.main(["generate", str(run_dir), lines[0] + " word" * 400, lines[1]]) == 0
+    assert "1 of 2 texts longer than" in capsys.readouterr().err
     with pytest.raises(errors.ConfigError, match="number 2 is one text"):
         kubetune.classify(run_dir, [pairs[0], "alone"])
     with pytest.raises(errors.ConfigError, match=r"kubetune\.classify asks it"):

@@ -133,6 +133,26 @@ def test_rows_of_texts_that_are_split_are_told_as_a_guess(
     assert "(from 3 records)" in said["tokens"]
 
 
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"prompt": "Why?", "completion": TEXTS[3] * 40}, "data.overlong: split is for plain texts alone"),
+        ({"prompt": "<image>Why?", "completion": "No.", "images": ["a.png"]}, "which a language model cannot see"),
+    ],
+)
+def test_records_that_no_such_run_takes_are_refused_though_others_are_sound(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], record: Any, said: str
+) -> None:
+    monkeypatch.chdir(folder)
+    rows = [{"prompt": "What?", "completion": "That."}, record]
+    (folder / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "run.yaml").write_text("model: model\ndata: {train: mixed.jsonl, max_length: 256, overlong: split}\n")
+    assert cli.main(["plan", "run.yaml"]) == USER
+    assert f"mixed.jsonl:2: has {'images' if 'images' in record else ''}" in (told := capsys.readouterr().err)
+    assert said in told
+    assert "mixed.jsonl:1" not in told
+
+
 def test_a_loss_of_routers_is_refused_for_a_model_that_has_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,6 +148,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**SPELLINGS["ms_swift"], "rejected_images": ["images/b.png"]},
         "has `rejected_images` other than `images`",
     ),
+    "another image for the rejected": (
+        {**SPELLINGS["rlaif-v"], "rejected_image": "images/b.png"},
+        "has `rejected_image` other than `image`",
+    ),
     "an image that is not there": ({**SPELLINGS["trl"], "images": ["images/none.png"]}, "none.png cannot be read"),
     "fewer images than tags": ({**SPELLINGS["ms_swift"], "images": []}, "has 1 <image> tags for 0 images"),
 }

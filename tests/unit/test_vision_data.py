@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,7 @@ def test_an_image_that_changed_since_is_noticed(model: Path, tmp_path: Path) -> 
 def test_bad_images_are_told_of_with_file_and_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_questions(tmp_path, "train", 6)
+    write_questions(tmp_path, "train", 8)
     rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     files = [tmp_path / row["images"][0] for row in rows]
     files[0].write_bytes(files[0].read_bytes()[:-40])
@@ -188,10 +189,14 @@ def test_bad_images_are_told_of_with_file_and_line(
     files[2].write_bytes(b"GIF? no.")
     Image.new("1", (9000, 9000)).save(files[3])
     Image.new("L", (2500, 3)).save(files[4])
+    for row, content in zip(rows[5:7], (b"GIF? no.", files[5].read_bytes()[:-40]), strict=True):
+        row["images"] = ["data:image/jpeg;base64," + b64encode(content).decode()]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = make_config(model, tmp_path)
     report = check(config, load_tokenizer(config.model))
-    assert report.problems.total == 5
-    words = ("cannot be decoded", "No such file", "is no image of JPEG", "81,000,000|9,000 × 9,000", "200 to 1")
+    assert report.problems.total == 7
+    words = ("cannot be decoded", "No such file", "is no image of JPEG", "81,000,000|9,000 × 9,000", "200 to 1",
+             "image in the record itself is no image of", "image in the record itself cannot be decoded")  # fmt: skip
     for line, word in enumerate(words, 1):
         [told] = [text for text in report.problems.first if text.startswith(f"{tmp_path}/train.jsonl:{line}: ")]
         assert any(part in told for part in word.split("|")), told

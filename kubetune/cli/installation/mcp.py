@@ -50,8 +50,9 @@ def server() -> Any:
 
     made = MCPServer("kubetune", instructions=_INSTRUCTIONS)
     tools = Tools()
-    for tool in (tools.plan, tools.data_check, tools.runs, tools.status, tools.logs, tools.report):
+    for tool in (tools.plan, tools.data_check, tools.runs, tools.status, tools.logs):
         made.add_tool(_answering(tool), annotations=ToolAnnotations(readOnlyHint=True))
+    made.add_tool(_answering(tools.report), annotations=ToolAnnotations(readOnlyHint=False, destructiveHint=False))
     for tool in (tools.submit, tools.stop):
         made.add_tool(_answering(tool), annotations=ToolAnnotations(readOnlyHint=False, destructiveHint=True))
     return made

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Show the run until it ends or the reader leaves. Raises ConfigError where there is no such run."""
     from kubetune.cli.local.watch_screen import draw
 
-    place = _place(args.run_name)
+    place = _place(args.run_name) if args.namespace is None else None
     is_live = sys.stdout.isatty() and not (args.once or args.json)
     if place is not None and is_live:
         _wait_for(place)

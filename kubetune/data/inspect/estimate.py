@@ -148,9 +148,10 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
         return None
     from kubetune.data.inspect.sharing import spared_share
+    from kubetune.data.prepared.pipeline import not_to_split
     from kubetune.data.reading.formats import Labelled
     from kubetune.data.reading.problems import Problems
-    from kubetune.data.text.encode import split_at
+    from kubetune.data.text.encode import SEEING, split_at
     from kubetune.data.text.encode_labelled import framed_ids, within_positions
     from kubetune.data.text.tokenizer import load_tokenizer
 
@@ -158,7 +159,7 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     tokenizer = load_tokenizer(config.model)
     labelled = config.task == "sequence_classification"
     wanted = SAMPLE_PICTURED_ROWS if config.sees else SAMPLE_ROWS
-    problems = Problems()
+    problems, unfit = Problems(), Problems()
     examples = list(_first_examples(config, sources, wanted, problems))
     sampled = len(examples)
     if labelled:
@@ -167,9 +168,12 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
         good = [(where, example) for where, example in examples if example is not None]
         encoded = _encoder(config, tokenizer).encode_batch([example for _, example in good])
         rows = [[ids for ids, _ in row.sequences] for row in encoded if not isinstance(row, str)]
-        for (where, _), row in zip(good, encoded, strict=True):
+        for (where, example), row in zip(good, encoded, strict=True):
             if isinstance(row, str):
-                problems.add(where, row)
+                (unfit if SEEING in row else problems).add(where, row)
+            elif said := not_to_split(config.data, example, row):
+                unfit.add(where, said)
+        unfit.raise_if_any()
     if not rows:
         problems.raise_if_any()
         return None

@@ -206,9 +206,8 @@ class Worker:
                 tally.overlong += 1
                 return
             if self._data.overlong == "split":
-                if not isinstance(example, Text):
-                    said = "data.overlong: split is for plain texts alone (choose drop or truncate)"
-                    result.problems.append((where, f"has {encoded.longest:,} tokens of {limit:,}, and {said}"))
+                if said := not_to_split(self._data, example, encoded):
+                    result.problems.append((where, said))
                     tally.refused += 1
                     return
                 found = pieces(encoded, limit)
@@ -237,6 +236,14 @@ class Worker:
     def _holds_special_tokens(self, example: Example) -> bool:
         """Some text of the record holds what the tokenizer takes for a special token, as transformers' does."""
         return self._find_special is not None and any(map(self._find_special, _texts_of(example)))
+
+
+def not_to_split(data: DataConfig, example: Example, encoded: Encoded) -> str:
+    """Words for a record that `data.overlong: split` is not for, though it is too long; empty for others."""
+    if data.overlong != "split" or encoded.longest <= data.max_length or isinstance(example, Text):
+        return ""
+    said = "data.overlong: split is for plain texts alone (choose drop or truncate)"
+    return f"has {encoded.longest:,} tokens of {data.max_length:,}, and {said}"
 
 
 def _answers(example: Example, encoded: Encoded) -> dict[str, int]:

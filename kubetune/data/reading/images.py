@@ -75,6 +75,7 @@ def image_file(data_file: str, image: str, cache: Path) -> Path:
 ADDRESS: Final = "data:"
 """Beginning of addresses that hold the data themselves."""
 
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _BASE64: Final = re.compile(r"data:(?:image/[\w.+-]+)?;base64,")
 
 
@@ -155,6 +156,12 @@ def _folders_in(root: Path) -> tuple[Path, ...]:
     return tuple(sorted(entry for entry in root.iterdir() if entry.is_dir()))
 
 
+def _told(file: Path) -> str:
+    """A file as messages name it: of one that a record held, the cache's name for it would tell nothing."""
+    is_kept = _DIGEST.fullmatch(file.name) is not None and file.parent.name == file.name[:2]
+    return "in the record itself" if is_kept else str(file)
+
+
 def verify_image(file: Path) -> ImageFacts:
     """Look whether an image file can be used, by decoding it. Raises UnusableImage with the reason.
 
@@ -163,11 +170,13 @@ def verify_image(file: Path) -> ImageFacts:
     try:
         number = file.stat().st_size
     except OSError as error:
-        raise UnusableImage("image_missing", f"image {file} cannot be read: {error.strerror}") from error
+        raise UnusableImage("image_missing", f"image {_told(file)} cannot be read: {error.strerror}") from error
     if not number:
-        raise UnusableImage("image_damaged", f"image {file} is empty")
+        raise UnusableImage("image_damaged", f"image {_told(file)} is empty")
     if number > MAX_BYTES:
-        raise UnusableImage("image_too_large", f"image {file} has {number:,} bytes; at most {MAX_BYTES:,} are read")
+        raise UnusableImage(
+            "image_too_large", f"image {_told(file)} has {number:,} bytes; at most {MAX_BYTES:,} are read"
+        )
     return _decode(file, number)
 
 
@@ -186,20 +195,22 @@ def _decode(file: Path, number: int) -> ImageFacts:
         except UnusableImage:
             raise
         except image_module.DecompressionBombError as error:
-            raise UnusableImage("image_too_large", f"image {file}: {error}") from error
+            raise UnusableImage("image_too_large", f"image {_told(file)}: {error}") from error
         except image_module.UnidentifiedImageError as error:
-            raise UnusableImage("image_unknown", f"{file} is no image of {', '.join(FORMATS)}") from error
+            raise UnusableImage("image_unknown", f"image {_told(file)} is no image of {', '.join(FORMATS)}") from error
         except Exception as error:  # Pillow's parsers raise many kinds; each means that the bytes are no sound image
-            raise UnusableImage("image_damaged", f"image {file} cannot be decoded: {error}") from error
+            raise UnusableImage("image_damaged", f"image {_told(file)} cannot be decoded: {error}") from error
     return facts
 
 
 def _require_sane_size(file: Path, facts: ImageFacts) -> None:
     size = f"{facts.width:,} × {facts.height:,} pixels"
     if facts.width * facts.height > MAX_PIXELS:
-        raise UnusableImage("image_too_large", f"image {file} has {size}; at most {MAX_PIXELS:,} are decoded")
+        raise UnusableImage("image_too_large", f"image {_told(file)} has {size}; at most {MAX_PIXELS:,} are decoded")
     if max(facts.width, facts.height) > MAX_ASPECT_RATIO * max(1, min(facts.width, facts.height)):
-        raise UnusableImage("image_too_narrow", f"image {file} has {size}; at most {MAX_ASPECT_RATIO} to 1 can be used")
+        raise UnusableImage(
+            "image_too_narrow", f"image {_told(file)} has {size}; at most {MAX_ASPECT_RATIO} to 1 can be used"
+        )
 
 
 def thumbnail(file: str | Path, longest: int = 200) -> str:

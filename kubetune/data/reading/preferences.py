@@ -22,7 +22,7 @@ _ANSWERS: Final = ("completion", "output", "response", "answer")
 _VERDICTS: Final = ("label", "kto_tag")
 _OF_CHATS: Final = ("system", "system_prompt", "tools", "functions", "images", "image", "history")
 """Keys that say that a prompt goes through the chat template, plain text though it is."""
-_OF_REJECTED: Final = ("images", "videos", "audios", "tools", "objects")
+_OF_REJECTED: Final = ("images", "image", "videos", "audios", "tools", "objects")
 """Keys that ms-swift may have a second time for the rejected answer, as `rejected_images`."""
 
 _SPOKEN: Final = re.compile(r"(?:^|\n\n)(Human|Assistant):")

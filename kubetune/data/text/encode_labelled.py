@@ -37,7 +37,7 @@ class LabelledEncoder:
     def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
         """The row with its texts, the longer one first, shortened so that special tokens still frame them."""
         assert isinstance(example, Labelled)
-        ids, segments = frame(self._tokenizer, example.text, example.second, limit)
+        ids, segments, _ = frame(self._tokenizer, example.text, example.second, limit)
         return Encoded(ids, [False] * len(ids), encoded.target, segments)
 
 
@@ -52,15 +52,18 @@ def within_positions(config: Config, tokenizer: Tokenizer) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"max_length": limit})})
 
 
-def frame(tokenizer: Tokenizer, text: str, second: str | None, limit: int) -> tuple[list[int], list[int]]:
-    """Ids and token types of a text, or a pair, shortened to `limit` tokens between the special ones that frame it."""
+def frame(tokenizer: Tokenizer, text: str, second: str | None, limit: int) -> tuple[list[int], list[int], bool]:
+    """Ids and token types of a text, or a pair, shortened to `limit` tokens between the special ones that frame it.
+
+    The last is true for one that had more.
+    """
     backend = tokenizer.framing_backend
     backend.enable_truncation(limit, strategy="longest_first")
     try:
         encoding = backend.encode(text, second)
     finally:
         backend.no_truncation()
-    return encoding.ids, encoding.type_ids
+    return encoding.ids, encoding.type_ids, bool(encoding.overflowing)
 
 
 def _texts(example: Labelled) -> str | tuple[str, str]:
