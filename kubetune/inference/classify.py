@@ -48,7 +48,7 @@ def classify_texts(
     if not framed:
         return []
     _say_cut(sum(is_cut for _, _, is_cut in framed), len(framed), limit)
-    lengths = np.array([len(ids) for ids, _ in framed])
+    lengths = np.array([len(ids) for ids, *_ in framed])
     budget = TOKENS_AT_ONCE if learner.route.padding_free else 1
     groups = pack(np.arange(len(framed)), lengths, budget)
     return task.classify(learner, [_batch(framed, group.tolist()).to(device) for group in groups])

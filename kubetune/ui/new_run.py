@@ -170,11 +170,16 @@ def _started(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
             config = config.model_copy(update={"kubernetes": None}) if config.kubernetes else config
             if (place := Path(str(config.output))).exists():
                 raise ConfigError(f"{place} is there already; choose another name")
-        if not file.exists() or site.jobs.has_failed_with(name, file):
+        if is_new := not file.exists() or site.jobs.has_failed_with(name, file):
             write_atomic(file, as_yaml(config))
         elif file.read_text("utf-8") != as_yaml(config):
             raise ConfigError(f"{file} is there already, with other settings; choose another name")
-        site.jobs.start(name, [verb, str(file)])
+        try:
+            site.jobs.start(name, [verb, str(file)])
+        except (KubetuneError, OSError):
+            if is_new:
+                file.unlink()  # of a run that was never begun
+            raise
     except (KubetuneError, OSError) as error:
         if (refused := known(error)) is None:
             raise

@@ -314,7 +314,11 @@ def test_nothing_is_padded_where_lengths_differ_as_those_of_sst2(inputs: Path, t
 
 
 def test_generate_prints_label_and_probability(
-    full_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    full_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text('{"text": "the film was great"}\n{"sentence": "it is awful"}\n')
@@ -341,8 +345,7 @@ def test_generate_prints_label_and_probability(
     ]
     assert [row["predicted"] for row in rows] == ["1", "0"]
     assert cli.main(["generate", str(full_run), "fine", "the film was great " * 200]) == 0
-    limit = load_resolved((full_run / "resolved.json").read_text()).data.max_length
-    assert f"1 of 2 texts longer than {limit} tokens (data.max_length): cut there" in capsys.readouterr().err
+    assert re.search(r"1 of 2 texts longer than \d+ tokens \(data.max_length\): cut", caplog.text)
     assert set(rows[0]["probabilities"]) == {"0", "1"}
 
 

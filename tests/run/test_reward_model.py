@@ -111,7 +111,7 @@ def test_an_encoder_is_not_sharded_and_says_why(folder: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_it_learns_held_out_pairs_and_its_export_says_the_same(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"num_train_epochs": 3, "metric_for_best_model": "accuracy", "learning_rate": 1e-2}
     config = toy.make_config(folder, settings, task="reward_model", data=write_pairs(folder))
@@ -127,9 +127,8 @@ def test_it_learns_held_out_pairs_and_its_export_says_the_same(
     pairs = [tuple(line.split("\t")) for line in lines]
     asked = [pairs[0], {"prompt": pairs[1][0], "completion": pairs[1][1]}, *pairs[2:]]
     assert [found["reward"] for found in kubetune.classify(run_dir, asked)] == pytest.approx(said)
-    capsys.readouterr()
     assert cli.main(["generate", str(run_dir), lines[0] + " word" * 400, lines[1]]) == 0
-    assert "1 of 2 texts longer than" in capsys.readouterr().err
+    assert "1 of 2 texts longer than" in caplog.text
     with pytest.raises(errors.ConfigError, match="number 2 is one text"):
         kubetune.classify(run_dir, [pairs[0], "alone"])
     with pytest.raises(errors.ConfigError, match=r"kubetune\.classify asks it"):

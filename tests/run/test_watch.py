@@ -346,3 +346,14 @@ def test_sparklines() -> None:
     assert sparkline([None], 3) == " "
     assert sparkline([], 3) == ""
     assert len(sparkline(range(1000), 40)) == 40
+
+
+def test_a_namespace_means_the_cluster_though_a_folder_has_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fit").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert cli.main(["watch", "fit", "-n", "team", "--once"]) == 3
+    assert "a namespace was given, so a cluster was asked" in (told := capsys.readouterr().err)
+    assert str(tmp_path / "none") in told

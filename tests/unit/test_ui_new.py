@@ -253,6 +253,15 @@ def test_a_disk_that_takes_nothing_more_is_told_and_holds_no_half_file(
     assert list((tmp_path / "outputs").iterdir()) == []
 
 
+def test_a_start_that_is_refused_leaves_no_file(client: TestClient, values: dict[str, str], tmp_path: Path) -> None:
+    log = tmp_path / "outputs" / ".kubetune-ui" / "first.log"
+    log.mkdir(parents=True)
+    (said,) = ask(client, "/new/start", values=values)["problems"]
+    assert "first.log: Is a directory" in said
+    log.rmdir()
+    assert not (tmp_path / "outputs" / "first.yaml").exists()
+
+
 def test_commands_outlive_the_server_that_began_them(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
     jobs.start("x", ["runs", str(tmp_path / "nowhere")])

@@ -219,9 +219,8 @@ def _looker(args: argparse.Namespace, place: Path | None) -> tuple[Look, float]:
         try:
             cluster, spec = find(args)
         except EnvironmentFault as error:
-            raise EnvironmentFault(
-                f"there is no folder {args.run_name} here, so a cluster was asked: {error}"
-            ) from None
+            why = f"there is no folder {args.run_name} here" if args.namespace is None else "a namespace was given"
+            raise EnvironmentFault(f"{why}, so a cluster was asked: {error}") from None
         return lambda rank: look_there(cluster, spec, rank), _CLUSTER_SECONDS
     if not place.is_dir():
         raise ConfigError(f"{place}: no such run directory; expected one, or the name of a run on a cluster")
