@@ -161,7 +161,7 @@ def test_a_loss_of_routers_is_refused_for_a_model_that_has_none(
     (folder / "run.yaml").write_text(f"model: {dense}\ndata: {{train: a.jsonl, max_length: 256}}\n")
     for name in ("router_aux_loss_coef", "router_z_loss_coef"):
         assert cli.main(["plan", "run.yaml", f"training.{name}=0.01"]) == USER
-        assert f"training.{name} is 0.01, but this model has no experts" in capsys.readouterr().err
+        assert f"training.{name}: found 0.01, but this model has no experts" in capsys.readouterr().err
         assert cli.main(["plan", "run.yaml", f"training.{name}=0"]) == 0
 
 
