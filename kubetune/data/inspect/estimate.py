@@ -158,9 +158,8 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     config = config.model_copy(update={"model": config.model.model_copy(update={"local_files_only": True})})
     tokenizer = load_tokenizer(config.model)
     labelled = config.task == "sequence_classification"
-    wanted = SAMPLE_PICTURED_ROWS if config.sees else SAMPLE_ROWS
     problems, unfit = Problems(), Problems()
-    examples = list(_first_examples(config, sources, wanted, problems))
+    examples = list(_first_examples(config, sources, SAMPLE_PICTURED_ROWS if config.sees else SAMPLE_ROWS, problems))
     sampled = len(examples)
     if labelled:
         rows = [[ids] for ids in framed_ids(tokenizer, [e for _, e in examples if isinstance(e, Labelled)])]
