@@ -91,6 +91,9 @@ UNTRIED: dict[str, tuple[str, ...]] = {
         "mllama", "moshi", "musicgen", "musicgen_melody", "phi4_multimodal", "qwen4_exp",
     ),
     "drafts for another model, which they cannot run without": ("gemma4_assistant", "gemma4_unified_assistant"),
+    "of which the language model alone was tried: one sequence at a time, as its attention has a mask of its own": (
+        "glm5_next",
+    ),
     "bytes in patches, with a model of its own to cut them": ("blt",),
     "a configuration in parts, of which no tiny one was made": ("dbrx",),
     "layers share their keys by a schedule that no tiny model has": ("gemma3n_text",),

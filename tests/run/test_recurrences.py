@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import signal
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -223,6 +226,18 @@ def hybrid(tmp_path: Path) -> dict[str, Any]:
     config = AutoConfig.for_model("qwen3_5_text", **{**HYBRIDS["qwen3_5_text"], "vocab_size": 512})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "hybrid")
     return {"inputs": inputs, "model": str(tmp_path / "hybrid")}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="flash-linear-attention is installed")
+def test_a_kernel_that_is_absent_is_named_once(tmp_path: Path, hybrid: dict[str, Any]) -> None:
+    config = toy.make_config(**hybrid, training={"max_steps": 3})
+    run_dir = toy.make_run(tmp_path / "run", config)
+    command = [sys.executable, "-m", "kubetune.worker", str(run_dir)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    named = re.findall(r"`(\w+)` is falling back to its reference PyTorch implementation", done.stderr + done.stdout)
+    assert sorted(named) == ["causal_conv1d_fn", "chunk_gated_delta_rule"]
 
 
 @pytest.mark.slow

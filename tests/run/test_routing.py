@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -214,6 +215,17 @@ def test_a_mixture_learns_the_same_however_its_steps_are_split(inputs, tmp_path,
     assert "Load of the experts" in page
     assert "Tokens dropped as an expert was full: 0; no expert has a capacity here" in page
     assert "Balance loss of the routers" in page
+
+
+@slow
+def test_a_killed_mixture_goes_on_bit_for_bit(inputs, tmp_path):
+    settings = {"max_steps": 6, "eval_steps": 3, "save_steps": 3, "router_aux_loss_coef": 0.1}
+    config = toy.make_config(inputs, settings, model=str(inputs / "mixture"), **ADAPTERS)
+    whole = toy.digests(toy.finished(tmp_path / "whole", config))
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:step:5"}) == [-signal.SIGKILL]
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == whole
 
 
 @slow
