@@ -28,10 +28,16 @@ class Context:
     def owned(self, owner: Object, kind: str) -> list[Object]:
         return self.store.list(kind, namespace_of(owner), owner)
 
-    def create(self, owner: Object, kind: str, metadata: Object, spec: Object) -> Object | None:
-        """Create a dependent; a refusal becomes a FailedCreate event, as real controllers do it."""
+    def create(
+        self, owner: Object, kind: str, metadata: Object, spec: Object, version: str | None = None
+    ) -> Object | None:
+        """Create a dependent; a refusal becomes a FailedCreate event, as real controllers do it.
+
+        `version`: its API version, where the kind has several.
+        """
         meta = {"namespace": namespace_of(owner), "ownerReferences": [owner_reference(owner)], **metadata}
-        body = {"apiVersion": BY_KIND[kind].api_version, "kind": kind, "metadata": meta, "spec": copy.deepcopy(spec)}
+        version = version or BY_KIND[kind].api_version
+        body = {"apiVersion": version, "kind": kind, "metadata": meta, "spec": copy.deepcopy(spec)}
         try:
             self.faults.check_creation(body)
             if kind == "Pod":

@@ -1,6 +1,8 @@
-"""kubeflow.org/v1 PyTorchJob as the training operator 1.9 runs it: one pod and one Service per replica, no gang.
+"""kubeflow.org/v1 PyTorchJob as the training operator 1.9 runs it: one pod and one Service per replica.
 
-Not built: elastic policies, and the init container that waits for the master's name.
+A `schedulingPolicy` makes a PodGroup, whose name the pods get with their scheduler. The real operator is started for
+one scheduler; this one takes the policy of a timeout, which Volcano has not, for the coscheduling plugin's. Not built:
+elastic policies, and the init container that waits for the master's name.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import copy
 
 from standin.controllers.context import Context
+from standin.controllers.scheduler import COSCHEDULING, VOLCANO, into_group, make_group
 from standin.state.objects import Object, condition, name_of, namespace_of, phase, set_condition, terminating
 
 _PREFIX = "training.kubeflow.org/"
@@ -26,6 +29,8 @@ def _reconcile_job(context: Context, job: Object) -> None:
     spec, status = job["spec"], job.setdefault("status", {})
     run_policy = spec.get("runPolicy") or {}
     set_condition(status, "Created", "True", "PyTorchJobCreated", f"PyTorchJob {name_of(job)} is created.")
+    if not _ended(job):
+        _make_group(context, job)
     status["replicaStatuses"] = {}
     for role, replica in spec["pytorchReplicaSpecs"].items():
         phases = [_reconcile_replica(context, job, role, index) for index in range(replica.get("replicas", 1))]
@@ -37,6 +42,23 @@ def _reconcile_job(context: Context, job: Object) -> None:
         _clean_up(context, job, run_policy.get("cleanPodPolicy", "None"))
     context.store.touch(job)
     context.delete_after(job, run_policy.get("ttlSecondsAfterFinished"), _ended(job))
+
+
+def _gang(job: Object) -> str | None:
+    """The scheduler that the job's policy is for; None without one."""
+    policy = (job["spec"].get("runPolicy") or {}).get("schedulingPolicy")
+    return None if policy is None else COSCHEDULING if "scheduleTimeoutSeconds" in policy else VOLCANO
+
+
+def _make_group(context: Context, job: Object) -> None:
+    if (scheduler := _gang(job)) is None:
+        return
+    policy, replicas = job["spec"]["runPolicy"]["schedulingPolicy"], job["spec"]["pytorchReplicaSpecs"].values()
+    count = sum(replica.get("replicas", 1) for replica in replicas)
+    names = {"minResources": "minResources", "scheduleTimeoutSeconds": "scheduleTimeoutSeconds"}
+    names |= {"queue": "queue", "priorityClass": "priorityClassName"} if scheduler == VOLCANO else {}
+    spec = {ours: policy[theirs] for theirs, ours in names.items() if theirs in policy}
+    make_group(context, job, scheduler, {"minMember": policy.get("minAvailable", count), **spec})
 
 
 def _ended(job: Object) -> Object | None:
@@ -89,6 +111,9 @@ def _start_pod(context: Context, job: Object, role: str, index: int, metadata: O
         env = container.setdefault("env", [])
         own = {entry["name"] for entry in env}
         env += [{"name": key, "value": value} for key, value in injected.items() if key not in own]
+    if scheduler := _gang(job):
+        template["spec"].setdefault("schedulerName", scheduler)
+        into_group(template, scheduler, name_of(job))
     policy = replicas[role].get("restartPolicy", "OnFailure")
     return context.create_pod(job, template, metadata, restartPolicy="Never" if policy == "ExitCode" else policy)
 

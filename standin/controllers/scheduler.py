@@ -21,6 +21,10 @@ from standin.state.objects import (
     uid_of,
 )
 
+VOLCANO, COSCHEDULING = "volcano", "scheduler-plugins-scheduler"
+_VERSIONS = {VOLCANO: "scheduling.volcano.sh/v1beta1", COSCHEDULING: "scheduling.x-k8s.io/v1alpha1"}
+_VOLCANO_GROUP, _COSCHEDULING_GROUP = "scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group"
+
 Gang = tuple[str, str, str]
 """API version, namespace and name of a PodGroup."""
 
@@ -74,14 +78,25 @@ def _tell(context: Context, pod: Object, refusal: str | None) -> None:
         context.store.event(pod, "Warning", "FailedScheduling", refusal)
 
 
+def make_group(context: Context, owner: Object, scheduler: str, spec: Object) -> None:
+    """Make the PodGroup of a job's pods, as its operator does, unless it is there."""
+    groups = context.store.list("PodGroup", namespace_of(owner))
+    if not any((group["apiVersion"], name_of(group)) == (_VERSIONS[scheduler], name_of(owner)) for group in groups):
+        context.create(owner, "PodGroup", {"name": name_of(owner)}, spec, _VERSIONS[scheduler])
+
+
+def into_group(template: Object, scheduler: str, name: str) -> None:
+    """Put the pods of a template into a group, by the mark that this scheduler looks for."""
+    section, key = ("annotations", _VOLCANO_GROUP) if scheduler == VOLCANO else ("labels", _COSCHEDULING_GROUP)
+    template.setdefault("metadata", {}).setdefault(section, {})[key] = name
+
+
 def _group(pod: Object) -> Gang | None:
     """API version, namespace and name of the PodGroup that a pod belongs to, for the scheduler it asks for."""
     spec, annotations = pod["spec"], pod["metadata"].get("annotations") or {}
     marks = {
-        "scheduling.volcano.sh/v1beta1": spec.get("schedulerName") == "volcano"
-        and annotations.get("scheduling.k8s.io/group-name"),
-        "scheduling.x-k8s.io/v1alpha1": spec.get("schedulerName") == "scheduler-plugins-scheduler"
-        and labels_of(pod).get("scheduling.x-k8s.io/pod-group"),
+        _VERSIONS[VOLCANO]: spec.get("schedulerName") == VOLCANO and annotations.get(_VOLCANO_GROUP),
+        _VERSIONS[COSCHEDULING]: spec.get("schedulerName") == COSCHEDULING and labels_of(pod).get(_COSCHEDULING_GROUP),
         "scheduling.k8s.io/v1beta1": (spec.get("schedulingGroup") or {}).get("podGroupName"),
     }
     return next(((version, namespace_of(pod), name) for version, name in marks.items() if name), None)

@@ -9,6 +9,7 @@ import copy
 
 from standin.api.merge import strategic
 from standin.controllers.context import Context
+from standin.controllers.scheduler import COSCHEDULING, VOLCANO, into_group, make_group
 from standin.state.objects import (
     COMPLETION_INDEX,
     Object,
@@ -24,6 +25,8 @@ from standin.state.objects import (
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _INITIALIZERS = {"dataset-initializer": "dataset", "model-initializer": "model"}
 _MASTER_PORT = "29500"
+_QUEUE = "scheduling.volcano.sh/queue-name"
+_SCHEDULE_SECONDS = 60
 
 
 def reconcile(context: Context) -> None:
@@ -58,7 +61,10 @@ def _create_jobset(context: Context, job: Object) -> Object | None:
         message = f"referenced {kind} {reference['name']} not found"
         set_condition(job["status"], "Failed", "True", "TrainingRuntimeNotSupported", message)
         return None
-    return context.create(job, "JobSet", {"name": name_of(job), "labels": labels_of(job)}, _jobset_spec(job, runtime))
+    spec = _jobset_spec(job, runtime)
+    if scheduler := _gang(runtime):
+        _make_group(context, job, runtime, spec, scheduler)
+    return context.create(job, "JobSet", {"name": name_of(job), "labels": labels_of(job)}, spec)
 
 
 def _jobset_spec(job: Object, runtime: Object) -> Object:
@@ -74,7 +80,29 @@ def _jobset_spec(job: Object, runtime: Object) -> Object:
         elif step in _INITIALIZERS:
             _fill_initializer(job, replicated, step)
     spec["suspend"] = bool(job["spec"].get("suspend"))
+    if scheduler := _gang(runtime):
+        for replicated in spec["replicatedJobs"]:
+            into_group(replicated["template"]["spec"]["template"], scheduler, name_of(job))
     return spec
+
+
+def _gang(runtime: Object) -> str | None:
+    """The scheduler of the runtime's group policy; None without one."""
+    policy = runtime["spec"].get("podGroupPolicy") or {}
+    return VOLCANO if "volcano" in policy else COSCHEDULING if "coscheduling" in policy else None
+
+
+def _make_group(context: Context, job: Object, runtime: Object, jobset: Object, scheduler: str) -> None:
+    """The group of all pods, initializers' too, which the Trainer counts as well."""
+    jobs = [one["template"]["spec"] for one in jobset["replicatedJobs"] for _ in range(one["replicas"])]
+    spec: Object = {"minMember": sum(one.get("parallelism", 1) for one in jobs)}
+    if scheduler == COSCHEDULING:
+        policy = runtime["spec"]["podGroupPolicy"]["coscheduling"] or {}
+        spec["scheduleTimeoutSeconds"] = policy.get("scheduleTimeoutSeconds", _SCHEDULE_SECONDS)
+    annotations = runtime["spec"]["template"].get("metadata", {}).get("annotations", {})
+    if scheduler == VOLCANO and _QUEUE in annotations:
+        spec["queue"] = annotations[_QUEUE]
+    make_group(context, job, scheduler, spec)
 
 
 def _fill_initializer(job: Object, replicated: Object, step: str) -> None:
