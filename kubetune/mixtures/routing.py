@@ -39,8 +39,8 @@ class Routing:
     """Choices of a mixture's routers in the step under way; of a model without experts, nothing.
 
     `counts` `[layers, experts]`: tokens of this rank that each expert was given. `coefficients`: of balance and z-loss.
-    `layers`: names of the stacks of experts. `load`: tokens of all ranks in the `steps` since the start,
-    of which `dropped` were.
+    `layers`: names of the stacks of experts. `load`: tokens of all ranks in the `steps` since the start;
+    `dropped`: those that an expert had no room for.
     """
 
     counts: Tensor | None = None
