@@ -22,6 +22,8 @@ SIBLINGS = (
     ("q_lin", "k_lin", "v_lin"),
     ("gate_proj", "up_proj"),
     ("w1", "w3"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+    ("in_proj_qkvz", "in_proj_ba"),
 )
 """Names of layers that mostly get the same input, in the order they are called in."""
 

@@ -30,6 +30,8 @@ CALL_TOKENS = 64
 """Tokens of padding that cost about what one more call of a module does."""
 CHUNK = 32
 """Tokens of a chunk on a CPU, whose length changes nothing but the rounding."""
+CHANNEL_CHUNK = 8
+"""The same where each channel decays by itself, so that all pairs of a chunk's tokens are compared in each."""
 NOTICED = {torch.float32: 1e-6}
 """Relative change of other sequences that is no rounding, by dtype; for those that round more, HALF_NOTICED."""
 HALF_NOTICED = 1e-2
@@ -158,8 +160,14 @@ def _short_chunks(module: Any, device: torch.device) -> ExitStack:
     if isinstance(size, int) and size > CHUNK:
         undo.enter_context(Replaced(module, "chunk_size", CHUNK))
     for source, name in _chunked(tuple(base.__module__ for base in type(module).__mro__)):
-        undo.enter_context(Replaced(source, name, partial(vars(source)[name], chunk_size=CHUNK)))
+        undo.enter_context(Replaced(source, name, partial(_in_short_chunks, vars(source)[name])))
     return undo
+
+
+def _in_short_chunks(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    decay = kwargs.get("g")
+    by_channel = isinstance(decay, Tensor) and decay.dim() == 4
+    return stock(*args, **{**kwargs, "chunk_size": CHANNEL_CHUNK if by_channel else CHUNK})
 
 
 @lru_cache

@@ -109,19 +109,28 @@ def test_what_float32_leaves_of_a_packed_batch_is_as_near_to_the_truth(name: str
     assert relative_error(ours, theirs) <= max(SAME, theirs_off)
 
 
-def test_a_delta_rule_scans_short_chunks_and_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build_model("qwen3_5_text", HYBRIDS["qwen3_5_text"])
+@pytest.mark.parametrize(
+    ("family", "name", "chunk"),
+    [
+        ("qwen3_5_text", "torch_chunk_gated_delta_rule", recurrences.CHUNK),
+        ("kimi_linear", "chunk_kimi_delta_attention", recurrences.CHANNEL_CHUNK),
+    ],
+)
+def test_a_delta_rule_scans_short_chunks_and_is_left_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, family: str, name: str, chunk: int
+) -> None:
+    model = build_model(family, HYBRIDS[family])
     source = sys.modules[type(model.get_base_model()).__module__]
-    stock, used = vars(source)["torch_chunk_gated_delta_rule"], []
+    stock, used = vars(source)[name], []
 
     def watched(*args: Any, chunk_size: int = 64, **kwargs: Any) -> Any:
         used.append(chunk_size)
         return stock(*args, chunk_size=chunk_size, **kwargs)
 
-    monkeypatch.setattr(source, "torch_chunk_gated_delta_rule", watched)
+    monkeypatch.setattr(source, name, watched)
     assert choose_attention(model).by_rows
-    assert recurrences.CHUNK in used
-    assert vars(source)["torch_chunk_gated_delta_rule"] is watched
+    assert chunk in used
+    assert vars(source)[name] is watched
 
 
 @pytest.mark.slow
