@@ -98,7 +98,8 @@ def load_pretrained(
     draw(loaded, _tell_new(found, is_expected=classifies))
     experts = [parameter for name, parameter in loaded.named_parameters() if is_expert(name)]
     if quantised is not None or experts:
-        let_go_of_files(loaded)
+        # Stacks of experts come last: files that hold each expert alone are gone by then, and both never add up.
+        let_go_of_files(p for _, p in sorted(loaded.named_parameters(), key=lambda named: is_expert(named[0])))
     if quantised is not None:
         quantization.keep_layout(loaded)
         logs.MODEL.info("%s", quantization.describe(config, arithmetic, device))
@@ -108,12 +109,9 @@ def load_pretrained(
     return loaded.to(device)  # type: ignore[no-any-return]
 
 
-def let_go_of_files(model: nn.Module) -> None:
-    """Copy what still lies in the file of the weights on a CPU: all of it stays mapped for what is not made anew of it.
-
-    Stacks of experts come last: files that hold each expert alone are let go of by then, so that both never add up.
-    """
-    for _, parameter in sorted(model.named_parameters(), key=lambda named: is_expert(named[0])):
+def let_go_of_files(parameters: Iterable[nn.Parameter]) -> None:
+    """Copy what still lies in the file of the weights on a CPU: all of it stays mapped for any part."""
+    for parameter in parameters:
         if parameter.device.type == "cpu" and parameter.is_floating_point():
             parameter.data = parameter.data.clone()
 

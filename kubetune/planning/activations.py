@@ -167,10 +167,13 @@ def _attention_bytes(config: Config, plan: Plan, weights: Weights, shape: Shape,
         pairs = tokens * min(config.data.max_length, tokens)
         if config.model.attention != "eager":
             return shape.layers * pairs * element if _is_masked(weights) else 0
-    elif plan.device == "cpu":
-        pairs = _pairs(config, plan, tokens)
-    else:
+    elif plan.device != "cpu":
         return 0
+    elif _dropouts(weights)[0]:
+        length = min(config.data.max_length, tokens)
+        pairs = few_values(tokens // length) * few_values(length) ** 2
+    else:
+        pairs = _pairs(config, plan, tokens)
     attention = shape.layers * heads * pairs * element
     if weights.text_config.get("attn_logit_softcapping"):
         attention *= 2  # the scores as they were bent are kept beside the probabilities
@@ -211,6 +214,15 @@ def _pairs(config: Config, plan: Plan, tokens: int) -> int:
     shared = min(length - 1, round(plan.spared_share * length * rows / (rows - 1)))
     own = length - shared
     return _triangle(shared) + (tokens - shared) // own * (_triangle(own) + own * shared)
+
+
+def few_values(n: int) -> int:
+    """`n` rounded up to three significant bits: at most a quarter more, and four values for each power of two.
+
+    So sequences and their number are padded where attention drops probabilities, or is not causal.
+    """
+    step = 1 << max(0, n.bit_length() - 3)
+    return -(-n // step) * step
 
 
 def _triangle(length: int) -> int:

@@ -91,8 +91,11 @@ def build(config: Config, world: World, workload: Workload) -> Learner:
         seed = config.training.seed
         model = lora.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=seed, frozen=frozen)
     elif frozen is not None:
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(re.fullmatch(frozen, name) is None)
+        still = [parameter for name, parameter in model.named_parameters() if re.fullmatch(frozen, name)]
+        for parameter in still:
+            parameter.requires_grad_(False)
+        # The optimizer copies what learns; the rest alone would keep the file mapped, and all that was read of it.
+        loading.let_go_of_files(still)
     learner = ready(model.train(), config)
     if config.training.compile == "auto":
         config = without_compiler(config)  # what it gains here has not been measured

@@ -36,6 +36,7 @@ from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.data.vision.whole_processor import WholeProcessor
+from kubetune.distributed.process_group import World
 from kubetune.inference.generate import Sampling, answer, load_run
 from kubetune.models.acceleration import Workload, tune
 from kubetune.planning.activations import goes_alone
@@ -211,6 +212,16 @@ def test_a_plan_knows_which_models_take_one_sequence_at_a_time(name: str, tmp_pa
     assert processor is not None
     assert goes_alone(config, weights) is not processor.is_grid
     assert not goes_alone(config.model_copy(update={"task": "causal_lm"}), weights)
+
+
+def test_the_file_of_the_weights_is_let_go_of_where_a_tower_does_not_learn(tmp_path: Path) -> None:
+    config = config_of(save_seeing_model(tmp_path, "qwen2_5_vl"))
+    model = vision_language.build(config, World(), Workload(0)).model
+    assert not all(parameter.requires_grad for parameter in model.parameters())
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # as the optimizer does, which keeps them in memory of its own
+            parameter.data = parameter.data.clone()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 @OLD_ARRAYS

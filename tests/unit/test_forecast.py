@@ -330,7 +330,9 @@ def test_what_dropout_drew_is_kept() -> None:
         on_a_cpu("task=sequence_classification", weights=like(changes))
         for changes in ({}, {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1})
     )
-    assert dropping.parts["attention"] == 3 * plain.parts["attention"]
+    assert dropping.parts["attention"] == 3 * 36 * 32 * 1024 * 1024 * 4, "not only what is seen before each token"
+    padded = on_a_cpu("task=sequence_classification", weights=like({"attention_dropout": 0.1}), longest=480)
+    assert padded.parts["attention"] == 3 * 36 * 32 * 512 * 512 * 4
     assert dropping.parts["activations"] - plain.parts["activations"] == 1024 * 36 * 2 * 4096 * 4
 
 

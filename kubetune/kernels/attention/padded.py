@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kubetune.kernels.attention.blockwise import Rule
 from kubetune.kernels.dropout import dropout
+from kubetune.planning.activations import few_values
 
 SHORTEST = 16  # sequences up to here share one batch: smaller ones would cost more in calls than in padding
 SAME_LENGTH = 64  # up to here, all batches of a class are of one length on a CPU
@@ -49,8 +50,8 @@ def _group(spans: list[tuple[int, int]], device: torch.device) -> Group:
     lengths = torch.tensor([stop - start for start, stop in spans])
     size, length = len(spans), int(lengths.max())
     if device.type == "cpu":  # oneDNN compiles each product of new sizes, which takes longer than a small one itself
-        size = _few_values(size)
-        length = max(SHORTEST, 1 << (length - 1).bit_length()) if length <= SAME_LENGTH else _few_values(length)
+        size = few_values(size)
+        length = max(SHORTEST, 1 << (length - 1).bit_length()) if length <= SAME_LENGTH else few_values(length)
     real = torch.zeros(size, length, dtype=torch.bool)
     real[: len(spans)] = torch.arange(length)[None] < lengths[:, None]
     sources = torch.zeros(size, length, dtype=torch.long)
@@ -62,12 +63,6 @@ def _group(spans: list[tuple[int, int]], device: torch.device) -> Group:
         hidden[len(spans) :] = False  # nothing but padding: the softmax of no key at all would be no number
     source, filled, place = (t.to(device) for t in (sources.flatten(), sources[real], real.flatten().nonzero()[:, 0]))
     return Group(size, length, source, filled, place, None if hidden is None else hidden.to(device))
-
-
-def _few_values(n: int) -> int:
-    """`n` rounded up to three significant bits: at most a quarter more, and four values for each power of two."""
-    step = 1 << max(0, n.bit_length() - 3)
-    return -(-n // step) * step
 
 
 def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
