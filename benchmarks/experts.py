@@ -4,7 +4,7 @@
 
 The same model, adapters, ids and steps (forward and backward of one packed batch), each way in a process of its own
 with one thread, taking turns; CPU seconds a step and peak memory above that before the first step are compared.
-Everything but the experts' forward is the same in both.
+Everything but the experts' forward is the same in both; how long the experts take alone is measured after it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -39,7 +39,7 @@ SIZES: dict[str, Any] = {
     "moe_intermediate_size": 192,
 }
 """Qwen3-30B-A3B's experts, as many, each a quarter as wide and as deep, in four layers."""
-ROWS, STEPS = (1, 2, 4), 2
+ROWS, STEPS = (1, 2, 4, 12), 2
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -109,14 +109,37 @@ def step(way: str, rows: int) -> dict[str, float]:
         began = time.process_time()
         loss = float(causal_lm.backward(learner, batch, 1 / batch.num_labels))
         seconds.append(time.process_time() - began)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     trained = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = float(torch.stack([g.norm() for g in trained]).norm())
     return {
         "cpu_seconds": min(seconds[1:]),
-        "peak_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        "alone_seconds": alone(model, lambda: causal_lm.backward(learner, batch, 1 / batch.num_labels)),
+        "peak_mb": peak / 1024,
         "tokens": batch.num_tokens,
         "loss": loss,
-        "gradient": float(torch.stack([g.norm() for g in trained]).norm()),
+        "gradient": norm,
     }
+
+
+def alone(model: Any, run: Callable[[], Any]) -> float:
+    """CPU seconds of forward and backward of the experts of all layers, on what `run` gives them."""
+    from kubetune.mixtures.experts import stacks_of
+
+    given: list[tuple[Any, Any]] = []
+    layers = [model.get_submodule(name) for name in stacks_of(model)]
+    hooks = [layer.register_forward_pre_hook(lambda *call: given.append(call)) for layer in layers]
+    run()
+    for hook in hooks:
+        hook.remove()
+    found = []
+    for _ in range(1 + STEPS):
+        began = time.process_time()
+        for layer, (x, chosen, weights) in given:
+            y = layer(x.detach().requires_grad_(), chosen, weights.detach().requires_grad_())
+            y.backward(y.detach())
+        found.append(time.process_time() - began)
+    return min(found[1:])
 
 
 def render(results: Results) -> str:
@@ -124,18 +147,21 @@ def render(results: Results) -> str:
     found = {(m["way"], m["rows"], m["repeat"]): m for m in results.measurements}
     whole = 2 * len(ROWS)
     repeats = [r for r in sorted({repeat for _, _, repeat in found}) if sum(key[2] == r for key in found) == whole]
-    head = ("tokens", "PEFT, CPU s", "kubetune, CPU s", "faster by", "PEFT, MB above start", "kubetune", "gradient")
+    shown = ("tokens", "PEFT, CPU s", "kubetune, CPU s", "faster by", "experts alone")
+    head = (*shown, "PEFT, MB above start", "kubetune", "gradient")
     table = []
     for rows in ROWS:
         pairs = [(found["peft", rows, repeat], found["kubetune", rows, repeat]) for repeat in repeats]
-        times, peaks = ([[one[key] for one in pair] for pair in pairs] for key in ("cpu_seconds", "peak_mb"))
+        times, only, peaks = (
+            [[one[key] for one in pair] for pair in pairs] for key in ("cpu_seconds", "alone_seconds", "peak_mb")
+        )
         # Norms are fp32: nearer than this they cannot be told apart.
         apart = max(1.2e-7, *(abs(ours["gradient"] / theirs["gradient"] - 1) for theirs, ours in pairs))
         table.append(
             [
                 f"{pairs[0][0]['tokens']:,}",
                 *(f"{median(column):.2f}" for column in zip(*times, strict=True)),
-                f"{median(theirs / ours for theirs, ours in times):.2f}×",
+                *(f"{median(theirs / ours for theirs, ours in measured):.2f}×" for measured in (times, only)),
                 *(f"{median(column):,.0f}" for column in zip(*peaks, strict=True)),
                 f"same norm to {apart:.0e}",
             ]
