@@ -49,7 +49,7 @@ def fork(config: pytest.Config, specs: list[Any]) -> None:
     )  # fmt: skip
     config.add_cleanup(begun.communicate)  # the end of its standard input is its own
     command = shlex.join([sys.executable, "-ISc", HAND_OVER, path])
-    specs[:] = [type(spec)(f"popen//python={command}") for spec in specs]
+    specs[:] = [type(spec)(f"popen//python={command}//id={spec.id}") for spec in specs]
 
 
 def _serve(listener: socket.socket) -> None:
