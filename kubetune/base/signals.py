@@ -24,7 +24,26 @@ STAY = "KUBETUNE_STAY"
 AHEAD = "--ahead"
 """Argument of a process that was started by `Relay.begin`: the next is the file descriptor it will be told by."""
 
+_WARM_UP = "kubetune.training.start.warm_up"
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class CompilingStopped(Exception):
+    """The process is to stop, and left torch's compiler, which may take longer than it has."""
+
+
+def leave_compiler(frame: FrameType | None) -> None:
+    """Raise CompilingStopped where `frame` lies within torch's compiler and whoever called that can go on without it.
+
+    So it is with what is traced; kernels of a backward are made outside of that, and spared only by a warm-up.
+    """
+    names = set()
+    while frame is not None:
+        names.add(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+    if "torch._dynamo.convert_frame" in names or {"torch._inductor.compile_fx", _WARM_UP} <= names:
+        raise CompilingStopped("the run is to stop")
 
 
 @contextlib.contextmanager

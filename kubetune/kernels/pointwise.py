@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from kubetune import errors
 from kubetune.base import logs
+from kubetune.base.signals import CompilingStopped
 from kubetune.planning import memory
 
 
@@ -168,6 +170,7 @@ class _Untried:
         try:
             found = compiled(*args)
         except compiler_errors() as error:
+            compile_no_more(error)
             return self._give_up(expected, " ".join(str(error).split())[:300])
         if not _agree(found, expected):
             return self._give_up(expected, "its result differs")
@@ -184,7 +187,13 @@ def compiler_errors() -> tuple[type[Exception], ...]:
     """Errors of torch.compile where it fails, and at its limit of variants."""
     from torch._dynamo import exc
 
-    return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
+    return exc.TorchDynamoException, exc.FailOnRecompileLimitHit, CompilingStopped
+
+
+def compile_no_more(error: BaseException) -> None:
+    """Have everything run as it is from now on, where the compiler was left because the process is to stop."""
+    if any(isinstance(cause, CompilingStopped) for cause in errors.causes(error, hidden=True)):
+        torch.compiler.set_stance("force_eager")
 
 
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float8_e4m3fn: 2e-2}

@@ -62,6 +62,7 @@ class CompiledLayers:
 
     def give_up(self, error: BaseException) -> None:
         """Run the layers as they are from now on, and say why."""
+        pointwise.compile_no_more(error)
         if self.is_on:
             said = " ".join(str(error.__cause__ or error).split())[:300]
             logs.MODEL.warning("layers run without torch.compile from now on (%s): %s", type(error).__name__, said)

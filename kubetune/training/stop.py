@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from kubetune import errors
+from kubetune.base.signals import leave_compiler
 from kubetune.rundir.checkpoints import State
 
 
@@ -53,6 +54,7 @@ class StopRequest:
         self.requested = True
         if not self._deferred:
             raise errors.Preempted(0)
+        leave_compiler(frame)
 
 
 def is_pause_due(pause: int | None, state: State, *, evaluates: bool) -> bool:

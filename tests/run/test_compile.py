@@ -21,6 +21,7 @@ from kubetune.kernels.pointwise import Kernels, can_compile
 from kubetune.models.acceleration import Workload, wants_compile
 from kubetune.rundir import metrics
 from kubetune.tasks import task_module
+from kubetune.training.stop import StopRequest
 from tests import reviews, toy
 from tests.pictures import save_seeing_model, write_questions
 
@@ -55,6 +56,36 @@ def failing(*args: Any) -> Any:
     from torch._dynamo.exc import Unsupported
 
     raise Unsupported("no such loop", case_name="test")
+
+
+@pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\.")
+def test_a_stop_leaves_the_compiler_and_the_run_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take longer than the grace time, within which there has to be a checkpoint."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop, made = StopRequest().install(), list[str]()
+    stop.defer()
+
+    def told(graph: Any, inputs: Any) -> Any:
+        made.append("begun")
+        signal.raise_signal(signal.SIGTERM)
+        made.append("done")
+        return graph.forward
+
+    plain = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: plain(function, **options, backend=told))
+    monkeypatch.setitem(pointwise._PLAIN, "sum", lambda x: x + x)
+    monkeypatch.setitem(pointwise._PLAIN, "product", lambda x: x * x)
+    try:
+        kernels = Kernels()
+        kernels.compile()
+        assert kernels["sum"](torch.ones(2)).tolist() == [2, 2]
+        assert kernels["product"](torch.ones(2)).tolist() == [1, 1]
+    finally:
+        torch.compiler.set_stance("default")
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert stop.requested
+    assert made == ["begun"]
 
 
 @pytest.mark.parametrize(("function", "reason"), [(wrong, "its result differs"), (failing, "no such loop")])
