@@ -1,9 +1,9 @@
 """Hybrids on packed batches beside one sequence at a time: CPU seconds and peak memory of the same ids.
 
-    python -m benchmarks.hybrids [FAMILY …] [--repeats N]
+    python -m benchmarks.hybrids [FAMILY …] [--width N] [--repeats N]
 
 Each way runs in a process of its own with one thread, over all rows three times, of which the fastest counts; the ways
-take turns. LoRA is on all linear layers, and its forwards are those that a run would have. The last column is the
+take turns. LoRA is on all linear layers; its forwards and the allocator are as a run has them. The last column is the
 bound: how much faster packing could be if nothing but its matrix products took time, at the speed of bare ones.
 """
 
@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.results import Results, open_results
+from kubetune.base import allocator
 
 COMMON: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -46,12 +47,36 @@ CASES: dict[str, dict[str, Any]] = {
     "kimi_linear": {**KIMI, "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
 }  # fmt: skip
+HEADS = (
+    "linear_num_value_heads", "linear_num_key_heads", "linear_num_heads", "num_key_value_heads", "mamba_n_heads",
+    "shared_intermediate_size",
+)  # fmt: skip
 WAYS = {"one by one": "sdpa", "packed": "auto"}
 ROWS, BUDGET = 24, 2048
 
 
-def measure(name: str, way: str) -> dict[str, float]:
+def sizes(width: int) -> dict[str, Any]:
+    """Settings that all families have, for a model of this width."""
+    heads = width // COMMON["head_dim"]
+    return COMMON | {
+        "hidden_size": width,
+        "intermediate_size": 11 * width // 4,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+    }
+
+
+def settings(name: str, width: int) -> dict[str, Any]:
+    """Settings of a family's model of this width, whose recurrent heads grow in number with it."""
+    own, times = CASES[name], width // COMMON["hidden_size"]
+    grown = {key: own[key] * times for key in HEADS if key in own}
+    return {**sizes(width), **own, **grown}
+
+
+def measure(name: str, way: str, width: int) -> dict[str, float]:
     """Seconds of this process for loss and gradients of all rows, its peak memory, and of its products alone."""
+    allocator.keep_memory()  # before torch
+
     import numpy as np
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -68,7 +93,7 @@ def measure(name: str, way: str) -> dict[str, float]:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **{**COMMON, **CASES[name]})
+    config = AutoConfig.for_model(name, **settings(name, width))
     lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
     model = add_lora(lm, LoraConfig(r=8), task_type="CAUSAL_LM", seed=0)
     draw = np.random.default_rng(0)
@@ -92,7 +117,7 @@ def measure(name: str, way: str) -> dict[str, float]:
         learn()
     return {
         "seconds": min(seconds),
-        "product_seconds": counted.get_total_flops() / bare_flops(),
+        "product_seconds": counted.get_total_flops() / bare_flops(width),
         "loss": loss,
         "peak_mib": peak,
         "tokens": int(lengths.sum()),
@@ -100,14 +125,11 @@ def measure(name: str, way: str) -> dict[str, float]:
     }
 
 
-def bare_flops() -> float:
+def bare_flops(width: int) -> float:
     """FLOP/s of a bare product of the feed-forwards' size, the best of several."""
     import torch
 
-    x, weight = (
-        torch.randn(1024, COMMON["hidden_size"]),
-        torch.randn(COMMON["intermediate_size"], COMMON["hidden_size"]),
-    )
+    x, weight = torch.randn(1024, width), torch.randn(11 * width // 4, width)
     best = float("inf")
     for _ in range(20):
         began = time.process_time()
@@ -122,16 +144,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(CASES))
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--width", type=int, default=COMMON["hidden_size"])
     parser.add_argument("--way", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
-        print(json.dumps(measure(args.names[0], args.way)))
+        print(json.dumps(measure(args.names[0], args.way, args.width)))
         return
     results = open_results(quick=False, fresh=False, subject="hybrids")
     head = ("", "tokens", "one by one, CPU s", "packed, CPU s", "faster", "peak memory, MiB", "at most")
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name in args.names:
-        pairs = [[_found(results, name, way, repeat) for way in WAYS] for repeat in range(args.repeats)]
+        pairs = [[_found(results, name, args.width, way, repeat) for way in WAYS] for repeat in range(args.repeats)]
         assert all(abs(alone["loss"] - both["loss"]) <= 1e-6 * abs(alone["loss"]) for alone, both in pairs)
         alone, together = (min(column, key=lambda one: one["seconds"]) for column in zip(*pairs, strict=True))
         ratio = median(one["seconds"] / other["seconds"] for one, other in pairs)
@@ -143,12 +166,12 @@ def main() -> None:
         )
 
 
-def _found(results: Results, name: str, way: str, repeat: int) -> dict[str, Any]:
+def _found(results: Results, name: str, width: int, way: str, repeat: int) -> dict[str, Any]:
     """One way in a new process, unless it is measured already."""
-    key = {"family": name, "way": way, "repeat": repeat}
+    key = {"family": name, "width": width, "way": way, "repeat": repeat}
     if (known := results.find("hybrids", key)) is not None:
         return known
-    command = [sys.executable, "-m", "benchmarks.hybrids", name, "--way", way]
+    command = [sys.executable, "-m", "benchmarks.hybrids", name, "--width", str(width), "--way", way]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environ).stdout.splitlines()[-1]
     results.add("hybrids", key, json.loads(said) | {"load": os.getloadavg()[0]})
