@@ -45,6 +45,8 @@ VERBS = {
     "evaluate": ["evaluate", "run"],
     "export": ["export", "run", "--out", "exported"],
     "merge": ["export", "run", "--out", "merged", "--merge"],
+    "chat": ["chat", "run", "--max-new-tokens", "2"],
+    "sweep": ["sweep", "run.yaml", "lora.r=2,4", "--sampler", "grid", "--trials", "1", "-o", "found"],
     "serve": ["serve", "--render", "org/model", "-o", "serving"],
 }
 QUICK = ("init", "import", "report")
