@@ -40,6 +40,8 @@ GLOO_THREADS = 2
 """Each gathers into memory of its own before it copies that to where it is wanted, and keeps it for the next time."""
 
 TOWER = re.compile(rf"(^|\.)({'|'.join(TOWERS)})\.")
+VOCABULARY_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions)\.")
+"""Scores of words, in whose place a classifier has its own head."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def forecast(
     shape = shape_of(weights)
     if shape is None:
         return None
-    config, plan = _for_rows(config, plan, longest)
+    weights, (config, plan) = _held(config, weights), _for_rows(config, plan, longest)
     element = element_bytes(config, plan)
     sharded = plan.world_size if config.training.parallelism == "fsdp" else 1
     frozen = _weight_bytes(config, plan, weights, element)
@@ -146,6 +148,13 @@ def _stacking_bytes(
     stacked = sum(stack.experts * stack.rows * stack.columns for stack in stacks(weights)) / weights.parameters
     loading = parts["process"] + parts["weights"] + int(of_file * (1 + stacked / shape.layers))
     return max(0, loading - sum(parts.values()))
+
+
+def _held(config: Config, weights: Weights) -> Weights:
+    """What a run holds of them: a classifier leaves the scores of words in the file."""
+    if not config.classifies:
+        return weights
+    return replace(weights, shapes={n: each for n, each in weights.shapes.items() if not VOCABULARY_HEAD.search(n)})
 
 
 def _for_rows(config: Config, plan: Plan, longest: int | None) -> tuple[Config, Plan]:

@@ -130,6 +130,8 @@ def test_slices_come_with_what_is_borrowed_and_what_is_on_its_way() -> None:
 def test_a_classifiers_head_counts_for_nothing() -> None:
     writes, classifies = ahead(), ahead("task=sequence_classification")
     assert set(writes.parts) - set(classifies.parts) == {"logits, a chunk at a time"}
+    assert writes.parameters - classifies.parameters == 151_936 * 4096
+    assert writes.trained_parameters - classifies.trained_parameters == 151_936 * 4096
     config = load_config(None, overrides=["model=m/m", "data.train=x/y", "task=sequence_classification"])
     as_writer = flops_per_token(config.model_copy(update={"task": "causal_lm"}), WEIGHTS) or 0.0
     assert as_writer - (flops_per_token(config, WEIGHTS) or 0.0) == 6 * 151_936 * 4096
