@@ -49,7 +49,12 @@ class Jobs:
             )
         self._children[name] = child
         begun = {"pid": child.pid, "created": psutil.Process(child.pid).create_time(), "words": list(words)}
-        write_atomic(self._record(name), json.dumps(begun))
+        try:
+            write_atomic(self._record(name), json.dumps(begun))
+        except OSError:
+            child.kill()  # or it would go on though its start was refused
+            child.wait()
+            raise
 
     def look(self, name: str) -> dict[str, Any]:
         """`running`, the exit `code` where this server knows it, the last `lines`, and the `words` of the command."""

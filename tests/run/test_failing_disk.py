@@ -14,16 +14,20 @@ import resource
 import shutil
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 import kubetune
 from kubetune import errors
 from kubetune.cli import main
 from kubetune.config.load import as_yaml
+from kubetune.ui.server import application
+from kubetune.ui.site import Site
 from tests import toy
 from tests.ranks import started, wait_all
 from tests.refusing import is_possible, refuse
@@ -48,6 +52,7 @@ VERBS = {
     "chat": ["chat", "run", "--max-new-tokens", "2"],
     "sweep": ["sweep", "run.yaml", "lora.r=2,4", "--sampler", "grid", "--trials", "1", "-o", "found"],
     "serve": ["serve", "--render", "org/model", "-o", "serving"],
+    "start on the page": [],
 }
 QUICK = ("init", "import", "report")
 
@@ -97,6 +102,7 @@ def attempt(place: Path, argv: list[str], refused: str = "", limit: int | None =
             raise OSError(errno.ENOSPC if event == "open" else errno.EIO, os.strerror(errno.EIO), path)
 
     said = io.StringIO()
+    press = pressed(folder) if not argv else None
     with redirect_stdout(said), redirect_stderr(said):
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
@@ -104,8 +110,29 @@ def attempt(place: Path, argv: list[str], refused: str = "", limit: int | None =
             refuse(["fsync=EIO"])
         else:
             sys.addaudithook(see)
-        code = main(argv)
+        code = main(argv) if press is None else press()
     return code, said.getvalue(), made
+
+
+def pressed(folder: Path) -> Callable[[], int]:
+    """What *Start* of the page does in a folder: the exit code that a verb would have, which says the problems."""
+    site = Site.of(folder / "outputs")
+    values = {"name": "first", "model.path": str(folder / "model"), "data.train": str(folder / "train.jsonl")}
+    client = TestClient(application(site, "token"), base_url="http://localhost").__enter__()
+    client.get("/", params={"token": "token"})
+
+    def press() -> int:
+        answer = client.post("/new/start", json={"values": values}, headers={"origin": "http://localhost"}).json()
+        print("\n".join(f"kubetune: {problem}" for problem in answer["problems"]))
+        (*begun,) = site.jobs._children.values()
+        was_running = [child.poll() is None for child in begun]
+        for child in begun:
+            child.kill()
+            child.wait()
+        assert any(was_running) <= (not answer["problems"]), "a start that was refused goes on"
+        return errors.ENVIRONMENT if answer["problems"] else errors.OK
+
+    return press
 
 
 def in_child(place: Path, *args: Any) -> tuple[int, str, list[str]]:
