@@ -291,6 +291,16 @@ def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told:
         convert({"messages": [message]})
 
 
+@pytest.mark.parametrize(
+    "switch", [{"weight": 0}, {"loss_weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}]
+)
+def test_a_record_that_is_not_to_be_learnt_is_refused(switch: dict[str, Any]) -> None:
+    for record in ({"messages": [USER, GOOD]}, {"prompt": "Hi", "completion": "Yes"}):
+        with pytest.raises(ValueError, match=rf"has `{next(iter(switch))}: .*not to be trained, as a whole"):
+            convert(record | switch)
+    assert read({"messages": [USER, GOOD], "loss": 0.0, "weight": 0.5})[1] == ("loss", "weight")
+
+
 def test_a_prompt_is_never_trained_and_ms_swifts_loss_is_for_answers_alone() -> None:
     with pytest.raises(ValueError, match=r"prompt\[1\] says that it is trained; a prompt never is"):
         convert({"prompt": [USER, ANSWER | {"weight": 1}, USER], "completion": [ANSWER]})
