@@ -112,6 +112,7 @@ ADDED = [
     "prompt", "messages", "content", "value", "chat_template_kwargs", "new key", "\x1b[31m",
 ]  # fmt: skip
 VALUES: list[Any] = ["wxw", ["wxw"], {"k": "wxw"}, [{"role": "user", "content": "wxw"}], [["wxw", "wyw"]], 7, 0.5, True]
+VALUES += [0, False]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

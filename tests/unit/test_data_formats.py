@@ -294,8 +294,8 @@ def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told:
 @pytest.mark.parametrize(
     "switch", [{"weight": 0}, {"loss_weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}]
 )
-def test_a_record_that_is_not_to_be_learnt_is_refused(switch: dict[str, Any]) -> None:
-    for record in ({"messages": [USER, GOOD]}, {"prompt": "Hi", "completion": "Yes"}):
+def test_a_record_that_is_not_to_be_trained_is_refused(switch: dict[str, Any]) -> None:
+    for record in ({"messages": [USER, GOOD]}, {"prompt": "Hi", "completion": "Yes"}, {"text": "Hi"}):
         with pytest.raises(ValueError, match=rf"has `{next(iter(switch))}: .*not to be trained, as a whole"):
             convert(record | switch)
     assert read({"messages": [USER, GOOD], "loss": 0.0, "weight": 0.5})[1] == ("loss", "weight")

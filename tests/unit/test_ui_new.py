@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
 import os
@@ -23,6 +24,7 @@ from kubetune.cli import main
 from kubetune.config.load import load_config, resolved
 from kubetune.errors import USER
 from kubetune.supervisor.local import create_run_dir
+from kubetune.ui import jobs
 from kubetune.ui.fields import CODE, form
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.server import application
@@ -253,12 +255,22 @@ def test_a_disk_that_takes_nothing_more_is_told_and_holds_no_half_file(
     assert list((tmp_path / "outputs").iterdir()) == []
 
 
-def test_a_start_that_is_refused_leaves_no_file(client: TestClient, values: dict[str, str], tmp_path: Path) -> None:
+def test_a_start_that_is_refused_leaves_no_file_and_no_process(
+    client: TestClient, values: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
     log = tmp_path / "outputs" / ".kubetune-ui" / "first.log"
     log.mkdir(parents=True)
     (said,) = ask(client, "/new/start", values=values)["problems"]
     assert "first.log: Is a directory" in said
     log.rmdir()
+    monkeypatch.setattr(jobs, "write_atomic", full)
+    (said,) = ask(client, "/new/start", values=values)["problems"]
+    assert "No space left" in said
+    begun: Jobs = client.app._app.state.site.jobs  # type: ignore[attr-defined]
+    assert begun._children["first"].poll() is not None, "what was begun does not go on"
     assert not (tmp_path / "outputs" / "first.yaml").exists()
 
 

@@ -17,7 +17,7 @@ from kubetune.data.reading.images import data_address
 from kubetune.data.reading.messages import IMAGE_TAG as IMAGE_TAG
 from kubetune.data.reading.messages import Turn, read_message, read_tools, read_turn
 from kubetune.data.reading.preferences import Side, Unusable, judged_side_of, sides_of
-from kubetune.data.reading.refusals import require_no_preference, require_readable
+from kubetune.data.reading.refusals import require_no_preference, require_readable, require_trained
 
 Value = Mapping[str, Any]
 
@@ -134,6 +134,8 @@ def read(
         if found not in value:
             raise ValueError(f"has no column {found!r}, which data.columns gives for {expected!r}; {keys(value)}")
         value = {**{key: item for key, item in value.items() if key != found}, expected: value[found]}
+    if kind != "labelled":
+        require_trained(value)
     if kind not in ("text", "labelled"):
         example, unused = _read_preference(value, shape, kind)
         return example, tuple(sorted({*unused, *replaced}))

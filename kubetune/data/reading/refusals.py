@@ -29,7 +29,7 @@ _TELLING: Final = frozenset((*_PREFERENCES, *_VERDICTS))
 _MEDIA: Final = ("video", "videos", "audio", "audios", "objects")
 _WEIGHTS: Final = ("weight", "loss_weight")
 _SWITCHES: Final = (*_WEIGHTS, "train", "training", "loss")
-_UNREADABLE: Final = frozenset((*_MEDIA, *_SWITCHES, "chat_template_kwargs"))
+_UNREADABLE: Final = frozenset((*_MEDIA, "chat_template_kwargs"))
 
 
 def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) -> None:
@@ -65,6 +65,17 @@ def _is_false(verdict: Any) -> bool:
     return verdict == 0 if isinstance(verdict, (bool, int, float)) else str(verdict).lower() in ("false", "0")
 
 
+def require_trained(record: Mapping[str, Any]) -> None:
+    """Raise ValueError for a record that a switch beside its text forbids to train on."""
+    for key in _SWITCHES:
+        # A number beside `loss` is one that somebody measured.
+        if (found := record.get(key)) is False or (key in _WEIGHTS and isinstance(found, (int, float)) and found == 0):
+            raise ValueError(
+                f"has `{key}: {show(found)}`, so it is not to be trained, as a whole; leave such records out, or give "
+                "it to the answers that are read and not trained"
+            )
+
+
 def require_readable(record: Fields) -> None:
     """Raise ValueError for a conversation that only makes sense with what kubetune cannot give to a model."""
     if record.keys().isdisjoint(_UNREADABLE):
@@ -72,13 +83,6 @@ def require_readable(record: Fields) -> None:
     for key in _MEDIA:
         if record.holds(key) and isinstance(record.peek(key), (str, list, dict)):
             raise ValueError(f"has `{key}`, which kubetune cannot show to a model; expected texts and images")
-    for key in _SWITCHES:
-        # A number beside `loss` is one that somebody measured.
-        if (found := record.peek(key)) is False or (key in _WEIGHTS and isinstance(found, (int, float)) and found == 0):
-            raise ValueError(
-                f"has `{key}: {show(found)}`, so it is not to be trained, as a whole; leave such records out, or give "
-                "it to the answers that are read and not trained"
-            )
     if record.holds("chat_template_kwargs"):
         given = show(record.peek("chat_template_kwargs"))
         raise ValueError(
