@@ -151,7 +151,7 @@ def _stacking_bytes(
 
 
 def _held(config: Config, weights: Weights) -> Weights:
-    """What a run holds of them: a classifier leaves the scores of words in the file."""
+    """Weights that a run holds: a classifier leaves the scores of words in the file."""
     if not config.classifies:
         return weights
     return replace(weights, shapes={n: each for n, each in weights.shapes.items() if not VOCABULARY_HEAD.search(n)})
