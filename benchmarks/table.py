@@ -139,6 +139,7 @@ def case_table(case: Case, found: list[Measurement], ceiling: float | None, thre
     unit = "tokens/s" if gpu or threads > 1 else "tokens/CPU-s"
     place = "" if gpu else f", {threads} thread{'s' if threads > 1 else ''}"
     what = "DPO, " * case.pairs + ("full fine-tuning" if case.adapt == "full" else f"LoRA r=16, {case.adapt}")
+    what += f", rows that begin with the same {case.corpus.shared:,} tokens" if case.corpus.shared else ""
     # CPU-seconds are counted over all threads, so the ceiling of one thread is comparable with one thread only.
     limit = ceiling if gpu or threads == 1 else None
     flops = flops_per_token(case)
