@@ -46,6 +46,7 @@ _STAMP = len("2026-11-20T10:15:00")
 # A node that is down answers to nothing, and the API server itself waits for it for half a minute.
 ASK_SECONDS = 15.0
 ASKED_PODS = 2
+_AWAKE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,8 @@ def on_all(question: Callable[[S], T], asked: Sequence[S]) -> list[T]:
     for answer, one in zip(answers, asked, strict=True):
         # not a pool's, which the interpreter waits for at its end
         threading.Thread(target=put, args=(answer, one), daemon=True).start()
-    wait(answers)
+    while wait(answers, _AWAKE_SECONDS).not_done:
+        pass  # the system may hand a signal to another thread, at which this one would sleep on
     return [answer.result() for answer in answers]
 
 
