@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ def test_an_interrupt_that_another_thread_was_handed_ends_the_wait() -> None:
     has_ended, seen, answered = threading.Event(), list[bool](), threading.Event()
 
     main = threading.main_thread()
-    stat = Path(f"/proc/self/task/{main.native_id}/stat")
+    stat = Path(f"/proc/self/task/{os.getpid()}/stat")
 
     def ask(_: int) -> None:
         while sys._current_frames()[main.ident or 0].f_code is not threading.Condition.wait.__code__:
