@@ -146,6 +146,10 @@ def test_named_columns_and_a_named_shape() -> None:
         ({"messages": [TAGGED], "images": {"a": 1}}, r'images\[0\] is {"a": 1}; expected a path, an address'),
         ({"messages": [ANSWER | {"tool_calls": [{"x": 1}]}]}, r"tool_calls\[0\] is .* expected an object with"),
         ({"messages": [ANSWER | {"tool_calls": [{"name": "f", "arguments": "{"}]}]}, r"arguments is .* not JSON"),
+        ({"messages": [ANSWER | {"tool_calls": [{"name": "f", "args": {"a": 1}}]}]}, "no `arguments`, and `args` in"),
+        ({"messages": [ANSWER | {"tool_calls": [{"name": "f", "arguments": "3"}]}]}, "arguments is 3; expected an obj"),
+        ({"messages": [{"role": "assistant", "content": None, "refusal": "No."}]}, "content is missing, beside a `ref"),
+        ({"instruction": "x", "input": "y", "completion": "z"}, "has an `instruction` beside `input`, which would be"),
         ({"messages": [USER], "tools": [1]}, "tools is .*; expected a list of function schemas"),
         ({"prompt": "a", "completion": None}, "`completion` is null"),
         ({"prompt": "a", "completion": ""}, "completion is empty"),
@@ -260,7 +264,7 @@ def test_a_column_that_takes_the_place_of_another_leaves_that_unused() -> None:
 
 SWITCHES = [
     {"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}, {"loss_weight": 0.0},
-    {"loss_scale": 0}, {"weight": 0, "train": False},
+    {"loss_scale": 0}, {"loss_mask": 0}, {"trainable": False}, {"weight": 0, "train": False},
 ]  # fmt: skip
 
 
@@ -281,6 +285,7 @@ def test_answers_that_are_not_to_be_trained(switch: dict[str, Any], key: str) ->
         (ANSWER | {"train": "no"}, 'train is "no"; expected 0, 1, false or true'),
         (ANSWER | {"loss": [True, False]}, "loss is .* expected 0, 1, false or true"),
         (ANSWER | {"weight": 1, "train": False}, "says by `weight` and `train` both that it is trained and not"),
+        (ANSWER | {"masked": True}, r"messages\[0\].masked is true; write `train: false`"),
         (USER | {"train": True}, "train would have a message of the user trained"),
         (ANSWER | {"train_detail": [{"begin_offset": 0}]}, "train_detail marks parts of a message"),
         (ANSWER | {"content": [PART | {"text": "Pong", "train": False}]}, r"content\[0\] is not to be trained"),
@@ -292,8 +297,12 @@ def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told:
 
 
 @pytest.mark.parametrize(
-    "switch", [{"weight": 0}, {"loss_weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}]
-)
+    "switch",
+    [
+        {"weight": 0}, {"loss_weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}, {"train": 0},
+        {"weight": "0"}, {"weight": "0.0"}, {"train": "False"}, {"loss": "false"}, {"loss_mask": 0}, {"loss_scale": 0},
+    ],
+)  # fmt: skip
 def test_a_record_that_is_not_to_be_trained_is_refused(switch: dict[str, Any]) -> None:
     for record in ({"messages": [USER, GOOD]}, {"prompt": "Hi", "completion": "Yes"}, {"text": "Hi"}):
         with pytest.raises(ValueError, match=rf"has `{next(iter(switch))}: .*not to be trained, as a whole"):

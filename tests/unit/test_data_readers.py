@@ -379,6 +379,39 @@ def test_parquet(tmp_path: Path) -> None:
         read(file)
 
 
+def test_parquet_gives_objects_no_keys_of_others_and_no_name_twice(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    calls: list[Any] = [[{"name": name, "arguments": {name: [1, None]}}] for name in "ab"]
+    parquet.write_table(pyarrow.table({"text": ["a", None], "calls": calls}), tmp_path / "a.parquet")
+    records = list(readers.read_parquet(tmp_path / "a.parquet", Problems()))
+    assert [record.value for record in records] == [{"text": "a", "calls": calls[0]}, {"text": None, "calls": calls[1]}]
+    pair = pyarrow.StructArray.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    inner = pyarrow.ListArray.from_arrays([0, 1], pair)
+    for name, table in (
+        ("text", pyarrow.Table.from_arrays(pair.flatten(), names=["text", "text"])),
+        ("parts.text", pyarrow.table({"parts": inner})),
+    ):
+        parquet.write_table(table, tmp_path / "b.parquet")
+        records, problems = read(tmp_path / "b.parquet")
+        assert not records
+        assert problems.first == [
+            f"{tmp_path}/b.parquet:1: has the column `{name}` more than once; all but one would be lost."
+        ]
+    (tmp_path / "b.parquet").rename(tmp_path / "b.jsonl")
+    problems = Problems()
+    assert not list(readers.read_file(tmp_path / "b.jsonl", problems))
+    assert problems.first == [f"{tmp_path}/b.jsonl:1: is a Parquet file; name it b.parquet."]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_number_beyond_those_that_can_be_read_is_named(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_text('{"text": "a", "x": -1e400}\n' if name == "a.jsonl" else '[{"text": "a", "x": -1e400}]')
+    told = "holds -1e400, which is beyond the numbers that can be read."
+    assert read(file)[1].first == [f"{file}:1: {told}"]
+
+
 @pytest.mark.parametrize("make", [Path.mkdir, lambda path: None], ids=["folder", "absent"])
 def test_a_file_that_cannot_be_read_is_explained(tmp_path: Path, make: Callable[[Path], None]) -> None:
     file = tmp_path / "a.jsonl"

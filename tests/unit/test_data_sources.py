@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -79,6 +80,32 @@ def test_what_holds_no_records_is_refused(path: str, told: str, tmp_path: Path) 
         locate(SourceConfig(path=path.format(tmp=tmp_path)))
 
 
+def test_what_is_hidden_in_a_folder_is_no_data(tmp_path: Path) -> None:
+    """A ConfigMap's files are links into a hidden folder; Jupyter's copies, into which nobody looks, lie in another."""
+    for name in (".ipynb_checkpoints/a-checkpoint.jsonl", "..2026_11_23/a.jsonl", "._a.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    (tmp_path / "a.jsonl").symlink_to("..2026_11_23/a.jsonl")
+    assert texts(SourceConfig(path=str(tmp_path))) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "told"),
+    [
+        ("more", "..", "more is a link to .., a folder; name it as a source, or move it out of"),
+        ("b.jsonl", "gone", "b.jsonl is a link to gone, which does not exist, or move it out of"),
+        ("b.arrow", None, "b.arrow is of an unknown kind; make one of .jsonl"),
+    ],
+)
+def test_what_a_folder_has_beside_its_data_is_not_passed_over(
+    name: str, target: str | None, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / name).symlink_to(target) if target else (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match=re.escape(told)):
+        locate(SourceConfig(path=str(tmp_path)))
+
+
 def test_a_folder_of_plain_texts(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("third\n")
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbffirst line\r\nsecond line\r\n\r\n \t\nsecond\n")
@@ -139,8 +166,17 @@ def test_saved_datasets(tmp_path: Path) -> None:
     assert texts(SourceConfig(path=str(tmp_path / "one"))) == ["a", "b"]
     assert texts(SourceConfig(path=str(tmp_path / "two"), split="test")) == ["b"]
     assert count_rows(SourceConfig(path=str(tmp_path / "two"))) == 2
-    with pytest.raises(DataError, match="has no split 'dev'; it has train, test"):
+    with pytest.raises(DataError, match="has no split 'dev'; it has the splits train, test"):
         count_rows(SourceConfig(path=str(tmp_path / "two"), split="dev"))
+    for name, split in (("one", "test"), ("one", "train[:1]"), ("two", "train[:1]")):
+        with pytest.raises(DataError, match=re.escape(f"has no split '{split}'; it has the splits train")):
+            texts(SourceConfig(path=str(tmp_path / name), split=split))
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    for path in ("a.jsonl", "*.jsonl"):
+        with pytest.raises(DataError, match=re.escape("is read whole, and has no `split: train[:1]`")):
+            texts(SourceConfig(path=f"{tmp_path}/{path}", split="train[:1]"))
+    with pytest.raises(DataError, match="has no `subset: de`"):
+        texts(SourceConfig(path=f"{tmp_path}/a.jsonl", subset="de"))
 
 
 PAIR = {"prompt": "Ping", "completion": "Pong"}

@@ -224,6 +224,8 @@ def _from_pair(record: Fields) -> Pair | Chat:
     prompt_key = "prompt" if record.peek("prompt") is not None or "input" not in record else "input"
     completion_key = "completion" if record.peek("completion") is not None or "output" not in record else "output"
     prompt, completion = required(record, prompt_key), required(record, completion_key)
+    if prompt_key == "input" and record.holds("instruction"):
+        raise ValueError("has an `instruction` beside `input`, which would be lost; name its answer `output`")
     if record.holds("history"):
         raise ValueError("has a `history` beside its prompt, which would be lost; put all of it into `messages`")
     if isinstance(prompt, list) and isinstance(completion, (list, dict, str)):

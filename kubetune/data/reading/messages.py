@@ -30,8 +30,12 @@ SPEAKERS: Final = {
     "function_response": "tool",
 }
 
-_SWITCHES: Final = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
-"""Switches for learning a message: OpenAI's and axolotl's, axolotl's, ms-swift's, LLaMA-Factory's, ms-swift's."""
+_SWITCHES: Final = (
+    "weight", "train", "training", "loss", "loss_weight", "loss_scale", "loss_mask", "trainable"
+)  # fmt: skip
+"""Switches for learning a message: OpenAI's and axolotl's, axolotl's, ms-swift's, LLaMA-Factory's, ms-swift's …"""
+_MASKS: Final = ("mask", "masked")
+"""Keys that switch it off, if they are switches: which way they are meant is not known."""
 _OF_ANSWERS_ONLY: Final = ("loss", "loss_scale")
 """Switches that mean nothing at a message of anybody but the assistant, as ms-swift has it."""
 _DETAILS: Final = ("train_detail", "training_detail")
@@ -41,6 +45,7 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _READ: Final = frozenset(("role", "content", "tool_calls", *_REASONING))
 OF_TEMPLATES: Final = ("messages[].name", "messages[].tool_call_id")
 """Keys that are used where the chat template names them, as many do."""
+_LIKE_ARGUMENTS: Final = ("parameters", "args", "kwargs", "params", "input")
 _PATH_KEYS: Final = ("image", "image_url", "url", "path", "value")
 _TEXT_KEYS: Final = ("text", "value", "content", "reasoning", "thinking")
 
@@ -111,7 +116,8 @@ def _turn(clean: dict[str, Any], where: str, record: Fields, content_key: str) -
     if len(set(thoughts.values())) > 1:
         raise ValueError(f"{where} has different texts in {' and '.join(f'`{key}`' for key in thoughts)}; expected one")
     if "content" not in clean and not calls:
-        raise ValueError(f"{where}.{content_key} is missing; expected a text")
+        beside = ", beside a `refusal`; put that there to have it learned" if clean.get("refusal") else ""
+        raise ValueError(f"{where}.{content_key} is missing{beside or '; expected a text'}")
     may_be_empty = bool(calls) or role in ("system", "tool")
     clean["content"] = text_of(clean.get("content", ""), f"{where}.{content_key}", may_be_empty=may_be_empty)
     for key in clean.keys() - _READ:
@@ -127,6 +133,8 @@ def _switch(clean: dict[str, Any], role: str, where: str, record: Fields) -> boo
     for key in _DETAILS:
         if clean.pop(key, None):
             raise ValueError(f"{where}.{key} marks parts of a message; one is trained whole or not at all")
+    if key := next((key for key in _MASKS if isinstance(clean.get(key), (bool, int))), None):
+        raise ValueError(f"{where}.{key} is {show(clean[key])}; write `train: false` where a message is not trained")
     said: dict[str, bool] = {}
     for key in _SWITCHES:
         if (found := clean.pop(key, None)) is None:
@@ -194,9 +202,15 @@ def _call(call: Any, where: str, record: Fields) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError(f"{where} is {show(call)}; expected an object with the function's `name` and `arguments`")
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments")
+    if arguments is None:
+        if other := next((key for key in _LIKE_ARGUMENTS if function.get(key)), None):
+            raise ValueError(f"{where} has no `arguments`, and `{other}` in their place; expected `arguments`")
+        arguments = {}
     if isinstance(arguments, str):
         arguments = parsed(arguments, f"{where}.arguments")
+    if not isinstance(arguments, dict):
+        raise ValueError(f"{where}.arguments is {show(arguments)}; expected an object, or JSON text of one")
     ours = {"name", "arguments"}
     for key in call.keys() - {"id", "type"} - (ours if function is call else {"function"}):
         record.note_unused(f"messages[].tool_calls[].{key}")

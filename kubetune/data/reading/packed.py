@@ -63,6 +63,8 @@ def why_unreadable(start: bytes, file: Path) -> str | None:
         return f"is a pointer of Git LFS in place of a file{whole}; fetch that by `git lfs pull`"
     if unpacker := next((name for magic, name in _OTHERS.items() if start.startswith(magic)), None):
         return f"is packed; unpack it by `{unpacker} {file.name}`, or pack it by gzip, which is read as it is"
+    if start.startswith(b"PAR1") and kind_of(file) != ".parquet":
+        return f"is a Parquet file; name it {file.stem}.parquet"
     if start.strip(b"\0") and not (encoding := json.detect_encoding(start)).startswith("utf-8"):
         name = re.sub("-(?=[BL]E)", "", encoding.upper())
         return f"is {name}; expected UTF-8: `iconv -f {name} -t UTF-8 {file.name} > utf8-{file.name}`"

@@ -10,7 +10,7 @@ import codecs
 import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -339,11 +339,43 @@ def _decode_line(line: bytes) -> str:
 
 def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
     """Rows of a Parquet file."""
-    number = 0
-    for batch in _parquet(file).iter_batches(batch_size=1000):
+    number, table = 0, _parquet(file)
+    if twice := _named_twice(table.schema_arrow):
+        problems.add(f"{file}:1", f"has the column `{twice}` more than once; all but one would be lost")
+        return
+    for batch in table.iter_batches(batch_size=1000):
         for value in batch.to_pylist():
             number += 1
-            yield Record(str(file), number, value)
+            yield Record(str(file), number, without_nulls(value))
+
+
+def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a table without the nulls in its objects.
+
+    Columns of Arrow give all objects the same keys, so that a call of `f(a)` beside one of `g(b)` has `b: null`.
+    """
+    return {key: _said(value) if isinstance(value, (dict, list)) else value for key, value in row.items()}
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _said(item) for key, item in value.items() if item is not None}
+    return [_said(item) for item in value] if isinstance(value, list) else value
+
+
+def _named_twice(fields: Iterable[Any], place: str = "") -> str:
+    """The first name that two fields of Arrow beside each other have; empty where none has."""
+    seen: set[str] = set()
+    for field in fields:
+        name, kind = f"{place}{field.name}", field.type
+        if name in seen:
+            return name
+        seen.add(name)
+        while hasattr(kind, "value_type"):
+            kind = kind.value_type
+        if inner := _named_twice(kind, f"{name}.") if hasattr(kind, "get_field_index") else "":
+            return inner
+    return ""
 
 
 def read_txt(file: Path, problems: Problems) -> Iterator[Record]:

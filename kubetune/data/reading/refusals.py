@@ -27,8 +27,7 @@ _VERDICTS: Final = ("label", "kto_tag")
 _ANSWERED: Final = ("messages", "conversations", "completion", "output", "response")
 _TELLING: Final = frozenset((*_PREFERENCES, *_VERDICTS))
 _MEDIA: Final = ("video", "videos", "audio", "audios", "objects")
-_WEIGHTS: Final = ("weight", "loss_weight")
-_SWITCHES: Final = (*_WEIGHTS, "train", "training", "loss")
+_SWITCHES: Final = ("weight", "loss_weight", "loss_scale", "loss_mask", "train", "training", "trainable", "loss")
 _UNREADABLE: Final = frozenset((*_MEDIA, "chat_template_kwargs"))
 
 
@@ -65,11 +64,17 @@ def _is_false(verdict: Any) -> bool:
     return verdict == 0 if isinstance(verdict, (bool, int, float)) else str(verdict).lower() in ("false", "0")
 
 
+def _is_zero(said: Any) -> bool:
+    return said == 0 if isinstance(said, (int, float)) else isinstance(said, str) and said in ("0", "0.0")
+
+
 def require_trained(record: Mapping[str, Any]) -> None:
-    """Raise ValueError for a record that a switch beside its text forbids to train on."""
+    """Raise ValueError for a record that a switch beside its text forbids to train on; tables hold it as text."""
     for key in _SWITCHES:
+        found = record.get(key)
+        said = found.strip().lower() if isinstance(found, str) else found
         # A number beside `loss` is one that somebody measured.
-        if (found := record.get(key)) is False or (key in _WEIGHTS and isinstance(found, (int, float)) and found == 0):
+        if said is False or said == "false" or (key != "loss" and _is_zero(said)):
             raise ValueError(
                 f"has `{key}: {show(found)}`, so it is not to be trained, as a whole; leave such records out, or give "
                 "it to the answers that are read and not trained"

@@ -21,7 +21,15 @@ from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.reading.hub import explained_hub_errors, hub_token
 from kubetune.data.reading.packed import is_packed_otherwise, kind_of
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.readers import READERS, Record, count_lines, parquet_features, parquet_rows, read_file
+from kubetune.data.reading.readers import (
+    READERS,
+    Record,
+    count_lines,
+    parquet_features,
+    parquet_rows,
+    read_file,
+    without_nulls,
+)
 from kubetune.errors import DataError
 
 if TYPE_CHECKING:
@@ -30,6 +38,9 @@ if TYPE_CHECKING:
 _SAMPLE: Final = re.compile(r"(.+)#([0-9]+)")
 _OTHER_FILES: Final = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".xlsx", ".arrow", ".yaml", ".yml", ".md", ".html")
 """Kinds of files that nothing here reads, and no name of a data set on the hub ends with."""
+_OTHER_RECORDS: Final = (".arrow", ".feather", ".jsonlines", ".orc", ".avro", ".xlsx", ".tar", ".tgz")
+"""Kinds of files of records that nothing here reads."""
+_PART: Final = "A part is taken by #N behind the path, or by `range`; of several files by naming them"
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -52,22 +63,34 @@ def locate(source: SourceConfig) -> Located:
     place = Path(path).expanduser()
     if "\0" in path or "://" in path:
         raise DataError(f"{path!r} is no path; expected a file, a folder, a pattern such as data/*.jsonl, or a hub id")
-    if place.is_dir():
-        return Located(path, () if _is_saved_dataset(place) else _files_in(place), sample)
-    if place.is_file():
-        return Located(path, (_known(place),), sample)
-    if place.exists():
-        raise DataError(f"{path} is a device, pipe or socket; expected a file of records")
-    if any(char in path for char in "*?["):
-        files = sorted(Path(name) for name in glob.glob(str(place), recursive=True) if Path(name).is_file())
-        if not files:
-            raise DataError(f"{path} matches no file")
-        return Located(path, tuple(_known(file) for file in files), sample)
+    if place.is_dir() and _is_saved_dataset(place):
+        return Located(path, (), sample)
+    if files := _files_of(place, path):
+        if source.subset or source.split != "train":
+            asked = f"subset: {source.subset}" if source.subset else f"split: {source.split}"
+            raise DataError(f"{path} is read whole, and has no `{asked}`, as data sets of the hub do. {_PART}")
+        return Located(path, files, sample)
     if place.is_symlink():
         raise DataError(f"{path} is a link to {os.readlink(place)}, {_broken_link(place)}. Nothing was written.")
     if _HUB_ID.fullmatch(path) and kind_of(place) not in (*READERS, *_OTHER_FILES):
         return Located(path, (), sample)
     raise DataError(f"{path} does not exist; expected a file of {_suffixes()}, a folder of them, or a hub data set")
+
+
+def _files_of(place: Path, path: str) -> tuple[Path, ...]:
+    """The files that a path or pattern means; none where nothing is there. Raises DataError for what is no data."""
+    if place.is_dir():
+        return _files_in(place)
+    if place.is_file():
+        return (_known(place),)
+    if place.exists():
+        raise DataError(f"{path} is a device, pipe or socket; expected a file of records")
+    if not any(char in path for char in "*?["):
+        return ()
+    files = sorted(Path(name) for name in glob.glob(str(place), recursive=True) if Path(name).is_file())
+    if not files:
+        raise DataError(f"{path} matches no file")
+    return tuple(_known(file) for file in files)
 
 
 def read_source(source: SourceConfig, problems: Problems) -> Iterator[Record]:
@@ -79,7 +102,7 @@ def read_source(source: SourceConfig, problems: Problems) -> Iterator[Record]:
     else:
         dataset = load_dataset(located.path, source.subset, source.split)
         for number, value in enumerate(_undecoded(dataset), 1):
-            yield Record(located.path, number, value)
+            yield Record(located.path, number, without_nulls(value))
 
 
 def _undecoded(dataset: Dataset) -> Iterator[dict[str, Any]]:
@@ -170,12 +193,12 @@ def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
         ) from error
     if Path(path).expanduser().is_dir():
         saved: Any = datasets.load_from_disk(str(Path(path).expanduser()))
-        if isinstance(saved, datasets.DatasetDict):
-            name = split.partition("[")[0]
-            if name not in saved:
-                raise DataError(f"{path} has no split {name!r}; it has {', '.join(saved)}")
-            saved = saved[name]
-        return saved
+        whole = ("train", str(saved.split or "train")) if isinstance(saved, datasets.Dataset) else ()
+        splits = dict.fromkeys(whole, saved) or saved
+        if subset or split not in splits:
+            asked = f"subset {subset!r}" if subset else f"split {split!r}"
+            raise DataError(f"{path} has no {asked}; it has the splits {', '.join(splits)}. {_PART}")
+        return splits[split]
     with explained_hub_errors(path, kind="dataset"):
         try:
             return datasets.load_dataset(path, subset, split=split, token=hub_token())
@@ -204,16 +227,30 @@ def _is_saved_dataset(folder: Path) -> bool:
 
 
 def _files_in(folder: Path) -> tuple[Path, ...]:
-    files = sorted(file for file in folder.rglob("*") if kind_of(file) in READERS and file.is_file())
-    if packed := [
-        file for file in folder.rglob("*") if is_packed_otherwise(file) and kind_of(Path(file.stem)) in READERS
-    ]:
-        raise DataError(f"{min(packed)} is packed; unpack it, or move it out of {folder}: what it holds is not read")
+    found = sorted(
+        file for file in folder.rglob("*") if not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
+    for file in found:
+        if why := _why_not_read(file):
+            raise DataError(f"{file} {why}, or move it out of {folder}: what it holds is not read")
+    files = [file for file in found if kind_of(file) in READERS and file.is_file()]
     records = [file for file in files if kind_of(file) != ".txt"]
     files = records or files  # beside records, plain texts are licences and notes
     if not files:
         raise DataError(f"{folder} holds no data; expected files of {_suffixes()}, or a data set saved by `datasets`")
     return tuple(files)
+
+
+def _why_not_read(file: Path) -> str:
+    """The reason why something in a folder that holds records, or may, is not read, and what to do; mostly none."""
+    if is_packed_otherwise(file) and kind_of(Path(file.stem)) in READERS:
+        return "is packed; unpack it"
+    if file.suffix.lower() in _OTHER_RECORDS:
+        return f"is of an unknown kind; make one of {_suffixes()} of it"
+    if file.is_symlink() and (file.is_dir() or (kind_of(file) in READERS and not file.exists())):
+        why = "a folder; name it as a source" if file.is_dir() else _broken_link(file)
+        return f"is a link to {os.readlink(file)}, {why}"
+    return ""
 
 
 def _known(file: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, Final, NoReturn
 
 _MOST_DIGITS: Final = 4300
@@ -16,7 +17,7 @@ class Flawed(ValueError):
 def parse(text: str | bytes) -> Any:
     """The value of a JSON text. Raises JSONDecodeError, Flawed, or RecursionError where it is nested too deeply."""
     try:
-        return json.loads(text, object_pairs_hook=_as_object, parse_constant=_refuse_constant)
+        return json.loads(text, object_pairs_hook=_as_object, parse_constant=_refuse_constant, parse_float=_finite)
     except (json.JSONDecodeError, Flawed, UnicodeDecodeError):
         raise
     except ValueError:
@@ -28,7 +29,9 @@ class Scanner:
 
     def __init__(self) -> None:
         self._flaw: Flawed | None = None
-        self._decoder = json.JSONDecoder(object_pairs_hook=self._as_object, parse_constant=self._note_constant)
+        self._decoder = json.JSONDecoder(
+            object_pairs_hook=self._as_object, parse_constant=self._note_constant, parse_float=self._as_float
+        )
 
     def value_at(self, text: str, at: int) -> tuple[Any, int]:
         """The value that begins at a character, or the Flawed that it is, and where it ends.
@@ -51,6 +54,13 @@ class Scanner:
             self._flaw = self._flaw or flaw
             return {}
 
+    def _as_float(self, digits: str) -> float:
+        try:
+            return _finite(digits)
+        except Flawed as flaw:
+            self._flaw = self._flaw or flaw
+            return 0.0
+
     def _note_constant(self, name: str) -> None:
         self._flaw = self._flaw or _constant(name)
 
@@ -66,6 +76,13 @@ def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(name: str) -> Flawed:
     return Flawed(f"holds {name}, which is no JSON; expected a number or null")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise Flawed(f"holds {digits}, which is beyond the numbers that can be read")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
