@@ -133,8 +133,8 @@ def _switch(clean: dict[str, Any], role: str, where: str, record: Fields) -> boo
     for key in _DETAILS:
         if clean.pop(key, None):
             raise ValueError(f"{where}.{key} marks parts of a message; one is trained whole or not at all")
-    if key := next((key for key in _MASKS if isinstance(clean.get(key), (bool, int))), None):
-        raise ValueError(f"{where}.{key} is {show(clean[key])}; write `train: false` where a message is not trained")
+    if mask := next((key for key in _MASKS if isinstance(clean.get(key), (bool, int))), None):
+        raise ValueError(f"{where}.{mask} is {show(clean[mask])}; write `train: false` where a message is not trained")
     said: dict[str, bool] = {}
     for key in _SWITCHES:
         if (found := clean.pop(key, None)) is None:
