@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kubetune.errors import ConfigError
-from kubetune.plugins.importers import Foreign, understand
+from kubetune.plugins.importers import Foreign, import_config, understand
 from kubetune.plugins.importers.draft import Note
 from tests.peers.read_keys import TABLE
 
@@ -97,7 +97,52 @@ def test_keys_that_are_empty_are_told_too(peer: str, tmp_path: Path) -> None:
     told = [note.key for note in notes]
     assert sorted(told) == sorted(set(told))
     assert set(told) >= empty.keys()
-    assert {note.kind for note in notes if note.key in empty} == {"unneeded"}
+    means_something = {"max_length"} if peer == "TRL" else set()  # no limit
+    assert {note.kind for note in notes if note.key in empty.keys() - means_something} == {"unneeded"}
+
+
+def test_no_limit_is_not_their_default(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text("model_name_or_path: a/model\ndataset_name: a/set\nmax_length: null\n")
+    found = import_config(tmp_path / "t.yaml", "TRL")
+    assert "max_length: 8192\n  overlong: error  # max_length: null there" in found.text
+
+
+def test_every_key_of_a_data_set_of_llama_factory_is_carried_or_told(tmp_path: Path) -> None:
+    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "bot"}
+    entry = {"file_name": "a.json", "formatting": "sharegpt", "tags": tags, "num_samples": 7, "folder": "b", "new": 1}
+    (tmp_path / "data").mkdir()
+    info = tmp_path / "data" / "dataset_info.json"
+    info.write_text(json.dumps({"a": entry}))
+    notes = {note.key: note.text for note in notes_of("LLaMA-Factory", SMALLEST["LLaMA-Factory"], tmp_path)}
+    assert "a.json#7, format: messages" in notes["dataset"]
+    assert [key for key in notes if key.startswith("dataset: a")] == [
+        "dataset: a.folder", "dataset: a.new", "dataset: a.tags.assistant_tag"
+    ]  # fmt: skip
+    info.write_text('{"a": {"file_name": "a.json"}, "a": {"file_name": "b.json"}}')
+    with pytest.raises(ConfigError, match=r"dataset_info.json:1: a: given twice"):
+        notes_of("LLaMA-Factory", SMALLEST["LLaMA-Factory"], tmp_path)
+
+
+def test_sections_of_sources_lose_no_key(tmp_path: Path) -> None:
+    source = {**SOURCE, "roles_to_train": []}
+    told = [note.key for note in notes_of("axolotl", {**SMALLEST["axolotl"], "datasets": [source]}, tmp_path)]
+    assert "datasets[0].roles_to_train" in told
+    mixture = {"datasets": [{"id": "a/set", "columns": ["text"], "new": 1}], "shuffled": True}
+    given = {"model_name_or_path": "a/model", "dataset_mixture": mixture}
+    told = [note.key for note in notes_of("TRL", given, tmp_path)]
+    assert {"dataset_mixture.datasets[0].new", "dataset_mixture.shuffled"} <= set(told)
+
+
+def test_launchers_and_further_commands_of_a_script_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(
+        "accelerate launch --config_file z3.yaml --num_processes 8 examples/scripts/sft.py \\\n"
+        "  --model_name_or_path a/model --dataset_name a/set && trl dpo --beta 1\ntrl sft --packing true\n"
+    )
+    found = import_config(tmp_path / "a.sh")
+    assert "processes: 8" in found.text
+    assert [(note.key, note.value) for note in found.of("dropped")] == [
+        ("launcher --config_file", "z3.yaml"), ("line 1", "trl dpo --beta 1"), ("line 3", "trl sft --packing true")
+    ]  # fmt: skip
 
 
 def test_every_key_of_a_source_of_axolotl_is_carried_or_told(tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     except WRONG_KINDS:
         draft.refuse_value(draft.at)
     complete(draft)
+    why = "a further command of the script; a run file holds one run"
+    draft.notes += [Note("dropped", f"line {line}", command, why, line) for line, command in foreign.more.items()]
     return draft
 
 

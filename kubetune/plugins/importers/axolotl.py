@@ -48,12 +48,8 @@ MARKS = (
 """Keys that no other tool has, or that are typical."""
 
 _TYPES = {
-    "alpaca": "alpaca",
-    "completion": "text",
-    "pretrain": "text",
-    "chat_template": "messages",
-    "sharegpt": "sharegpt",
-}
+    "alpaca": "alpaca", "completion": "text", "pretrain": "text", "chat_template": "messages", "sharegpt": "sharegpt"
+}  # fmt: skip
 _ADAPTER_KEYS = (
     "lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_modules_to_save peft_use_dora "
     "peft_use_rslora load_in_4bit load_in_8bit"
@@ -192,11 +188,9 @@ def _source(draft: Draft, key: str, item: Any) -> Any:
         for name in ("field", "text_column"):
             if item.get(name):
                 draft.drop(f"{key}.{name}", f"of type: completion; write columns: {{text: {text}}}")
-    for name, value in item.items():
-        if name in _HARMLESS:
-            draft.unneeded(f"{key}.{name}", _HARMLESS[name])
-        elif name not in (*_SOURCE_KEYS, *_TEMPLATE_KEYS, *_ANSWER_FIELDS) and value not in (None, "", [], {}, False):
-            draft.drop(f"{key}.{name}", _NOT_OF_SOURCES.get(name, "sources have no such setting"))
+    for name in item.keys() & _HARMLESS.keys():
+        draft.unneeded(f"{key}.{name}", _HARMLESS[name])
+    draft.drop_rest(key, item, (*_HARMLESS, *_SOURCE_KEYS, *_TEMPLATE_KEYS, *_ANSWER_FIELDS), _NOT_OF_SOURCES)
     return source
 
 
@@ -326,10 +320,6 @@ def _config_of_base(draft: Draft, key: str, value: Any) -> None:
         draft.drop(key, "the config comes with the model; another's is not taken")
 
 
-def _rate(draft: Draft, key: str, value: Any) -> None:
-    draft.carry(key, "training.learning_rate", float(value))
-
-
 _KERNEL = unneeded("kubetune uses its own fused parts where they are proved equal")
 
 RULES: dict[str, Rule] = {
@@ -349,7 +339,7 @@ RULES: dict[str, Rule] = {
     "excess_length_strategy": choice("data.overlong", {"drop": "drop", "truncate": "truncate", "raise": "error"}),
     "train_on_inputs": choice("data.train_on", {True: "all", False: "assistant"}),
     "val_set_size": share,
-    "learning_rate": _rate,
+    "learning_rate": lambda draft, key, value: draft.carry(key, "training.learning_rate", float(value)),
     "optimizer": optimizer,
     "lr_scheduler": schedule,
     "warmup_steps": warmup_steps,

@@ -25,22 +25,13 @@ from kubetune.plugins.importers.draft import (
 )
 
 SCHEDULES = {
-    "cosine": "cosine",
-    "linear": "linear",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
+    "cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant",
     "cosine_with_restarts": "cosine",  # with the one cycle that is the default
-}
+}  # fmt: skip
 OPTIMIZERS = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adamw_hf": "adamw",
-    "adamw_apex_fused": "adamw",
-    "adamw": "adamw",
-    "adamw_bnb_8bit": "adamw_8bit",
-    "adamw_8bit": "adamw_8bit",
-    "adamw_torch_8bit": "adamw_8bit",
-}
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw_apex_fused": "adamw",
+    "adamw": "adamw", "adamw_bnb_8bit": "adamw_8bit", "adamw_8bit": "adamw_8bit", "adamw_torch_8bit": "adamw_8bit",
+}  # fmt: skip
 _ALL_LINEAR = ("all", "all-linear", "ALL")
 _PAGED = {"paged_adamw_8bit": "adamw_8bit", "paged_adamw_32bit": "adamw", "paged_adamw": "adamw"}
 FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check proves exact"
@@ -86,10 +77,10 @@ def strategy(path: str) -> Rule:
             draft.carry(key, path, "epoch")
         elif value == "steps":
             draft.unneeded(key, "follows from the number of steps")
-        elif (value == "no" or as_flag(value) is False) and path == "training.save_steps":
-            draft.unneeded(key, "the last step is saved all the same, and each epoch's, which changes no result")
         elif value == "no" or as_flag(value) is False:
-            draft.unneeded(key, "what data.eval holds out is evaluated all the same, which changes no result")
+            saved, evaluated = "the last step is saved", "what data.eval holds out is evaluated"
+            what = f"{saved}, and each epoch's," if path == "training.save_steps" else evaluated
+            draft.unneeded(key, f"{what} all the same, which changes no result")
         elif value == "best":
             draft.unneeded(key, "the best checkpoint is always kept")
         else:
@@ -310,6 +301,18 @@ def share(draft: Draft, key: str, value: Any) -> None:
         draft.approximate(key, "data.eval", 0.05, "a share is held out here, not a number of rows; adjust it")
 
 
+def number(path: str) -> Rule:
+    """A whole number, where it is given as one."""
+
+    def rule(draft: Draft, key: str, value: Any) -> None:
+        if isinstance(value, int):
+            draft.carry(key, path, value)
+        else:
+            draft.drop(key, f"a shell variable; set {path}")
+
+    return rule
+
+
 _ROWS = "a step holds as many tokens as there"
 TRACKERS, _SWITCHES = ("mlflow", "wandb", "trackio"), ("", "_project", "_project_name", "_experiment_name")
 _NO_MODE = "online or offline; take tracking.wandb out to leave it off"
@@ -354,6 +357,8 @@ TRAINING: dict[str, Rule] = {
     **each("wandb_watch WANDB_WATCH", dropped("gradients and weights are not sent; their norm is")),
     "MLFLOW_EXPERIMENT_NAME": of_tracker("mlflow", same("tracking.mlflow.experiment")),
     "MLFLOW_TRACKING_URI": of_tracker("mlflow", same("tracking.mlflow.uri")),
+    "NPROC_PER_NODE": number("compute.processes"),
+    "NNODES": number("compute.nodes"),
     "project": of_tracker("trackio", same("tracking.trackio.project")),
     "trackio_space_id": of_tracker("trackio", same("tracking.trackio.space_id")),
     "trust_remote_code": remote_code,

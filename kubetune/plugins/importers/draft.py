@@ -7,7 +7,7 @@ silence: a key that no rule takes is noted as dropped, by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
@@ -86,6 +86,14 @@ class Draft:
     def drop(self, key: str, why: str) -> None:
         """Note that what the key does is not done here."""
         self._note("dropped", key, why)
+
+    def drop_rest(
+        self, place: str, section: Mapping[str, Any], known: Collection[str], why: Mapping[str, str] | None = None
+    ) -> None:
+        """Note all other keys of a section, such as a source of data."""
+        for name, value in section.items():
+            if name not in known and value not in (None, "", {}) and as_flag(value) is not False:
+                self.drop(f"{place}.{name}", (why or {}).get(name, "sources have no such setting"))
 
     def unneeded(self, key: str, why: str) -> None:
         """Nothing is lost without the key."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ _COMMANDS = {
     "LLaMA-Factory": re.compile(r"\bllamafactory-cli\s+(\w+)"),
 }
 _CONFIG = re.compile(r"(?:\s+|.*\s--config[\s=]+)['\"]?([^\s'\"-][^\s'\"]*\.(?:ya?ml|json))\b")
+_LAUNCHED = {"nproc_per_node": "NPROC_PER_NODE", "num_processes": "NPROC_PER_NODE", "nnodes": "NNODES"}
 _VARIABLE = re.compile(r"^(\w+)=(.*)$")
 _ASSIGNMENT = re.compile(r"(?:export\s+)?(\w+)=([^\s$`]*)")
 _SHELL_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
@@ -41,6 +42,8 @@ class Foreign:
     lines: Mapping[str, int]
     peer: str | None = None
     command: str | None = None
+    more: dict[int, str] = field(default_factory=dict)
+    """Further training commands of a script, by their lines."""
 
 
 def read_foreign(path: Path) -> Foreign:
@@ -72,12 +75,12 @@ def read_foreign(path: Path) -> Foreign:
 
 
 def _read_script(path: Path) -> Foreign:
-    """The first training command of a shell script, with the variables set before it."""
+    """Settings of the first training command of a shell script, with the variables set before it."""
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is no text file. Nothing was written.") from None
-    known, exported = dict[str, str](), dict[str, Any]()
+    known, exported, first = dict[str, str](), dict[str, Any](), None
     for number, written in _commands(text):
         command = _without_comment(_SHELL_VARIABLE.sub(lambda found: _known(found, known), written))
         if found := _ASSIGNMENT.fullmatch(command.strip()):
@@ -86,10 +89,19 @@ def _read_script(path: Path) -> Foreign:
                 exported[found[1]] = _value(known[found[1]])
         for peer, pattern in _COMMANDS.items():
             if found := pattern.search(command):
+                if first is not None:
+                    first.more[number] = command.strip()
+                    break
                 verb = next(filter(None, found.groups()))
                 before, after = command[: found.start()], command[found.end() :]
                 settings = exported | _variables(before) | _from_file(after, path) | _arguments(after, path, number)
-                return Foreign(settings, dict.fromkeys(settings, number), peer, verb)
+                for key, value in _arguments(before, path, number).items():
+                    value = value[0] if isinstance(value, list) else value  # the others are the program's name
+                    settings[_LAUNCHED.get(key, f"launcher --{key}")] = value
+                more = {number: after[again.start() :].strip()} if (again := pattern.search(after)) else {}
+                first = Foreign(settings, dict.fromkeys(settings, number), peer, verb, more)
+    if first is not None:
+        return first
     raise ConfigError(
         f"{path}: holds no command that is known; expected `swift sft` or `rlhf`, `trl sft` or `dpo`, or "
         "`llamafactory-cli train`, with its arguments. Nothing was written."

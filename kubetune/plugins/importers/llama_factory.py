@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from kubetune.data.reading.messages import SPEAKERS
 from kubetune.plugins.importers.common import (
     TRAINING,
     four_bits,
@@ -33,6 +33,7 @@ from kubetune.plugins.importers.draft import (
     only,
     unneeded,
 )
+from kubetune.plugins.importers.foreign import read_foreign
 from kubetune.plugins.importers.preferences import is_preferred
 from kubetune.plugins.importers.prompts import template
 
@@ -41,6 +42,7 @@ MARKS = ("stage", "finetuning_type", "cutoff_len", "template", "dataset_dir", "l
          "preprocessing_num_workers", "quantization_bit", "neat_packing", "model_name_or_path")  # fmt: skip
 
 _FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "openai": "messages"}
+_ENTRY = "file_name hf_hub_url columns formatting tags subset split ranking num_samples ms_hub_url om_hub_url".split()
 _COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 
 
@@ -80,14 +82,9 @@ def convert(draft: Draft, folder: Path) -> None:
 
 
 _DEFAULTS: dict[str, Any] = {
-    "data.max_length": 2048,
-    "data.packing": False,
-    "training.num_train_epochs": 3.0,
-    "training.per_device_train_batch_size": 8,
-    "training.learning_rate": 5e-5,
-    "training.lr_scheduler_type": "linear",
-    "training.save_steps": 500,
-}
+    "data.max_length": 2048, "data.packing": False, "training.num_train_epochs": 3.0, "training.save_steps": 500,
+    "training.per_device_train_batch_size": 8, "training.learning_rate": 5e-5, "training.lr_scheduler_type": "linear",
+}  # fmt: skip
 
 
 def _forget_lora(draft: Draft) -> None:
@@ -111,11 +108,6 @@ def _data(draft: Draft, folder: Path) -> None:
         why = f"#{number} behind each source: drawn by the seed, not the first"
         draft.notes.append(Note("approximated", "max_samples", number, why, draft.lines.get("max_samples", 0)))
         draft.comments[("data", "train")] = f"max_samples: the first {number} of each there, drawn here"
-    probabilities = draft.take("interleave_probs")
-    if probabilities is not None:
-        draft.drop("interleave_probs", "give each source a `weight`: how often it appears in an epoch")
-    if draft.take("mix_strategy") not in (None, "concat"):
-        draft.drop("mix_strategy", "sources are concatenated; give each a `weight` instead")
 
 
 def _registry(folder: Path, directory: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -123,21 +115,22 @@ def _registry(folder: Path, directory: Path) -> tuple[Path, dict[str, Any]] | No
     for start in (folder, *folder.absolute().parents, Path.cwd()):
         file = start / directory / "dataset_info.json"
         if file.is_file():
-            try:
-                found = json.loads(file.read_text("utf-8"))
-            except ValueError:
-                continue
-            return file.parent, found if isinstance(found, dict) else {}
+            return file.parent, dict(read_foreign(file).settings)
     return None
 
 
 def _source(draft: Draft, key: str, name: str, registry: tuple[Path, dict[str, Any]] | None, number: Any) -> Any:
-    sample = f"#{number}" if number else ""
     entry = registry[1].get(name) if registry else None
     if entry is None:
         why = "is not in dataset_info.json" if registry else "dataset_info.json was not found"
         draft.drop(f"{key}: {name}", f"a name of LLaMA-Factory's own, and {why}; put the file or hub id in its place")
-        return {"path": f"{name}{sample}"}
+        return {"path": f"{name}#{number}" if number else name}
+    number = min((count for count in (number, entry.get("num_samples")) if count), default=None)
+    sample, place = f"#{number}" if number else "", f"{key}: {name}"
+    draft.drop_rest(place, entry, _ENTRY)
+    for tag, said in (entry.get("tags") or {}).items():
+        if said not in (*SPEAKERS, "role", "content", "from", "value"):
+            draft.drop(f"{place}.tags.{tag}", f"{said}: turns need the names in use (docs/data.md); rename in the data")
     source: dict[str, Any] = {}
     if "file_name" in entry and registry:
         source["path"] = str((registry[0] / entry["file_name"]).absolute()) + sample
@@ -195,6 +188,8 @@ RULES: dict[str, Rule] = {
     "val_size": share,
     "train_on_prompt": choice("data.train_on", {True: "all", False: "assistant"}),
     "mask_history": dropped("all answers of a conversation are trained, not only the last"),
+    "interleave_probs": dropped("give each source a `weight`: how often it appears in an epoch"),
+    "mix_strategy": only(["concat"], "as here", "sources are concatenated; give each a `weight` instead"),
     "packing": packing,
     "neat_packing": _neat_packing,
     "lora_target": modules,

@@ -11,6 +11,7 @@ from kubetune.plugins.importers.common import (
     four_bits,
     modules,
     names,
+    number,
     packing,
     pin_fsdp,
     pixels,
@@ -100,11 +101,6 @@ def _data(draft: Draft) -> None:
         if given is not None:
             words = given if isinstance(given, list) else [given]
             draft.carry(key, path, [source for word in words for source in _sources(draft, key, str(word))])
-    columns = draft.take("columns")
-    if columns is not None:
-        draft.drop("columns", "name them at the source: data.train[…].columns, ours first")
-    if draft.take("interleave_prob") is not None:
-        draft.drop("interleave_prob", "give each source a `weight`: how often it appears in an epoch")
 
 
 def _sources(draft: Draft, key: str, text: str) -> list[dict[str, Any]]:
@@ -155,16 +151,6 @@ def _packing_length(draft: Draft, key: str, value: Any) -> None:
         draft.drop(key, "rows are packed to data.max_length; scale the accumulation by the quotient")
 
 
-def _number(path: str) -> Rule:
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if isinstance(value, int):
-            draft.carry(key, path, value)
-        else:
-            draft.drop(key, f"a shell variable; set {path}")
-
-    return rule
-
-
 def _parallel(draft: Draft, key: str, value: Any) -> None:
     if "zero3" in str(value) or "zero2" in str(value):
         draft.approximate(key, "training.parallelism", "fsdp", "FSDP2 shards weights, gradients and state, as ZeRO-3")
@@ -199,8 +185,10 @@ RULES: dict[str, Rule] = {
         "data.train_on", {"default": "assistant", "all": "all"}, "assistant", "every answer weighs the same"
     ),
     "deepspeed": _parallel,
-    **each("NPROC_PER_NODE nproc_per_node", _number("compute.processes")),
-    **each("NNODES nnodes", _number("compute.nodes")),
+    "columns": dropped("name them at the source: data.train[…].columns, ours first"),
+    "interleave_prob": dropped("give each source a `weight`: how often it appears in an epoch"),
+    "nproc_per_node": number("compute.processes"),
+    "nnodes": number("compute.nodes"),
     "system": dropped("put a system message into the data; the model then sees it at inference too"),
     "init_weights": dropped("adapters begin at zero"),
     "adapters": dropped("training does not begin from an adapter; merge it into the model first"),

@@ -27,17 +27,10 @@ MARKS = ("dataset_name", "use_peft", "dataset_train_split", "dataset_test_split"
          "model_name_or_path")  # fmt: skip
 
 _DEFAULTS: dict[str, Any] = {
-    "data.max_length": 1024,
-    "data.overlong": "truncate",
-    "data.packing": False,
-    "training.num_train_epochs": 3.0,
-    "training.per_device_train_batch_size": 8,
-    "training.learning_rate": 2e-5,
-    "training.lr_scheduler_type": "linear",
-    "training.logging_steps": 10,
-    "training.save_steps": 500,
-    "training.gradient_checkpointing": True,
-}
+    "data.max_length": 1024, "data.overlong": "truncate", "data.packing": False, "training.num_train_epochs": 3.0,
+    "training.per_device_train_batch_size": 8, "training.learning_rate": 2e-5, "training.lr_scheduler_type": "linear",
+    "training.logging_steps": 10, "training.save_steps": 500, "training.gradient_checkpointing": True,
+}  # fmt: skip
 _MIXED = {"subset": "config", "split": "split"}
 _READ = ("messages", "prompt", "completion", "text")
 _LORA = {"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05}
@@ -51,6 +44,10 @@ def convert(draft: Draft) -> None:
         for key in draft.given:
             if key.startswith(("lora_", "use_dora", "use_rslora", "load_in_")) and draft.take(key) is not None:
                 draft.unneeded(key, "says nothing without use_peft")
+    if str(draft.given.get("max_length", "")) == "None":
+        why = "no limit there; here a row that is longer than data.max_length stops the run: raise it"
+        draft.approximate("max_length", "data.overlong", "error", why)
+        draft.assume("data.max_length", 8192, "the file sets no limit")
     _data(draft)
     if not is_preferred(draft):
         _loss(draft)
@@ -102,10 +99,12 @@ def _mixture(draft: Draft) -> None:
         source |= {ours: item[theirs] for ours, theirs in _MIXED.items() if item.get(theirs)}
         if item.get("weight") not in (None, 1):
             source["weight"] = float(item["weight"])
-        others = [name for name in item.get("columns") or [] if name not in _READ]
+        place, others = f"dataset_mixture.datasets[{number}]", set(item.get("columns") or ()).difference(_READ)
         if others:
-            draft.drop(f"dataset_mixture.datasets[{number}].columns", f"nothing is done with {', '.join(others)}")
+            draft.drop(f"{place}.columns", f"nothing is done with {', '.join(sorted(others))}")
+        draft.drop_rest(place, item, ("id", "weight", "columns", *_MIXED.values()))
         sources.append(source)
+    draft.drop_rest("dataset_mixture", given, ("datasets", "test_split_size", "seed"))
     draft.carry("dataset_mixture", "data.train", sources)
     if size := given.get("test_split_size"):
         share(draft, "dataset_mixture.test_split_size", size)
@@ -115,18 +114,13 @@ def _mixture(draft: Draft) -> None:
 
 def _source(draft: Draft, key: str, item: Any) -> dict[str, Any]:
     files = item.get("data_files")
-    source: dict[str, Any] = {"path": str(item.get("path"))}
-    if item.get("path") in ("json", "csv", "parquet", "text") and isinstance(files, str):
-        source["path"] = files
-    elif files:
+    is_file = item.get("path") in ("json", "csv", "parquet", "text") and isinstance(files, str)
+    if files and not is_file:
         draft.drop(f"{key}.data_files", "write a source for each file")
-    if item.get("name"):
-        source["subset"] = item["name"]
-    if item.get("split", "train") != "train":
-        source["split"] = item["split"]
-    for name in ("columns", "data_dir"):
-        if item.get(name):
-            draft.drop(f"{key}.{name}", "columns are found by their names; data.train[…].columns gives others")
+    source: dict[str, Any] = {"path": str(files if is_file else item.get("path"))}
+    wanted = {"subset": item.get("name"), "split": item.get("split")}
+    source |= {ours: theirs for ours, theirs in wanted.items() if theirs not in (None, "", "train")}
+    draft.drop_rest(key, item, ("path", "data_files", "name", "split"))
     return source
 
 
