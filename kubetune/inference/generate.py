@@ -218,7 +218,7 @@ def _generate(
     return generate(loaded.model, loaded.tokenizer, ids, sampling.settings(), loaded.reader, images, streamer=streamer)
 
 
-class _Printer(BaseStreamer):
+class _Printer(BaseStreamer):  # type: ignore[misc]
     """Turns token ids into text as they come; holds back what may still be half a character."""
 
     def __init__(self, tokenizer: Tokenizer, show: Callable[[str], None]) -> None:

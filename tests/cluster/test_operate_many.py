@@ -115,9 +115,11 @@ def test_what_is_refused_meanwhile_is_raised_where_it_is_asked_for(desk: Desk, m
     with desk.at():
         client = Client()
     desk.cluster.trouble("watch .*", code=401, message="Unauthorized")
-    with Informer(client, "PersistentVolumeClaim") as there:
-        assert there.changed.wait(60)
+    with Informer(client, "PersistentVolumeClaim") as there, pytest.raises(Exception, match="log in again"):
+        ask_at_each_change(there)
+
+
+def ask_at_each_change(there: Informer) -> None:
+    while there.changed.wait(60):
         there.changed.clear()
-        there.changed.wait(60)
-        with pytest.raises(Exception, match="log in again"):
-            there.objects()
+        there.objects()

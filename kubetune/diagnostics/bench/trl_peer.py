@@ -27,7 +27,7 @@ def measure(order: dict[str, Any]) -> dict[str, Any]:
     batch = max(1, round(order["tokens"] / mean / 2))
     ends = [time.perf_counter()]
 
-    class Clock(TrainerCallback):
+    class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
