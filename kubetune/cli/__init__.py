@@ -32,6 +32,8 @@ _USUAL: dict[signal.Signals, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,
 }
+_OPTIONS = {"compare": "report --compare"}
+"""Verbs of other tools that are options here."""
 _FLUSH_SECONDS = 1.0
 
 
@@ -81,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = argv[0] if argv[0] in VERBS else None
     parser = make_parser(verb)
     if verb is None and not argv[0].startswith("-"):
-        close = nearest(argv[0], VERBS)
+        close = _OPTIONS.get(argv[0]) or nearest(argv[0], VERBS)
         meant = f"did you mean `{close}`?" if close else "no verb is called so"
         parser.error(f"unknown verb {argv[0]!r}; {meant}")
     command: list[str] = []

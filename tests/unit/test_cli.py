@@ -43,6 +43,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "told"),
     [
         (["trian"], "unknown verb 'trian'; did you mean `train`?"),
+        (["compare", "a", "b"], "did you mean `report --compare`?"),
         (["frobnicate"], "no verb is called so"),
         (["plan", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?"),
     ],

@@ -304,9 +304,10 @@ def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told:
     ],
 )  # fmt: skip
 def test_a_record_that_is_not_to_be_trained_is_refused(switch: dict[str, Any]) -> None:
-    for record in ({"messages": [USER, GOOD]}, {"prompt": "Hi", "completion": "Yes"}, {"text": "Hi"}):
+    records: list[dict[str, Any]] = [{"messages": [USER, GOOD]}, {"prompt": "Hi", "completion": "Yes"}, {"text": "Hi"}]
+    for record in (*records, {"sentence": "Hi", "label": 1}):
         with pytest.raises(ValueError, match=rf"has `{next(iter(switch))}: .*not to be trained, as a whole"):
-            convert(record | switch)
+            convert(record | switch, kind="labelled" if "label" in record else "text")
     assert read({"messages": [USER, GOOD], "loss": 0.0, "weight": 0.5})[1] == ("loss", "weight")
 
 

@@ -358,6 +358,9 @@ def test_quotes_in_a_tsv_are_text_where_it_makes_sense_only_so(tmp_path: Path) -
     ]
     file.write_text('prompt\tcompletion\n"a\nb"\t"c ""d"" \te"\n')
     assert [list(record.value.values()) for record in read(file)[0]] == [["a\nb", 'c "d" \te']]
+    file.write_text('sentence\tlabel\n"a film\t1\nb"\t0\n')
+    told = "as 1 record if quotes enclose values, 2 if they are text; write it as JSON lines."
+    assert read(file)[1].first == [f"{file}:1: can be read in two ways, {told}"]
     file.write_text('prompt\tcompletion\n"a\tb\nc\n')
     problems = read(file)[1]
     assert problems.first[0].startswith(f"{file}:2: cannot be read as a table")

@@ -134,8 +134,7 @@ def read(
         if found not in value:
             raise ValueError(f"has no column {found!r}, which data.columns gives for {expected!r}; {keys(value)}")
         value = {**{key: item for key, item in value.items() if key != found}, expected: value[found]}
-    if kind != "labelled":
-        require_trained(value)
+    require_trained(value)
     if kind not in ("text", "labelled"):
         example, unused = _read_preference(value, shape, kind)
         return example, tuple(sorted({*unused, *replaced}))

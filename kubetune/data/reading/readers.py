@@ -16,6 +16,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
+from kubetune.base.humanize import counted
 from kubetune.data.reading.packed import kind_of, opened, unpacking, why_unreadable
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.strict_json import Flawed, Scanner, parse
@@ -275,10 +276,18 @@ def read_csv(file: Path, problems: Problems) -> Iterator[Record]:
 def read_tsv(file: Path, problems: Problems) -> Iterator[Record]:
     """Tab-separated values with a header; quoted values may hold tabs and line breaks.
 
-    Where a file makes sense only if quotes are characters like others, as GLUE's do, they are.
+    Where a file makes sense only if quotes are characters like others, as GLUE's do, they are. One that makes sense in
+    both ways, but has other records then, is refused.
     """
-    are_text = _begins_with_quotes(file) and not _is_table(file, csv.QUOTE_MINIMAL) and _is_table(file, csv.QUOTE_NONE)
-    yield from _read_table(file, problems, "\t", csv.QUOTE_NONE if are_text else csv.QUOTE_MINIMAL)
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+    if _begins_with_quotes(file):
+        quoted, plain = _rows_of_table(file, csv.QUOTE_MINIMAL), _rows_of_table(file, csv.QUOTE_NONE)
+        if quoted and plain and quoted != plain:
+            ways = f"{counted(quoted - 1, 'record')} if quotes enclose values, {plain - 1:,} if they are text"
+            problems.add(f"{file}:1", f"can be read in two ways, as {ways}; write it as JSON lines")
+            return
+        quoting = csv.QUOTE_NONE if plain and not quoted else csv.QUOTE_MINIMAL
+    yield from _read_table(file, problems, "\t", quoting)
 
 
 def _begins_with_quotes(file: Path) -> bool:
@@ -286,15 +295,16 @@ def _begins_with_quotes(file: Path) -> bool:
         return any(line.startswith(b'"') or b'\t"' in line for line in _lines(stream))
 
 
-def _is_table(file: Path, quoting: Literal[0, 3]) -> bool:
-    """All rows have as many values, read in this way."""
+def _rows_of_table(file: Path, quoting: Literal[0, 3]) -> int:
+    """The number of rows, read in this way; 0 where they have not all as many values."""
     csv.field_size_limit(MAX_RECORD_BYTES)
     with opened(file) as stream:
         rows = csv.reader(map(_decode_line, _lines(stream)), delimiter="\t", quoting=quoting, strict=True)
         try:
-            return len({len(row) for row in rows}) == 1
+            lengths = Counter(map(len, rows))
         except (csv.Error, ValueError):
-            return False
+            return 0
+    return lengths.total() if len(lengths) == 1 else 0
 
 
 def _read_table(

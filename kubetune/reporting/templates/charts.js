@@ -26,7 +26,7 @@
     exponent: (v) => (v === 0 ? "0" : Number(v.toPrecision(3)).toExponential()),
     short: (v) => Math.round(v).toLocaleString("en"),
     bytes: inUnits,
-    percent: (v) => `${Number((100 * v).toPrecision(3))} %`,
+    percent: (v) => `${Number((100 * v).toPrecision(4))} %`,
   };
   const inThousands = (v) => (Math.abs(v) >= 10000 ? `${Number((v / 1000).toPrecision(4))}k` : String(Number(v.toPrecision(6))));
   const onAxis = { ...write, short: inThousands, fixed: (v) => String(Number(v.toPrecision(6))) };
