@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import inspect
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 
 @contextmanager
@@ -28,39 +33,52 @@ def sparingly() -> Iterator[None]:
 def in_haste() -> Iterator[None]:
     """Import with the garbage collector off: what modules are made of stays, and looking through it takes a second.
 
-    Afterwards no collection looks at it again, in this process or one forked from it.
+    Afterwards no collection looks at it again, in this process or one forked from it. Within, modules are told by their
+    names: torch asks which it is in for each of its operators, and `inspect` goes through the files of all for that.
     """
     was_enabled = gc.isenabled()
     gc.disable()
+    inspect.getmodule = _module_of  # type: ignore[assignment]
     try:
         yield
     finally:
+        inspect.getmodule = _searched
         gc.freeze()
         if was_enabled:
             gc.enable()
 
 
-@contextmanager
-def torch_opened() -> Iterator[None]:
-    """Open torch's libraries in a thread, while something else is imported: the interpreter does not wait for that.
+_searched = inspect.getmodule
 
-    With CUDA they are left to torch, which looks for NVIDIA's libraries first.
+
+def _module_of(thing: Any, filename: str | None = None) -> ModuleType | None:
+    named = sys.modules.get(thing.f_globals.get("__name__", "")) if inspect.isframe(thing) else None
+    return named or _searched(thing, filename)
+
+
+def open_torch() -> None:
+    """Open torch's largest library in a thread, while sympy is imported, which torch takes along.
+
+    It is all Python: what has a library of its own waits for the one being opened. With CUDA they are left to torch,
+    which looks for NVIDIA's first.
     """
-    found = find_spec("torch") if "torch" not in sys.modules else None
-    folder = Path(found.origin).parent / "lib" if found is not None and found.origin else Path()
-    library = folder / "libtorch_python.so"
-    thread = threading.Thread(target=_open, args=(library,), name="torch's libraries")
-    if is_there := library.is_file() and not (folder / "libtorch_cuda.so").exists():
+    found = find_spec("torch") if "torch" not in sys.modules and sys.platform == "linux" else None
+    library = Path(found.origin).parent / "lib" / "libtorch_cpu.so" if found is not None and found.origin else Path()
+    if library.is_file() and not library.with_name("libtorch_cuda.so").exists():
+        thread = threading.Thread(target=_open, args=(library,), name="torch's libraries")
         thread.start()
-    yield
-    if is_there:
+        with suppress(ImportError):
+            import_module("sympy")
         thread.join()
 
 
 def _open(library: Path) -> None:
-    with suppress(OSError):  # which torch will tell of in its own words
-        ctypes.CDLL(str(library.with_name("libtorch_global_deps.so")), ctypes.RTLD_GLOBAL)  # first, as torch does
-        ctypes.CDLL(str(library))
+    # By its own name: ctypes.CDLL would keep the interpreter from going on. A failure is torch's to tell.
+    with suppress(AttributeError):
+        dlopen = ctypes.CDLL(None).dlopen
+        dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+        for name, scope in (("libtorch_global_deps.so", os.RTLD_GLOBAL), (library.name, 0)):  # as torch does
+            dlopen(bytes(library.with_name(name)), os.RTLD_NOW | scope)
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -48,7 +50,10 @@ PACKING = Patch("transformers.masking_utils", "find_packed_sequence_indices", "t
 SCAN = Patch("transformers.utils.import_utils", "define_import_structure", "transformers>=5.23,<5.24")
 """List of the files of all models, for which transformers reads every one of them twice while it is imported."""
 
-PATCHES = (CUTTING, ROTARY, LOAD_REPORT, PACKING, SCAN)
+NAMES = Patch("transformers.utils.import_utils", "fetch__all__", "transformers>=5.23,<5.24")
+"""Names that a file of a model exports, for which transformers looks at each line of each file of all models."""
+
+PATCHES = (CUTTING, ROTARY, LOAD_REPORT, PACKING, SCAN, NAMES)
 
 
 class Replaced(AbstractContextManager[None]):
@@ -81,14 +86,31 @@ def packing_by(find: Callable[[Any], Any]) -> Replaced:
 
 
 def import_transformers() -> None:
-    """Import transformers and what every model needs of it, its list of models' files being made once."""
-    import transformers
-
+    """Import transformers and what every model needs of it, its list of models' files being made once, and in haste."""
+    if "transformers" not in sys.modules:
+        _import_package(find_spec("transformers"))
     if "transformers.models" not in sys.modules:
         with Replaced(SCAN.owner(), SCAN.name, partial(_listed, SCAN.owner().define_import_structure)):
             import transformers.models
     import transformers.generation.utils
     import transformers.modeling_utils  # noqa: F401
+
+
+def _import_package(spec: Any) -> None:
+    """Import a package that is not yet imported, but for its submodules that must be changed before, which need it."""
+    sys.modules[spec.name] = package = module_from_spec(spec)
+    package.__dict__["__version__"] = version(spec.name)
+    try:
+        with Replaced(NAMES.owner(), NAMES.name, partial(_names, NAMES.owner().fetch__all__)):
+            spec.loader.exec_module(package)
+    except BaseException:
+        sys.modules.pop(spec.name, None)
+        raise
+
+
+def _names(find: Callable[[str], list[str]], content: str) -> list[str]:
+    """`find(content)`, which goes by the last line that begins so, of that line and what follows it."""
+    return find(content[content.rfind("\n__all__") + 1 :])
 
 
 def _listed(scan: Callable[..., Any], path: str) -> dict[frozenset[str], dict[str, set[str]]]:

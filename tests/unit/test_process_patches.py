@@ -49,6 +49,14 @@ def test_the_list_of_models_files_is_that_which_transformers_makes() -> None:
     assert patches._listed(scan, path) == scan(path)
 
 
+def test_names_of_a_models_file_are_those_that_transformers_finds() -> None:
+    theirs = import_utils.fetch__all__
+    for part in ("l", "q"):
+        for file in Path(transformers.__file__).parent.glob(f"models/{part}*/*.py"):
+            content = file.read_text()
+            assert patches._names(theirs, content) == theirs(content), file
+
+
 @pytest.mark.slow
 def test_the_list_of_models_files_is_made_once_where_transformers_is_imported() -> None:
     """In a process of its own, where nothing has imported them; transformers' own list is made afterwards."""

@@ -7,10 +7,11 @@ from kubetune.base import fast_import
 
 def import_libraries() -> None:
     """Import torch and transformers without what no run uses of them; once they are there, it costs nothing."""
-    with fast_import.sparingly(), fast_import.torch_opened():
+    with fast_import.sparingly():
         from kubetune.data.prepared import identity, prepare, statistics  # noqa: F401
         from kubetune.models import patches
         from kubetune.planning import actuals  # noqa: F401
 
+        fast_import.open_torch()
         patches.import_transformers()
         from kubetune.training import judgement, loop  # noqa: F401
